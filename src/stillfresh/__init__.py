@@ -1,0 +1,37 @@
+"""stillfresh keeps cached data fresh.
+
+Every read is answered at once from what is already here, every answer says how fresh it is, and
+every refresh happens once, for something somebody is looking at.
+"""
+
+from stillfresh.clock import Clock
+from stillfresh.durations import Duration
+from stillfresh.errors import (
+    ConfigError,
+    LeaseHeld,
+    LeaseLost,
+    LoadFailed,
+    NotOpen,
+    StillfreshError,
+    StoreError,
+)
+from stillfresh.freshness import Policy, Verdict
+from stillfresh.sweeper import Sweeper
+from stillfresh.ttl_cache import TtlCache, TtlStats
+
+__all__ = [
+    "Clock",
+    "ConfigError",
+    "Duration",
+    "LeaseHeld",
+    "LeaseLost",
+    "LoadFailed",
+    "NotOpen",
+    "Policy",
+    "StillfreshError",
+    "StoreError",
+    "Sweeper",
+    "TtlCache",
+    "TtlStats",
+    "Verdict",
+]

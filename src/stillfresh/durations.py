@@ -1,0 +1,62 @@
+"""How long, as people write it: `30`, `"250ms"`, `"5m"`, `timedelta(hours=1)` (E1, M10).
+
+Pure: a value in, seconds out, or a `ConfigError` that names the value and what is allowed.
+"""
+
+import math
+import re
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+from stillfresh.errors import ConfigError
+
+__all__ = ["Duration", "seconds"]
+
+Duration: TypeAlias = float | str | timedelta
+
+SECONDS_PER_UNIT: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+TEXT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+ALLOWED: Final = (
+    "a number of seconds, a timedelta, or text such as '250ms', '30s', '5m', '1h', '30d'"
+)
+LONGEST_SHOWN: Final = 60
+
+
+def seconds(value: Duration, *, name: str = "duration", positive: bool = False) -> float:
+    """Seconds, finite and not negative; with `positive`, not zero either."""
+    result = _read(value)
+    if result is None or not math.isfinite(result):
+        raise ConfigError(f"{name}: cannot read {_shown(value)} as a duration; write {ALLOWED}")
+    if result < 0 or (positive and result == 0):
+        least = "more than zero" if positive else "zero or more"
+        raise ConfigError(f"{name}: must be {least}, not {_shown(value)}")
+    return result
+
+
+def _read(value: object) -> float | None:
+    match value:
+        case bool():
+            return None
+        case int() | float():
+            return _float(value)
+        case timedelta():
+            return value.total_seconds()
+        case str() if found := TEXT.fullmatch(value):
+            return _float(found[1]) * SECONDS_PER_UNIT[found[2]]
+        case _:
+            return None
+
+
+def _float(number: float | str) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return "a number too long to print"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

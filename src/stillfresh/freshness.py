@@ -1,0 +1,71 @@
+"""May this copy be served? The one place where two times are compared (E1; C2 and F3 for theirs).
+
+Pure: times in, verdict out. Nothing else may live here: no clock, no store, no asyncio.
+(`TtlCache.get` inlines one comparison for speed: docs/decisions/0001.)
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from stillfresh.durations import Duration, seconds
+
+__all__ = ["Policy", "Verdict", "age_of", "is_fresh", "is_fresh_inclusive"]
+
+MAX_SKEW: Final = 5.0
+"""Machines' clocks differ: a copy from the future by up to this many seconds is new, not wrong."""
+
+
+class Verdict(StrEnum):
+    """What may be done with a copy."""
+
+    FRESH = "fresh"
+    """Serve it, no questions."""
+    STALE = "stale"
+    """Serve it, and refresh it."""
+    EXPIRED = "expired"
+    """Serve it only if refreshing fails."""
+    GONE = "gone"
+    """Do not serve it."""
+
+
+def age_of(fetched_at: float, now: float) -> float:
+    """How old a copy is; never negative, whatever the clocks say."""
+    return max(0.0, now - fetched_at)
+
+
+def is_fresh(fetched_at: float, fresh_for: float, now: float) -> bool:
+    """E1: fresh up to, not including, the end; beyond the skew the future is never fresh."""
+    return fetched_at - now <= MAX_SKEW and age_of(fetched_at, now) < fresh_for
+
+
+def is_fresh_inclusive(fetched_at: float, fresh_for: float, now: float) -> bool:
+    """C2, F3: their seeds count the last moment as fresh, and anything from the future as stale."""
+    return 0.0 <= now - fetched_at <= fresh_for
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Policy:
+    """How long a copy is fresh, then stale, then kept against failure; each from the last's end."""
+
+    fresh_for: float
+    stale_for: float
+    error_for: float
+
+    def __init__(
+        self, fresh_for: Duration, stale_for: Duration = 0, error_for: Duration = 0
+    ) -> None:
+        object.__setattr__(self, "fresh_for", seconds(fresh_for, name="fresh_for"))
+        object.__setattr__(self, "stale_for", seconds(stale_for, name="stale_for"))
+        object.__setattr__(self, "error_for", seconds(error_for, name="error_for"))
+
+    def verdict(self, fetched_at: float, now: float) -> Verdict:
+        """E1: FRESH, then STALE, then EXPIRED, then GONE, each beginning where the last ends."""
+        if is_fresh(fetched_at, self.fresh_for, now):
+            return Verdict.FRESH
+        age = age_of(fetched_at, now)
+        if fetched_at - now > MAX_SKEW or age < self.fresh_for + self.stale_for:
+            return Verdict.STALE
+        if age < self.fresh_for + self.stale_for + self.error_for:
+            return Verdict.EXPIRED
+        return Verdict.GONE

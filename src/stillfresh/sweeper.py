@@ -1,0 +1,84 @@
+"""Sweeper: drops what has expired from several caches while the application runs (M8).
+
+The timed loop is a few lines around `tick()`, which tests call themselves.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from stillfresh.durations import Duration, seconds
+from stillfresh.ttl_cache import SLICE
+
+__all__ = ["Sweepable", "Sweeper"]
+
+logger = logging.getLogger(__name__)
+
+
+class Sweepable(Protocol):
+    """What a Sweeper can sweep: a TtlCache, or anything of yours with this method."""
+
+    def cleanup_expired(self, limit: int | None = None) -> int:
+        """Drop at most `limit` expired entries; how many were dropped."""
+
+
+class Sweeper:
+    """`async with Sweeper(a, b, c, every="5m"):` all three are swept while the block runs."""
+
+    def __init__(
+        self,
+        *caches: Sweepable,
+        every: Duration,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._caches = caches
+        self._every = seconds(every, name="every", positive=True)
+        self._sleep = sleep
+        self._task: asyncio.Task[None] | None = None
+
+    def cleanup_expired(self) -> int:
+        """Sweep all caches now, in one go; the sum of what they dropped."""
+        return sum(_swept(cache, None) for cache in self._caches)
+
+    async def tick(self) -> int:
+        """Sweep all caches in slices, giving the loop a turn after each; the sum."""
+        total = 0
+        for cache in self._caches:
+            dropped = SLICE
+            while dropped == SLICE:
+                dropped = _swept(cache, SLICE)
+                total += dropped
+                await asyncio.sleep(0)
+        return total
+
+    async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise RuntimeError("this Sweeper is already running; make another one")
+        self._task = asyncio.create_task(self._run(), name="stillfresh-sweeper")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        while True:
+            await self._sleep(self._every)
+            await self.tick()
+
+
+def _swept(cache: Sweepable, limit: int | None) -> int:
+    try:
+        return cache.cleanup_expired(limit)
+    except Exception:
+        logger.exception("sweeping %r failed; it is tried again next time", cache)
+        return 0

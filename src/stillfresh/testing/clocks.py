@@ -1,0 +1,22 @@
+"""A clock that stands still until a test moves it."""
+
+__all__ = ["ManualClock"]
+
+
+class ManualClock:
+    """Give it as `clock=`; `advance` is the only way time passes."""
+
+    __slots__ = ("_now",)
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = float(start)
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move on; by a negative number, as a wall clock that is set back."""
+        self._now += seconds
+
+    def __repr__(self) -> str:
+        return f"ManualClock({self._now!r})"

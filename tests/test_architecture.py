@@ -1,0 +1,149 @@
+"""The design's promises about the code itself: imports go down, rules are pure, names are exact."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "stillfresh"
+MODULES = sorted(SRC.rglob("*.py"))
+CORE_DEPENDENCIES = {"apsw", "msgspec"}
+
+LAYERS = [
+    {"errors", "clock"},
+    {"durations", "events"},
+    {"freshness"},
+    {"ttl_cache"},
+    {"sweeper"},
+    {"stores"},
+    {"engine"},
+    {"coordinator", "feed", "waiting", "isr"},
+    {"web"},
+    {"demo"},
+    {"cli"},
+]
+"""From the bottom up: a part may import itself and what stands in a line above its own."""
+
+PURE = re.compile(r"(^|/)(freshness|durations|rules\w*|lane|model|keys)\.py$")
+"""Modules that decide and do nothing else."""
+IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(SRC))
+
+
+def part(path: Path) -> str:
+    """The package's first-level name that a file belongs to: `engine`, `ttl_cache`, …"""
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def level(which: str) -> int:
+    return next(number for number, layer in enumerate(LAYERS) if which in layer)
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full, not relative"
+            yield node.module or ""
+
+
+def own_imports(path: Path) -> set[str]:
+    found = (module.split(".") for module in imports(path))
+    return {names[1] if len(names) > 1 else "" for names in found if names[0] == "stillfresh"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+class TestEveryModule:
+    def test_says_what_it_is_for(self, path: Path) -> None:
+        """The first line of a file tells its reader why it is there."""
+        assert ast.get_docstring(ast.parse(path.read_text()))
+
+    def test_imports_go_down_only(self, path: Path) -> None:
+        """Nothing imports what stands above it, a sibling system, `testing`, or the flat root."""
+        here = part(path)
+        if here in {"__init__", "testing"}:
+            return
+        others = own_imports(path) - {here}
+        assert all(level(other) < level(here) for other in others), others
+
+    def test_rules_are_pure(self, path: Path) -> None:
+        """What decides has no clock, randomness, logging, SQL or `await` in it."""
+        if not PURE.search(name(path)):
+            return
+        assert not {module.split(".")[0] for module in imports(path)} & IMPURE
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        assert not any(isinstance(node, ast.Await | ast.AsyncFunctionDef) for node in nodes)
+
+    def test_the_core_needs_two_libraries(self, path: Path) -> None:
+        """Everything else is an extra, imported only by the part that is named after it."""
+        if part(path) not in {layer for layers in LAYERS[:7] for layer in layers} - {"stores"}:
+            return
+        outside = {module.split(".")[0] for module in imports(path)} - {"stillfresh"}
+        assert outside - set(sys.stdlib_module_names) <= CORE_DEPENDENCIES
+
+    def test_is_one_idea(self, path: Path) -> None:
+        """A file past 350 lines usually holds two."""
+        assert len(path.read_text().splitlines()) <= 350
+
+    def test_all_is_sorted_and_true(self, path: Path) -> None:
+        """`__all__` names what exists, in order."""
+        dotted = ".".join(path.relative_to(SRC.parent).with_suffix("").parts)
+        module = importlib.import_module(dotted.removesuffix(".__init__"))
+        assert module.__all__ == sorted(module.__all__)
+        assert all(hasattr(module, public) for public in module.__all__)
+
+
+@pytest.mark.parametrize("package", ["stillfresh", "stillfresh.testing"])
+def test_all_is_exact(package: str) -> None:
+    """What a package shows and what it says it shows are the same."""
+    module = importlib.import_module(package)
+    shown = {
+        public
+        for public, value in vars(module).items()
+        if not public.startswith("_") and not isinstance(value, type(ast))
+    }
+    assert set(module.__all__) == shown
+
+
+def test_functions_are_short() -> None:
+    """Median at most five statements' lines, nine in ten under twenty (docstrings apart)."""
+    lengths = sorted(
+        body_lines(node)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    assert median(lengths) <= 5
+    assert lengths[int(len(lengths) * 0.9)] < 20
+
+
+def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0  # type: ignore[operator]
+
+
+def test_importing_does_no_work_and_needs_no_extra() -> None:
+    """A fresh interpreter: no thread, no file, no optional dependency, only the core's two."""
+    script = f"""
+import sys, threading
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        allowed = sys.stdlib_module_names | {CORE_DEPENDENCIES | {"stillfresh"}!r}
+        if top not in allowed:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+import stillfresh, stillfresh.testing
+assert threading.active_count() == 1
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

@@ -1,0 +1,159 @@
+"""The docs are true: every block runs, every default and every rule's test is as written."""
+
+import ast
+import asyncio
+import importlib.util
+import inspect
+import re
+import time
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+import stillfresh
+import stillfresh.testing
+from stillfresh.testing import ManualClock
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(language: str) -> Iterator[Any]:
+    for page in PAGES:
+        text = page.read_text()
+        for found in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text[: found.start()].count("\n") + 2
+            yield pytest.param(found[1], id=f"{page.relative_to(ROOT)}:{line}")
+
+
+def cells(page: str) -> Iterator[list[str]]:
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+@pytest.mark.parametrize("source", list(blocks("python")))
+def test_every_python_block_runs(source: str) -> None:
+    """Copied out of the page and run on its own, with `await` allowed at the top."""
+    code = compile(source, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+    async def run(code: CodeType) -> None:
+        result = FunctionType(code, {"__name__": "block"})()
+        if isinstance(result, Awaitable):
+            await result
+
+    asyncio.run(run(code))
+
+
+@pytest.mark.parametrize("source", list(blocks("sh")))
+def test_every_make_target_exists(source: str) -> None:
+    """No page names a target that the Makefile has not."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", source, re.MULTILINE):
+        assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Links between pages name files that are there."""
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)#:]+)\)", prose):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_page_is_in_the_index() -> None:
+    """A reader who starts at the index finds every page."""
+    index = (ROOT / "docs" / "index.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+def described() -> dict[tuple[str, str], str]:
+    """(class or method, option) -> default, as docs/defaults.md has them."""
+    rows = [row for row in cells("defaults.md") if row[0] != "where"]
+    return {(row[0].strip("`"), row[1].strip("`")): row[2].strip("`") for row in rows}
+
+
+def public_callables() -> Iterator[tuple[str, Any]]:
+    for package in (stillfresh, stillfresh.testing):
+        for name in package.__all__:
+            value = getattr(package, name)
+            if not inspect.isclass(value) or value.__init__ is object.__init__:
+                continue
+            if issubclass(value, Exception | str):
+                continue
+            yield name, value
+            for method, function in inspect.getmembers(value, inspect.isfunction):
+                if not method.startswith("_"):
+                    yield f"{name}.{method}", function
+
+
+def test_every_default_is_documented() -> None:
+    """docs/defaults.md lists each optional argument of the public API, with its value."""
+    known = {time.monotonic: "time.monotonic", asyncio.sleep: "asyncio.sleep"}
+    actual = {
+        (where, parameter.name): known.get(parameter.default, repr(parameter.default))
+        if callable(parameter.default)
+        else repr(parameter.default)
+        for where, function in public_callables()
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is not parameter.empty
+    }
+    assert actual == described()
+
+
+def test_fixed_numbers_are_as_written() -> None:
+    """The constants that docs/defaults.md quotes."""
+    assert (stillfresh.freshness.MAX_SKEW, stillfresh.ttl_cache.DROPPED_PER_INSERT) == (5, 2)
+    assert stillfresh.ttl_cache.SLICE == 1_000
+
+
+def rules() -> Iterator[Any]:
+    for row in cells("seeds.md"):
+        if re.fullmatch(r"[A-Z]\d+", row[0]):
+            yield pytest.param(row[0], row[2], id=row[0])
+
+
+@pytest.mark.parametrize(("rule", "tests"), list(rules()))
+def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
+    """Each test named in docs/seeds.md exists, and its file speaks of the rule."""
+    named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", tests)
+    assert named
+    for file, test in named:
+        source = (ROOT / file).read_text()
+        assert re.search(rf"\b{rule}\b", source), f"{file} does not mention {rule}"
+        assert not test or re.search(rf"^(async )?(class|def) {test}\b", source, re.MULTILINE), test
+
+
+def test_every_rule_that_landed_is_listed() -> None:
+    """M1 to M12 and E1."""
+    landed = {"E1"} | {f"M{number}" for number in range(1, 13)}
+    assert {parameters.id for parameters in rules()} >= landed
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `make demo` shows, on a manual clock: approved in time, too late, and once of eight."""
+    path = ROOT / "examples" / "approvals.py"
+    spec = importlib.util.spec_from_file_location("approvals", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    clock = ManualClock()
+
+    async def sleep(seconds: float) -> None:
+        if seconds == 1:  # the sweeper's pause, which the script's own do not wait for
+            await asyncio.Event().wait()
+        clock.advance(seconds)
+
+    asyncio.run(asyncio.wait_for(example.requests(clock, sleep), 30))
+    asyncio.run(example.million(5_000))
+    said = capsys.readouterr().out
+    for line in ("r1 → approved: open the gate", "r1 again → nothing to approve"):
+        assert line in said
+    assert "r2 → nothing to approve" in said
+    assert "at once: 1 approval" in said
+    assert "swept 5,000" in said

@@ -1,0 +1,151 @@
+"""M8: the Sweeper sweeps in slices, survives a broken cache, and ends when its block ends."""
+
+import asyncio
+import logging
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from stillfresh import ConfigError, Sweeper, TtlCache
+from stillfresh.testing import ManualClock
+
+
+class Pause:
+    """A `sleep=` that a test ends by hand."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self.begun = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        self.go.clear()
+        self.begun.set()
+        await self.go.wait()
+
+    async def end(self) -> None:
+        """Let the sleeper go on, and wait until it sleeps again."""
+        await self.begun.wait()
+        self.begun.clear()
+        self.go.set()
+        await self.begun.wait()
+
+
+class Broken:
+    def cleanup_expired(self, limit: int | None = None) -> int:
+        raise RuntimeError(f"broken cache, asked for {limit}")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def expired(clock: ManualClock, count: int, **options: Any) -> TtlCache[int, int]:
+    cache = TtlCache[int, int](1, clock=clock, **options)
+    for number in range(count):
+        cache.insert(number, number)
+    clock.advance(1)
+    return cache
+
+
+class TestM8Sweeper:
+    async def test_sweeps_every_cache_while_the_block_runs(self, clock: ManualClock) -> None:
+        """After each pause of `every`, and not before, all caches are swept."""
+        pause = Pause()
+        caches = [expired(clock, 3), expired(clock, 5)]
+        async with Sweeper(*caches, every="5m", sleep=pause):
+            await pause.begun.wait()
+            assert [cache.stats().expired for cache in caches] == [0, 0]
+            await pause.end()
+            assert [cache.stats().expired for cache in caches] == [3, 5]
+            caches[0].insert(1, 1)
+            clock.advance(1)
+            await pause.end()
+            assert [cache.stats().expired for cache in caches] == [4, 5]
+        assert pause.asked == [300, 300, 300]
+
+    def test_cleanup_expired_is_the_sum(self, clock: ManualClock) -> None:
+        """One number for all caches, as in the seed's `WsState`; no event loop needed."""
+        sweeper = Sweeper(expired(clock, 3), expired(clock, 5), expired(clock, 0), every=1)
+        assert [sweeper.cleanup_expired(), sweeper.cleanup_expired()] == [8, 0]
+
+    async def test_yields_to_the_loop_between_slices(self, clock: ManualClock) -> None:
+        """While 10,000 entries are dropped, another task runs at least every 1,000."""
+        seen = []
+        cache = expired(clock, 10_000)
+
+        async def watch() -> None:
+            while True:
+                seen.append(cache.stats().expired)
+                await asyncio.sleep(0)
+
+        watcher = asyncio.create_task(watch())
+        assert await Sweeper(cache, every=1).tick() == 10_000
+        watcher.cancel()
+        await asyncio.wait([watcher])
+        steps = [after - before for before, after in pairwise(seen)]
+        assert max(steps) <= 1_000
+        assert len(seen) >= 10
+
+    async def test_survives_a_broken_cache(
+        self, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is logged, the others are swept, and it is tried again next time."""
+        cache, pause = expired(clock, 3), Pause()
+        with caplog.at_level(logging.ERROR):
+            async with Sweeper(Broken(), cache, every=1, sleep=pause):
+                await pause.end()
+                await pause.end()
+        assert cache.stats().expired == 3
+        assert caplog.text.count("RuntimeError: broken cache") == 2
+
+    async def test_ends_with_its_block(self) -> None:
+        """No task is left, also when the block raises; and it can be entered again."""
+        sweeper = Sweeper(every=1, sleep=Pause())
+        with pytest.raises(KeyError):
+            async with sweeper:
+                raise KeyError
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        async with sweeper:
+            assert len(asyncio.all_tasks()) == 2
+        assert len(asyncio.all_tasks()) == 1
+
+    async def test_ends_cleanly_when_cancelled(self, clock: ManualClock) -> None:
+        """The application's task is cancelled inside the block: the sweeper's task goes with it."""
+        pause = Pause()
+
+        async def application() -> None:
+            async with Sweeper(expired(clock, 1), every=1, sleep=pause):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(application())
+        await pause.begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(asyncio.all_tasks()) == 1
+
+    async def test_ends_in_the_middle_of_a_sweep(self, clock: ManualClock) -> None:
+        """Leaving the block does not wait for a million entries."""
+        cache, pause = expired(clock, 5_000), Pause()
+        async with Sweeper(cache, every=1, sleep=pause):
+            await pause.begun.wait()
+            pause.go.set()
+            while cache.stats().expired == 0:
+                await asyncio.sleep(0)
+        assert cache.stats().expired < 5_000
+
+    async def test_runs_once_at_a_time(self) -> None:
+        """Entering it twice is a mistake that is named."""
+        async with Sweeper(every=1, sleep=Pause()) as sweeper:
+            with pytest.raises(RuntimeError, match="already running"):
+                await sweeper.__aenter__()
+
+    @pytest.mark.parametrize("every", [0, "never", -1])
+    def test_refuses_a_bad_interval(self, every: Any) -> None:
+        """A sweeper without a pause would never let go of the loop."""
+        with pytest.raises(ConfigError, match="every: "):
+            Sweeper(every=every)
