@@ -6,7 +6,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench compiled pins clean
+.PHONY: help demo test check format bench pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -28,9 +28,6 @@ format: $(VENV)/.dev ## format the code and mend what can be mended
 
 bench: $(VENV)/.bench ## measure side by side with the peers; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write
-
-compiled: $(VENV)/.dev $(VENV)/.bench ## build TtlCache with mypyc and run its tests on that build
-	$(BIN)/python scripts/compiled.py
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
 	@for group in dev bench; do \
