@@ -1,0 +1,3 @@
+"""Where copies and leases are kept: one contract, one conformance suite, several stores."""
+
+__all__: list[str] = []

@@ -1,0 +1,189 @@
+"""What a store is: it keeps copies and leases, atomically, and decides nothing (S1, S2).
+
+The law lives here: publishing needs a live lease, and invalidating voids it. The lease's token is
+the fence, checked in the same atomic step as the write; its expiry only permits a takeover.
+`stillfresh.testing.StoreConformance` is the suite that every store passes.
+
+Times are wall-clock seconds. `now` is the store's own clock, read inside the step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Final, Protocol, TypeAlias
+
+from stillfresh.freshness import Policy
+
+__all__ = [
+    "UNREAD",
+    "Ask",
+    "Copy",
+    "Failure",
+    "Grant",
+    "Held",
+    "InlineStore",
+    "Lease",
+    "Mark",
+    "Newer",
+    "Record",
+    "Store",
+    "StoreStats",
+    "Unread",
+]
+
+
+class Mark(IntEnum):
+    """What an invalidation left on a copy."""
+
+    NONE = 0
+    SOFT = 1
+    """STALE at best."""
+    HARD = 2
+    """EXPIRED at best."""
+
+
+class Unread(Enum):
+    """The value was not fetched, since the reader has that generation already."""
+
+    UNREAD = 0
+
+
+UNREAD: Final = Unread.UNREAD
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One value as it was at `fetched_at`, with its own terms; `value` None: absent upstream."""
+
+    generation: str
+    """The token of the lease that published it: random, so the same one never comes back."""
+    fetched_at: float
+    policy: Policy
+    value: bytes | Unread | None
+    mark: Mark = Mark.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last loads failed: how often, what was said, and when the next may begin."""
+
+    count: int
+    retry_at: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that a store knows of one id."""
+
+    copy: Copy | None = None
+    held_until: float | None = None
+    """When the lease ends, if there is one; it may have ended already."""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """For the lease of `id`, by one who saw the copy of generation `seen` (None: no copy)."""
+
+    id: str
+    seen: str | None = None
+    tags: tuple[str, ...] = ()
+    """Recorded with the lease, so that an invalidation by tag reaches the load under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Granted: the right to refresh `id`, until `expires_at`, provable by `token`."""
+
+    id: str
+    token: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Denied: another holds it until then."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """Denied: the copy is not the one that was seen any more; here is the one there is."""
+
+    record: Record
+
+
+Grant: TypeAlias = Lease | Held | Newer
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """`bytes` is what the store takes on disk or in memory, as near as it can tell."""
+
+    copies: int
+    leases: int
+    bytes: int
+
+
+class Store(Protocol):
+    """Every method takes many ids of one kind; failures of the store are `StoreError`."""
+
+    async def open(self) -> None:
+        """Ready for work; opening an open store changes nothing."""
+
+    async def close(self) -> None:
+        """Nothing is left behind; it can be opened again."""
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        """What is known of each id, and nothing for an id without anything.
+
+        Where `known` names the generation that the store has, the value may be UNREAD.
+        """
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        """For each: Newer if the copy is not the one seen, Held if the lease is live, else a Lease.
+
+        A copy that was seen and is gone since is no reason to deny.
+        """
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        """Store each copy whose lease is live, end that lease and forget the failure.
+
+        One atomic step for each id. Returns the ids that were superseded: nothing of theirs shows.
+        """
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        """Extend the live leases to `now + lease_for`; returns the ids that were lost."""
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        """End those leases that are still theirs, and note the failure of each that failed."""
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        """Void the leases first, then mark the copies; both are done when it returns."""
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        """The same for every id that was leased with the tag; returns them as (kind, id)."""
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        """Forget everything about each id: copy, lease, failure, tags."""
+
+    async def evict(self, before: float) -> int:
+        """Drop the copies that were gone before then, and what is left of dead leases; how many."""
+
+    async def stats(self) -> StoreStats:
+        """What is in it now."""
+
+
+class InlineStore(Store, Protocol):
+    """A store that reads in microseconds: on the caller's thread, without a turn of the loop."""
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        """As `read`."""

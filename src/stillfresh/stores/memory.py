@@ -1,0 +1,223 @@
+"""`memory://`: the contract in one process; the reference that other stores are compared with (S3).
+
+Every step is a few lines without an `await`, so on one event loop each is atomic as it stands.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from stillfresh.clock import Clock
+from stillfresh.errors import ConfigError, NotOpen
+from stillfresh.stores.contract import (
+    UNREAD,
+    Ask,
+    Copy,
+    Failure,
+    Grant,
+    Held,
+    Lease,
+    Mark,
+    Newer,
+    Record,
+    StoreStats,
+)
+
+__all__ = ["MemoryStore"]
+
+MAX_COPIES: Final = 100_000
+
+
+@dataclass(slots=True)
+class Row:
+    """What the contract's Record says, and the token that only the holder may know."""
+
+    copy: Copy | None = None
+    token: str | None = None
+    held_until: float = 0.0
+    failure: Failure | None = None
+    tags: tuple[str, ...] = ()
+
+    def record(self, known: str | None) -> Record:
+        copy = self.copy
+        if copy is not None and copy.generation == known:
+            copy = replace(copy, value=UNREAD)
+        return Record(copy, self.held_until if self.token is not None else None, self.failure)
+
+    def holds(self, lease: Lease, now: float) -> bool:
+        """S2: the token is the fence; the time only permits a takeover."""
+        return self.token == lease.token and self.held_until > now
+
+
+class MemoryStore:
+    """Holds at most `max_copies`: one more drops the oldest that nobody is loading."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = time.time,
+        max_copies: int = MAX_COPIES,
+        new_token: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        if max_copies < 1:
+            raise ConfigError(f"max_copies: must be 1 or more, not {max_copies!r}")
+        self._clock = clock
+        self._max_copies = max_copies
+        self._new_token = new_token
+        self._rows: dict[tuple[str, str], Row] = {}
+        self._tagged: dict[str, set[tuple[str, str]]] = {}
+        self._open = False
+
+    async def open(self) -> None:
+        self._open = True
+
+    async def close(self) -> None:
+        """What was kept goes: it lived in this process only."""
+        self._open = False
+        self._rows.clear()
+        self._tagged.clear()
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        rows, known = self._opened(), known or {}
+        return {id_: row.record(known.get(id_)) for id_ in ids if (row := rows.get((kind, id_)))}
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        return self.read_now(kind, ids, known)
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        now = self._clock()
+        return {ask.id: self._acquire(kind, ask, now, lease_for) for ask in asks}
+
+    def _acquire(self, kind: str, ask: Ask, now: float, lease_for: float) -> Grant:
+        row = self._opened().setdefault((kind, ask.id), Row())
+        if row.copy is not None and row.copy.generation != ask.seen:
+            return Newer(row.record(known=None))
+        if row.token is not None and row.held_until > now:
+            return Held(row.held_until)
+        row.token, row.held_until = self._new_token(), now + lease_for
+        self._tag(kind, ask, row)
+        return Lease(ask.id, row.token, row.held_until)
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        now, rows = self._clock(), self._opened()
+        superseded = set()
+        for id_, (lease, copy) in copies.items():
+            row = rows.get((kind, id_))
+            if row is None or not row.holds(lease, now):
+                superseded.add(id_)
+                continue
+            row.copy, row.token, row.failure = copy, None, None
+            rows[kind, id_] = rows.pop((kind, id_))
+        self._shrink()
+        return superseded
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        now, lost = self._clock(), set()
+        for lease in leases:
+            row = self._opened().get((kind, lease.id))
+            if row is not None and row.holds(lease, now):
+                row.held_until = now + lease_for
+            else:
+                lost.add(lease.id)
+        return lost
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        failures = failures or {}
+        for lease in leases:
+            row = self._opened().get((kind, lease.id))
+            if row is not None and row.token == lease.token:
+                row.token = None
+                row.failure = failures.get(lease.id, row.failure)
+                self._forget_if_empty((kind, lease.id), row)
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        self._invalidate([(kind, id_) for id_ in ids], soft=soft)
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        self._opened()
+        keys = sorted(self._tagged.get(tag, ()))
+        self._invalidate(keys, soft=soft)
+        return keys
+
+    def _invalidate(self, keys: Iterable[tuple[str, str]], *, soft: bool) -> None:
+        mark = Mark.SOFT if soft else Mark.HARD
+        for key in keys:
+            if row := self._opened().get(key):
+                row.token = None
+                if row.copy is not None:
+                    row.copy = replace(row.copy, mark=max(row.copy.mark, mark))
+                self._forget_if_empty(key, row)
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        for id_ in ids:
+            self._drop((kind, id_))
+
+    async def evict(self, before: float) -> int:
+        gone = [key for key, row in self._opened().items() if _is_gone(row, before)]
+        for key in gone:
+            self._drop(key)
+        return len(gone)
+
+    async def stats(self) -> StoreStats:
+        now, rows = self._clock(), list(self._opened().values())
+        values = [row.copy.value for row in rows if row.copy is not None]
+        return StoreStats(
+            copies=len(values),
+            leases=sum(row.token is not None and row.held_until > now for row in rows),
+            bytes=sum(len(value) for value in values if isinstance(value, bytes)),
+        )
+
+    def _opened(self) -> dict[tuple[str, str], Row]:
+        if not self._open:
+            raise NotOpen("this store is closed")
+        return self._rows
+
+    def _tag(self, kind: str, ask: Ask, row: Row) -> None:
+        self._untag((kind, ask.id), row)
+        row.tags = ask.tags
+        for tag in ask.tags:
+            self._tagged.setdefault(tag, set()).add((kind, ask.id))
+
+    def _untag(self, key: tuple[str, str], row: Row) -> None:
+        for tag in row.tags:
+            keys = self._tagged[tag]
+            keys.discard(key)
+            if not keys:
+                del self._tagged[tag]
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        if (row := self._opened().pop(key, None)) is not None:
+            self._untag(key, row)
+
+    def _forget_if_empty(self, key: tuple[str, str], row: Row) -> None:
+        if row.copy is None and row.token is None and row.failure is None:
+            self._drop(key)
+
+    def _shrink(self) -> None:
+        """Oldest publication first; a row under lease is somebody's work.
+
+        One in a hundred more than asked for: finding the oldest walks over what was dropped.
+        """
+        if (over := len(self._rows) - self._max_copies) > 0:
+            idle = (key for key, row in self._rows.items() if row.token is None)
+            for key in list(islice(idle, over + self._max_copies // 100)):
+                self._drop(key)
+
+
+def _is_gone(row: Row, before: float) -> bool:
+    """Nothing that anybody could be served, and nothing under way."""
+    if row.copy is not None:
+        terms = row.copy.policy
+        served = row.copy.fetched_at + terms.fresh_for + terms.stale_for + terms.error_for
+    else:
+        served = row.failure.retry_at if row.failure is not None else 0.0
+    return max(served, row.held_until if row.token is not None else 0.0) < before
