@@ -18,8 +18,8 @@ SECTIONS: dict[str, Callable[[Progress], Section]] = {"ttl_cache": ttl_cache.sec
 PEERS = ["cachetools", "cachebox", "moka-py", "theine"]
 ABOUT = """\
 Written by `make bench`; do not edit. Every figure is a ratio of medians of interleaved rounds in
-one run, so that it survives another machine; the plain figures below each table are this
-machine's. How they are taken: `benchmarks/harness.py`."""
+one run, so that it holds on other machines too; milliseconds, and the plain figures below each
+table, are this machine's. How they are taken: `benchmarks/harness.py`."""
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 
@@ -37,15 +37,15 @@ def figures(section: Section) -> str:
     parts = []
     for title, values in section.figures.items():
         ranked = sorted(values.items(), key=lambda item: item[1])
-        parts.append(f"{title}: " + ", ".join(f"{name} {value:.4g}" for name, value in ranked))
-    return "\n".join(f"- {part}" for part in parts)
+        parts += [f"- {title}:", *(f"  - {name}: {value:.4g}" for name, value in ranked)]
+    return "\n".join(parts)
 
 
 def cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def page(sections: list[Section]) -> str:

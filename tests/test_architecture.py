@@ -16,8 +16,8 @@ MODULES = sorted(SRC.rglob("*.py"))
 CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
 LAYERS = [
-    {"errors", "clock"},
-    {"durations", "events"},
+    {"errors"},
+    {"clock", "durations", "events"},
     {"freshness"},
     {"ttl_cache"},
     {"sweeper"},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh import ConfigError, Sweeper, TtlCache
+from stillfresh import ConfigError, StillfreshError, Sweeper, TtlCache
 from stillfresh.testing import ManualClock
 
 
@@ -141,8 +141,24 @@ class TestM8Sweeper:
     async def test_runs_once_at_a_time(self) -> None:
         """Entering it twice is a mistake that is named."""
         async with Sweeper(every=1, sleep=Pause()) as sweeper:
-            with pytest.raises(RuntimeError, match="already running"):
+            with pytest.raises(StillfreshError, match="already running"):
                 await sweeper.__aenter__()
+
+    async def test_says_so_when_its_sleep_fails(self, caplog: pytest.LogCaptureFixture) -> None:
+        """It cannot go on, but nobody should find out from a full memory."""
+
+        async def broken(_seconds: float) -> None:
+            raise RuntimeError("broken sleep")
+
+        with caplog.at_level(logging.ERROR):
+            async with Sweeper(every=1, sleep=broken):
+                while "broken sleep" not in caplog.text:
+                    await asyncio.sleep(0)
+
+    def test_refuses_a_list_of_caches(self, clock: ManualClock) -> None:
+        """A natural mistake, named at the door."""
+        with pytest.raises(ConfigError, match="one by one"):
+            Sweeper([expired(clock, 1)], every=1)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("every", [0, "never", -1])
     def test_refuses_a_bad_interval(self, every: Any) -> None:

@@ -9,7 +9,8 @@ def test_stands_still_until_it_is_moved() -> None:
     clock = ManualClock(start=100)
     assert (clock(), clock()) == (100.0, 100.0)
     clock.advance(1.5)
-    assert clock() == 101.5
+    clock.advance("1m")
+    assert clock() == 161.5
 
 
 def test_can_be_set_back() -> None:

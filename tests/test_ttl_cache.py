@@ -506,6 +506,21 @@ class TestM10BadInput:
         with pytest.raises((ConfigError, TypeError), match=r"max_entries|int or None"):
             TtlCache[str, int](60, max_entries=limit)
 
+    @pytest.mark.parametrize("clock", [5, None, ManualClock, str])
+    def test_a_clock_that_is_none(self, clock: Any) -> None:
+        """Also the class where an instance was meant."""
+        with pytest.raises(ConfigError, match="clock: must be a callable that returns seconds"):
+            TtlCache[str, int](60, clock=clock)
+
+    def test_a_callback_that_is_none(self) -> None:
+        """A coroutine function would never be awaited."""
+
+        async def on_evict(*_: object) -> None: ...
+
+        for callback in (on_evict, "print"):
+            with pytest.raises(ConfigError, match="on_evict: must be a plain function"):
+                TtlCache[str, int](60, on_evict=callback)  # type: ignore[arg-type]
+
     def test_an_unhashable_key(self) -> None:
         """TypeError from every method, and the cache goes on."""
         cache = TtlCache[Any, int](60)

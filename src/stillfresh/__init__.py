@@ -17,12 +17,14 @@ from stillfresh.errors import (
 )
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.sweeper import Sweeper
-from stillfresh.ttl_cache import TtlCache, TtlStats
+from stillfresh.ttl_cache import EvictReason, TtlCache, TtlStats
 
+__version__ = "0.1.0"
 __all__ = [
     "Clock",
     "ConfigError",
     "Duration",
+    "EvictReason",
     "LeaseHeld",
     "LeaseLost",
     "LoadFailed",

@@ -8,9 +8,18 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-__all__ = ["Clock", "monotonic", "wall"]
+from stillfresh.errors import ConfigError
+
+__all__ = ["Clock", "checked_clock", "monotonic", "wall"]
 
 Clock: TypeAlias = Callable[[], float]
 
 monotonic: Final[Clock] = time.monotonic
 wall: Final[Clock] = time.time
+
+
+def checked_clock(clock: Clock) -> Clock:
+    """The clock itself; refused where it is none, as when its parentheses were forgotten."""
+    if not callable(clock) or not isinstance(clock(), float | int):
+        raise ConfigError(f"clock: must be a callable that returns seconds, not {clock!r}")
+    return clock

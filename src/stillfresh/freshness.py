@@ -10,7 +10,7 @@ from typing import Final
 
 from stillfresh.durations import Duration, seconds
 
-__all__ = ["Policy", "Verdict", "age_of", "is_fresh", "is_fresh_inclusive"]
+__all__ = ["Policy", "Verdict", "age_of", "is_fresh", "is_fresh_inclusive", "is_over"]
 
 MAX_SKEW: Final = 5.0
 """Machines' clocks differ: a copy from the future by up to this many seconds is new, not wrong."""
@@ -42,6 +42,11 @@ def is_fresh(fetched_at: float, fresh_for: float, now: float) -> bool:
 def is_fresh_inclusive(fetched_at: float, fresh_for: float, now: float) -> bool:
     """C2, F3: their seeds count the last moment as fresh, and anything from the future as stale."""
     return 0.0 <= now - fetched_at <= fresh_for
+
+
+def is_over(until: float, now: float) -> bool:
+    """A lease or a cooldown is over at its very end: what lasts "until" excludes that moment."""
+    return now >= until
 
 
 @dataclass(frozen=True, slots=True, init=False)

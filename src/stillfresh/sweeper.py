@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from stillfresh.durations import Duration, seconds
+from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.ttl_cache import SLICE
 
 __all__ = ["Sweepable", "Sweeper"]
@@ -21,7 +22,7 @@ class Sweepable(Protocol):
     """What a Sweeper can sweep: a TtlCache, or anything of yours with this method."""
 
     def cleanup_expired(self, limit: int | None = None) -> int:
-        """Drop at most `limit` expired entries; how many were dropped."""
+        """Drop at most `limit` expired entries; return how many."""
 
 
 class Sweeper:
@@ -33,17 +34,22 @@ class Sweeper:
         every: Duration,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        for cache in caches:
+            if not callable(getattr(cache, "cleanup_expired", None)):
+                raise ConfigError(
+                    f"Sweeper: takes caches one by one, Sweeper(a, b, every=...), not {cache!r}"
+                )
         self._caches = caches
         self._every = seconds(every, name="every", positive=True)
         self._sleep = sleep
         self._task: asyncio.Task[None] | None = None
 
     def cleanup_expired(self) -> int:
-        """Sweep all caches now, in one go; the sum of what they dropped."""
+        """Sweep all caches now, in one go; return the sum of what they dropped."""
         return sum(_swept(cache, None) for cache in self._caches)
 
     async def tick(self) -> int:
-        """Sweep all caches in slices, giving the loop a turn after each; the sum."""
+        """Sweep all caches in slices, giving the loop a turn after each; return the sum."""
         total = 0
         for cache in self._caches:
             dropped = SLICE
@@ -55,7 +61,7 @@ class Sweeper:
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
-            raise RuntimeError("this Sweeper is already running; make another one")
+            raise StillfreshError("this Sweeper is already running; make another one")
         self._task = asyncio.create_task(self._run(), name="stillfresh-sweeper")
         return self
 
@@ -71,9 +77,12 @@ class Sweeper:
             await asyncio.wait([task])
 
     async def _run(self) -> None:
-        while True:
-            await self._sleep(self._every)
-            await self.tick()
+        try:
+            while True:
+                await self._sleep(self._every)
+                await self.tick()
+        except Exception:
+            logger.exception("the sweeper stopped: its sleep= failed")
 
 
 def _swept(cache: Sweepable, limit: int | None) -> int:

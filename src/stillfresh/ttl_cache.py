@@ -9,10 +9,11 @@ import logging
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from inspect import iscoroutinefunction
 from threading import RLock
 from typing import Final, Generic, Literal, TypeAlias, TypeVar, overload
 
-from stillfresh.clock import Clock, monotonic
+from stillfresh.clock import Clock, checked_clock, monotonic
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError
 
@@ -55,12 +56,15 @@ class Entry(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class TtlStats:
-    """M9. `hits` and `misses` are None unless the cache was made with `count_reads=True`."""
+    """`hits` and `misses` are None unless the cache was made with `count_reads=True` (M9)."""
 
     size: int
+    """Live entries, now."""
     inserted: int
     expired: int
+    """Dropped because their time was over."""
     evicted: int
+    """Dropped because the cache was full."""
     hits: int | None
     misses: int | None
 
@@ -119,10 +123,10 @@ class TtlCache(Generic[K, V]):
     ) -> None:
         self._ttl = seconds(ttl, name="ttl", positive=True)
         self._max_entries = _limit(max_entries)
-        self._clock = clock
+        self._clock = checked_clock(clock)
         self._counter = ReadCounter(clock) if count_reads else None
         self._read_clock: Clock = self._counter or clock
-        self._on_evict = on_evict
+        self._on_evict = _checked_callback(on_evict)
         self._lock = RLock()
         self._data: dict[K, Entry[K, V]] = {}
         self._oldest: K | End = END
@@ -130,7 +134,7 @@ class TtlCache(Generic[K, V]):
         self._inserted = self._expired = self._evicted = 0
 
     def insert(self, key: K, value: V) -> None:
-        """M1: store or replace, and restart the TTL."""
+        """Store or replace, and restart the TTL (M1)."""
         with self._lock:
             now = self._clock()
             old = self._place(key, Entry(value, now + self._ttl))
@@ -148,7 +152,7 @@ class TtlCache(Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: D | None = None) -> V | D | None:
-        """M4: the value while it lives, else `default`; deletes nothing and never waits."""
+        """The value while it lives, else `default`; deletes nothing and never waits (M4)."""
         if (entry := self._data.get(key)) is not None:
             clock = self._read_clock
             if clock() < entry.expires_at:
@@ -162,7 +166,7 @@ class TtlCache(Generic[K, V]):
     @overload
     def remove(self, key: K, default: D) -> V | D: ...
     def remove(self, key: K, default: D | None = None) -> V | D | None:
-        """M5: the value, to exactly one of all who ask; else `default`."""
+        """Take the value out: exactly one of all who ask gets it, the others `default` (M5)."""
         with self._lock:
             entry = self._place(key, None)
             if entry is None:
@@ -182,7 +186,7 @@ class TtlCache(Generic[K, V]):
         forgotten.clear()  # the values die here, outside the lock
 
     def cleanup_expired(self, limit: int | None = None) -> int:
-        """M6: drop what has expired, oldest first, at most `limit`; how many were dropped."""
+        """Drop what has expired, oldest first, at most `limit`; return how many (M6)."""
         now = self._clock()
         dropped = 0
         while limit is None or dropped < limit:
@@ -196,7 +200,7 @@ class TtlCache(Generic[K, V]):
         return dropped
 
     def stats(self) -> TtlStats:
-        """M9: the live entries, and what became of the others since the cache was made."""
+        """The live entries, and what became of the others since the cache was made (M9)."""
         counter = self._counter
         with self._lock:
             return TtlStats(
@@ -306,6 +310,14 @@ class TtlCache(Generic[K, V]):
                 self._on_evict(key, value, reason)
             except Exception:
                 logger.exception("on_evict failed for key %r (%s)", key, reason)
+
+
+def _checked_callback(
+    on_evict: Callable[[K, V, EvictReason], object] | None,
+) -> Callable[[K, V, EvictReason], object] | None:
+    if on_evict is not None and (not callable(on_evict) or iscoroutinefunction(on_evict)):
+        raise ConfigError(f"on_evict: must be a plain function, not async, not {on_evict!r}")
+    return on_evict
 
 
 def _limit(max_entries: int | None) -> int | None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, NotOpen
+from stillfresh.freshness import is_over
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -49,7 +50,7 @@ class Row:
 
     def holds(self, lease: Lease, now: float) -> bool:
         """S2: the token is the fence; the time only permits a takeover."""
-        return self.token == lease.token and self.held_until > now
+        return self.token == lease.token and not is_over(self.held_until, now)
 
 
 class MemoryStore:
@@ -99,7 +100,7 @@ class MemoryStore:
         row = self._opened().setdefault((kind, ask.id), Row())
         if row.copy is not None and row.copy.generation != ask.seen:
             return Newer(row.record(known=None))
-        if row.token is not None and row.held_until > now:
+        if row.token is not None and not is_over(row.held_until, now):
             return Held(row.held_until)
         row.token, row.held_until = self._new_token(), now + lease_for
         self._tag(kind, ask, row)
@@ -172,7 +173,7 @@ class MemoryStore:
         values = [row.copy.value for row in rows if row.copy is not None]
         return StoreStats(
             copies=len(values),
-            leases=sum(row.token is not None and row.held_until > now for row in rows),
+            leases=sum(row.token is not None and not is_over(row.held_until, now) for row in rows),
             bytes=sum(len(value) for value in values if isinstance(value, bytes)),
         )
 

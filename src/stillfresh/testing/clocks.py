@@ -1,5 +1,7 @@
 """A clock that stands still until a test moves it."""
 
+from stillfresh.durations import Duration, seconds
+
 __all__ = ["ManualClock"]
 
 
@@ -14,9 +16,9 @@ class ManualClock:
     def __call__(self) -> float:
         return self._now
 
-    def advance(self, seconds: float) -> None:
-        """Move on; by a negative number, as a wall clock that is set back."""
-        self._now += seconds
+    def advance(self, by: Duration) -> None:
+        """Move on, by seconds or `"5m"`; by a negative number, as a wall clock that is set back."""
+        self._now += by if isinstance(by, float | int) else seconds(by)
 
     def __repr__(self) -> str:
         return f"ManualClock({self._now!r})"
