@@ -1,6 +1,6 @@
 """How every figure is taken: ratios of medians of interleaved rounds.
 
-A machine's speed drifts, so contenders take turns, round by round, in rotating order, and only
+A machine's speed drifts, so contenders take turns, round by round, in shuffled order, and only
 their ratios are reported. Each has a loop compiled for it alone: one loop shared by several types
 is slower for all of them, since the interpreter specialises a call site for the type it sees.
 """

@@ -47,6 +47,11 @@ class TestE1Durations:
         assert message.endswith(ALLOWED)
         assert len(message) < 250
 
+    def test_it_is_a_value_error_too(self) -> None:
+        """Who catches ValueError catches it."""
+        with pytest.raises(ValueError, match="cannot read"):
+            seconds("soon")
+
     def test_the_error_shows_the_text(self) -> None:
         """Who wrote "5 parsecs" reads "5 parsecs"."""
         with pytest.raises(ConfigError, match="'5 parsecs'"):

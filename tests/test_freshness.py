@@ -22,18 +22,28 @@ class TestE1Verdict:
             (30, Verdict.STALE),
             (89.9, Verdict.STALE),
             (90, Verdict.EXPIRED),
-            (189.9, Verdict.EXPIRED),
-            (190, Verdict.GONE),
+            (129.9, Verdict.EXPIRED),
+            (130, Verdict.GONE),
         ],
     )
-    def test_each_begins_where_the_last_ends(self, age: float, expected: Verdict) -> None:
-        """`stale_for` and `error_for` count from the end of the one before; ends are exclusive."""
+    def test_by_age(self, age: float, expected: Verdict) -> None:
+        """`stale_for` and `error_for` count from the end of freshness; ends are exclusive."""
         assert Policy("30s", stale_for="1m", error_for=100).verdict(1000, 1000 + age) == expected
 
     def test_without_stale_or_error_time_a_copy_goes_from_fresh_to_gone(self) -> None:
         """The defaults are zero, so the plain policy is a plain TTL."""
         policy = Policy(10)
         assert [policy.verdict(0, now) for now in (9.999, 10)] == [Verdict.FRESH, Verdict.GONE]
+
+    def test_what_may_be_served_stale_is_never_expired(self) -> None:
+        """An `error_for` within `stale_for` adds nothing."""
+        policy = Policy(10, stale_for=60, error_for=30)
+        assert [policy.verdict(0, now) for now in (69.9, 70)] == [Verdict.STALE, Verdict.GONE]
+        assert (policy.lasts, Policy(10, 30, 60).lasts) == (70, 70)
+
+    def test_at_the_edge_of_the_skew(self) -> None:
+        """Exactly five seconds ahead is age zero, which a policy without freshness calls GONE."""
+        assert Policy(0).verdict(1005, 1000) == Verdict.GONE
 
     @pytest.mark.parametrize("ahead", [0.1, 5.0])
     def test_a_little_future_is_age_zero(self, ahead: float) -> None:

@@ -102,6 +102,40 @@ class TestM8Sweeper:
         assert cache.stats().expired == 3
         assert caplog.text.count("RuntimeError: broken cache") == 2
 
+    @pytest.mark.parametrize("how", ["cancelled", "none", "raises"])
+    async def test_survives_whatever_a_cache_does(
+        self, clock: ManualClock, how: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One that raises CancelledError, or answers with no number, is logged and passed over."""
+
+        class Odd:
+            def cleanup_expired(self, limit: int | None = None) -> Any:
+                if how == "none":
+                    return None
+                raise asyncio.CancelledError if how == "cancelled" else RuntimeError(limit)
+
+        cache = expired(clock, 1_500)
+        with caplog.at_level(logging.ERROR):
+            assert await Sweeper(Odd(), cache, every=1).tick() == 1_500
+            assert Sweeper(Odd(), expired(clock, 1_500), every=1).cleanup_expired() == 1_500
+        assert caplog.text.count("Odd object") == 2
+
+    async def test_a_cache_that_never_ends_does_not_starve_the_others(
+        self, clock: ManualClock
+    ) -> None:
+        """They take turns, slice by slice."""
+
+        class Endless:
+            def cleanup_expired(self, limit: int | None = None) -> int:
+                return limit or 0
+
+        cache = expired(clock, 2_500)
+        tick = asyncio.create_task(Sweeper(Endless(), cache, every=1).tick())
+        while cache.stats().expired < 2_500:
+            await asyncio.sleep(0)
+        tick.cancel()
+        await asyncio.wait([tick])
+
     async def test_ends_with_its_block(self) -> None:
         """No task is left, also when the block raises; and it can be entered again."""
         sweeper = Sweeper(every=1, sleep=Pause())

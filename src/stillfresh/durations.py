@@ -8,7 +8,7 @@ import re
 from datetime import timedelta
 from typing import Final, TypeAlias
 
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, shown
 
 __all__ = ["Duration", "seconds"]
 
@@ -17,19 +17,18 @@ Duration: TypeAlias = float | str | timedelta
 SECONDS_PER_UNIT: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 TEXT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 ALLOWED: Final = (
-    "a number of seconds, a timedelta, or text such as '250ms', '30s', '5m', '1h', '30d'"
+    "seconds as an int or float, a timedelta, or text such as '250ms', '30s', '5m', '1h', '30d'"
 )
-LONGEST_SHOWN: Final = 60
 
 
 def seconds(value: Duration, *, name: str = "duration", positive: bool = False) -> float:
     """Seconds, finite and not negative; with `positive`, not zero either."""
     result = _read(value)
     if result is None or not math.isfinite(result):
-        raise ConfigError(f"{name}: cannot read {_shown(value)} as a duration; write {ALLOWED}")
+        raise ConfigError(f"{name}: cannot read {shown(value)} as a duration; write {ALLOWED}")
     if result < 0 or (positive and result == 0):
         least = "more than zero" if positive else "zero or more"
-        raise ConfigError(f"{name}: must be {least}, not {_shown(value)}")
+        raise ConfigError(f"{name}: must be {least}, not {shown(value)}")
     return result
 
 
@@ -52,11 +51,3 @@ def _float(number: float | str) -> float:
         return float(number)
     except OverflowError:
         return math.inf
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an int of more digits than Python prints
-        return "a number too long to print"
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -1,5 +1,7 @@
 """Every error that stillfresh raises, so that one `except StillfreshError` catches them all."""
 
+from typing import Final
+
 __all__ = [
     "ConfigError",
     "LeaseHeld",
@@ -8,7 +10,10 @@ __all__ = [
     "NotOpen",
     "StillfreshError",
     "StoreError",
+    "shown",
 ]
+
+LONGEST_SHOWN: Final = 60
 
 
 class StillfreshError(Exception):
@@ -37,3 +42,12 @@ class LeaseLost(StillfreshError):
 
 class LoadFailed(StillfreshError):
     """There was nothing to serve and loading failed; the loader's error is the cause."""
+
+
+def shown(value: object) -> str:
+    """A value as an error names it: its repr, cut at a sane length."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return f"a {type(value).__name__} too long to print"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

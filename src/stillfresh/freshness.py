@@ -1,7 +1,7 @@
 """May this copy be served? The one place where two times are compared (E1; C2 and F3 for theirs).
 
 Pure: times in, verdict out. Nothing else may live here: no clock, no store, no asyncio.
-(`TtlCache.get` inlines one comparison for speed: docs/decisions/0001.)
+(`TtlCache` compares for itself, for speed: docs/decisions/0001.)
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,10 @@ def is_over(until: float, now: float) -> bool:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Policy:
-    """How long a copy is fresh, then stale, then kept against failure; each from the last's end."""
+    """How long a copy is fresh; and how long after that it is served while it is refreshed
+    (`stale_for`), or served if refreshing fails (`error_for`). Both count from the end of
+    freshness, as `stale-while-revalidate` and `stale-if-error` do in RFC 5861.
+    """
 
     fresh_for: float
     stale_for: float
@@ -64,13 +67,18 @@ class Policy:
         object.__setattr__(self, "stale_for", seconds(stale_for, name="stale_for"))
         object.__setattr__(self, "error_for", seconds(error_for, name="error_for"))
 
+    @property
+    def lasts(self) -> float:
+        """The age from which a copy is GONE."""
+        return self.fresh_for + max(self.stale_for, self.error_for)
+
     def verdict(self, fetched_at: float, now: float) -> Verdict:
-        """E1: FRESH, then STALE, then EXPIRED, then GONE, each beginning where the last ends."""
+        """E1: FRESH, then STALE, then EXPIRED, then GONE; a copy only gets worse."""
         if is_fresh(fetched_at, self.fresh_for, now):
             return Verdict.FRESH
-        age = age_of(fetched_at, now)
-        if fetched_at - now > MAX_SKEW or age < self.fresh_for + self.stale_for:
+        if fetched_at - now > MAX_SKEW:
             return Verdict.STALE
-        if age < self.fresh_for + self.stale_for + self.error_for:
-            return Verdict.EXPIRED
-        return Verdict.GONE
+        age = age_of(fetched_at, now)
+        if age < self.fresh_for + self.stale_for:
+            return Verdict.STALE
+        return Verdict.EXPIRED if age < self.fresh_for + self.error_for else Verdict.GONE

@@ -50,12 +50,13 @@ class Sweeper:
 
     async def tick(self) -> int:
         """Sweep all caches in slices, giving the loop a turn after each; return the sum."""
-        total = 0
-        for cache in self._caches:
-            dropped = SLICE
-            while dropped == SLICE:
+        total, busy = 0, list(self._caches)
+        while busy:
+            for cache in list(busy):
                 dropped = _swept(cache, SLICE)
                 total += dropped
+                if dropped < SLICE:
+                    busy.remove(cache)
                 await asyncio.sleep(0)
         return total
 
@@ -87,7 +88,7 @@ class Sweeper:
 
 def _swept(cache: Sweepable, limit: int | None) -> int:
     try:
-        return cache.cleanup_expired(limit)
-    except Exception:
+        return int(cache.cleanup_expired(limit))
+    except (Exception, asyncio.CancelledError):  # raised, not delivered: nothing is awaited here
         logger.exception("sweeping %r failed; it is tried again next time", cache)
         return 0

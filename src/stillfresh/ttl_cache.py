@@ -1,21 +1,24 @@
 """TtlCache: hold for a while in memory, then forget (seed 002, rules M1-M12).
 
-Reads take no lock: an entry never changes once it is in the dict, so one lookup and one clock
-reading decide. Writers take the lock. With one TTL, expiry order is insertion order: each entry
-names its neighbours in that order by key, 16 bytes where an OrderedDict costs 45, and no cycle.
+Reads take no lock: an entry's value and end never change, so one lookup and one clock reading
+decide. Writers take the lock. With one TTL, expiry order is insertion order, kept as a ring of
+entries. Whatever runs foreign code (a lookup calls the key's `__hash__` and `__eq__`) comes before
+the ring is touched, and the ring is changed by plain stores alone: a finalizer, a signal handler
+or an exception finds it whole at every moment (docs/decisions/0002).
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from inspect import iscoroutinefunction
-from threading import RLock
-from typing import Final, Generic, Literal, TypeAlias, TypeVar, overload
+from math import inf
+from threading import RLock, get_ident
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
 
 from stillfresh.clock import Clock, checked_clock, monotonic
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, shown
 
 __all__ = ["EvictReason", "TtlCache", "TtlStats"]
 
@@ -26,32 +29,24 @@ D = TypeVar("D")
 EvictReason: TypeAlias = Literal["expired", "full"]
 
 SLICE: Final = 1_000
-"""Entries dropped in one go, before other threads and the event loop get their turn."""
+"""Entries dropped under one holding of the lock, and in one turn of the event loop."""
 DROPPED_PER_INSERT: Final = 2
 """More than one, so that what has expired dwindles while entries keep coming."""
 
 logger = logging.getLogger(__name__)
 
 
-class End(Enum):
-    """Beyond the oldest and the newest key; not None, which is a key like any other."""
-
-    END = 0
-
-
-END: Final = End.END
-
-
 class Entry(Generic[K, V]):
-    """A value, its end, and the keys next to it in insertion order."""
+    """A value, its end, and its place in the ring; `older` is None while it has none."""
 
-    __slots__ = ("expires_at", "newer", "older", "value")
+    __slots__ = ("expires_at", "key", "newer", "older", "value")
 
-    def __init__(self, value: V, expires_at: float) -> None:
+    def __init__(self, key: K, value: V, expires_at: float) -> None:
+        self.key = key
         self.value = value
         self.expires_at = expires_at
-        self.older: K | End = END
-        self.newer: K | End = END
+        self.newer: Entry[K, V] | None = None
+        self.older: Entry[K, V] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +92,7 @@ class TtlCache(Generic[K, V]):
     """A dict whose entries live for `ttl` and are absent from then on; safe from any thread."""
 
     __slots__ = (
+        "__weakref__",
         "_clock",
         "_counter",
         "_data",
@@ -105,10 +101,10 @@ class TtlCache(Generic[K, V]):
         "_inserted",
         "_lock",
         "_max_entries",
-        "_newest",
-        "_oldest",
         "_on_evict",
         "_read_clock",
+        "_ring",
+        "_telling",
         "_ttl",
     )
 
@@ -129,23 +125,27 @@ class TtlCache(Generic[K, V]):
         self._on_evict = _checked_callback(on_evict)
         self._lock = RLock()
         self._data: dict[K, Entry[K, V]] = {}
-        self._oldest: K | End = END
-        self._newest: K | End = END
+        self._ring: Entry[K, V] = _new_ring()
+        self._telling: dict[int, deque[tuple[K, V, EvictReason]]] = {}
         self._inserted = self._expired = self._evicted = 0
 
     def insert(self, key: K, value: V) -> None:
         """Store or replace, and restart the TTL (M1)."""
         with self._lock:
             now = self._clock()
-            old = self._place(key, Entry(value, now + self._ttl))
+            entry = Entry(key, value, now + self._ttl)
+            old = self._data.get(key)
+            self._data[key] = entry
+            if old is not None:
+                _unlink(old)
+            _link(self._ring, entry)
             self._inserted += 1
-            expired = self._take_expired(now, DROPPED_PER_INSERT)
+            gone = self._take_expired(now, DROPPED_PER_INSERT)
             if old is not None and now >= old.expires_at:
-                expired.append((key, old.value))
                 self._expired += 1
-            full = self._take_over_limit()
-        self._tell(expired, "expired")
-        self._tell(full, "full")
+                gone.append((old.key, old.value, "expired"))
+            gone += self._take_over_limit()
+        self._tell(gone)
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -168,22 +168,26 @@ class TtlCache(Generic[K, V]):
     def remove(self, key: K, default: D | None = None) -> V | D | None:
         """Take the value out: exactly one of all who ask gets it, the others `default` (M5)."""
         with self._lock:
-            entry = self._place(key, None)
+            now = self._clock()
+            entry = self._data.pop(key, None)
             if entry is None:
                 return default
-            if self._clock() < entry.expires_at:
+            _unlink(entry)
+            if now < entry.expires_at:
                 return entry.value
             self._expired += 1
-        self._tell([(key, entry.value)], "expired")
+        self._tell([(entry.key, entry.value, "expired")])
         return default
 
     def clear(self) -> None:
         """Forget everything, now; `on_evict` is not told, as for `remove`."""
+        ring = _new_ring()
         with self._lock:
-            forgotten = list(self._data.values())
-            self._oldest = self._newest = END
-            self._data.clear()
-        forgotten.clear()  # the values die here, outside the lock
+            forgotten, self._data = self._data, {}
+            ring, self._ring = self._ring, ring
+        ring.newer = None
+        for entry in forgotten.values():
+            entry.older = None  # no cycle is left: the values die here, outside the lock
 
     def cleanup_expired(self, limit: int | None = None) -> int:
         """Drop what has expired, oldest first, at most `limit`; return how many (M6)."""
@@ -192,11 +196,12 @@ class TtlCache(Generic[K, V]):
         while limit is None or dropped < limit:
             step = SLICE if limit is None else min(SLICE, limit - dropped)
             with self._lock:
-                expired = self._take_expired(now, step)
-            self._tell(expired, "expired")
-            dropped += len(expired)
-            if len(expired) < step:
+                gone = self._take_expired(now, step)
+            self._tell(gone)
+            dropped += len(gone)
+            if len(gone) < step:
                 break
+            del gone  # the values die here, outside the lock
         return dropped
 
     def stats(self) -> TtlStats:
@@ -234,82 +239,90 @@ class TtlCache(Generic[K, V]):
         with self._lock:
             now = self._clock()
             size = len(self._data)
-            key = self._oldest
-            while key is not END:
-                entry = self._data[key]
-                if now < entry.expires_at:
-                    break
+            entry = self._ring.newer
+            while entry is not None and now >= entry.expires_at:
                 size -= 1
-                key = entry.newer
+                entry = entry.newer
             return size
 
     def __repr__(self) -> str:
         return f"<TtlCache ttl={self._ttl:g}s size={len(self)}>"
 
-    def _place(self, key: K, entry: Entry[K, V] | None) -> Entry[K, V] | None:
-        """Put `entry` in as the newest, or with None take the key out; what was there before.
-
-        The only code that changes the order. It calls nothing, so that a finalizer or a signal
-        handler that uses the cache, in this very thread, finds the order whole.
-        """
-        data = self._data
-        old = None
-        if key in data:
-            old = data[key]
-            older, newer = old.older, old.newer
-            if older is END:
-                self._oldest = newer
-            else:
-                data[older].newer = newer
-            if newer is END:
-                self._newest = older
-            else:
-                data[newer].older = older
-        if entry is not None:
-            newest = self._newest
-            entry.older = newest
-            if newest is END:
-                self._oldest = key
-            else:
-                data[newest].newer = key
-            self._newest = key
-            data[key] = entry
-        elif old is not None:
-            del data[key]
-        return old
-
-    def _take_expired(self, now: float, limit: int) -> list[tuple[K, V]]:
-        """Take out the oldest while they have expired. Their values die outside the lock."""
-        taken: list[tuple[K, V]] = []
-        while len(taken) < limit:
-            key = self._oldest
-            if key is END:
+    def _take_expired(self, now: float, limit: int) -> list[tuple[K, V, EvictReason]]:
+        """Take out the oldest while they have expired."""
+        gone: list[tuple[K, V, EvictReason]] = []
+        while len(gone) < limit:
+            entry = self._ring.newer
+            if entry is None or now < entry.expires_at:
                 break
-            entry = self._data[key]
-            if now < entry.expires_at:
-                break
-            self._place(key, None)
-            self._expired += 1
-            taken.append((key, entry.value))
-        return taken
+            if self._take(entry):
+                self._expired += 1
+                gone.append((entry.key, entry.value, "expired"))
+        return gone
 
-    def _take_over_limit(self) -> list[tuple[K, V]]:
-        taken: list[tuple[K, V]] = []
+    def _take_over_limit(self) -> list[tuple[K, V, EvictReason]]:
+        gone: list[tuple[K, V, EvictReason]] = []
         limit = self._max_entries
-        while limit is not None and len(self._data) > limit and (key := self._oldest) is not END:
-            taken.append((key, self._data[key].value))
-            self._place(key, None)
-            self._evicted += 1
-        return taken
+        while limit is not None and len(self._data) > limit:
+            entry = self._ring.newer
+            if entry is None or entry is self._ring:
+                break
+            if self._take(entry):
+                self._evicted += 1
+                gone.append((entry.key, entry.value, "full"))
+        return gone
 
-    def _tell(self, taken: list[tuple[K, V]], reason: EvictReason) -> None:
-        if self._on_evict is None:
+    def _take(self, entry: Entry[K, V]) -> bool:
+        """Take this very entry out; False if foreign code came first and its key has another."""
+        found = self._data.pop(entry.key, None)
+        if found is not None and found is not entry:
+            self._data[entry.key] = found
+        _unlink(entry)
+        return found is entry
+
+    def _tell(self, gone: list[tuple[K, V, EvictReason]]) -> None:
+        """Outside the lock. What a callback's own inserts drop is told after it, not inside it."""
+        if self._on_evict is None or not gone:
             return
-        for key, value in taken:
-            try:
-                self._on_evict(key, value, reason)
-            except Exception:
-                logger.exception("on_evict failed for key %r (%s)", key, reason)
+        me = get_ident()
+        if me in self._telling:
+            self._telling[me].extend(gone)
+            return
+        untold = self._telling[me] = deque(gone)
+        try:
+            while untold:
+                key, value, reason = untold.popleft()
+                try:
+                    self._on_evict(key, value, reason)
+                except Exception:
+                    logger.exception("on_evict failed for key %r (%s)", key, reason)
+        finally:
+            del self._telling[me]
+
+
+def _new_ring() -> Entry[Any, Any]:
+    """The entry before the oldest and after the newest, which never expires: an empty ring."""
+    ring: Entry[Any, Any] = Entry(None, None, inf)
+    ring.newer = ring.older = ring
+    return ring
+
+
+def _link(ring: Entry[K, V], entry: Entry[K, V]) -> None:
+    newest = ring.older
+    if newest is not None:
+        entry.newer = ring
+        entry.older = newest
+        newest.newer = entry
+        ring.older = entry
+
+
+def _unlink(entry: Entry[K, V]) -> None:
+    """Once; it still knows its newer neighbour, for whoever is walking past it."""
+    older, newer = entry.older, entry.newer
+    if older is not None and newer is not None:
+        older.newer = newer
+        newer.older = older
+        entry.older = None
 
 
 def _checked_callback(
@@ -326,6 +339,6 @@ def _limit(max_entries: int | None) -> int | None:
     if not isinstance(max_entries, int) or isinstance(max_entries, bool) or max_entries < 1:
         raise ConfigError(
             f"max_entries: must be a whole number of 1 or more, or None for no limit, "
-            f"not {max_entries!r}"
+            f"not {shown(max_entries)}"
         )
     return max_entries

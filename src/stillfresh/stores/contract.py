@@ -141,7 +141,8 @@ class Store(Protocol):
     ) -> dict[str, Record]:
         """What is known of each id, and nothing for an id without anything.
 
-        Where `known` names the generation that the store has, the value may be UNREAD.
+        Where `known` names the generation that the store has, a value may be UNREAD; that there is
+        none (an absent copy) is always told.
         """
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:

@@ -44,7 +44,7 @@ class Row:
 
     def record(self, known: str | None) -> Record:
         copy = self.copy
-        if copy is not None and copy.generation == known:
+        if copy is not None and copy.generation == known and copy.value is not None:
             copy = replace(copy, value=UNREAD)
         return Record(copy, self.held_until if self.token is not None else None, self.failure)
 
@@ -217,8 +217,7 @@ class MemoryStore:
 def _is_gone(row: Row, before: float) -> bool:
     """Nothing that anybody could be served, and nothing under way."""
     if row.copy is not None:
-        terms = row.copy.policy
-        served = row.copy.fetched_at + terms.fresh_for + terms.stale_for + terms.error_for
+        served = row.copy.fetched_at + row.copy.policy.lasts
     else:
         served = row.failure.retry_at if row.failure is not None else 0.0
     return max(served, row.held_until if row.token is not None else 0.0) < before

@@ -153,6 +153,12 @@ class StoreConformance:
             assert known.value in {UNREAD, copy.value}
             assert other == copy
 
+    async def test_absent_is_told_to_who_knows_it_too(self) -> None:
+        """An absent copy is never UNREAD: there is nothing to spare."""
+        async with self.opened() as store:
+            copy = await self.published(store, value=None)
+            assert (await store.read(KIND, ["a"], {"a": copy.generation}))["a"].copy == copy
+
     async def test_one_lease_at_a_time(self) -> None:
         """The second who asks is told until when it is held."""
         async with self.opened() as store:
@@ -354,7 +360,7 @@ class StoreConformance:
         """Copies past all their terms go; what may still be served, or is being loaded, stays."""
         async with self.opened() as store:
             await self.published(store, "old")
-            terms = POLICY.fresh_for + POLICY.stale_for + POLICY.error_for
+            terms = POLICY.lasts
             self.clock.advance(terms / 2)
             await self.published(store, "young")
             assert await store.evict(self.clock()) == 0
