@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import inspect
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -84,7 +85,12 @@ def public_callables() -> Iterator[tuple[str, Any]]:
 
 def test_every_default_is_documented() -> None:
     """docs/defaults.md lists each optional argument of the public API, with its value."""
-    known = {time.monotonic: "time.monotonic", asyncio.sleep: "asyncio.sleep"}
+    known = {
+        time.monotonic: "time.monotonic",
+        time.time: "time.time",
+        asyncio.sleep: "asyncio.sleep",
+        random.random: "random.random",
+    }
     actual = {
         (where, parameter.name): known.get(parameter.default, repr(parameter.default))
         if callable(parameter.default)

@@ -6,6 +6,20 @@ every refresh happens once, for something somebody is looking at.
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
+from stillfresh.engine import (
+    Answer,
+    Cache,
+    CacheStats,
+    Codec,
+    Explanation,
+    Function,
+    Handle,
+    Loaded,
+    Origin,
+    Resource,
+    ResourceStats,
+    RetryAfter,
+)
 from stillfresh.errors import (
     ConfigError,
     LeaseHeld,
@@ -21,15 +35,27 @@ from stillfresh.ttl_cache import EvictReason, TtlCache, TtlStats
 
 __version__ = "0.1.0"
 __all__ = [
+    "Answer",
+    "Cache",
+    "CacheStats",
     "Clock",
+    "Codec",
     "ConfigError",
     "Duration",
     "EvictReason",
+    "Explanation",
+    "Function",
+    "Handle",
     "LeaseHeld",
     "LeaseLost",
     "LoadFailed",
+    "Loaded",
     "NotOpen",
+    "Origin",
     "Policy",
+    "Resource",
+    "ResourceStats",
+    "RetryAfter",
     "StillfreshError",
     "StoreError",
     "Sweeper",

@@ -1,0 +1,22 @@
+"""The engine: the read path that all systems share, and the one law."""
+
+from stillfresh.engine.cache import Cache
+from stillfresh.engine.codec import Codec
+from stillfresh.engine.metrics import CacheStats, ResourceStats
+from stillfresh.engine.model import Answer, Explanation, Loaded, Origin, RetryAfter
+from stillfresh.engine.resource import Function, Handle, Resource
+
+__all__ = [
+    "Answer",
+    "Cache",
+    "CacheStats",
+    "Codec",
+    "Explanation",
+    "Function",
+    "Handle",
+    "Loaded",
+    "Origin",
+    "Resource",
+    "ResourceStats",
+    "RetryAfter",
+]

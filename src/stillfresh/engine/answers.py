@@ -1,0 +1,153 @@
+"""From copies to answers, and what memory keeps of them (E2, E6, E9, E11)."""
+
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+from stillfresh.clock import Clock
+from stillfresh.engine.codec import Codec
+from stillfresh.engine.front import NEVER, Front
+from stillfresh.engine.metrics import Meter, age_bucket
+from stillfresh.engine.model import Answer, Origin
+from stillfresh.engine.rules import Serve, unchanged_until, verdict_of
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict, age_of
+from stillfresh.stores.contract import UNREAD, Copy, Failure
+
+__all__ = ["Answers"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+UNSTORED_FOR: Final = 1.0
+"""S5: while the store is away, a loaded value is served from memory for so long."""
+
+
+class Answers(Generic[K, V]):
+    """Decodes, counts, and keeps in memory; decides nothing about loads."""
+
+    def __init__(
+        self,
+        kind: str,
+        codec: Codec[V],
+        clock: Clock,
+        *,
+        max_entries: int,
+        memory_for: float,
+        private: bool,
+    ) -> None:
+        self.meter = Meter()
+        self.front: Front[K, V] = Front(max_entries, self.meter)
+        self._kind = kind
+        self._codec = codec
+        self._clock = clock
+        self._memory_for = float("inf") if private else memory_for
+        """E9: nobody else can change a private store, so memory need not ask it."""
+        self._from_store = Origin.MEMORY if private else Origin.STORE
+
+    def now(self) -> float:
+        return self._clock()
+
+    def hit(self, key: K, now: float) -> Answer[V] | None:
+        """What memory can answer without asking the store."""
+        entry = self.front.entries.get(key)
+        if entry is None or now >= entry.until:
+            return None
+        entry.hits += 1
+        return entry.answer
+
+    def peek(self, key: K) -> Answer[V] | None:
+        """What memory holds, judged now, counted nowhere."""
+        if (entry := self.front.entries.get(key)) is None:
+            return None
+        now = self._clock()
+        if now < entry.until:
+            return entry.answer
+        verdict = verdict_of(entry.copy, now)
+        if verdict is Verdict.GONE:
+            return None
+        return self.made(entry.copy, entry.answer.value, verdict, Origin.MEMORY)
+
+    def serve(
+        self, key: K, plan: Serve, now: float, origin: Origin | None = None
+    ) -> Answer[V] | None:
+        """An answer from the plan's copy, kept in memory; None if the copy cannot be read."""
+        copy, verdict = plan.copy, plan.verdict
+        readable, value = self._value(key, copy)
+        if not readable:
+            return None
+        error = None if plan.failure is None else self.cooling(key, plan.failure, now)
+        kept = self.made(copy, value, verdict, Origin.MEMORY, error)
+        bucket = age_bucket(age_of(copy.fetched_at, now))
+        self.front.put(key, _light(copy), kept, until=self._until(plan, now), bucket=bucket)
+        self.meter.read(verdict, bucket)
+        origin = origin or self._from_store
+        return kept if origin is Origin.MEMORY else self.made(copy, value, verdict, origin, error)
+
+    def landed(
+        self, key: K, copy: Copy, value: V | None, verdict: Verdict, now: float, *, stored: bool
+    ) -> None:
+        """Keep what was just published; what could not be, for a moment only."""
+        kept = self.made(copy, value, verdict, Origin.MEMORY)
+        until = self._until(Serve(copy, verdict), now) if stored else now + UNSTORED_FOR
+        bucket = age_bucket(age_of(copy.fetched_at, now))
+        self.front.put(key, _light(copy), kept, until=until, bucket=bucket)
+
+    def fallback(self, key: K, copy: Copy) -> Callable[[LoadFailed], Answer[V]] | None:
+        """E2: what an EXPIRED copy is still good for, if the load fails."""
+        readable, value = self._value(key, copy)
+        if not readable:
+            return None
+        return lambda error: self.made(copy, value, Verdict.EXPIRED, self._from_store, error)
+
+    def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
+        """E7: what is remembered of the last failure."""
+        return LoadFailed(
+            f"{self._kind} {key!r}: not tried again for {failure.retry_at - now:.1f} s, "
+            f"since loading failed: {failure.error}"
+        )
+
+    def made(
+        self,
+        copy: Copy,
+        value: V | None,
+        verdict: Verdict,
+        origin: Origin,
+        error: LoadFailed | None = None,
+    ) -> Answer[V]:
+        return Answer(
+            value,  # type: ignore[arg-type]  # None where it is not found
+            found=copy.value is not None,
+            verdict=verdict,
+            fetched_at=copy.fetched_at,
+            origin=origin,
+            clock=self._clock,
+            error=error,
+        )
+
+    def _until(self, plan: Serve, now: float) -> float:
+        """How long memory may give this answer without asking the store (E9)."""
+        if not self._memory_for or (plan.failure is None and plan.verdict is not Verdict.FRESH):
+            return NEVER
+        ends = min(unchanged_until(plan.copy, now), now + self._memory_for)
+        return ends if plan.failure is None else min(ends, plan.failure.retry_at)
+
+    def _value(self, key: K, copy: Copy) -> tuple[bool, V | None]:
+        """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""
+        if copy.value is None:
+            return True, None
+        if copy.value is UNREAD:
+            entry = self.front.entries.get(key)
+            if entry is not None and entry.copy.generation == copy.generation:
+                return True, entry.answer.value
+            return False, None
+        try:
+            return True, self._codec.decode(copy.value)
+        except Exception:  # noqa: BLE001 (a codec may raise anything)
+            return False, None
+
+
+def _light(copy: Copy) -> Copy:
+    """Memory holds the decoded value; the bytes stay in the store."""
+    if copy.value is UNREAD or copy.value is None:
+        return copy
+    return Copy(copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark)

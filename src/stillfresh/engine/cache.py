@@ -1,0 +1,332 @@
+"""Cache: a store, a clock, and the resources that share them; opened once, closed cleanly (E13)."""
+
+import asyncio
+import contextvars
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
+
+from stillfresh.clock import Clock, checked_clock
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.answers import Answers
+from stillfresh.engine.codec import Codec, MsgpackCodec
+from stillfresh.engine.core import Core
+from stillfresh.engine.keys import Call, Signature, batch_types, checked_kind, checked_text
+from stillfresh.engine.loader import Runtime, Spec
+from stillfresh.engine.metrics import CacheStats
+from stillfresh.engine.model import Loaded
+from stillfresh.engine.options import spec_of
+from stillfresh.engine.resource import Function, Resource
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
+from stillfresh.stores.contract import Store
+from stillfresh.stores.urls import store_for
+
+__all__ = ["Cache"]
+
+K = TypeVar("K", bound=str | int)
+H = TypeVar("H", bound=Hashable)
+V = TypeVar("V")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BatchLoader: TypeAlias = Callable[
+    [list[K]], Coroutine[Any, Any, Mapping[K, V | Loaded[V] | Exception]]
+]
+
+GRACE: Final = 5.0
+EVICT_EVERY: Final = 3600.0
+
+logger = logging.getLogger(__name__)
+
+
+class Cache:
+    """`async with Cache("sqlite:///prices.db") as cache:`; without it, the first read opens it."""
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        clock: Clock = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        dice: Callable[[], float] = random.random,
+        grace: Duration = GRACE,
+    ) -> None:
+        self._clock = checked_clock(clock)
+        self._private = isinstance(store, str) and store.startswith("memory:")
+        self._store = store_for(store, clock) if isinstance(store, str) else store
+        self._sleep = sleep
+        self._dice = dice
+        self._grace = seconds(grace, name="grace")
+        self._cores: dict[str, Core[Any, Any]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._finishing: set[asyncio.Task[Any]] = set()
+        self._opening: asyncio.Task[Runtime] | None = None
+        self._runtime: Runtime | None = None
+        self._closed = False
+
+    def batched(
+        self,
+        name: str,
+        *,
+        fresh_for: Duration,
+        stale_for: Duration = 0,
+        error_for: Duration = 0,
+        absent_for: Duration | None = None,
+        max_batch: int = 100,
+        concurrency: int = 4,
+        max_entries: int = 10_000,
+        memory_for: Duration = 0,
+        jitter: float = 0.0,
+        tags: Callable[[Any], Sequence[str]] | None = None,
+        codec: Codec[Any] | None = None,
+        lease_for: Duration = "5s",
+        load_timeout: Duration = "30s",
+    ) -> Callable[[BatchLoader[K, V]], Resource[K, V]]:
+        """Declare a resource: its loader takes a list of keys and returns a mapping."""
+        kind = self._new_name(name)
+
+        def decorate(loader: BatchLoader[K, V]) -> Resource[K, V]:
+            key_type, value_type = batch_types(kind, loader)
+            spec = spec_of(
+                kind,
+                loader,
+                codec if codec is not None else MsgpackCodec[V](value_type, kind),
+                tags,
+                fresh_for=fresh_for,
+                stale_for=stale_for,
+                error_for=error_for,
+                absent_for=absent_for,
+                jitter=jitter,
+                max_batch=max_batch,
+                concurrency=concurrency,
+                max_entries=max_entries,
+                memory_for=memory_for,
+                lease_for=lease_for,
+                load_timeout=load_timeout,
+            )
+
+            def text(key: K) -> str:
+                return checked_text(kind, key, key_type)
+
+            core = self._declared(spec, text, cast("Callable[[str], K]", key_type))
+            return Resource(core, self._clock)
+
+        return decorate
+
+    def cached(
+        self,
+        name: str,
+        *,
+        fresh_for: Duration,
+        stale_for: Duration = 0,
+        error_for: Duration = 0,
+        concurrency: int = 16,
+        max_entries: int = 10_000,
+        memory_for: Duration = 0,
+        jitter: float = 0.0,
+        tags: Callable[..., Sequence[str]] | None = None,
+        codec: Codec[Any] | None = None,
+        lease_for: Duration = "5s",
+        load_timeout: Duration = "30s",
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, V | Loaded[V]]]], Function[P, V]]:
+        """Declare a resource: each call of the function, by its arguments, is an entry."""
+        kind = self._new_name(name)
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, V | Loaded[V]]]) -> Function[P, V]:
+            signature = Signature(kind, function)
+
+            async def load(calls: list[Call[P]]) -> dict[Call[P], V | Loaded[V]]:
+                (call,) = calls
+                return {call: await function(*call.args, **call.kwargs)}
+
+            def tagged(call: Call[P]) -> Sequence[str]:
+                return tags(*call.args, **call.kwargs) if tags is not None else ()
+
+            spec = spec_of(
+                kind,
+                load,
+                codec if codec is not None else MsgpackCodec[V](signature.value_type, kind),
+                tagged,
+                fresh_for=fresh_for,
+                stale_for=stale_for,
+                error_for=error_for,
+                absent_for=0,
+                jitter=jitter,
+                max_batch=1,
+                concurrency=concurrency,
+                max_entries=max_entries,
+                memory_for=memory_for,
+                lease_for=lease_for,
+                load_timeout=load_timeout,
+            )
+            core = self._declared(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
+            return Function(core, signature, self._clock)
+
+        return decorate
+
+    async def open(self) -> None:
+        """Ready for work on this event loop; also after a close."""
+        self._closed = False
+        await self.runtime()
+
+    async def runtime(self) -> Runtime:
+        """What the resources work with; opens the store at the first call."""
+        if self._runtime is not None:
+            return self._runtime
+        if self._closed:
+            raise NotOpen("this cache is closed; open it again with async with, or open()")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Runtime:
+        try:
+            await self._store.open()
+        except BaseException:
+            self._opening = None
+            raise
+        self._runtime = Runtime(
+            loop=asyncio.get_running_loop(),
+            store=self._store,
+            clock=self._clock,
+            read_now=getattr(self._store, "read_now", None),
+            sleep=self._sleep,
+            dice=self._dice,
+            spawn=self._spawn,
+            finish=self._finish,
+            context=contextvars.Context(),
+        )
+        for core in self._cores.values():
+            core.open(self._runtime)
+        self._spawn(self._evict_now_and_then(), None)
+        self._opening = None
+        return self._runtime
+
+    async def close(self) -> None:
+        """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
+        self._closed = True
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self._runtime is None:
+            return
+        self._runtime = None
+        for core in self._cores.values():
+            core.close()
+        for task in self._tasks:
+            task.cancel()
+        await self._ended()
+        await self._store.close()
+
+    async def _ended(self) -> None:
+        if not (busy := self._tasks | self._finishing):
+            return
+        _, late = await asyncio.wait(busy, timeout=self._grace)
+        for task in late:
+            logger.error("still running %g s after close: %r", self._grace, task)
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> None:
+        """E8: every entry with this tag, and every load of one that is under way."""
+        runtime = await self.runtime()
+        self._overtake_tagged(tag)
+        try:
+            for kind, id_ in await runtime.store.invalidate_tag(tag, soft=soft):
+                if kind in self._cores:
+                    self._cores[kind].overtake_texts([id_])
+        finally:
+            self._overtake_tagged(tag)
+
+    def _overtake_tagged(self, tag: str) -> None:
+        for core in self._cores.values():
+            core.overtake_tagged(tag)
+
+    async def _evict_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(EVICT_EVERY)
+            try:
+                await self._store.evict(self._clock())
+            except StoreError as exc:
+                logger.warning("the store could not evict: %s", exc)
+
+    async def evict(self) -> int:
+        """Drop from the store what nobody can be served any more; return how many."""
+        runtime = await self.runtime()
+        return await runtime.store.evict(self._clock())
+
+    async def stats(self) -> CacheStats:
+        """Counts of every resource, and the store's own."""
+        runtime = await self.runtime()
+        try:
+            store = await runtime.store.stats()
+        except StoreError:
+            store = None
+        return CacheStats({kind: core.stats() for kind, core in self._cores.items()}, store)
+
+    def from_thread(
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call `function(*args)` on the cache's loop, from another thread, and wait for it."""
+        runtime = self._runtime
+        if runtime is None:
+            raise NotOpen("this cache is not open: from_thread needs a running loop to call")
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is runtime.loop:
+            raise StillfreshError(
+                "from_thread was called on the cache's own loop; await it instead"
+            )
+        return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), runtime.loop).result()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _new_name(self, name: str) -> str:
+        if checked_kind(name) in self._cores:
+            raise ConfigError(
+                f"resource name {name!r}: taken already in this cache; use another one"
+            )
+        return name
+
+    def _declared(
+        self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
+    ) -> Core[H, V]:
+        answers: Answers[H, V] = Answers(
+            spec.kind,
+            spec.codec,
+            self._clock,
+            max_entries=spec.max_entries,
+            memory_for=spec.memory_for,
+            private=self._private,
+        )
+        core = Core(spec, self, answers, text=text, key=key)
+        self._cores[self._new_name(spec.kind)] = core
+        if self._runtime is not None:
+            core.open(self._runtime)
+        return core
+
+    def _spawn(
+        self, work: Coroutine[Any, Any, Any], context: contextvars.Context | None
+    ) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        await asyncio.shield(task)

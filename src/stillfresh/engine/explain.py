@@ -1,0 +1,78 @@
+"""Why this value, why now, who refreshes it, when: a record in words.
+
+Pure: what the store and the process know in, an Explanation out.
+"""
+
+from stillfresh.engine.model import Explanation
+from stillfresh.engine.rules import fresh_until, is_cooling, is_held, verdict_of
+from stillfresh.freshness import Verdict, age_of
+from stillfresh.stores.contract import Mark, Record
+
+__all__ = ["explain"]
+
+READS = {
+    Verdict.FRESH: "a read is served and nothing else happens",
+    Verdict.STALE: "a read is served at once, and one refresh begins behind it",
+    Verdict.EXPIRED: "a read waits for a load, and gets this copy only if that fails",
+    Verdict.GONE: "a read waits for a load, and fails if that fails",
+}
+
+
+def explain(
+    resource: str,
+    key: object,
+    record: Record,
+    now: float,
+    *,
+    loading_here: bool,
+    in_memory: bool,
+) -> Explanation:
+    """Everything known about one entry."""
+    copy, failure = record.copy, record.failure
+    verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
+    return Explanation(
+        resource=resource,
+        key=key,
+        verdict=verdict,
+        age=None if copy is None else age_of(copy.fetched_at, now),
+        fresh_until=None if copy is None else fresh_until(copy),
+        invalidated=copy is not None and copy.mark is not Mark.NONE,
+        loading_here=loading_here,
+        held_until=record.held_until if is_held(record, now) else None,
+        failures=0 if failure is None else failure.count,
+        retry_at=None if failure is None else failure.retry_at,
+        error=None if failure is None else failure.error,
+        in_memory=in_memory,
+        text=_text(resource, key, record, now, verdict, loading_here=loading_here),
+    )
+
+
+def _text(
+    resource: str, key: object, record: Record, now: float, verdict: Verdict, *, loading_here: bool
+) -> str:
+    parts = [f"{resource} {key!r}: {_what(record, now, verdict)}; {READS[verdict]}."]
+    if loading_here:
+        parts.append("It is being loaded by this process.")
+    elif record.held_until is not None and is_held(record, now):
+        parts.append(
+            f"Another process is loading it, until {record.held_until - now:.1f} s from now."
+        )
+    if (failure := record.failure) is not None:
+        pause = (
+            f"; the next try is in {failure.retry_at - now:.1f} s"
+            if is_cooling(failure, now)
+            else ""
+        )
+        parts.append(f"The last {failure.count} load(s) failed ({failure.error}){pause}.")
+    return " ".join(parts)
+
+
+def _what(record: Record, now: float, verdict: Verdict) -> str:
+    if (copy := record.copy) is None:
+        return "there is no copy"
+    what = "known to be absent" if copy.value is None else f"a {verdict} copy"
+    if copy.mark is not Mark.NONE:
+        return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, invalidated"
+    left = fresh_until(copy) - now
+    when = f"fresh for {left:.1f} s more" if left > 0 else f"fresh until {-left:.1f} s ago"
+    return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, {when}"

@@ -1,0 +1,186 @@
+"""Who waits for which load: single-flight, batches, and no waiting in a circle (E3, E4, E6).
+
+A flight is one key on its way from "somebody needs it" to an answer. Here is the bookkeeping, on
+one event loop and without an `await`; `loader.py` does the work.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from contextvars import ContextVar
+from typing import Any, Final, Generic, TypeVar
+
+from stillfresh.engine.model import Answer
+from stillfresh.errors import LoadFailed
+from stillfresh.stores.contract import Failure, Record
+
+__all__ = ["CURRENT", "Batch", "Flight", "Outcome", "Queue", "Waiter", "waits_for"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MAX_BEHIND: Final = 10_000
+"""Refreshes that may queue with nobody waiting; a key beyond that is asked for by its next read."""
+
+Outcome = Answer[V] | LoadFailed
+
+
+class Waiter(Generic[K, V]):
+    """One caller, waiting for one or many keys."""
+
+    __slots__ = ("fallbacks", "future", "missing", "outcomes")
+
+    def __init__(self, future: "asyncio.Future[None]") -> None:
+        self.future = future
+        self.missing = 0
+        self.outcomes: dict[K, Outcome[V]] = {}
+        self.fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}
+        """What is left to serve this caller if the load fails (E2)."""
+
+    def settle(self, key: K, outcome: Outcome[V]) -> None:
+        if isinstance(outcome, LoadFailed) and key in self.fallbacks:
+            outcome = self.fallbacks[key](outcome)
+        self.outcomes[key] = outcome
+        self.missing -= 1
+        if self.missing == 0 and not self.future.done():
+            self.future.set_result(None)
+
+
+class Batch:
+    """One call of a loader, and the flights that it waits for in turn."""
+
+    __slots__ = ("waiting_for",)
+
+    def __init__(self) -> None:
+        self.waiting_for: list[Flight[Any, Any]] = []
+
+
+CURRENT: ContextVar[Batch | None] = ContextVar("stillfresh_batch", default=None)
+"""The batch in whose loader this code runs."""
+
+
+class Flight(Generic[K, V]):
+    """One key's load. Who asked before it began is apart from who came later (E6)."""
+
+    __slots__ = ("batch", "began", "early", "failure", "id", "key", "late", "overtaken",
+                 "seen", "urgent", "wanted")  # fmt: skip
+
+    def __init__(self, key: K, id_: str) -> None:
+        self.key = key
+        self.id = id_
+        self.seen: str | None = None
+        self.failure: Failure | None = None
+        self.early: list[Waiter[K, V]] = []
+        self.late: list[Waiter[K, V]] = []
+        self.began = False
+        self.overtaken = False
+        self.urgent = False
+        self.wanted = False
+        self.batch: Batch | None = None
+
+    def saw(self, record: Record) -> None:
+        """What the next lease is asked for with."""
+        self.seen = record.copy.generation if record.copy is not None else None
+        self.failure = record.failure
+
+    def join(self, waiter: Waiter[K, V]) -> None:
+        waiter.missing += 1
+        (self.late if self.began else self.early).append(waiter)
+
+    def leave(self, waiter: Waiter[K, V]) -> None:
+        for waiters in (self.early, self.late):
+            if waiter in waiters:
+                waiters.remove(waiter)
+
+    @property
+    def is_needed(self) -> bool:
+        """E3: a key whose last waiter left before its load began is dropped."""
+        return self.wanted or bool(self.early)
+
+
+def waits_for(flight: Flight[K, V], batch: Batch) -> bool:
+    """E3: would `flight` come to its end only after `batch` does?"""
+    seen: set[int] = set()
+    stack: list[Flight[Any, Any]] = [flight]
+    while stack:
+        one = stack.pop()
+        if one.batch is batch:
+            return True
+        if one.batch is not None and id(one.batch) not in seen:
+            seen.add(id(one.batch))
+            stack.extend(one.batch.waiting_for)
+    return False
+
+
+class Queue(Generic[K, V]):
+    """The flights of one resource, and those of them that have not begun."""
+
+    def __init__(self, max_batch: int, concurrency: int) -> None:
+        self.flights: dict[K, Flight[K, V]] = {}
+        self._max_batch = max_batch
+        self._concurrency = concurrency
+        self._pending: deque[Flight[K, V]] = deque()
+        self._urgent: deque[Flight[K, V]] = deque()
+        self._running = 0
+
+    def add(self, key: K, id_: str) -> Flight[K, V]:
+        """The flight of this key: the one there is, or a new one at the end of the queue."""
+        if (flight := self.flights.get(key)) is None:
+            flight = self.flights[key] = Flight(key, id_)
+            self._pending.append(flight)
+        if CURRENT.get() is not None and not (flight.began or flight.urgent):
+            flight.urgent = True
+            self._urgent.append(flight)
+        return flight
+
+    def has_room_behind(self) -> bool:
+        return len(self._pending) < MAX_BEHIND
+
+    def take(self) -> tuple[list[Flight[K, V]], bool]:
+        """The next batch, and whether it takes a place; a load inside a load takes none (E4)."""
+        if taken := self._begin(self._urgent):
+            return taken, False
+        if self._running < self._concurrency and (taken := self._begin(self._pending)):
+            self._running += 1
+            return taken, True
+        return [], False
+
+    def give_back(self) -> None:
+        """A place is free again."""
+        self._running -= 1
+
+    def end(self, flight: Flight[K, V]) -> None:
+        if self.flights.get(flight.key) is flight:
+            del self.flights[flight.key]
+
+    def clear(self) -> list[Flight[K, V]]:
+        """Nothing is pending any more; the flights there were."""
+        ended = list(self.flights.values())
+        self.flights.clear()
+        self._pending.clear()
+        self._urgent.clear()
+        return ended
+
+    def again(
+        self, flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], *, wanted: bool
+    ) -> Flight[K, V]:
+        """A new flight of the same key, for those who are still waiting (E5, E6)."""
+        self.end(flight)
+        trailing = self.add(flight.key, flight.id)
+        trailing.seen, trailing.failure = flight.seen, flight.failure
+        trailing.wanted = trailing.wanted or wanted
+        trailing.early.extend(waiters)
+        return trailing
+
+    def _begin(self, queue: deque[Flight[K, V]]) -> list[Flight[K, V]]:
+        taken: list[Flight[K, V]] = []
+        while queue and len(taken) < self._max_batch:
+            flight = queue.popleft()
+            if flight.began:
+                continue  # it was urgent, and stood in both queues
+            flight.began = True
+            if flight.is_needed:
+                taken.append(flight)
+            else:
+                self.end(flight)
+        return taken

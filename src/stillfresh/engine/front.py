@@ -1,0 +1,95 @@
+"""Memory in front of a store: a bounded number of decoded entries, no move on a hit (E9).
+
+CLOCK: when it is full a hand goes round, passes over what was read since its last round, and
+takes the first that was not. A hit already counts on the entry (E12), and that count is the mark.
+"""
+
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+from stillfresh.engine.metrics import Meter
+from stillfresh.engine.model import Answer
+from stillfresh.stores.contract import Copy
+
+__all__ = ["NEVER", "Entry", "Front"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+NEVER: Final = float("-inf")
+
+
+class Entry(Generic[K, V]):
+    """A decoded copy and the answer that can be given as it stands while `now < until`."""
+
+    __slots__ = ("answer", "bucket", "copy", "hits", "key", "marked", "until")
+
+    def __init__(self, key: K, copy: Copy, answer: Answer[V]) -> None:
+        self.key = key
+        self.copy = copy
+        self.answer = answer
+        self.bucket = 0
+        self.hits = 0
+        self.until = NEVER
+        self.marked = True
+
+
+class Front(Generic[K, V]):
+    """The entries of one resource."""
+
+    def __init__(self, max_entries: int, meter: Meter) -> None:
+        self.entries: dict[K, Entry[K, V]] = {}
+        self._max_entries = max_entries
+        self._meter = meter
+        self._ring: list[Entry[K, V]] = []
+        self._hand = 0
+
+    def put(self, key: K, copy: Copy, answer: Answer[V], *, until: float, bucket: int) -> None:
+        """Keep the copy and the answer; an entry that is there is changed, not replaced."""
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(key, copy, answer)
+            self._seat(entry)
+        else:
+            self.fold(entry)
+        entry.copy, entry.answer, entry.until, entry.bucket = copy, answer, until, bucket
+
+    def drop(self, key: K) -> None:
+        """Nothing is served from this entry any more, by whoever still holds it."""
+        if (entry := self.entries.pop(key, None)) is not None:
+            self.fold(entry)
+            entry.until = NEVER
+
+    def clear(self) -> None:
+        for key in list(self.entries):
+            self.drop(key)
+        self._ring.clear()
+        self._hand = 0
+
+    def fold(self, entry: Entry[K, V]) -> None:
+        """Hand the entry's hits over to the meter."""
+        if entry.hits:
+            self._meter.read(entry.answer.verdict, entry.bucket, entry.hits)
+            entry.hits = 0
+            entry.marked = True
+
+    def fold_all(self) -> None:
+        for entry in self.entries.values():
+            self.fold(entry)
+
+    def _seat(self, entry: Entry[K, V]) -> None:
+        """A place in the ring: a new one, or that of the first that was not read since."""
+        if len(self._ring) < self._max_entries:
+            self._ring.append(entry)
+            return
+        while True:
+            self._hand = (self._hand + 1) % len(self._ring)
+            other = self._ring[self._hand]
+            if self.entries.get(other.key) is not other:
+                break
+            self.fold(other)
+            if not other.marked:
+                self.drop(other.key)
+                break
+            other.marked = False
+        self._ring[self._hand] = entry

@@ -1,0 +1,188 @@
+"""One call, one key: what identifies an entry, and what is refused at the door (E15).
+
+Pure: signatures and arguments in, text out, or a `ConfigError` that says what to write instead.
+"""
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, Union, get_args, get_origin
+from typing import get_type_hints as type_hints
+
+import msgspec
+
+from stillfresh.engine.model import Loaded
+from stillfresh.errors import ConfigError, shown
+
+__all__ = ["Call", "Key", "Signature", "batch_types", "checked_kind", "checked_text"]
+
+P = ParamSpec("P")
+Key: TypeAlias = str | int
+
+KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
+MAX_KEY: Final = 65_536
+
+
+def checked_kind(name: str) -> str:
+    """A resource's name is a table's name in SQLite (S4)."""
+    if (
+        not KIND.fullmatch(name)
+        or name.endswith("_ttl")
+        or name.startswith(("sqlite_", "stillfresh_"))
+    ):
+        raise ConfigError(
+            f"resource name {name!r}: write a lower-case word such as 'price' or 'user_page' "
+            f"(letters, digits, _; not ending in _ttl)"
+        )
+    return name
+
+
+def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
+    """The key as the store has it; a key of another type than declared is refused."""
+    if not isinstance(key, of) or isinstance(key, bool):
+        raise ConfigError(
+            f"{resource}: a key is {of.__name__}, not {type(key).__name__} ({shown(key)})"
+        )
+    return checked_id(resource, str(key))
+
+
+def checked_id(resource: str, text: str) -> str:
+    """Neither empty nor huge, and something that can be written as UTF-8."""
+    if not text:
+        raise ConfigError(f"{resource}: the key is empty; a key has at least one character")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"{resource}: the key {shown(text)} cannot be written as UTF-8") from None
+    if size > MAX_KEY:
+        raise ConfigError(
+            f"{resource}: the key {shown(text)} is {size:,} bytes long, of {MAX_KEY:,} allowed"
+        )
+    return text
+
+
+def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type[int], Any]:
+    """The type of keys and of values, from `async def loader(keys: list[K]) -> Mapping[K, V]`."""
+    hints, parameters = _hints(name, loader)
+    if len(parameters) != 1:
+        raise ConfigError(
+            f"{name}: a batched loader takes one parameter, the list of keys; "
+            f"write async def {loader.__name__}(keys: list[str]) -> dict[str, ...]"
+        )
+    keys = get_args(hints.get(parameters[0].name))
+    key_type = _plain(keys[0]) if len(keys) == 1 else None
+    if key_type not in (str, int):
+        raise ConfigError(
+            f"{name}: annotate the keys of {loader.__name__} as list[str] or list[int]"
+        )
+    returned = hints.get("return", Any)
+    if returned is not Any and not (
+        isinstance(get_origin(returned), type) and issubclass(get_origin(returned), Mapping)
+    ):
+        raise ConfigError(
+            f"{name}: {loader.__name__} returns a mapping from key to value; "
+            f"annotate it as dict[{key_type.__name__}, ...], not {returned!r}"
+        )
+    return key_type, value_type(get_args(returned)[1] if get_args(returned) else Any)
+
+
+def value_type(annotation: Any) -> Any:  # noqa: ANN401 (a type form)
+    """Without what only the loader says: `Price | Loaded[Price] | Exception` is `Price`."""
+    if get_origin(annotation) is Loaded:
+        return get_args(annotation)[0]
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return annotation
+    kept = [value_type(part) for part in get_args(annotation) if not _is_exception(part)]
+    return Union[tuple(dict.fromkeys(kept))] if kept else Any  # noqa: UP007 (made at run time)
+
+
+def _is_exception(part: Any) -> bool:  # noqa: ANN401 (a type form)
+    return isinstance(part, type) and issubclass(part, BaseException)
+
+
+def _plain(of: Any) -> Any:  # noqa: ANN401 (a type form)
+    """A NewType of str is str."""
+    while hasattr(of, "__supertype__"):
+        of = of.__supertype__
+    return of
+
+
+def _hints(name: str, loader: Callable[..., Any]) -> tuple[dict[str, Any], list[inspect.Parameter]]:
+    if not inspect.iscoroutinefunction(loader):
+        raise ConfigError(f"{name}: a loader is an async function; write async def {loader!r}")
+    parameters = list(inspect.signature(loader).parameters.values())
+    if parameters and parameters[0].name in {"self", "cls"}:
+        raise ConfigError(
+            f"{name}: {loader.__qualname__} is a method; decorate a function, or decorate inside "
+            f"__init__: self.prices = cache.batched(...)(self._load)"
+        )
+    try:
+        return type_hints(loader), parameters
+    except NameError as exc:
+        raise ConfigError(
+            f"{name}: cannot read the annotations of {loader.__name__}: {exc}"
+        ) from exc
+
+
+class Call(Generic[P]):
+    """One call of a cached function: equal if the arguments are."""
+
+    __slots__ = ("args", "id", "kwargs")
+
+    def __init__(self, id_: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.id = id_
+        self.args = args
+        self.kwargs = kwargs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return self.id
+
+
+class Signature(Generic[P]):
+    """Binds arguments with their defaults, so that one call has one key."""
+
+    def __init__(self, name: str, loader: Callable[P, Any]) -> None:
+        hints, parameters = _hints(name, loader)
+        self._name = name
+        self._signature = inspect.signature(loader)
+        self._types = {
+            parameter.name: of
+            for parameter in parameters
+            if (of := _plain(hints.get(parameter.name))) in (str, int)
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        }
+        self.value_type = value_type(hints.get("return", Any))
+        self.is_plain = len(self._types) == len(parameters)
+        """Every argument is a str or an int, so equal arguments are the same arguments."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
+        """The entry that these arguments name."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{self._name}{self._signature}: {exc}") from None
+        bound.apply_defaults()
+        for name, of in self._types.items():
+            value = bound.arguments[name]
+            if not isinstance(value, of) or isinstance(value, bool):
+                raise ConfigError(
+                    f"{self._name}: {name} is {of.__name__}, not {type(value).__name__} "
+                    f"({shown(value)})"
+                )
+        return Call(self._id(bound.arguments), bound.args, bound.kwargs)
+
+    def _id(self, arguments: Mapping[str, Any]) -> str:
+        try:
+            text = msgspec.json.encode(list(arguments.values()), order="deterministic").decode()
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ConfigError(
+                f"{self._name}: the arguments {shown(dict(arguments))} cannot be a key: {exc}"
+            ) from exc
+        return checked_id(self._name, text)

@@ -1,0 +1,339 @@
+"""From "somebody needs these keys" to copies in the store: leases, the load, the publication.
+
+One Loader for a resource (E3-E8). It holds no policy: `rules.py` decides what a failure or a
+foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from stillfresh.clock import Clock
+from stillfresh.engine.codec import Codec
+from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
+from stillfresh.engine.metrics import Meter
+from stillfresh.engine.model import Loaded, RetryAfter
+from stillfresh.engine.results import ABSENT, error_text, results_of
+from stillfresh.engine.rules import Terms, failed, jittered, plan_wait
+from stillfresh.errors import LoadFailed, StoreError
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Newer, Record, Store
+
+__all__ = ["Land", "Landing", "Loader", "Runtime", "Spec"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+SHORTEST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 1.0
+"""E5: between two looks at another process's load; at most ten reads a second and key."""
+RENEWALS: Final = 3
+"""A lease is renewed when a third of it has passed, so that one lost renewal is survived."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec(Generic[K, V]):
+    """A resource as it was declared."""
+
+    kind: str
+    load: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, Any]]]
+    codec: Codec[V]
+    terms: Terms
+    tags: Callable[[K], Sequence[str]] | None
+    max_batch: int
+    concurrency: int
+    max_entries: int
+    memory_for: float
+    lease_for: float
+    load_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What all resources of a cache share while it is open."""
+
+    loop: asyncio.AbstractEventLoop
+    store: Store
+    clock: Clock
+    read_now: Callable[[str, Sequence[str], Mapping[str, str]], dict[str, Record]] | None
+    """Reads on the spot, where the store can."""
+    sleep: Callable[[float], Awaitable[object]]
+    dice: Callable[[], float]
+    spawn: Callable[[Coroutine[Any, Any, Any], contextvars.Context | None], asyncio.Task[Any]]
+    """A task that the cache waits for, and cancels when it closes."""
+    finish: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
+    """Awaits something that closing the cache lets finish."""
+    context: contextvars.Context
+
+
+@dataclass(frozen=True, slots=True)
+class Landing(Generic[V]):
+    """How a key's load ended: with a copy and its value, or with an error."""
+
+    copy: Copy | None = None
+    value: V | None = None
+    failure: Failure | None = None
+    error: LoadFailed | None = None
+
+
+class Land(Protocol[K, V]):
+    """Tells those who wait for the flight how it ended."""
+
+    def __call__(
+        self, flight: Flight[K, V], landing: Landing[V], *, stored: bool, superseded: bool
+    ) -> None: ...
+
+
+class Loader(Generic[K, V]):
+    """Leads flights; `land` is told how each ended, `look` what another process has done."""
+
+    def __init__(
+        self,
+        spec: Spec[K, V],
+        runtime: Runtime,
+        *,
+        queue: Queue[K, V],
+        meter: Meter,
+        land: Land[K, V],
+        look: Callable[[Flight[K, V], Record], None],
+    ) -> None:
+        self._spec = spec
+        self._runtime = runtime
+        self._queue = queue
+        self._meter = meter
+        self._land = land
+        self._look = look
+
+    def flush(self) -> None:
+        """Begin as many batches as there are places for."""
+        while (taken := self._queue.take())[0]:
+            self._runtime.spawn(self._lead(*taken), self._runtime.context)
+
+    async def _lead(self, flights: list[Flight[K, V]], takes_place: bool) -> None:
+        try:
+            leases = await self._acquire(flights)
+            if mine := [flight for flight in flights if flight.id in leases]:
+                await self._load(mine, {id_: lease for id_, lease in leases.items() if lease})
+        except asyncio.CancelledError:
+            self._fail(flights, "the cache was closed")
+            raise
+        except Exception:
+            logger.exception("%s: stillfresh itself failed", self._spec.kind)
+            self._fail(flights, "stillfresh itself failed; see the log")
+        finally:
+            if takes_place:
+                self._queue.give_back()
+            self.flush()
+
+    def _fail(self, flights: list[Flight[K, V]], why: str) -> None:
+        error = LoadFailed(f"{self._spec.kind}: {why}")
+        for flight in flights:
+            if self._queue.flights.get(flight.key) is flight:
+                self._land(flight, Landing(error=error), stored=False, superseded=False)
+
+    async def _acquire(self, flights: list[Flight[K, V]]) -> dict[str, Lease | None]:
+        """The leases for what is ours to load; None for each if the store is away (S5)."""
+        tags = self._spec.tags
+        asks = [
+            Ask(flight.id, flight.seen, tuple(tags(flight.key)) if tags else ())
+            for flight in flights
+        ]
+        try:
+            grants = await self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
+        except StoreError as exc:
+            self._store_failed("lease", exc)
+            return dict.fromkeys(ask.id for ask in asks)
+        leases: dict[str, Lease | None] = {}
+        held = []
+        for flight in flights:
+            match grants[flight.id]:
+                case Lease() as lease:
+                    leases[flight.id] = lease
+                case Newer(record):
+                    self._look(flight, record)
+                case Held():
+                    held.append(flight)
+        self._meter.leases_won += len(leases)
+        self._meter.leases_denied += len(flights) - len(leases)
+        if held:
+            self._runtime.spawn(self._follow(held), self._runtime.context)
+        return leases
+
+    async def _follow(self, flights: list[Flight[K, V]]) -> None:
+        """E5: another process loads these; look now and then, with growing, jittered pauses."""
+        pause, waiting = SHORTEST_PAUSE, flights
+        try:
+            while waiting := [flight for flight in waiting if self._is_waited_for(flight)]:
+                await self._runtime.sleep(pause * (1 + 0.5 * self._runtime.dice()))
+                pause = min(LONGEST_PAUSE, pause * 1.5)
+                waiting = await self._look_around(waiting)
+        except asyncio.CancelledError:
+            self._fail(flights, "the cache was closed")
+            raise
+
+    async def _look_around(self, flights: list[Flight[K, V]]) -> list[Flight[K, V]]:
+        """Which of these have to wait on."""
+        try:
+            ids = [flight.id for flight in flights]
+            records = await self._runtime.store.read(self._spec.kind, ids)
+        except StoreError as exc:
+            self._store_failed("read", exc)
+            return flights
+        now, waiting = self._runtime.clock(), []
+        for flight in flights:
+            record = records.get(flight.id, Record())
+            if plan_wait(record, flight.seen, now) is None:
+                waiting.append(flight)
+            else:
+                self._look(flight, record)
+        return waiting
+
+    def _is_waited_for(self, flight: Flight[K, V]) -> bool:
+        if flight.early or flight.late:
+            return True
+        self._queue.end(flight)
+        return False
+
+    async def _load(self, flights: list[Flight[K, V]], leases: dict[str, Lease]) -> None:
+        sent = self._runtime.clock()
+        self._meter.batch(len(flights))
+        try:
+            results = await self._call(flights, list(leases.values()))
+        except asyncio.CancelledError:
+            await self._release(list(leases.values()), {})
+            raise
+        landings = {
+            flight.id: self._landing(flight, results[flight.key], sent, leases.get(flight.id))
+            for flight in flights
+        }
+        self._log(landings)
+        await self._runtime.finish(self._settle(flights, leases, landings))
+
+    async def _call(self, flights: list[Flight[K, V]], leases: list[Lease]) -> dict[K, object]:
+        """E3: to its end, to `load_timeout`, or until the cache closes, whatever the callers do."""
+        keys, batch = [flight.key for flight in flights], Batch()
+        for flight in flights:
+            flight.batch = batch
+        context = self._runtime.context.copy()
+        context.run(CURRENT.set, batch)
+        load = self._runtime.spawn(self._spec.load(keys), context)
+        guard = self._runtime.spawn(self._guard(leases), None)
+        try:
+            await asyncio.wait([load, guard], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            guard.cancel()
+            load.cancel()
+        return self._results(keys, load)
+
+    def _results(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
+        kind = self._spec.kind
+        if not load.done():
+            pause = self._spec.load_timeout
+            return dict.fromkeys(keys, TimeoutError(f"no answer within {pause:g} s (load_timeout)"))
+        if load.cancelled():
+            return dict.fromkeys(keys, LoadFailed(f"{kind}: the loader cancelled itself"))
+        if (error := load.exception()) is not None:
+            return dict.fromkeys(keys, error)
+        return results_of(kind, keys, load.result())
+
+    async def _guard(self, leases: list[Lease]) -> None:
+        """Renew the leases while the load runs; ends when the load has run for too long."""
+        left, step = self._spec.load_timeout, self._spec.lease_for / RENEWALS
+        while left > 0:
+            await self._runtime.sleep(min(step, left))
+            left -= step
+            if leases and left > 0:
+                try:
+                    await self._runtime.store.renew(self._spec.kind, leases, self._spec.lease_for)
+                except StoreError as exc:
+                    self._store_failed("renew", exc)
+
+    def _landing(
+        self, flight: Flight[K, V], result: object, sent: float, lease: Lease | None
+    ) -> Landing[V]:
+        """What the loader said as a copy; through the codec and back, so that all see the same."""
+        if isinstance(result, BaseException):
+            return self._failed(flight, result)
+        generation = lease.token if lease is not None else ""
+        if result is ABSENT:
+            self._meter.absent += 1
+            return Landing(Copy(generation, sent, Policy(self._spec.terms.absent_for), None))
+        own = result.fresh_for if isinstance(result, Loaded) else None
+        raw: Any = result.value if isinstance(result, Loaded) else result
+        policy = jittered(self._spec.terms, self._runtime.dice(), fresh_for=own)
+        try:
+            data = self._spec.codec.encode(raw)
+            return Landing(Copy(generation, sent, policy, data), self._spec.codec.decode(data))
+        except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
+            kept = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
+            kept.__cause__ = exc
+            return self._failed(flight, kept)
+
+    def _failed(self, flight: Flight[K, V], error: BaseException) -> Landing[V]:
+        self._meter.failed += 1
+        text = error_text(error)
+        failure = failed(
+            flight.failure,
+            text,
+            self._runtime.clock(),
+            self._runtime.dice(),
+            error.seconds if isinstance(error, RetryAfter) else None,
+        )
+        raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: loading failed: {text}")
+        raised.__cause__ = error
+        return Landing(failure=failure, error=raised)
+
+    async def _settle(
+        self,
+        flights: list[Flight[K, V]],
+        leases: dict[str, Lease],
+        landings: dict[str, Landing[V]],
+    ) -> None:
+        """Publish what came, release what failed, and tell those who wait."""
+        copies = {
+            id_: (lease, copy) for id_, lease in leases.items() if (copy := landings[id_].copy)
+        }
+        superseded, stored = await self._publish(copies)
+        failures = {id_: it.failure for id_, it in landings.items() if it.failure is not None}
+        await self._release([leases[id_] for id_ in failures if id_ in leases], failures)
+        for flight in flights:
+            self._land(
+                flight,
+                landings[flight.id],
+                stored=stored and flight.id in leases,
+                superseded=flight.id in superseded,
+            )
+
+    async def _publish(self, copies: dict[str, tuple[Lease, Copy]]) -> tuple[set[str], bool]:
+        if not copies:
+            return set(), True
+        try:
+            superseded = await self._runtime.store.publish(self._spec.kind, copies)
+        except StoreError as exc:
+            self._store_failed("publish", exc)
+            return set(), False
+        self._meter.superseded += len(superseded)
+        return superseded, True
+
+    async def _release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
+        if not leases:
+            return
+        try:
+            await self._runtime.store.release(self._spec.kind, leases, failures)
+        except StoreError as exc:
+            self._store_failed("release", exc)
+
+    def _store_failed(self, what: str, error: StoreError) -> None:
+        self._meter.store_errors += 1
+        logger.warning("%s: the store could not %s: %s", self._spec.kind, what, error)
+
+    def _log(self, landings: dict[str, Landing[V]]) -> None:
+        """E7: once for a batch."""
+        errors = [it.error for it in landings.values() if it.error is not None]
+        if errors:
+            logger.warning("%d of %d failed; the first: %s", len(errors), len(landings), errors[0])

@@ -1,0 +1,104 @@
+"""What happened, counted exactly and without a lock (E12).
+
+Hits are counted on the entry itself and folded in here when its verdict or its age's bucket
+changes, so that a hit costs one addition.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import StoreStats
+
+__all__ = ["CacheStats", "Meter", "ResourceStats", "age_bucket"]
+
+
+def age_bucket(age: float) -> int:
+    """Which bucket of the histogram an age belongs to."""
+    return bisect_right(AGE_BUCKETS, age)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStats:
+    """Counts since the cache was made. `ages` are reads by age at serving, bucket by bucket."""
+
+    reads: dict[Verdict, int]
+    ages: tuple[int, ...]
+    loads: int
+    """Calls of the loader."""
+    loaded: int
+    """Keys that were asked of it."""
+    largest_batch: int
+    failed: int
+    """Keys whose load failed."""
+    absent: int
+    coalesced: int
+    """Reads that joined a load which another had asked for."""
+    superseded: int
+    """Loads overtaken by an invalidation or by another holder."""
+    leases_won: int
+    leases_denied: int
+    store_errors: int
+    entries: int
+    """In memory now."""
+    loading: int
+    """Keys being loaded, or waited for, now."""
+
+    def age_quantile(self, share: float) -> float:
+        """The age (a bucket's upper bound) that this share of all reads was no older than."""
+        wanted, seen = share * sum(self.ages), 0
+        for bound, count in zip((*AGE_BUCKETS, float("inf")), self.ages, strict=True):
+            seen += count
+            if seen >= wanted:
+                return bound
+        return float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Every resource, and the store they share; `store` is None where it could not be asked."""
+
+    resources: dict[str, ResourceStats]
+    store: StoreStats | None
+
+
+class Meter:
+    """The running counts of one resource."""
+
+    def __init__(self) -> None:
+        self.reads = dict.fromkeys(Verdict, 0)
+        self.ages = [0] * (len(AGE_BUCKETS) + 1)
+        self.loads = self.loaded = self.largest_batch = self.failed = self.absent = 0
+        self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
+        self.store_errors = 0
+
+    def read(self, verdict: Verdict, bucket: int, count: int = 1) -> None:
+        """So many answers of this verdict and age went out."""
+        self.reads[verdict] += count
+        self.ages[bucket] += count
+
+    def batch(self, size: int) -> None:
+        """One call of the loader."""
+        self.loads += 1
+        self.loaded += size
+        self.largest_batch = max(self.largest_batch, size)
+
+    def stats(self, *, entries: int, loading: int) -> ResourceStats:
+        """A frozen picture."""
+        return ResourceStats(
+            reads=dict(self.reads),
+            ages=tuple(self.ages),
+            loads=self.loads,
+            loaded=self.loaded,
+            largest_batch=self.largest_batch,
+            failed=self.failed,
+            absent=self.absent,
+            coalesced=self.coalesced,
+            superseded=self.superseded,
+            leases_won=self.leases_won,
+            leases_denied=self.leases_denied,
+            store_errors=self.store_errors,
+            entries=entries,
+            loading=loading,
+        )

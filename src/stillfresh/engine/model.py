@@ -1,0 +1,111 @@
+"""What goes in and out of the engine: answers, what a loader may say, what an explanation holds.
+
+Pure data: no clock is read here but through an answer's own `age`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict, age_of
+
+__all__ = ["Answer", "Explanation", "Loaded", "Origin", "RetryAfter"]
+
+V = TypeVar("V")
+T = TypeVar("T")
+
+
+class Origin(StrEnum):
+    """Where an answer came from."""
+
+    MEMORY = "memory"
+    STORE = "store"
+    LOADED = "loaded"
+    """By this call's own load."""
+    ANOTHER = "another"
+    """By a load that another task or another process had begun."""
+
+
+class Answer(Generic[V]):
+    """A value and how fresh it is. Shared between callers: treat it, and the value, as frozen."""
+
+    __slots__ = ("_clock", "error", "fetched_at", "found", "origin", "value", "verdict")
+
+    def __init__(
+        self,
+        value: V,
+        *,
+        found: bool,
+        verdict: Verdict,
+        fetched_at: float,
+        origin: Origin,
+        clock: Callable[[], float],
+        error: LoadFailed | None = None,
+    ) -> None:
+        self.value = value
+        """None where `found` is False."""
+        self.found = found
+        """False: upstream says that it does not exist, or (with `error`) nobody could say."""
+        self.verdict = verdict
+        """As it was when served."""
+        self.fetched_at = fetched_at
+        self.origin = origin
+        self.error = error
+        """Why this is not newer: the last refresh failed."""
+        self._clock = clock
+
+    @property
+    def age(self) -> float:
+        """Seconds since the copy was asked for, at the moment you look."""
+        return age_of(self.fetched_at, self._clock())
+
+    def __repr__(self) -> str:
+        what = repr(self.value) if self.found else "absent"
+        failed = f" error={self.error}" if self.error else ""
+        return f"<Answer {what} {self.verdict} age={self.age:.3g}s from {self.origin}{failed}>"
+
+
+class Loaded(Generic[T]):
+    """E8: a loader's value with terms of its own, instead of the resource's."""
+
+    __slots__ = ("fresh_for", "value")
+
+    def __init__(self, value: T, *, fresh_for: Duration) -> None:
+        self.value = value
+        self.fresh_for = seconds(fresh_for, name="fresh_for")
+
+
+class RetryAfter(Exception):
+    """E7: raised (or returned for an id) by a loader that was told when to ask again."""
+
+    def __init__(self, pause: Duration, message: str = "") -> None:
+        self.seconds = seconds(pause, name="RetryAfter")
+        super().__init__(message or f"asked to wait {self.seconds:g} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why this value, why now, who refreshes it, when."""
+
+    resource: str
+    key: object
+    verdict: Verdict
+    """GONE as well where there never was a copy."""
+    age: float | None
+    fresh_until: float | None
+    invalidated: bool
+    loading_here: bool
+    held_until: float | None
+    """Another process (or this one) holds the lease until then."""
+    failures: int
+    retry_at: float | None
+    error: str | None
+    in_memory: bool
+    text: str
+    """The same in a sentence or two."""
+
+    def __str__(self) -> str:
+        return self.text

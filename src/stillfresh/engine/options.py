@@ -1,0 +1,62 @@
+"""From what a declaration says to a checked `Spec`: each mistake names the resource and the option.
+
+Pure: values in, a Spec out, or a `ConfigError`.
+"""
+
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.codec import Codec
+from stillfresh.engine.loader import Spec
+from stillfresh.engine.rules import Terms
+from stillfresh.errors import ConfigError
+from stillfresh.freshness import Policy
+
+__all__ = ["spec_of"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def spec_of(
+    kind: str,
+    load: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, Any]]],
+    codec: Codec[V],
+    tags: Callable[[K], Sequence[str]] | None,
+    *,
+    fresh_for: Duration,
+    stale_for: Duration,
+    error_for: Duration,
+    absent_for: Duration | None,
+    jitter: float,
+    max_batch: int,
+    concurrency: int,
+    max_entries: int,
+    memory_for: Duration,
+    lease_for: Duration,
+    load_timeout: Duration,
+) -> Spec[K, V]:
+    policy = Policy(fresh_for, stale_for, error_for)
+    if not 0 <= jitter < 1:
+        raise ConfigError(f"{kind}: jitter is a share from 0 to below 1, not {jitter!r}")
+    absent = policy.fresh_for / 10 if absent_for is None else seconds(absent_for, name="absent_for")
+    return Spec(
+        kind=kind,
+        load=load,
+        codec=codec,
+        terms=Terms(policy, absent, jitter),
+        tags=tags,
+        max_batch=_count(kind, "max_batch", max_batch),
+        concurrency=_count(kind, "concurrency", concurrency),
+        max_entries=_count(kind, "max_entries", max_entries),
+        memory_for=seconds(memory_for, name=f"{kind}: memory_for"),
+        lease_for=seconds(lease_for, name=f"{kind}: lease_for", positive=True),
+        load_timeout=seconds(load_timeout, name=f"{kind}: load_timeout", positive=True),
+    )
+
+
+def _count(kind: str, option: str, number: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"{kind}: {option} must be a whole number of 1 or more, not {number!r}")
+    return number

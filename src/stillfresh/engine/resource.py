@@ -1,0 +1,209 @@
+"""The public face of what is cached: `Resource` for batched loaders, `Function` for cached ones.
+
+The hit is written out twice, in `get` and in the call: one lookup, one clock reading, one addition
+(E14). Everything else is in `core.py`.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
+
+from stillfresh.clock import Clock
+from stillfresh.engine.core import Core
+from stillfresh.engine.flights import Outcome
+from stillfresh.engine.front import Entry
+from stillfresh.engine.keys import Call, Signature
+from stillfresh.engine.model import Answer, Explanation, Origin
+from stillfresh.errors import ConfigError, LoadFailed
+from stillfresh.freshness import Verdict
+
+__all__ = ["Function", "Handle", "Resource"]
+
+K = TypeVar("K", bound=str | int)
+V = TypeVar("V")
+P = ParamSpec("P")
+
+
+class Handle(Generic[V]):
+    """One entry of a resource."""
+
+    __slots__ = ("_core", "_key")
+
+    def __init__(self, core: Core[Any, V], key: object) -> None:
+        self._core = core
+        self._key = key
+
+    async def get(self) -> Answer[V]:
+        """The answer, from memory, the store or a load."""
+        return _raised((await self._core.answers([self._key]))[self._key])
+
+    def peek(self) -> Answer[V] | None:
+        """What memory holds; no await, no refresh."""
+        return self._core.shelf.peek(self._key)
+
+    async def refresh(self) -> None:
+        """Load it now, whatever its age; LoadFailed if that fails."""
+        _raised((await self._core.reload([self._key]))[self._key])
+
+    async def invalidate(self, *, soft: bool = False) -> None:
+        """It is wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
+        await self._core.invalidate([self._key], soft=soft)
+
+    async def delete(self) -> None:
+        """Forget it altogether."""
+        await self._core.delete([self._key])
+
+    async def explain(self) -> Explanation:
+        """Why this value, why now, who refreshes it, when."""
+        return await self._core.explain(self._key)
+
+
+class Resource(Generic[K, V]):
+    """What `@cache.batched` makes of a loader of many keys."""
+
+    def __init__(self, core: Core[K, V], clock: Clock) -> None:
+        self._core = core
+        self._entries = core.shelf.front.entries
+        self._clock = clock
+
+    async def __call__(self, key: K) -> V:
+        """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
+        if (entry := self._entries.get(key)) is not None:
+            clock = self._clock
+            if clock() < entry.until and (answer := entry.answer).found:
+                entry.hits += 1
+                return answer.value
+        return _found(_raised((await self._core.answers([key]))[key]), key)
+
+    async def get(self, key: K) -> Answer[V]:
+        """The answer, from memory, the store or a load."""
+        if (entry := self._entries.get(key)) is not None:
+            clock = self._clock
+            if clock() < entry.until:
+                entry.hits += 1
+                return entry.answer
+        return _raised((await self._core.answers([key]))[key])
+
+    async def get_many(self, keys: Iterable[K]) -> dict[K, Answer[V]]:
+        """An answer for each; one whose load failed has `error`, and `found` is False."""
+        self._refuse_text(keys, "get_many")
+        unique = list(dict.fromkeys(keys))
+        outcomes = await self._core.answers(unique)
+        return {key: _answered(outcome, self._clock) for key, outcome in outcomes.items()}
+
+    def peek(self, key: K) -> Answer[V] | None:
+        """What memory holds; no await, no refresh."""
+        if (entry := self._entries.get(key)) is not None:
+            clock = self._clock
+            if clock() < entry.until:
+                return entry.answer
+        return self._core.shelf.peek(key)
+
+    async def refresh(self, *keys: K) -> None:
+        """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
+        for outcome in (await self._core.reload(list(dict.fromkeys(keys)))).values():
+            _raised(outcome)
+
+    async def invalidate(self, *keys: K, soft: bool = False) -> None:
+        """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
+        await self._core.invalidate(list(dict.fromkeys(keys)), soft=soft)
+
+    async def delete(self, *keys: K) -> None:
+        """Forget them altogether."""
+        await self._core.delete(list(dict.fromkeys(keys)))
+
+    def of(self, key: K) -> Handle[V]:
+        """One entry's handle."""
+        return Handle(self._core, key)
+
+    async def explain(self, key: K) -> Explanation:
+        """Why this value, why now, who refreshes it, when."""
+        return await self._core.explain(key)
+
+    def _refuse_text(self, keys: Iterable[K], method: str) -> None:
+        if isinstance(keys, str | bytes):
+            raise ConfigError(
+                f"{self._core.spec.kind}.{method}: takes many keys; write {method}([{keys!r}])"
+            )
+
+    def __set_name__(self, owner: type, name: str) -> NoReturn:
+        _refuse_method(self._core.spec.kind, owner, name)
+
+
+class Function(Generic[P, V]):
+    """What `@cache.cached` makes of an async function."""
+
+    def __init__(self, core: Core[Call[P], V], signature: Signature[P], clock: Clock) -> None:
+        self._core = core
+        self._signature = signature
+        self._clock = clock
+        self._by_arguments: dict[tuple[object, ...], Entry[Call[P], V]] = {}
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
+        if not kwargs and (entry := self._by_arguments.get(args)) is not None:
+            clock = self._clock
+            if clock() < entry.until and (answer := entry.answer).found:
+                entry.hits += 1
+                return answer.value
+        return _found(await self.get(*args, **kwargs), args)
+
+    async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
+        """The answer, from memory, the store or a load."""
+        call = self._signature.call(*args, **kwargs)
+        entry = self._core.shelf.front.entries.get(call)
+        if entry is not None and self._clock() < entry.until:
+            entry.hits += 1
+            self._shorten(args, kwargs, entry)
+            return entry.answer
+        return _raised((await self._core.answers([call]))[call])
+
+    def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
+        """One entry's handle."""
+        return Handle(self._core, self._signature.call(*args, **kwargs))
+
+    def _shorten(
+        self, args: tuple[object, ...], kwargs: dict[str, object], entry: Entry[Call[P], V]
+    ) -> None:
+        """Next time these very arguments lead straight to the entry."""
+        if not kwargs and self._signature.is_plain:
+            if len(self._by_arguments) >= self._core.spec.max_entries:
+                self._by_arguments.clear()
+            self._by_arguments[args] = entry
+
+    def __set_name__(self, owner: type, name: str) -> NoReturn:
+        _refuse_method(self._core.spec.kind, owner, name)
+
+
+def _raised(outcome: Outcome[V]) -> Answer[V]:
+    """A failure is raised anew for each who waited, so that tracebacks do not pile up on one."""
+    if isinstance(outcome, LoadFailed):
+        raise LoadFailed(*outcome.args) from outcome.__cause__
+    return outcome
+
+
+def _found(answer: Answer[V], key: object) -> V:
+    if not answer.found:
+        raise KeyError(key)
+    return answer.value
+
+
+def _answered(outcome: Outcome[V], clock: Clock) -> Answer[V]:
+    if not isinstance(outcome, LoadFailed):
+        return outcome
+
+    return Answer(
+        cast("V", None),
+        found=False,
+        verdict=Verdict.GONE,
+        fetched_at=clock(),
+        origin=Origin.LOADED,
+        clock=clock,
+        error=outcome,
+    )
+
+
+def _refuse_method(kind: str, owner: type, name: str) -> NoReturn:
+    raise ConfigError(
+        f"{kind}: {owner.__name__}.{name} is a method; decorate a function instead, or decorate in "
+        f"__init__: self.{name} = cache.cached(...)(self._load)"
+    )

@@ -1,0 +1,154 @@
+"""What a read does, what a load leaves behind, and when: the engine's decisions (E2, E5-E8, E10).
+
+Pure: records and times in, decisions out. `now` and every random number are arguments. Nothing
+else may live here: no clock, no store, no asyncio.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from stillfresh.freshness import Policy, Verdict, is_over
+from stillfresh.stores.contract import Copy, Failure, Mark, Record
+
+__all__ = [
+    "AGE_BUCKETS",
+    "Fail",
+    "Load",
+    "Plan",
+    "Serve",
+    "Terms",
+    "failed",
+    "fresh_until",
+    "is_cooling",
+    "is_held",
+    "jittered",
+    "plan_read",
+    "plan_wait",
+    "unchanged_until",
+    "verdict_of",
+]
+
+AGE_BUCKETS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+"""Upper bounds, in seconds, of the histogram of age at serving."""
+FIRST_COOLDOWN: Final = 1.0
+LONGEST_COOLDOWN: Final = 60.0
+WORST: Final = {Mark.NONE: 0, Mark.SOFT: 1, Mark.HARD: 2}
+ORDER: Final = (Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED, Verdict.GONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a resource promises about its copies."""
+
+    policy: Policy
+    absent_for: float
+    jitter: float
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Answer with the copy, now; and begin a refresh behind it if `refresh`."""
+
+    copy: Copy
+    verdict: Verdict
+    refresh: bool = False
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Wait for a load; if it fails, `fallback` is what is left to serve."""
+
+    fallback: Copy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Nothing to serve, and no load may begin yet."""
+
+    failure: Failure
+
+
+Plan: TypeAlias = Serve | Load | Fail
+
+
+def verdict_of(copy: Copy, now: float) -> Verdict:
+    """E1 and E6: as its terms say, and no better than its mark allows."""
+    natural = copy.policy.verdict(copy.fetched_at, now)
+    return ORDER[max(ORDER.index(natural), WORST[copy.mark])]
+
+
+def is_cooling(failure: Failure | None, now: float) -> bool:
+    """E7: during a cooldown no load begins."""
+    return failure is not None and not is_over(failure.retry_at, now)
+
+
+def is_held(record: Record, now: float) -> bool:
+    """E5: somebody is loading it already."""
+    return record.held_until is not None and not is_over(record.held_until, now)
+
+
+def plan_read(record: Record, now: float) -> Plan:
+    """E2, E7: FRESH is served, STALE served and refreshed, EXPIRED and GONE wait for a load."""
+    copy, failure = record.copy, record.failure
+    verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
+    cooling = failure if is_cooling(failure, now) else None
+    if copy is None or verdict is Verdict.GONE:
+        return Load() if cooling is None else Fail(cooling)
+    if verdict is Verdict.FRESH:
+        return Serve(copy, verdict)
+    if cooling is not None:
+        return Serve(copy, verdict, failure=cooling)
+    if verdict is Verdict.STALE:
+        return Serve(copy, verdict, refresh=not is_held(record, now))
+    return Load(fallback=copy)
+
+
+def plan_wait(record: Record, seen: str | None, now: float) -> Plan | None:
+    """E5: what one does who waits for another's load; None: wait on.
+
+    A copy that is not the one seen, or a failure, is read as any other; a lease that is gone or
+    has ended is an invitation to load.
+    """
+    if record.copy is not None and record.copy.generation != seen:
+        return plan_read(record, now)
+    if is_held(record, now):
+        return None
+    return plan_read(record, now) if is_cooling(record.failure, now) else Load(record.copy)
+
+
+def fresh_until(copy: Copy) -> float:
+    """The end of its freshness; an invalidated copy has none left."""
+    return copy.fetched_at + copy.policy.fresh_for if copy.mark is Mark.NONE else copy.fetched_at
+
+
+def unchanged_until(copy: Copy, now: float) -> float:
+    """E12: until then neither the verdict nor the age's bucket changes."""
+    terms, age = copy.policy, now - copy.fetched_at
+    bucket = bisect_right(AGE_BUCKETS, age)
+    end = AGE_BUCKETS[bucket] if bucket < len(AGE_BUCKETS) else float("inf")
+    for after in (0.0, terms.stale_for, terms.error_for):
+        if age < terms.fresh_for + after < end:
+            end = terms.fresh_for + after
+    return copy.fetched_at + end
+
+
+def jittered(terms: Terms, dice: float, *, fresh_for: float | None = None) -> Policy:
+    """E10: drawn once, never longer than promised, stored with the copy so that all agree."""
+    policy = terms.policy
+    if fresh_for is None and not terms.jitter:
+        return policy
+    promised = policy.fresh_for if fresh_for is None else fresh_for
+    return Policy(promised * (1 - terms.jitter * dice), policy.stale_for, policy.error_for)
+
+
+def failed(
+    before: Failure | None, error: str, now: float, dice: float, pause: float | None = None
+) -> Failure:
+    """E7: 1 s, doubling to 1 min, jittered down by up to a tenth; or the pause the loader asked."""
+    count = 1 if before is None else before.count + 1
+    if pause is None:
+        doubled = min(LONGEST_COOLDOWN, FIRST_COOLDOWN * 2.0 ** min(count - 1, 10))
+        pause = doubled * (1 - 0.1 * dice)
+    return Failure(count, now + pause, error)

@@ -1,0 +1,41 @@
+"""A cache on each store, on a manual clock, in front of an upstream held in the hand."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from engine_kit import Price, Sleeper, Upstream, declare
+
+from stillfresh import Cache, Resource
+from stillfresh.testing import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1_700_000_000.0)
+
+
+@pytest.fixture
+def sleeper() -> Sleeper:
+    return Sleeper()
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+@pytest.fixture(params=["memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/cache.db"
+
+
+@pytest.fixture
+async def cache(url: str, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
+    async with Cache(url, clock=clock, sleep=sleeper, dice=lambda: 0.0) as cache:
+        yield cache
+
+
+@pytest.fixture
+def prices(cache: Cache, upstream: Upstream) -> Resource[str, Price]:
+    return declare(cache, upstream)

@@ -1,0 +1,109 @@
+"""What the engine's tests share: an upstream held in the hand, a sleep, a way to wait."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from stillfresh import Answer, Cache, Resource
+
+
+class Price(msgspec.Struct, frozen=True):
+    """A typed value."""
+
+    sku: str
+    version: int
+
+
+class Upstream:
+    """Answers with the version of the moment; can be held up, fail, and know nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.version = 1
+        self.error: BaseException | None = None
+        self.absent: set[str] = set()
+        self.gate: asyncio.Event | None = None
+        self.asked = asyncio.Event()
+
+    async def __call__(self, skus: list[str]) -> Mapping[str, Price]:
+        self.calls.append(list(skus))
+        version = self.version
+        self.asked.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return {sku: Price(sku, version) for sku in skus if sku not in self.absent}
+
+    def hold(self) -> None:
+        """From now on calls wait for `let_go`."""
+        self.gate = asyncio.Event()
+        self.asked.clear()
+
+    def let_go(self) -> None:
+        assert self.gate is not None
+        self.gate.set()
+        self.gate = None
+
+
+class Sleeper:
+    """A `sleep=` under the test's control: whoever sleeps waits until `wake`."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self._sleeping: list[asyncio.Future[None]] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleeping.append(future)
+        await future
+
+    def wake(self) -> None:
+        sleeping, self._sleeping = self._sleeping, []
+        for future in sleeping:
+            if not future.done():
+                future.set_result(None)
+
+
+def declare(cache: Cache, upstream: Upstream, **options: Any) -> Resource[str, Price]:
+    """`price`, fresh for 30 s, stale for a minute, kept against failure for an hour."""
+    terms: dict[str, Any] = {"fresh_for": 30, "stale_for": 60, "error_for": 3600, **options}
+
+    @cache.batched("price", **terms)
+    async def prices(skus: list[str]) -> Mapping[str, Price]:
+        return await upstream(skus)
+
+    return prices
+
+
+async def idle(cache: Cache) -> None:
+    """Until nothing is being loaded."""
+    while any(stats.loading for stats in (await cache.stats()).resources.values()):
+        await asyncio.sleep(0)
+
+
+async def turns(count: int = 50) -> None:
+    """Let everything run that can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something has happened."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def version(answer: Answer[Price]) -> int:
+    return answer.value.version
+
+
+async def outcome(awaitable: Awaitable[Any]) -> object:
+    """The value, or the error, of something awaited."""
+    try:
+        return await awaitable
+    except Exception as exc:  # noqa: BLE001 (tests look at it)
+        return exc
