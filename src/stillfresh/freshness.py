@@ -36,7 +36,8 @@ def age_of(fetched_at: float, now: float) -> float:
 
 def is_fresh(fetched_at: float, fresh_for: float, now: float) -> bool:
     """E1: fresh up to, not including, the end; beyond the skew the future is never fresh."""
-    return fetched_at - now <= MAX_SKEW and age_of(fetched_at, now) < fresh_for
+    age = now - fetched_at
+    return (0.0 if -MAX_SKEW <= age < 0.0 else age) < fresh_for and age >= -MAX_SKEW
 
 
 def is_fresh_inclusive(fetched_at: float, fresh_for: float, now: float) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from msgspec import Struct
+
 from stillfresh.clock import Clock
 from stillfresh.engine.codec import Codec
 from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
@@ -71,8 +73,7 @@ class Runtime:
     context: contextvars.Context
 
 
-@dataclass(frozen=True, slots=True)
-class Landing(Generic[V]):
+class Landing(Struct, Generic[V], frozen=True):
     """How a key's load ended: with a copy and its value, or with an error."""
 
     copy: Copy | None = None

@@ -5,8 +5,9 @@ else may live here: no clock, no store, no asyncio.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from stillfresh.freshness import Policy, Verdict, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
@@ -33,12 +34,11 @@ AGE_BUCKETS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_0
 """Upper bounds, in seconds, of the histogram of age at serving."""
 FIRST_COOLDOWN: Final = 1.0
 LONGEST_COOLDOWN: Final = 60.0
-WORST: Final = {Mark.NONE: 0, Mark.SOFT: 1, Mark.HARD: 2}
+WORST: Final = {Mark.SOFT: 1, Mark.HARD: 2}
 ORDER: Final = (Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED, Verdict.GONE)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """What a resource promises about its copies."""
 
     policy: Policy
@@ -46,8 +46,7 @@ class Terms:
     jitter: float
 
 
-@dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(Struct, frozen=True):
     """Answer with the copy, now; and begin a refresh behind it if `refresh`."""
 
     copy: Copy
@@ -56,15 +55,13 @@ class Serve:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Wait for a load; if it fails, `fallback` is what is left to serve."""
 
     fallback: Copy | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Struct, frozen=True):
     """Nothing to serve, and no load may begin yet."""
 
     failure: Failure
@@ -76,6 +73,8 @@ Plan: TypeAlias = Serve | Load | Fail
 def verdict_of(copy: Copy, now: float) -> Verdict:
     """E1 and E6: as its terms say, and no better than its mark allows."""
     natural = copy.policy.verdict(copy.fetched_at, now)
+    if copy.mark is Mark.NONE:
+        return natural
     return ORDER[max(ORDER.index(natural), WORST[copy.mark])]
 
 

@@ -8,9 +8,10 @@ Times are wall-clock seconds. `now` is the store's own clock, read inside the st
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from stillfresh.freshness import Policy
 
@@ -51,8 +52,7 @@ class Unread(Enum):
 UNREAD: Final = Unread.UNREAD
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """One value as it was at `fetched_at`, with its own terms; `value` None: absent upstream."""
 
     generation: str
@@ -63,8 +63,7 @@ class Copy:
     mark: Mark = Mark.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """The last loads failed: how often, what was said, and when the next may begin."""
 
     count: int
@@ -72,8 +71,7 @@ class Failure:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """All that a store knows of one id."""
 
     copy: Copy | None = None
@@ -82,8 +80,7 @@ class Record:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """For the lease of `id`, by one who saw the copy of generation `seen` (None: no copy)."""
 
     id: str
@@ -92,8 +89,7 @@ class Ask:
     """Recorded with the lease, so that an invalidation by tag reaches the load under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """Granted: the right to refresh `id`, until `expires_at`, provable by `token`."""
 
     id: str
@@ -101,15 +97,13 @@ class Lease:
     expires_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """Denied: another holds it until then."""
 
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Newer:
+class Newer(Struct, frozen=True):
     """Denied: the copy is not the one that was seen any more; here is the one there is."""
 
     record: Record
@@ -118,8 +112,7 @@ class Newer:
 Grant: TypeAlias = Lease | Held | Newer
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStats:
+class StoreStats(Struct, frozen=True):
     """`bytes` is what the store takes on disk or in memory, as near as it can tell."""
 
     copies: int

@@ -6,9 +6,11 @@ Every step is a few lines without an `await`, so on one event loop each is atomi
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
+
+from msgspec.structs import replace
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, NotOpen
