@@ -11,8 +11,10 @@ unexport VIRTUAL_ENV
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(VENV)/.core ## a short, watchable example
+demo: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/approvals.py
+	@echo
+	@$(BIN)/python examples/prices.py
 
 test: check ## lint, types and every test
 	$(BIN)/pytest --numprocesses auto

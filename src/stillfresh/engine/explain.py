@@ -17,6 +17,13 @@ READS = {
     Verdict.GONE: "a read waits for a load, and fails if that fails",
 }
 
+COOLING = {
+    **READS,
+    Verdict.STALE: "a read is served at once, with the error",
+    Verdict.EXPIRED: "a read is served at once, with the error",
+    Verdict.GONE: "a read fails at once",
+}
+
 
 def explain(
     resource: str,
@@ -50,7 +57,8 @@ def explain(
 def _text(
     resource: str, key: object, record: Record, now: float, verdict: Verdict, *, loading_here: bool
 ) -> str:
-    parts = [f"{resource} {key!r}: {_what(record, now, verdict)}; {READS[verdict]}."]
+    reads = COOLING if is_cooling(record.failure, now) else READS
+    parts = [f"{resource} {key!r}: {_what(record, now, verdict)}; {reads[verdict]}."]
     if loading_here:
         parts.append("It is being loaded by this process.")
     elif record.held_until is not None and is_held(record, now):
@@ -59,7 +67,7 @@ def _text(
         )
     if (failure := record.failure) is not None:
         pause = (
-            f"; the next try is in {failure.retry_at - now:.1f} s"
+            f"; no load begins for another {failure.retry_at - now:.1f} s"
             if is_cooling(failure, now)
             else ""
         )
