@@ -1,0 +1,126 @@
+"""One connection to the file: how it is opened, waits, is admitted, and fails (S4).
+
+apsw's errors end here: `translated` turns them into `StoreError`.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import apsw
+
+from stillfresh.errors import ConfigError, StoreError
+from stillfresh.stores.sqlite.files import on_read_only_mount
+from stillfresh.stores.sqlite.schema import APPLICATION_ID, BEGIN_FILE, VERSION
+
+__all__ = ["BUSY", "CORRUPT", "abandon", "admit", "connect", "explained", "translated"]
+
+CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError)
+BUSY: Final = (apsw.BusyError, apsw.LockedError)
+PATIENCE: Final = 30.0
+"""Seconds that a step waits for other processes to finish theirs."""
+
+_PRAGMAS: Final = "PRAGMA synchronous = NORMAL; PRAGMA journal_size_limit = 67108864"
+_SETTINGS: Final = (
+    (apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1),  # else joins are prepared again on every bind
+    (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),  # a damaged file must not be able to do more damage
+    (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
+)
+
+
+class Patience:
+    """The busy handler: short pauses of uneven length, shorter for who has waited longer.
+
+    SQLite's own doubles its pauses up to 100 ms, so under load the newest comer always wins.
+    """
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def __call__(self, attempt: int) -> bool:
+        now = time.monotonic()
+        if attempt == 0:
+            self._until = now + PATIENCE
+        time.sleep(random.uniform(0.001, 0.005) / (1 + attempt / 8))  # noqa: S311 (no secret)
+        return now < self._until
+
+
+def connect(path: Path) -> apsw.Connection:
+    """Whatever may write does; a file on a read-only medium has no log and cannot change."""
+    if on_read_only_mount(path) and path.exists() and not Path(f"{path}-wal").exists():
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+    else:
+        connection = apsw.Connection(str(path))
+    connection.set_busy_handler(Patience())
+    for setting, value in _SETTINGS:
+        connection.config(setting, value)
+    return connection
+
+
+def admit(connection: apsw.Connection, path: Path) -> None:
+    """Begin an empty file, take one of ours, refuse any other without touching it."""
+    application, version = (connection.pragma(name) for name in ("application_id", "user_version"))
+    if application != APPLICATION_ID and not _is_empty(connection, application, version):
+        raise ConfigError(
+            f"{path}: is another application's SQLite file (application_id {application}); "
+            "give stillfresh a file of its own"
+        )
+    if application == APPLICATION_ID and version != VERSION:
+        raise ConfigError(
+            f"{path}: is of schema version {version}, this release of stillfresh knows {VERSION}; "
+            "use another file, or delete this one: it is a cache"
+        )
+    if not connection.readonly("main"):
+        _prepare(connection, is_new=application != APPLICATION_ID)
+    connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
+
+
+def _is_empty(connection: apsw.Connection, application: int, version: int) -> bool:
+    """A file that calls itself a database and cannot be read may be anybody's: not empty."""
+    try:
+        tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+    except CORRUPT:
+        return False
+    return (application, version, tables) == (0, 0, 0)
+
+
+def _prepare(connection: apsw.Connection, *, is_new: bool) -> None:
+    if connection.pragma("journal_mode") != "wal":
+        connection.pragma("journal_mode", "wal")
+    connection.execute(_PRAGMAS)
+    if is_new:
+        connection.execute(f"BEGIN IMMEDIATE; {BEGIN_FILE}; COMMIT")
+
+
+def abandon(connection: apsw.Connection) -> None:
+    """Close without writing the log back: the file is not ours any more, or not whole."""
+    with suppress(apsw.Error):
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.close()
+
+
+def explained(path: Path, exc: apsw.Error) -> StoreError:
+    """What went wrong with which file, in words that say what to do."""
+    reasons: dict[type[apsw.Error], str] = {
+        apsw.FullError: "the disk is full; writing works again when there is room",
+        apsw.ReadOnlyError: "the file is read-only; it can be read, not written",
+        apsw.CantOpenError: "cannot be opened; is its directory readable and writable?",
+        apsw.BusyError: f"other processes have kept it busy for {PATIENCE:.0f} s",
+    }
+    return StoreError(f"{path}: {reasons.get(type(exc), str(exc))}")
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """The client library's errors end here."""
+    try:
+        yield
+    except apsw.Error as exc:
+        raise explained(path, exc) from exc
+    except OSError as exc:
+        raise StoreError(f"{path}: {exc.strerror}") from exc

@@ -1,0 +1,174 @@
+"""The two connections of one process, and grouped commits (S4). Belongs to the writer's thread.
+
+A group of jobs is one transaction, each job a savepoint of its own: a failing job fails alone.
+A file that was found corrupt is set aside; one that moved or was replaced is opened anew.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+import apsw
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.sqlite.connection import (
+    BUSY,
+    CORRUPT,
+    abandon,
+    admit,
+    connect,
+    explained,
+    translated,
+)
+from stillfresh.stores.sqlite.files import Identity, check_place, identity_of, locked, set_aside
+
+__all__ = ["Database", "Job", "Outcome"]
+
+T = TypeVar("T")
+Job: TypeAlias = Callable[[apsw.Connection], Any]
+
+CONCERNS_ALL: Final = (StoreError, *BUSY, apsw.ReadOnlyError, apsw.CantOpenError)
+"""Not one job's fault: trying them one by one would fail as often."""
+
+log = logging.getLogger("stillfresh.sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a job returned, or raised."""
+
+    result: Any = None
+    error: Exception | None = None
+
+
+class Database:
+    """`adopt` receives the connection for reading, again whenever the file was opened anew."""
+
+    def __init__(self, path: Path, adopt: Callable[[apsw.Connection], object]) -> None:
+        self._path = path
+        self._adopt = adopt
+        self._writer: apsw.Connection | None = None
+        self._reader: apsw.Connection | None = None
+        self._identity: Identity | None = None
+        self.damaged: apsw.Connection | None = None
+        """The connection that met corruption; one of an older file says nothing of this one."""
+
+    def open(self) -> None:
+        """Under the lock: nobody may open the file while another sets it aside."""
+        self._path = self._path.resolve()
+        with translated(self._path), locked(self._path) as is_locked:
+            check_place(self._path)
+            if self._is_damaged() and self._identity == identity_of(self._path):
+                self._set_aside(is_locked=is_locked)
+            try:
+                self._connect()
+            except CORRUPT:
+                self._set_aside(is_locked=is_locked)
+                self._connect()
+
+    def _is_damaged(self) -> bool:
+        return self.damaged is not None and self.damaged in (self._reader, self._writer)
+
+    def _connect(self) -> None:
+        writer = connect(self._path)
+        try:
+            admit(writer, self._path)
+            reader = connect(self._path)
+        except BaseException:
+            abandon(writer)
+            raise
+        reader.execute("PRAGMA query_only = 1")
+        old, self._writer, self._reader = self._writer, writer, reader
+        self._identity = identity_of(self._path)
+        self._adopt(reader)
+        if old is not None:
+            abandon(old)
+
+    def _set_aside(self, *, is_locked: bool) -> None:
+        if not is_locked:
+            raise StoreError(f"{self._path}: is corrupt, and cannot be renamed or replaced here")
+        log.error("%s is corrupt; set aside as %s", self._path, set_aside(self._path))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def look(self, job: Job) -> Outcome:
+        """Outside any transaction: what only reads asks for no lock and needs no room."""
+        try:
+            return Outcome(self._mending(lambda: job(self._ready(writing=False))))
+        except Exception as exc:  # noqa: BLE001 (handed to who asked)
+            return self._failed(exc)
+
+    def write(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Each job's outcome, in their order; what succeeded is committed."""
+        try:
+            return self._grouped(jobs)
+        except Exception as exc:  # noqa: BLE001 (handed to who asked)
+            if len(jobs) == 1 or isinstance(exc, CONCERNS_ALL):
+                return [self._failed(exc)] * len(jobs)
+            # One of them broke the transaction: each alone, so that it takes no other with it.
+            return [outcome for job in jobs for outcome in self.write([job])]
+
+    def _grouped(self, jobs: Sequence[Job]) -> list[Outcome]:
+        outcomes = self._mending(lambda: commit(self._ready(writing=True), jobs))
+        return [self._failed(found.error) if found.error else found for found in outcomes]
+
+    def _mending(self, action: Callable[[], T]) -> T:
+        """Once more on a new file, if this one turns out to be corrupt."""
+        try:
+            return action()
+        except CORRUPT:
+            self.damaged = self._writer
+            return action()
+
+    def _ready(self, *, writing: bool) -> apsw.Connection:
+        """The connection, opened anew if the file is corrupt, gone, or perhaps writable again."""
+        writer = self._writer
+        if (
+            writer is None
+            or self._is_damaged()
+            or self._identity != identity_of(self._path)
+            or (writing and writer.readonly("main"))
+        ):
+            self.open()
+        assert self._writer is not None  # noqa: S101 (open() has set it, or raised)
+        return self._writer
+
+    def _failed(self, exc: Exception) -> Outcome:
+        if not isinstance(exc, apsw.Error):
+            return Outcome(error=exc)
+        error = explained(self._path, exc)
+        error.__cause__ = exc
+        return Outcome(error=error)
+
+
+def commit(connection: apsw.Connection, jobs: Sequence[Job]) -> list[Outcome]:
+    """One transaction for all."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        outcomes = [attempt(connection, job) for job in jobs]
+        connection.execute("COMMIT")
+    except BaseException:
+        # Some errors have rolled it back already.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return outcomes
+
+
+def attempt(connection: apsw.Connection, job: Job) -> Outcome:
+    """A savepoint for each; errors of the file itself concern the whole group."""
+    connection.execute("SAVEPOINT job")
+    try:
+        result = job(connection)
+    except Exception as exc:
+        if isinstance(exc, CORRUPT) or not connection.in_transaction:
+            raise
+        connection.execute("ROLLBACK TO job; RELEASE job")
+        return Outcome(error=exc)
+    connection.execute("RELEASE job")
+    return Outcome(result)

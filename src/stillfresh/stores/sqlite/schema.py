@@ -1,0 +1,245 @@
+"""The file's schema: its tables, the SQL of every step, and what a row means (S4).
+
+For every kind a table of copies (`post`) and a small one of times and leases (`post_ttl`), as in
+seed 000; tags in one table for all. Times are milliseconds, terms are seconds. Text and mapping
+only: nothing here runs SQL.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import ceil, floor
+from typing import Any, Final, TypeAlias
+
+from stillfresh.errors import ConfigError
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread
+
+__all__ = [
+    "APPLICATION_ID",
+    "BEGIN_FILE",
+    "DELETE_TAGS",
+    "INSERT_TAG",
+    "KINDS",
+    "SELECT_TAG",
+    "VERSION",
+    "Row",
+    "Statements",
+    "at_least",
+    "at_most",
+    "nearest",
+    "record_of",
+    "select_many",
+    "statements",
+]
+
+Row: TypeAlias = tuple[Any, ...]
+
+APPLICATION_ID: Final = 0x5F4E3001
+VERSION: Final = 1
+
+BEGIN_FILE: Final = f"""
+    CREATE TABLE stillfresh_tags(
+        tag TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        id TEXT NOT NULL,
+        PRIMARY KEY (tag, kind, id)
+    ) WITHOUT ROWID;
+    CREATE INDEX stillfresh_tags_of ON stillfresh_tags(kind, id);
+    PRAGMA application_id = {APPLICATION_ID};
+    PRAGMA user_version = {VERSION};
+"""
+INSERT_TAG: Final = "INSERT OR IGNORE INTO stillfresh_tags(tag, kind, id) VALUES (?, ?, ?)"
+DELETE_TAGS: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
+SELECT_TAG: Final = "SELECT kind, id FROM stillfresh_tags WHERE tag = ? ORDER BY kind, id"
+KINDS: Final = """
+    SELECT substr(name, 1, length(name) - 4) FROM sqlite_schema
+    WHERE type = 'table' AND name GLOB '*_ttl' ORDER BY name
+"""
+
+_KIND: Final = re.compile(r"(?!sqlite_|stillfresh_)[a-z][a-z0-9_]*(?<!_ttl)")
+_MARKS: Final = tuple(Mark)
+
+_CREATE: Final = """
+    CREATE TABLE IF NOT EXISTS {copies}(id TEXT PRIMARY KEY NOT NULL, value BLOB);
+    CREATE TABLE IF NOT EXISTS {times}(
+        id TEXT PRIMARY KEY NOT NULL,
+        last_updated_at INTEGER,
+        generation TEXT,
+        fresh_for REAL,
+        stale_for REAL,
+        error_for REAL,
+        mark INTEGER NOT NULL DEFAULT 0,
+        lease_token TEXT,
+        lease_expires_at INTEGER,
+        failures INTEGER,
+        retry_at INTEGER,
+        error TEXT
+    ) WITHOUT ROWID;
+"""
+# One statement for times and value, so that they cannot disagree.
+_RECORD: Final = """
+    SELECT t.generation, t.last_updated_at, t.fresh_for, t.stale_for, t.error_for, t.mark,
+        t.lease_expires_at, t.failures, t.retry_at, t.error,
+        CASE WHEN t.generation IS {known} THEN NULL
+             ELSE (SELECT value FROM {copies} WHERE id = t.id) END
+"""
+_POINT: Final = _RECORD + "FROM {times} t WHERE t.id = ?2"
+_MANY: Final = (
+    "WITH asked(id, known) AS (VALUES {asked})"
+    + _RECORD
+    + ", t.id, asked.known FROM asked CROSS JOIN {times} t ON t.id = asked.id"
+)
+_LEASE: Final = """
+    INSERT INTO {times}(id, lease_token, lease_expires_at) VALUES (?, ?, ?)
+    ON CONFLICT(id) DO UPDATE
+    SET lease_token = excluded.lease_token, lease_expires_at = excluded.lease_expires_at
+"""
+_PUBLISH: Final = """
+    UPDATE {times} SET generation = ?, last_updated_at = ?, fresh_for = ?, stale_for = ?,
+        error_for = ?, mark = ?, lease_token = NULL, lease_expires_at = NULL,
+        failures = NULL, retry_at = NULL, error = NULL
+    WHERE id = ? AND lease_token = ? AND lease_expires_at > ? RETURNING id
+"""
+_WRITE_VALUE: Final = """
+    INSERT INTO {copies}(id, value) VALUES (?, ?)
+    ON CONFLICT(id) DO UPDATE SET value = excluded.value
+"""
+_RENEW: Final = """
+    UPDATE {times} SET lease_expires_at = ?
+    WHERE id = ? AND lease_token = ? AND lease_expires_at > ? RETURNING id
+"""
+_RELEASE: Final = """
+    UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL
+    WHERE id = ? AND lease_token = ? RETURNING id
+"""
+_FAIL: Final = "UPDATE {times} SET failures = ?, retry_at = ?, error = ? WHERE id = ?"
+_INVALIDATE: Final = """
+    UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL,
+        mark = CASE WHEN generation IS NULL THEN mark ELSE max(mark, ?) END
+    WHERE id = ?
+"""
+_FORGET_IF_EMPTY: Final = """
+    DELETE FROM {times}
+    WHERE id = ? AND generation IS NULL AND lease_token IS NULL AND failures IS NULL RETURNING id
+"""
+_SLICE: Final = """
+    SELECT id, max(coalesce(lease_expires_at, 0),
+        CASE WHEN generation IS NULL THEN coalesce(retry_at, 0)
+             ELSE last_updated_at + 1000.0 * (fresh_for + stale_for + error_for) END) < ?
+    FROM {times} WHERE id >= ? ORDER BY id LIMIT ?
+"""
+_COUNT: Final = (
+    "SELECT count(generation), count(*) FILTER (WHERE lease_expires_at > ?) FROM {times}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """The SQL of one kind: one text per step, so that each is prepared once and kept."""
+
+    copies: str
+    times: str
+    create: str
+    point: str
+    lease: str
+    publish: str
+    write_value: str
+    renew: str
+    release: str
+    fail: str
+    invalidate: str
+    forget_if_empty: str
+    delete_times: str
+    delete_copy: str
+    slice: str
+    count: str
+
+
+@cache
+def statements(kind: str) -> Statements:
+    """Refuses a kind that cannot name its two tables, or would name somebody else's."""
+    if not _KIND.fullmatch(kind):
+        raise ConfigError(
+            f"kind: must be [a-z][a-z0-9_]*, not end in _ttl, and not begin with sqlite_ or "
+            f"stillfresh_, since it names tables: not {kind!r}"
+        )
+    copies, times = f'"{kind}"', f'"{kind}_ttl"'
+
+    def of(text: str, **more: str) -> str:
+        return text.format(copies=copies, times=times, **more)
+
+    return Statements(
+        copies=copies,
+        times=times,
+        create=of(_CREATE),
+        point=of(_POINT, known="?1"),
+        lease=of(_LEASE),
+        publish=of(_PUBLISH),
+        write_value=of(_WRITE_VALUE),
+        renew=of(_RENEW),
+        release=of(_RELEASE),
+        fail=of(_FAIL),
+        invalidate=of(_INVALIDATE),
+        forget_if_empty=of(_FORGET_IF_EMPTY),
+        delete_times=of("DELETE FROM {times} WHERE id = ?"),
+        delete_copy=of("DELETE FROM {copies} WHERE id = ?"),
+        slice=of(_SLICE),
+        count=of(_COUNT),
+    )
+
+
+@lru_cache(maxsize=256)
+def select_many(kind: str, count: int) -> str:
+    """For pairs of (id, known generation); the id and that generation come back last."""
+    sql = statements(kind)
+    asked = ", ".join(["(?, ?)"] * count)
+    return _MANY.format(copies=sql.copies, times=sql.times, known="asked.known", asked=asked)
+
+
+def record_of(row: Row, known: str | None) -> Record:
+    """What the contract calls a Record; the value was left out if its generation is known."""
+    if row[0] is not None and row[0] == known:
+        return _known_record(row)
+    return _record(row, row[10])
+
+
+@lru_cache(maxsize=8192)
+def _known_record(row: Row) -> Record:
+    """A hot row reads the same again and again, and building its Record costs half a read."""
+    return _record(row, UNREAD)
+
+
+def _record(row: Row, value: bytes | Unread | None) -> Record:
+    generation, at, fresh_for, stale_for, error_for, mark, held, failures, retry_at, error, _ = row
+    copy = failure = None
+    if generation is not None:
+        policy = _policy(fresh_for, stale_for, error_for)
+        copy = Copy(generation, at / 1000, policy, value, _MARKS[mark])
+    if failures is not None:
+        failure = Failure(failures, retry_at / 1000, error)
+    return Record(copy, None if held is None else held / 1000, failure)
+
+
+@lru_cache(maxsize=4096)
+def _policy(fresh_for: float, stale_for: float, error_for: float) -> Policy:
+    """Terms repeat: most copies of a kind have the same."""
+    return Policy(fresh_for, stale_for, error_for)
+
+
+def nearest(seconds: float) -> int:
+    """Milliseconds of a moment."""
+    return round(seconds * 1000)
+
+
+def at_least(seconds: float) -> int:
+    """Milliseconds of an end: what was asked for is never cut short.
+
+    Rounded first: 0.1 + 0.2 is a hair more than 0.3, and no reason for another millisecond.
+    """
+    return ceil(round(seconds * 1000, 3))
+
+
+def at_most(seconds: float) -> int:
+    """Milliseconds of `now`: an end that has not come has not passed."""
+    return floor(round(seconds * 1000, 3))

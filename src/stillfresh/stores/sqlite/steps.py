@@ -1,0 +1,221 @@
+"""The store's atomic steps, as functions of the connection: each runs inside one transaction.
+
+S2: the token is the fence, checked in the statement that writes; its time only permits a takeover.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+import apsw
+
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Failure,
+    Grant,
+    Held,
+    Lease,
+    Mark,
+    Newer,
+    StoreStats,
+)
+from stillfresh.stores.sqlite.schema import (
+    DELETE_TAGS,
+    INSERT_TAG,
+    KINDS,
+    SELECT_TAG,
+    Row,
+    Statements,
+    at_least,
+    at_most,
+    nearest,
+    record_of,
+    statements,
+)
+
+__all__ = [
+    "acquire",
+    "count",
+    "delete",
+    "evict_slice",
+    "invalidate",
+    "invalidate_tag",
+    "kinds",
+    "publish",
+    "release",
+    "renew",
+]
+
+
+def tables(connection: apsw.Connection, kind: str) -> Statements:
+    """The kind's statements; its tables are made when it is first used."""
+    sql = statements(kind)
+    if not connection.table_exists("main", f"{kind}_ttl"):
+        connection.execute(sql.create)
+    return sql
+
+
+def acquire(
+    connection: apsw.Connection,
+    kind: str,
+    asks: Iterable[Ask],
+    lease_for: float,
+    *,
+    now: float,
+    new_token: Callable[[], str],
+) -> dict[str, Grant]:
+    sql, expires_at = tables(connection, kind), at_least(now + lease_for)
+    grants: dict[str, Grant] = {}
+    for ask in asks:
+        grant: Grant | None = _denied(connection, sql, ask, now)
+        if grant is None:
+            grant = Lease(ask.id, new_token(), expires_at / 1000)
+            connection.execute(sql.lease, (ask.id, grant.token, expires_at))
+            _tag(connection, kind, ask)
+        grants[ask.id] = grant
+    return grants
+
+
+def _denied(
+    connection: apsw.Connection, sql: Statements, ask: Ask, now: float
+) -> Newer | Held | None:
+    """E5: only for the copy that was seen; who saw another one gets the one there is."""
+    row = connection.execute(sql.point, (ask.seen, ask.id)).get
+    if row is None:
+        return None
+    record = record_of(row, ask.seen)
+    if record.copy is not None and record.copy.generation != ask.seen:
+        return Newer(record)
+    if record.held_until is not None and at_least(record.held_until) > at_most(now):
+        return Held(record.held_until)
+    return None
+
+
+def _tag(connection: apsw.Connection, kind: str, ask: Ask) -> None:
+    """The tags of the last lease are the tags."""
+    connection.execute(DELETE_TAGS, (kind, ask.id))
+    if ask.tags:
+        connection.executemany(INSERT_TAG, [(tag, kind, ask.id) for tag in ask.tags])
+
+
+def publish(
+    connection: apsw.Connection,
+    kind: str,
+    copies: Mapping[str, tuple[Lease, Copy]],
+    *,
+    now: float,
+) -> set[str]:
+    """Times first, fenced by the lease; then the values of those that passed the fence."""
+    sql, held_at = tables(connection, kind), at_most(now)
+    rows = [_published(id_, lease, copy, held_at) for id_, (lease, copy) in copies.items()]
+    passed = [id_ for (id_,) in connection.executemany(sql.publish, rows)]
+    connection.executemany(sql.write_value, [(id_, copies[id_][1].value) for id_ in passed])
+    return copies.keys() - passed
+
+
+def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | float, ...]:
+    terms = copy.policy
+    return (
+        copy.generation,
+        nearest(copy.fetched_at),
+        terms.fresh_for,
+        terms.stale_for,
+        terms.error_for,
+        int(copy.mark),
+        id_,
+        lease.token,
+        held_at,
+    )
+
+
+def renew(
+    connection: apsw.Connection,
+    kind: str,
+    leases: Sequence[Lease],
+    lease_for: float,
+    *,
+    now: float,
+) -> set[str]:
+    sql, expires_at, held_at = tables(connection, kind), at_least(now + lease_for), at_most(now)
+    rows = [(expires_at, lease.id, lease.token, held_at) for lease in leases]
+    return {lease.id for lease in leases} - {
+        id_ for (id_,) in connection.executemany(sql.renew, rows)
+    }
+
+
+def release(
+    connection: apsw.Connection,
+    kind: str,
+    leases: Sequence[Lease],
+    failures: Mapping[str, Failure],
+) -> None:
+    sql = tables(connection, kind)
+    ended = connection.executemany(sql.release, [(lease.id, lease.token) for lease in leases])
+    ids = [id_ for (id_,) in ended]
+    failed = [(failures[id_], id_) for id_ in ids if id_ in failures]
+    rows = [
+        (failure.count, at_least(failure.retry_at), failure.error, id_) for failure, id_ in failed
+    ]
+    connection.executemany(sql.fail, rows)
+    _forget_if_empty(connection, kind, ids)
+
+
+def invalidate(connection: apsw.Connection, kind: str, ids: Sequence[str], *, soft: bool) -> None:
+    """One statement voids the lease and marks the copy; a mark never goes down."""
+    mark = int(Mark.SOFT if soft else Mark.HARD)
+    sql = tables(connection, kind)
+    connection.executemany(sql.invalidate, [(mark, id_) for id_ in ids])
+    _forget_if_empty(connection, kind, ids)
+
+
+def invalidate_tag(connection: apsw.Connection, tag: str, *, soft: bool) -> list[tuple[str, str]]:
+    rows: list[Row] = connection.execute(SELECT_TAG, (tag,)).fetchall()
+    keys: list[tuple[str, str]] = [(kind, id_) for kind, id_ in rows]
+    for kind, group in groupby(keys, itemgetter(0)):
+        invalidate(connection, kind, [id_ for _, id_ in group], soft=soft)
+    return keys
+
+
+def delete(connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
+    sql, rows = tables(connection, kind), [(id_,) for id_ in ids]
+    connection.executemany(sql.delete_times, rows)
+    connection.executemany(sql.delete_copy, rows)
+    _untag(connection, kind, rows)
+
+
+def evict_slice(
+    connection: apsw.Connection, kind: str, start: str, *, before: float, size: int
+) -> tuple[int, str | None]:
+    """Of the next `size` ids: how many were dropped, and where to go on."""
+    sql = tables(connection, kind)
+    rows: list[Row] = connection.execute(sql.slice, (before * 1000, start, size + 1)).fetchall()
+    gone = [id_ for id_, is_gone in rows[:size] if is_gone]
+    delete(connection, kind, gone)
+    return len(gone), rows[size][0] if len(rows) > size else None
+
+
+def kinds(connection: apsw.Connection) -> list[str]:
+    return [kind for (kind,) in connection.execute(KINDS)]
+
+
+def count(connection: apsw.Connection, *, now: float) -> StoreStats:
+    """Copies and live leases of all kinds; on disk, the file and its log."""
+    copies = leases = 0
+    for kind in kinds(connection):
+        found = connection.execute(statements(kind).count, (at_most(now),)).get
+        copies, leases = copies + found[0], leases + found[1]
+    files = [Path(connection.filename), Path(connection.filename_wal)]
+    return StoreStats(copies, leases, sum(file.stat().st_size for file in files if file.exists()))
+
+
+def _forget_if_empty(connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
+    """A row without copy, lease and failure says nothing."""
+    sql = statements(kind)
+    emptied = connection.executemany(sql.forget_if_empty, [(id_,) for id_ in ids]).fetchall()
+    _untag(connection, kind, emptied)
+
+
+def _untag(connection: apsw.Connection, kind: str, rows: Iterable[Row]) -> None:
+    connection.executemany(DELETE_TAGS, [(kind, id_) for (id_,) in rows])

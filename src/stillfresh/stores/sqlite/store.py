@@ -1,0 +1,215 @@
+"""The SQLite store: reads inline on the caller's thread, writes through one writer (S1, S2, S4).
+
+It maps the contract to steps and decides nothing. No work is done before `open`.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from stillfresh.clock import Clock
+from stillfresh.errors import ConfigError, NotOpen
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, StoreStats
+from stillfresh.stores.sqlite import steps
+from stillfresh.stores.sqlite.connection import CORRUPT, abandon, explained
+from stillfresh.stores.sqlite.files import Identity, identity_of
+from stillfresh.stores.sqlite.schema import Row, record_of, select_many, statements
+from stillfresh.stores.sqlite.writer import Writer
+
+__all__ = ["SqliteStore"]
+
+SLICE: Final = 500
+"""Ids that one job of an eviction looks at, so that others' writes pass between them."""
+CHUNK: Final = 128
+"""Ids in one statement; more are read in one transaction."""
+LOOK_EVERY: Final = 0.1
+"""Seconds after which a reader notices that another process has replaced the file."""
+
+
+class SqliteStore:
+    """Any number of processes may use one file; one store belongs to one event loop at a time."""
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        clock: Clock = time.time,
+        new_token: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        if fspath(path) in {"", ":memory:"}:
+            raise ConfigError(f"path: must name a file, not {path!r}; in memory use MemoryStore")
+        self._path = Path(path).absolute()
+        self._clock = clock
+        self._new_token = new_token
+        self._writer: Writer | None = None
+        self._reader: apsw.Connection | None = None
+        self._execute: Callable[[str, Sequence[str | None]], apsw.Cursor] = _closed
+        self._identity: Identity | None = None
+        self._look_at = 0.0
+
+    async def open(self) -> None:
+        if self._writer is not None and self._writer.is_stopping:
+            await self.close()
+        if self._writer is None:
+            self._writer = Writer(self._path, self._adopt)
+        writer = self._writer
+        try:
+            await writer.opened()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Waits for what is queued; the last to close leaves no log behind."""
+        if (writer := self._writer) is None:
+            return
+        self._execute = _closed
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        await writer.stop()
+        if self._writer is writer:
+            self._writer = None
+
+    def _adopt(self, reader: apsw.Connection) -> None:
+        """A connection for reading: the first, or that of a file that was opened anew."""
+        if self._writer is None or self._writer.is_stopping:
+            reader.close()
+            return
+        old, self._reader = self._reader, reader
+        self._execute = reader.cursor().execute
+        self._identity = identity_of(self._path)
+        if old is not None:
+            abandon(old)
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        """In one thread at a time; a file that cannot be trusted any more holds nothing."""
+        if time.monotonic() > self._look_at:
+            self._look()
+        if len(ids) != 1:
+            return self._read_many(kind, ids, known or {})
+        id_ = ids[0]
+        generation = known.get(id_) if known else None
+        try:
+            row = self._execute(statements(kind).point, (generation, id_)).get
+        except apsw.Error as exc:
+            self._cannot_read(exc)
+            return {}
+        return {} if row is None else {id_: record_of(row, generation)}
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        return self.read_now(kind, ids, known)
+
+    def _read_many(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str]
+    ) -> dict[str, Record]:
+        asked = [(id_, known.get(id_)) for id_ in dict.fromkeys(ids)]
+        try:
+            rows = self._selected(kind, asked)
+        except apsw.Error as exc:
+            self._cannot_read(exc)
+            return {}
+        return {row[11]: record_of(row[:11], row[12]) for row in rows}
+
+    def _selected(self, kind: str, asked: Sequence[tuple[str, str | None]]) -> list[Row]:
+        """One statement, or one transaction of several: all rows are of one moment."""
+        if len(asked) <= CHUNK:
+            return self._select(kind, asked)
+        chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
+        self._execute("BEGIN", ())
+        try:
+            return [row for chunk in chunks for row in self._select(kind, chunk)]
+        finally:
+            self._execute("ROLLBACK", ())
+
+    def _select(self, kind: str, asked: Sequence[tuple[str, str | None]]) -> list[Row]:
+        """Filled up to a power of two with pairs that match nothing: few texts to prepare."""
+        size = 1 << max(len(asked) - 1, 0).bit_length()
+        pairs = [part for pair in asked for part in pair]
+        pairs += [None] * (2 * (size - len(asked)))
+        return self._execute(select_many(kind, size), pairs).fetchall()
+
+    def _cannot_read(self, exc: apsw.Error) -> None:
+        if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
+            self._writer.mend(self._reader)
+        elif not str(exc).startswith("no such table"):
+            raise explained(self._path, exc) from exc
+
+    def _look(self) -> None:
+        """Another process may have set the file aside and begun a new one."""
+        self._look_at = time.monotonic() + LOOK_EVERY
+        if self._reader is not None and identity_of(self._path) != self._identity:
+            self._opened().wake()
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        def job(connection: apsw.Connection) -> dict[str, Grant]:
+            return steps.acquire(
+                connection, kind, asks, lease_for, now=self._clock(), new_token=self._new_token
+            )
+
+        return await self._opened().run(job)
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        return await self._opened().run(
+            lambda connection: steps.publish(connection, kind, copies, now=self._clock())
+        )
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        return await self._opened().run(
+            lambda connection: steps.renew(connection, kind, leases, lease_for, now=self._clock())
+        )
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        await self._opened().run(
+            lambda connection: steps.release(connection, kind, leases, failures or {})
+        )
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        await self._opened().run(
+            lambda connection: steps.invalidate(connection, kind, ids, soft=soft)
+        )
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        return await self._opened().run(
+            lambda connection: steps.invalidate_tag(connection, tag, soft=soft)
+        )
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        await self._opened().run(lambda connection: steps.delete(connection, kind, ids))
+
+    async def evict(self, before: float) -> int:
+        """In slices, each a job of its own."""
+        dropped = 0
+        for kind in await self._opened().run(steps.kinds, writes=False):
+            start: str | None = ""
+            while start is not None:
+                job = partial(steps.evict_slice, kind=kind, start=start, before=before, size=SLICE)
+                number, start = await self._opened().run(job)
+                dropped += number
+        return dropped
+
+    async def stats(self) -> StoreStats:
+        return await self._opened().run(
+            lambda connection: steps.count(connection, now=self._clock()), writes=False
+        )
+
+    def _opened(self) -> Writer:
+        if self._writer is None:
+            raise NotOpen("this store is closed")
+        return self._writer
+
+
+def _closed(_sql: str, _bindings: Sequence[str | None]) -> apsw.Cursor:
+    raise NotOpen("this store is closed")
