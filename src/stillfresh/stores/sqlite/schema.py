@@ -99,7 +99,7 @@ _PUBLISH: Final = """
     UPDATE {times} SET generation = ?, last_updated_at = ?, fresh_for = ?, stale_for = ?,
         error_for = ?, mark = ?, lease_token = NULL, lease_expires_at = NULL,
         failures = NULL, retry_at = NULL, error = NULL
-    WHERE id = ? AND lease_token = ? AND lease_expires_at > ? RETURNING id
+    WHERE id = ? AND lease_token = ? AND lease_expires_at > ?
 """
 _WRITE_VALUE: Final = """
     INSERT INTO {copies}(id, value) VALUES (?, ?)
@@ -107,11 +107,11 @@ _WRITE_VALUE: Final = """
 """
 _RENEW: Final = """
     UPDATE {times} SET lease_expires_at = ?
-    WHERE id = ? AND lease_token = ? AND lease_expires_at > ? RETURNING id
+    WHERE id = ? AND lease_token = ? AND lease_expires_at > ?
 """
 _RELEASE: Final = """
     UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL
-    WHERE id = ? AND lease_token = ? RETURNING id
+    WHERE id = ? AND lease_token = ?
 """
 _FAIL: Final = "UPDATE {times} SET failures = ?, retry_at = ?, error = ? WHERE id = ?"
 _INVALIDATE: Final = """
@@ -121,7 +121,7 @@ _INVALIDATE: Final = """
 """
 _FORGET_IF_EMPTY: Final = """
     DELETE FROM {times}
-    WHERE id = ? AND generation IS NULL AND lease_token IS NULL AND failures IS NULL RETURNING id
+    WHERE id = ? AND generation IS NULL AND lease_token IS NULL AND failures IS NULL
 """
 _SLICE: Final = """
     SELECT id, max(coalesce(lease_expires_at, 0),

@@ -3,7 +3,7 @@
 S2: the token is the fence, checked in the statement that writes; its time only permits a takeover.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -109,8 +109,8 @@ def publish(
 ) -> set[str]:
     """Times first, fenced by the lease; then the values of those that passed the fence."""
     sql, held_at = tables(connection, kind), at_most(now)
-    rows = [_published(id_, lease, copy, held_at) for id_, (lease, copy) in copies.items()]
-    passed = [id_ for (id_,) in connection.executemany(sql.publish, rows)]
+    rows = {id_: _published(id_, lease, copy, held_at) for id_, (lease, copy) in copies.items()}
+    passed = _passed(connection, sql.publish, rows.items())
     connection.executemany(sql.write_value, [(id_, copies[id_][1].value) for id_ in passed])
     return copies.keys() - passed
 
@@ -139,10 +139,8 @@ def renew(
     now: float,
 ) -> set[str]:
     sql, expires_at, held_at = tables(connection, kind), at_least(now + lease_for), at_most(now)
-    rows = [(expires_at, lease.id, lease.token, held_at) for lease in leases]
-    return {lease.id for lease in leases} - {
-        id_ for (id_,) in connection.executemany(sql.renew, rows)
-    }
+    rows = [(lease.id, (expires_at, lease.id, lease.token, held_at)) for lease in leases]
+    return {lease.id for lease in leases}.difference(_passed(connection, sql.renew, rows))
 
 
 def release(
@@ -152,13 +150,16 @@ def release(
     failures: Mapping[str, Failure],
 ) -> None:
     sql = tables(connection, kind)
-    ended = connection.executemany(sql.release, [(lease.id, lease.token) for lease in leases])
-    ids = [id_ for (id_,) in ended]
+    rows = [(lease.id, (lease.id, lease.token)) for lease in leases]
+    ids = _passed(connection, sql.release, rows)
     failed = [(failures[id_], id_) for id_ in ids if id_ in failures]
-    rows = [
-        (failure.count, at_least(failure.retry_at), failure.error, id_) for failure, id_ in failed
-    ]
-    connection.executemany(sql.fail, rows)
+    connection.executemany(
+        sql.fail,
+        [
+            (failure.count, at_least(failure.retry_at), failure.error, id_)
+            for failure, id_ in failed
+        ],
+    )
     _forget_if_empty(connection, kind, ids)
 
 
@@ -182,7 +183,7 @@ def delete(connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
     sql, rows = tables(connection, kind), [(id_,) for id_ in ids]
     connection.executemany(sql.delete_times, rows)
     connection.executemany(sql.delete_copy, rows)
-    _untag(connection, kind, rows)
+    connection.executemany(DELETE_TAGS, [(kind, id_) for (id_,) in rows])
 
 
 def evict_slice(
@@ -212,10 +213,25 @@ def count(connection: apsw.Connection, *, now: float) -> StoreStats:
 
 def _forget_if_empty(connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
     """A row without copy, lease and failure says nothing."""
-    sql = statements(kind)
-    emptied = connection.executemany(sql.forget_if_empty, [(id_,) for id_ in ids]).fetchall()
-    _untag(connection, kind, emptied)
+    rows = [(id_, (id_,)) for id_ in ids]
+    emptied = _passed(connection, statements(kind).forget_if_empty, rows)
+    connection.executemany(DELETE_TAGS, [(kind, id_) for id_ in emptied])
 
 
-def _untag(connection: apsw.Connection, kind: str, rows: Iterable[Row]) -> None:
-    connection.executemany(DELETE_TAGS, [(kind, id_) for (id_,) in rows])
+def _passed(
+    connection: apsw.Connection, text: str, rows: Iterable[tuple[str, tuple[str | float, ...]]]
+) -> list[str]:
+    """The ids whose row changed. Counted between the rows: RETURNING costs as much as the write."""
+    passed: list[str] = []
+
+    def each() -> Iterator[tuple[str | float, ...]]:
+        before = connection.total_changes()
+        for id_, row in rows:
+            yield row
+            after = connection.total_changes()
+            if after > before:
+                passed.append(id_)
+            before = after
+
+    connection.executemany(text, each())
+    return passed
