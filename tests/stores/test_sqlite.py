@@ -1,12 +1,30 @@
 """S1, S2, S4: the SQLite store passes the conformance suite, and keeps its own promises."""
 
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import apsw
 import pytest
 
-from stillfresh import Clock
+from stillfresh import Clock, ConfigError, NotOpen, Policy, StoreError
+from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark, Record
 from stillfresh.stores.sqlite import SqliteStore
-from stillfresh.testing import StoreConformance
+from stillfresh.stores.sqlite.connection import Patience
+from stillfresh.stores.sqlite.files import network_filesystem
+from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, at_least, at_most
+from stillfresh.stores.sqlite.store import CHUNK, SLICE
+from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED
+from stillfresh.testing import ManualClock, StoreConformance
+
+NOW = 1_700_000_000.0
+POLICY = Policy(30, 60, 90)
 
 
 class TestS1SqliteStore(StoreConformance):
@@ -18,3 +36,613 @@ class TestS1SqliteStore(StoreConformance):
 
     async def new_store(self, clock: Clock) -> SqliteStore:
         return SqliteStore(self.path, clock=clock)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache.db"
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: Clock | None = None) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, clock=clock or ManualClock(NOW))
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def publish(
+    store: SqliteStore, *ids: str, value: bytes = b"value", kind: str = "post"
+) -> str:
+    """Publishes the value for each; the last one's generation."""
+    generation = ""
+    records = store.read_now(kind, ids)
+    asks = [Ask(id_, seen(records.get(id_, Record()))) for id_ in ids]
+    copies = {}
+    for id_, lease in (await store.acquire(kind, asks, 10)).items():
+        assert isinstance(lease, Lease), lease
+        copies[id_] = (lease, Copy(lease.token, NOW, POLICY, value))
+        generation = lease.token
+    assert await store.publish(kind, copies) == set()
+    return generation
+
+
+def seen(record: Record) -> str | None:
+    return record.copy.generation if record.copy is not None else None
+
+
+def value(store: SqliteStore, id_: str = "a", kind: str = "post") -> object:
+    """The value that is read now; `...` if there is none."""
+    copy = store.read_now(kind, [id_]).get(id_, Record()).copy
+    return ... if copy is None else copy.value
+
+
+def neighbours(path: Path) -> set[str]:
+    """What lies beside the file, but for the lock that openers share."""
+    return {found.name for found in path.parent.iterdir()} - {path.name, f"{path.name}.lock"}
+
+
+def elsewhere(script: str, *arguments: object) -> None:
+    """In another process: opening the file in this one would drop SQLite's locks."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    subprocess.run(command, check=True, timeout=30)
+
+
+TIMES = """
+    SELECT id, last_updated_at, generation, fresh_for, stale_for, error_for, mark,
+        lease_token, lease_expires_at, failures, retry_at, error
+    FROM post_ttl ORDER BY id
+"""
+
+
+class TestS4Schema:
+    async def test_is_what_the_documentation_says(self, path: Path) -> None:
+        """Any SQLite reads it: a table of copies, one of times in milliseconds, one of tags."""
+        async with opened(path) as store:
+            generation = await publish(store, "a")
+            asks = [Ask("b", tags=("eu",)), Ask("c")]
+            grants = await store.acquire("post", asks, 10)
+            lease, failing = grants["b"], grants["c"]
+            assert isinstance(lease, Lease)
+            assert isinstance(failing, Lease)
+            await store.release("post", [failing], {"c": Failure(2, NOW + 1.5, "no")})
+        found = sqlite3.connect(path)
+        try:
+            assert found.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+            assert found.execute("PRAGMA user_version").fetchone() == (VERSION,)
+            assert found.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+            assert found.execute("SELECT id, value FROM post").fetchall() == [("a", b"value")]
+            assert found.execute(TIMES).fetchall() == [
+                ("a", 1_700_000_000_000, generation, 30, 60, 90, 0, None, None, None, None, None),
+                ("b", *[None] * 5, 0, lease.token, 1_700_000_010_000, None, None, None),
+                ("c", *[None] * 5, 0, None, None, 2, 1_700_000_001_500, "no"),
+            ]
+            tags = found.execute("SELECT tag, kind, id FROM stillfresh_tags").fetchall()
+            assert tags == [("eu", "post", "b")]
+        finally:
+            found.close()
+
+    @pytest.mark.parametrize(
+        "kind", ["", "Post", "1st", "a-b", 'a"b', "post_ttl", "sqlite_x", "stillfresh_tags", "é"]
+    )
+    async def test_refuses_a_kind_that_cannot_name_a_table(self, path: Path, kind: str) -> None:
+        """Reading and writing both say what is allowed; the store goes on."""
+        async with opened(path) as store:
+            with pytest.raises(ConfigError, match="kind: must be"):
+                await store.read(kind, ["a"])
+            with pytest.raises(ConfigError, match="kind: must be"):
+                await store.acquire(kind, [Ask("a")], 10)
+            await publish(store, "a")
+
+    @pytest.mark.parametrize("kind", ["select", "order", "x", "ttl", "stillfresh", "a_1"])
+    async def test_takes_words_that_sql_has_too(self, path: Path, kind: str) -> None:
+        """A kind is a name, whatever it means in SQL."""
+        async with opened(path) as store:
+            await publish(store, "a", kind=kind)
+            assert value(store, kind=kind) == b"value"
+
+    async def test_a_lease_is_never_shorter_than_asked(self, path: Path) -> None:
+        """Times are whole milliseconds on disk: an end is rounded up, now is rounded down."""
+        clock = ManualClock(NOW + 0.0004)
+        async with opened(path, clock) as store:
+            lease = (await store.acquire("post", [Ask("a")], 0.0101))["a"]
+            assert isinstance(lease, Lease)
+            assert lease.expires_at >= NOW + 0.0105
+            clock.advance(0.0100)
+            assert await store.renew("post", [lease], 1) == set()
+        assert (at_least(0.1 + 0.2), at_most(0.1 + 0.2)) == (300, 300)
+
+    def test_refuses_a_path_that_names_no_file(self) -> None:
+        """For memory there is a store of its own."""
+        with pytest.raises(ConfigError, match="must name a file"):
+            SqliteStore(":memory:")
+
+
+class TestS4Reads:
+    async def test_many_ids_are_read_at_once(self, path: Path) -> None:
+        """More than one statement takes, some twice, some unknown, some with what is known."""
+        ids = [f"id-{number}" for number in range(3 * CHUNK + 5)]
+        async with opened(path) as store:
+            generation = await publish(store, *ids)
+            known = {ids[-1]: generation, ids[0]: generation}
+            found = store.read_now("post", [*ids, "unknown", ids[1]], known)
+            assert list(found) == ids
+            values = {id_: record.copy.value for id_, record in found.items() if record.copy}
+            assert values.pop(ids[-1]) is UNREAD
+            assert set(values.values()) == {b"value"}
+            assert store.read_now("post", []) == {}
+
+    async def test_a_mark_is_seen_by_who_has_the_value(self, path: Path) -> None:
+        """E9: the value is left out, what another process changed about it is not."""
+        async with opened(path) as store, opened(path) as other:
+            generation = await publish(store, "a")
+            for soft, mark in ((True, Mark.SOFT), (False, Mark.HARD)):
+                await other.invalidate("post", ["a"], soft=soft)
+                copy = store.read_now("post", ["a"], {"a": generation})["a"].copy
+                assert copy == Copy(generation, NOW, POLICY, UNREAD, mark)
+
+    async def test_readers_do_not_wait_for_a_writer(self, path: Path) -> None:
+        """While another holds the file, reads are answered and writes wait, without an error."""
+        async with opened(path) as store:
+            await publish(store, "a", value=b"old")
+            other = apsw.Connection(str(path))
+            other.execute("BEGIN IMMEDIATE")
+            writing = asyncio.create_task(publish(store, "a", value=b"new"))
+            for _ in range(100):
+                await asyncio.sleep(0)
+                assert value(store) == b"old"
+            other.execute("COMMIT")
+            other.close()
+            await writing
+            assert value(store) == b"new"
+
+    def test_patience_ends(self) -> None:
+        """Short pauses, shorter for who has waited longer, and not for ever."""
+        clock, pauses = ManualClock(), []
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            clock.advance(seconds)
+
+        patience = Patience(clock, sleep)
+        attempts = 0
+        while patience(attempts):
+            attempts += 1
+        assert 29 < clock() < 31
+        assert 0.0005 <= min(pauses) < 0.001 <= pauses[0] <= max(pauses) <= 0.005
+
+
+class TestS4Writer:
+    async def test_many_steps_share_one_commit(self, path: Path) -> None:
+        """What is queued in one turn of the loop costs a few transactions, not one each."""
+        async with opened(path) as store:
+            await publish(store, "a")
+            before = Path(f"{path}-wal").stat().st_size
+            await publish(store, "b")
+            one = Path(f"{path}-wal").stat().st_size - before
+            before += one
+            await asyncio.gather(*(store.acquire("post", [Ask(f"{n}")], 10) for n in range(100)))
+            assert Path(f"{path}-wal").stat().st_size - before < 10 * one
+
+    async def test_a_step_that_fails_fails_alone(self, path: Path) -> None:
+        """Those that share its transaction are committed; nothing of its own is."""
+
+        def fails(connection: apsw.Connection) -> None:
+            connection.execute("DELETE FROM post_ttl")
+            raise ValueError("mine")
+
+        def is_refused(connection: apsw.Connection) -> None:
+            connection.execute("DELETE FROM post_ttl")
+            connection.execute("INSERT INTO post_ttl(id) VALUES (NULL)")
+
+        async with opened(path) as store:
+            await publish(store, "a")
+            outcomes = await asyncio.gather(
+                store.acquire("post", [Ask("b")], 10),
+                store._opened().run(fails),
+                store._opened().run(is_refused),
+                store.acquire("post", [Ask("c")], 10),
+                return_exceptions=True,
+            )
+            assert [type(outcome) for outcome in outcomes] == [dict, ValueError, StoreError, dict]
+            assert set(store.read_now("post", ["a", "b", "c"])) == {"a", "b", "c"}
+
+    async def test_more_than_fits_in_the_queue(self, path: Path) -> None:
+        """They wait for room and all are done; a burst takes several groups."""
+        number = MAX_QUEUED + 2 * MAX_GROUP
+        async with opened(path) as store:
+            grants = await asyncio.gather(
+                *(store.acquire("post", [Ask(f"{n}")], 10) for n in range(number))
+            )
+            assert len(grants) == number
+            assert (await store.stats()).leases == number
+
+    async def test_what_is_queued_is_done(self, path: Path) -> None:
+        """An invalidation whose caller gave up is no less true."""
+        async with opened(path) as store:
+            await publish(store, "a")
+            task = asyncio.create_task(store.invalidate("post", ["a"]))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await store.invalidate("post", ["unknown"])
+            copy = store.read_now("post", ["a"])["a"].copy
+            assert copy is not None
+            assert copy.mark == Mark.HARD
+
+    async def test_evicts_in_slices(self, path: Path) -> None:
+        """However many there are, others' steps pass between the slices."""
+        ids = [f"id-{number}" for number in range(2 * SLICE + 1)]
+        async with opened(path) as store:
+            await publish(store, *ids)
+            passed = []
+
+            async def pass_by() -> None:
+                await publish(store, "other", kind="page")
+                passed.append(await store.stats())
+
+            eviction = asyncio.create_task(store.evict(NOW + 1_000))
+            await pass_by()
+            assert await eviction in {len(ids), len(ids) + 1}
+            assert passed[0].copies > 1
+            assert store.read_now("post", ids) == {}
+
+
+class TestS4OpenAndClose:
+    async def test_leaves_nothing_behind(self, path: Path) -> None:
+        """No log, no thread; what was queued is done."""
+        threads = threading.active_count()
+        store = SqliteStore(path, clock=ManualClock(NOW))
+        assert not path.exists()
+        await store.open()
+        await publish(store, "a")
+        queued = asyncio.create_task(store.acquire("post", [Ask("b")], 10))
+        await asyncio.sleep(0)
+        await asyncio.gather(store.close(), store.close())
+        assert isinstance((await queued)["b"], Lease)
+        assert neighbours(path) == set()
+        assert threading.active_count() == threads
+
+    async def test_closed_everything_says_so(self, path: Path) -> None:
+        """Every method, before opening and after closing."""
+        store = SqliteStore(path)
+        for _ in range(2):
+            for call in (
+                store.read("post", ["a"]),
+                store.read("post", ["a", "b"]),
+                store.acquire("post", [Ask("a")], 10),
+                store.publish("post", {}),
+                store.renew("post", [], 10),
+                store.release("post", []),
+                store.invalidate("post", ["a"]),
+                store.invalidate_tag("tag"),
+                store.delete("post", ["a"]),
+                store.evict(NOW),
+                store.stats(),
+            ):
+                with pytest.raises(NotOpen):
+                    await call
+            await store.open()
+            await store.close()
+
+    async def test_who_waits_for_room_is_told(self, path: Path) -> None:
+        """Closing while the queue is full: what was queued is done, the rest is refused."""
+        store = SqliteStore(path)
+        await store.open()
+        steps = [store.acquire("post", [Ask(f"{n}")], 10) for n in range(MAX_QUEUED + 50)]
+        tasks = [asyncio.create_task(step) for step in steps]
+        await asyncio.sleep(0)
+        await store.close()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {dict, NotOpen}
+        assert all(isinstance(outcome, dict) for outcome in outcomes[:MAX_QUEUED])
+
+    def test_opens_again_on_another_loop(self, path: Path) -> None:
+        """What was published is there."""
+        store = SqliteStore(path, clock=ManualClock(NOW))
+
+        async def once() -> object:
+            await store.open()
+            before = value(store)
+            await publish(store, "a")
+            await store.close()
+            return before
+
+        assert [asyncio.run(once()) for _ in range(2)] == [..., b"value"]
+
+    def test_a_loop_that_ends_without_closing(self, path: Path) -> None:
+        """The thread sees at its next step that nobody is left, and ends."""
+        store = SqliteStore(path)
+
+        async def forgets_to_close() -> None:
+            await store.open()
+
+        asyncio.run(forgets_to_close())
+        writer = store._writer
+        assert writer is not None
+        writer.wake()
+        writer._thread.join(10)
+        assert not writer._thread.is_alive()
+        assert store._reader is not None
+        store._reader.close()
+
+    async def test_opened_by_several_at_once(self, path: Path) -> None:
+        """One thread, one file."""
+        store = SqliteStore(path)
+        threads = threading.active_count()
+        await asyncio.gather(*(store.open() for _ in range(5)))
+        assert threading.active_count() == threads + 1
+        await store.close()
+
+    async def test_a_place_that_cannot_be(self, tmp_path: Path) -> None:
+        """Said with the path and what to do; nothing is made, and nothing stays open."""
+        threads = threading.active_count()
+        for path, words in (
+            (tmp_path / "missing" / "cache.db", "there is no directory .*missing; create it"),
+            (tmp_path, "is a directory"),
+        ):
+            store = SqliteStore(path)
+            with pytest.raises(StoreError, match=words):
+                await store.open()
+            with pytest.raises(NotOpen):
+                await store.read("post", ["a"])
+        assert list(tmp_path.iterdir()) == []
+        assert threading.active_count() == threads
+
+    async def test_a_link_leads_to_the_file(self, path: Path) -> None:
+        """Two names, one store."""
+        link = path.with_name("link.db")
+        link.symlink_to(path)
+        async with opened(link) as one, opened(path) as other:
+            await publish(one, "a")
+            assert value(other) == b"value"
+
+
+class TestS4OtherVersion:
+    @pytest.mark.parametrize(
+        ("statements", "words"),
+        [
+            (f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 99", "99.* knows 1"),
+            ("CREATE TABLE theirs(x)", "another application's"),
+            ("PRAGMA user_version = 3", "another application's"),
+            ("PRAGMA application_id = 7", r"application_id 7\)"),
+        ],
+    )
+    async def test_is_refused_and_left_alone(self, path: Path, statements: str, words: str) -> None:
+        """Another version's file, or somebody else's, is not ours to change."""
+        with sqlite3.connect(path) as theirs:
+            theirs.executescript(statements)
+        theirs.close()
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match=f"cache.db.*{words}"):
+            await SqliteStore(path).open()
+        assert path.read_bytes() == before
+        assert neighbours(path) == set()
+
+    async def test_a_damaged_file_of_others_is_theirs_too(self, path: Path) -> None:
+        """A valid header without our mark is refused, whatever state the rest is in."""
+        with sqlite3.connect(path) as theirs:
+            theirs.executescript("CREATE TABLE theirs(x); CREATE TABLE more(x)")
+        theirs.close()
+        header = path.read_bytes()[:100]
+        path.write_bytes(header + b"\xff" * 8_000)
+        with pytest.raises(ConfigError, match="another application's"):
+            await SqliteStore(path).open()
+        assert path.read_bytes()[:100] == header
+
+    async def test_an_empty_file_is_begun(self, path: Path) -> None:
+        """Made by `touch`, or by a process that died at once."""
+        path.touch()
+        async with opened(path) as store:
+            await publish(store, "a")
+
+
+DAMAGE = """
+import os, sys
+path = sys.argv[1]
+with open(path, "r+b") as file:
+    file.seek(4096)
+    file.write(b"\\xff" * (os.path.getsize(path) - 4096))
+"""
+
+
+@pytest.fixture
+async def damaged(path: Path) -> Path:
+    """A file that was whole once: its first page still is."""
+    async with opened(path) as store:
+        await publish(store, *(f"id-{number}" for number in range(500)))
+    elsewhere(DAMAGE, path)
+    return path
+
+
+class TestS4Corrupt:
+    async def test_at_opening_it_is_set_aside(
+        self, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """No database at all: renamed, logged as an error, a new one begun."""
+        path.write_bytes(b"not a database" * 1_000)
+        async with opened(path) as store:
+            await publish(store, "a")
+            assert value(store) == b"value"
+        (aside,) = neighbours(path)
+        assert aside.startswith("cache.db.corrupt-2")
+        assert (path.parent / aside).read_bytes() == b"not a database" * 1_000
+        (record,) = caplog.records
+        assert record.levelname == "ERROR"
+        assert aside in record.getMessage()
+
+    async def test_found_by_a_reader_it_holds_nothing(self, damaged: Path) -> None:
+        """The answer is empty; the next step finds a new file."""
+        async with opened(damaged) as store:
+            assert store.read_now("post", ["id-1"]) == {}
+            assert store.read_now("post", ["id-1", "id-2"]) == {}
+            assert (await store.stats()).copies == 0
+            await publish(store, "id-1")
+            assert value(store, "id-1") == b"value"
+        assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
+
+    @pytest.mark.parametrize("step", ["acquire", "invalidate", "evict", "stats"])
+    async def test_found_by_a_step_it_is_tried_again(self, damaged: Path, step: str) -> None:
+        """On the new file: who asked does not notice."""
+        async with opened(damaged) as store:
+            match step:
+                case "acquire":
+                    assert isinstance((await store.acquire("post", [Ask("a")], 9))["a"], Lease)
+                case "invalidate":
+                    await store.invalidate("post", ["id-1"])
+                case "evict":
+                    assert await store.evict(NOW) == 0
+                case _:
+                    assert (await store.stats()).copies == 0
+            await publish(store, "b")
+        assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
+
+    async def test_of_several_one_sets_it_aside(self, damaged: Path) -> None:
+        """The others open the new file, and share it."""
+        async with opened(damaged) as one, opened(damaged) as other, opened(damaged) as third:
+            stores = [one, other, third]
+            assert [value(store, "id-1") for store in stores] == [...] * 3
+            await asyncio.gather(*(store.stats() for store in stores))
+            await publish(one, "id-1", value=b"shared")
+            assert [value(store, "id-1") for store in stores] == [b"shared"] * 3
+        assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
+
+    async def test_a_file_that_was_deleted_is_begun_again(self, path: Path) -> None:
+        """Somebody emptied the cache with `rm`: noticed by reader and writer."""
+        async with opened(path) as store:
+            await publish(store, "a")
+            for name in ("", "-wal", "-shm"):
+                Path(f"{path}{name}").unlink()
+            store._look_at = 0.0
+            value(store)
+            await store.stats()
+            assert value(store) is ...
+            await publish(store, "a")
+        async with opened(path) as store:
+            assert value(store) == b"value"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of its own, with little room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["/bin/umount", str(disk)], check=True)
+
+
+class TestS4FullDisk:
+    async def test_reads_go_on_and_room_is_noticed(self, small_disk: Path) -> None:
+        """Writes raise StoreError while there is no room, and work again when there is."""
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(b"x" * 2_000_000)
+        async with opened(small_disk / "cache.db") as store:
+            await publish(store, "a")
+            lease = (await store.acquire("post", [Ask("big")], 10))["big"]
+            assert isinstance(lease, Lease)
+            big = Copy(lease.token, NOW, POLICY, b"x" * 3_000_000)
+            for _ in range(2):
+                with pytest.raises(StoreError, match="the disk is full") as caught:
+                    await store.publish("post", {"big": (lease, big)})
+                assert isinstance(caught.value.__cause__, apsw.FullError)
+                assert value(store) == b"value"
+                assert value(store, "big") is ...
+            ballast.unlink()
+            assert await store.publish("post", {"big": (lease, big)}) == set()
+            assert value(store, "big") == big.value
+
+    async def test_one_that_does_not_fit_takes_no_other_with_it(self, small_disk: Path) -> None:
+        """They shared a transaction; the others are committed."""
+        async with opened(small_disk / "cache.db") as store:
+            grants = await store.acquire("post", [Ask("big"), Ask("small")], 10)
+            steps = []
+            for id_, size in (("big", 5_000_000), ("small", 10)):
+                lease = grants[id_]
+                assert isinstance(lease, Lease)
+                copy = Copy(lease.token, NOW, POLICY, b"x" * size)
+                steps.append(store.publish("post", {id_: (lease, copy)}))
+            big, small = await asyncio.gather(*steps, return_exceptions=True)
+            assert isinstance(big, StoreError)
+            assert small == set()
+            assert value(store, "small") == b"x" * 10
+
+
+class TestS4ReadOnly:
+    async def test_reads_go_on_and_room_is_noticed(self, small_disk: Path) -> None:
+        """Opened on a read-only medium: reads answer, writes raise, until it is writable."""
+        path = small_disk / "cache.db"
+        async with opened(path) as store:
+            await publish(store, "a")
+        remount(small_disk, "ro")
+        async with opened(path) as store:
+            assert value(store) == b"value"
+            assert (await store.stats()).copies == 1
+            for _ in range(2):
+                with pytest.raises(StoreError, match="read-only"):
+                    await store.invalidate("post", ["a"])
+            remount(small_disk, "rw")
+            await store.invalidate("post", ["a"])
+            copy = store.read_now("post", ["a"])["a"].copy
+            assert copy is not None
+            assert copy.mark == Mark.HARD
+
+    async def test_nothing_can_be_begun(self, small_disk: Path) -> None:
+        """Said with the path."""
+        remount(small_disk, "ro")
+        with pytest.raises(StoreError, match=r"cache\.db: cannot be opened"):
+            await SqliteStore(small_disk / "cache.db").open()
+
+
+def remount(disk: Path, mode: str) -> None:
+    subprocess.run(["/bin/mount", "-o", f"remount,{mode}", str(disk)], check=True)
+
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:40 / /srv rw,relatime shared:5 - nfs4 server:/srv rw,vers=4.2
+31 30 0:41 / /srv/local rw - xfs /dev/vdb rw
+32 22 0:42 / /mnt/with\\040space rw - cifs //server/share rw
+33 22 0:43 / /mnt/hidden rw - nfs server:/old rw
+34 33 0:44 / /mnt/hidden rw - tmpfs tmpfs rw
+35 22 0:45 / /home/me/far rw - fuse.sshfs me@far: rw
+36 22 0:46 / /sandbox rw - 9p host rw
+"""
+
+
+class TestS4NetworkFilesystem:
+    @pytest.mark.parametrize(
+        ("path", "expected"),
+        [
+            ("/var/cache.db", None),
+            ("/srv/cache.db", "nfs4"),
+            ("/srv/local/cache.db", None),
+            ("/srvother/cache.db", None),
+            ("/mnt/with space/cache.db", "cifs"),
+            ("/mnt/hidden/cache.db", None),
+            ("/home/me/far/deep/cache.db", "fuse.sshfs"),
+            ("/sandbox/cache.db", None),
+        ],
+    )
+    def test_is_known_by_its_mount(self, path: str, expected: str | None) -> None:
+        """The deepest mount over a path decides, and of two on one point the later."""
+        assert network_filesystem(MOUNTS, Path(path)) == expected
+
+    async def test_is_refused_with_the_reason(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Locks and shared memory do not work there."""
+        mounts = path.with_name("mountinfo")
+        mounts.write_text(f"40 22 0:50 / {path.parent} rw - nfs server:/x rw\n")
+        monkeypatch.setattr("stillfresh.stores.sqlite.files.MOUNTINFO", mounts)
+        with pytest.raises(ConfigError, match=r"network filesystem \(nfs\).*use a local disk"):
+            await SqliteStore(path).open()
+        assert not path.exists()

@@ -5,7 +5,7 @@ apsw's errors end here: `translated` turns them into `StoreError`.
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -13,11 +13,21 @@ from urllib.parse import quote
 
 import apsw
 
+from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.files import on_read_only_mount
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, BEGIN_FILE, VERSION
 
-__all__ = ["BUSY", "CORRUPT", "abandon", "admit", "connect", "explained", "translated"]
+__all__ = [
+    "BUSY",
+    "CORRUPT",
+    "abandon",
+    "admit",
+    "check_owner",
+    "connect",
+    "explained",
+    "translated",
+]
 
 CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError)
 BUSY: Final = (apsw.BusyError, apsw.LockedError)
@@ -38,14 +48,19 @@ class Patience:
     SQLite's own doubles its pauses up to 100 ms, so under load the newest comer always wins.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, clock: Clock = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
         self._until = 0.0
 
     def __call__(self, attempt: int) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         if attempt == 0:
             self._until = now + PATIENCE
-        time.sleep(random.uniform(0.001, 0.005) / (1 + attempt / 8))  # noqa: S311 (no secret)
+        pause = random.uniform(0.001, 0.005)  # noqa: S311 (no secret)
+        self._sleep(max(pause / (1 + attempt / 8), 0.0005))
         return now < self._until
 
 
@@ -66,10 +81,7 @@ def admit(connection: apsw.Connection, path: Path) -> None:
     """Begin an empty file, take one of ours, refuse any other without touching it."""
     application, version = (connection.pragma(name) for name in ("application_id", "user_version"))
     if application != APPLICATION_ID and not _is_empty(connection, application, version):
-        raise ConfigError(
-            f"{path}: is another application's SQLite file (application_id {application}); "
-            "give stillfresh a file of its own"
-        )
+        raise _not_ours(path, application)
     if application == APPLICATION_ID and version != VERSION:
         raise ConfigError(
             f"{path}: is of schema version {version}, this release of stillfresh knows {VERSION}; "
@@ -81,20 +93,38 @@ def admit(connection: apsw.Connection, path: Path) -> None:
 
 
 def _is_empty(connection: apsw.Connection, application: int, version: int) -> bool:
-    """A file that calls itself a database and cannot be read may be anybody's: not empty."""
-    try:
-        tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-    except CORRUPT:
-        return False
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
     return (application, version, tables) == (0, 0, 0)
 
 
+def _not_ours(path: Path, application: int) -> ConfigError:
+    return ConfigError(
+        f"{path}: is another application's SQLite file (application_id {application}); "
+        "give stillfresh a file of its own"
+    )
+
+
+def check_owner(path: Path) -> None:
+    """A corrupt file whose header is whole and not ours is somebody's, and not to be renamed.
+
+    Read through SQLite's own files, which keep their locks when one of them is closed.
+    """
+    flags = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY
+    file = apsw.VFSFile("", str(path), [flags, 0])
+    header = file.xRead(min(file.xFileSize(), 100), 0)
+    file.xClose()
+    application = int.from_bytes(header[68:72])
+    if header.startswith(b"SQLite format 3\0") and application != APPLICATION_ID:
+        raise _not_ours(path, application)
+
+
 def _prepare(connection: apsw.Connection, *, is_new: bool) -> None:
+    if is_new:
+        # Before there is a log, so that the header itself says whose file it is.
+        connection.execute(f"BEGIN IMMEDIATE; {BEGIN_FILE}; COMMIT")
     if connection.pragma("journal_mode") != "wal":
         connection.pragma("journal_mode", "wal")
     connection.execute(_PRAGMAS)
-    if is_new:
-        connection.execute(f"BEGIN IMMEDIATE; {BEGIN_FILE}; COMMIT")
 
 
 def abandon(connection: apsw.Connection) -> None:

@@ -18,6 +18,7 @@ from stillfresh.stores.sqlite.connection import (
     CORRUPT,
     abandon,
     admit,
+    check_owner,
     connect,
     explained,
     translated,
@@ -65,6 +66,7 @@ class Database:
             try:
                 self._connect()
             except CORRUPT:
+                check_owner(self._path)
                 self._set_aside(is_locked=is_locked)
                 self._connect()
 
