@@ -19,6 +19,7 @@ from stillfresh.stores.contract import (
     Lease,
     Mark,
     Newer,
+    Record,
     StoreStats,
 )
 from stillfresh.stores.sqlite.schema import (
@@ -69,23 +70,18 @@ def acquire(
     sql, expires_at = tables(connection, kind), at_least(now + lease_for)
     grants: dict[str, Grant] = {}
     for ask in asks:
-        grant: Grant | None = _denied(connection, sql, ask, now)
+        row = connection.execute(sql.point, (ask.seen, ask.id)).get
+        grant = None if row is None else _denied(record_of(row, ask.seen), ask, now)
         if grant is None:
             grant = Lease(ask.id, new_token(), expires_at / 1000)
             connection.execute(sql.lease, (ask.id, grant.token, expires_at))
-            _tag(connection, kind, ask)
+            _tag(connection, kind, ask, is_new=row is None)
         grants[ask.id] = grant
     return grants
 
 
-def _denied(
-    connection: apsw.Connection, sql: Statements, ask: Ask, now: float
-) -> Newer | Held | None:
+def _denied(record: Record, ask: Ask, now: float) -> Grant | None:
     """E5: only for the copy that was seen; who saw another one gets the one there is."""
-    row = connection.execute(sql.point, (ask.seen, ask.id)).get
-    if row is None:
-        return None
-    record = record_of(row, ask.seen)
     if record.copy is not None and record.copy.generation != ask.seen:
         return Newer(record)
     if record.held_until is not None and at_least(record.held_until) > at_most(now):
@@ -93,9 +89,10 @@ def _denied(
     return None
 
 
-def _tag(connection: apsw.Connection, kind: str, ask: Ask) -> None:
+def _tag(connection: apsw.Connection, kind: str, ask: Ask, *, is_new: bool) -> None:
     """The tags of the last lease are the tags."""
-    connection.execute(DELETE_TAGS, (kind, ask.id))
+    if not is_new:
+        connection.execute(DELETE_TAGS, (kind, ask.id))
     if ask.tags:
         connection.executemany(INSERT_TAG, [(tag, kind, ask.id) for tag in ask.tags])
 

@@ -1,0 +1,142 @@
+"""One of several processes on one file, told by stdin, telling by stdout (S7)."""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+from stillfresh import Policy
+from stillfresh.stores.contract import Ask, Copy, Lease, Record
+from stillfresh.stores.sqlite import SqliteStore
+
+POLICY = Policy(3_600)
+KIND = "post"
+
+
+def tell(what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def told() -> str:
+    return sys.stdin.readline().strip()
+
+
+def copy_by(lease: Lease, times: int = 1) -> Copy:
+    """Its value says its generation: a mix of two copies would show."""
+    return Copy(lease.token, time.time(), POLICY, lease.token.encode() * times)
+
+
+def generation(record: Record) -> str | None:
+    if record.copy is None:
+        return None
+    assert isinstance(record.copy.value, bytes)
+    token = record.copy.generation.encode()
+    assert record.copy.value == token * (len(record.copy.value) // len(token))
+    return record.copy.generation
+
+
+async def lease_of(store: SqliteStore, key: str, lease_for: float) -> Lease | None:
+    seen = generation(store.read_now(KIND, [key]).get(key, Record()))
+    grant = (await store.acquire(KIND, [Ask(key, seen)], lease_for))[key]
+    return grant if isinstance(grant, Lease) else None
+
+
+async def hammer(store: SqliteStore, seconds: str, seed: str) -> None:
+    """Four tasks that read, lease, publish and invalidate; what was done, and when."""
+    dice, until = random.Random(seed), time.monotonic() + float(seconds)
+    events: list[dict[str, object]] = []
+
+    async def storm() -> None:
+        while time.monotonic() < until:
+            key = dice.choice("abcd")
+            if dice.random() < 0.1:
+                began = time.monotonic()
+                await store.invalidate(KIND, [key])
+                events.append(
+                    {"what": "invalidate", "key": key, "began": began, "ended": time.monotonic()}
+                )
+                continue
+            seen = generation(store.read_now(KIND, [key]).get(key, Record()))
+            grant = (await store.acquire(KIND, [Ask(key, seen)], 30))[key]
+            if not isinstance(grant, Lease):
+                await asyncio.sleep(0)
+                continue
+            leased = time.monotonic()
+            await asyncio.sleep(dice.choice([0, 0, 0.001]))
+            began = time.monotonic()
+            if await store.publish(KIND, {key: (grant, copy_by(grant))}) == set():
+                events.append(
+                    {
+                        "what": "publish",
+                        "key": key,
+                        "seen": seen,
+                        "token": grant.token,
+                        "leased": leased,
+                        "began": began,
+                        "ended": time.monotonic(),
+                    }
+                )
+
+    await asyncio.gather(*(storm() for _ in range(4)))
+    tell(events)
+
+
+async def contend(store: SqliteStore, contenders: str) -> None:
+    """For each key told: so many tasks want it; how many of them loaded it."""
+    tell("ready")
+    while key := told():
+        loads = await asyncio.gather(*(want(store, key) for _ in range(int(contenders))))
+        tell(sum(loads))
+
+
+async def want(store: SqliteStore, key: str) -> int:
+    """Reads first and asks then, however late: only the copy seen keeps it from loading again."""
+    while generation(store.read_now(KIND, [key]).get(key, Record())) is None:
+        await asyncio.sleep(0)
+        grant = (await store.acquire(KIND, [Ask(key)], 30))[key]
+        if isinstance(grant, Lease):
+            assert await store.publish(KIND, {key: (grant, copy_by(grant))}) == set()
+            return 1
+        await asyncio.sleep(0.001)
+    return 0
+
+
+async def hold(store: SqliteStore, key: str, lease_for: str) -> None:
+    """Leases the key; publishes when told; whether that was superseded."""
+    lease = await lease_of(store, key, float(lease_for))
+    assert lease is not None
+    tell(lease.expires_at)
+    told()
+    tell(await store.publish(KIND, {key: (lease, copy_by(lease))}) == {key})
+
+
+async def publish_for_ever(store: SqliteStore, key: str) -> None:
+    """Values of many pages, until killed."""
+    while True:
+        lease = await lease_of(store, key, 0.05)
+        if lease is not None and await store.publish(KIND, {key: (lease, copy_by(lease, 3_000))}):
+            continue
+        tell("published")
+
+
+async def meet_corruption(store: SqliteStore) -> None:
+    """When told, reads what is damaged, then asks for the lease of one key."""
+    tell("ready")
+    told()
+    assert store.read_now(KIND, ["id-1"]) == {}
+    tell(await lease_of(store, "new", 30) is not None)
+
+
+async def main(command: str, path: str, *arguments: str) -> None:
+    commands = (hammer, contend, hold, publish_for_ever, meet_corruption)
+    store = SqliteStore(Path(path))
+    await store.open()
+    await {each.__name__: each for each in commands}[command](store, *arguments)
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
