@@ -17,7 +17,7 @@ import pytest
 from stillfresh import Clock, ConfigError, NotOpen, Policy, StoreError
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark, Record
 from stillfresh.stores.sqlite import SqliteStore
-from stillfresh.stores.sqlite.connection import Patience
+from stillfresh.stores.sqlite.connection import Patience, explained
 from stillfresh.stores.sqlite.files import network_filesystem
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, at_least, at_most
 from stillfresh.stores.sqlite.store import CHUNK
@@ -175,6 +175,7 @@ class TestS4Reads:
             assert values.pop(ids[-1]) is UNREAD
             assert set(values.values()) == {b"value"}
             assert store.read_now("post", []) == {}
+            assert store.read_now("page", ids) == {}
 
     async def test_a_mark_is_seen_by_who_has_the_value(self, path: Path) -> None:
         """E9: the value is left out, what another process changed about it is not."""
@@ -386,6 +387,7 @@ class TestS4OpenAndClose:
             with pytest.raises(NotOpen):
                 await store.read("post", ["a"])
         assert list(tmp_path.iterdir()) == []
+        assert not Path(f"{tmp_path}.lock").exists()
         assert threading.active_count() == threads
 
     async def test_a_link_leads_to_the_file(self, path: Path) -> None:
@@ -475,6 +477,7 @@ class TestS4Corrupt:
         async with opened(damaged) as store:
             assert store.read_now("post", ["id-1"]) == {}
             assert store.read_now("post", ["id-1", "id-2"]) == {}
+            assert store.read_now("post", [f"id-{number}" for number in range(500)]) == {}
             assert (await store.stats()).copies == 0
             await publish(store, "id-1")
             assert value(store, "id-1") == b"value"
@@ -597,6 +600,19 @@ class TestS4ReadOnly:
         remount(small_disk, "ro")
         with pytest.raises(StoreError, match=r"cache\.db: cannot be opened"):
             await SqliteStore(small_disk / "cache.db").open()
+
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (apsw.SQLITE_READONLY_DIRECTORY, "its directory must be writable"),
+            (apsw.SQLITE_READONLY_DBMOVED, "the file is read-only"),
+            (apsw.SQLITE_BUSY_SNAPSHOT, "other processes have kept it busy for 30 s"),
+            (apsw.SQLITE_IOERR_FSYNC, "IOError"),
+        ],
+    )
+    def test_says_what_to_do(self, path: Path, code: int, words: str) -> None:
+        """In words that name the file, never "database is locked"."""
+        assert str(explained(path, apsw.exception_for(code))).startswith(f"{path}: {words}")
 
 
 def remount(disk: Path, mode: str) -> None:

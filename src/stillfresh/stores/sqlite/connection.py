@@ -40,6 +40,13 @@ _SETTINGS: Final = (
     (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),  # a damaged file must not be able to do more damage
     (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
 )
+_REASONS: Final = {
+    apsw.SQLITE_FULL: "the disk is full; writing works again when there is room",
+    apsw.SQLITE_READONLY: "the file is read-only; it can be read, not written",
+    apsw.SQLITE_READONLY_DIRECTORY: "its directory must be writable: SQLite keeps its log there",
+    apsw.SQLITE_CANTOPEN: "cannot be opened; is its directory readable and writable?",
+    apsw.SQLITE_BUSY: f"other processes have kept it busy for {PATIENCE:.0f} s",
+}
 
 
 class Patience:
@@ -134,15 +141,11 @@ def abandon(connection: apsw.Connection) -> None:
         connection.close()
 
 
-def explained(path: Path, exc: apsw.Error) -> StoreError:
+def explained(path: Path, exc: Exception) -> StoreError:
     """What went wrong with which file, in words that say what to do."""
-    reasons: dict[type[apsw.Error], str] = {
-        apsw.FullError: "the disk is full; writing works again when there is room",
-        apsw.ReadOnlyError: "the file is read-only; it can be read, not written",
-        apsw.CantOpenError: "cannot be opened; is its directory readable and writable?",
-        apsw.BusyError: f"other processes have kept it busy for {PATIENCE:.0f} s",
-    }
-    return StoreError(f"{path}: {reasons.get(type(exc), str(exc))}")
+    codes = (getattr(exc, name, None) for name in ("extendedresult", "result"))
+    reason = next((_REASONS[code] for code in codes if code in _REASONS), repr(exc))
+    return StoreError(f"{path}: {reason}")
 
 
 @contextmanager

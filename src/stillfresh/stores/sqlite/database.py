@@ -30,7 +30,7 @@ __all__ = ["Database", "Job", "Outcome"]
 T = TypeVar("T")
 Job: TypeAlias = Callable[[apsw.Connection], Any]
 
-CONCERNS_ALL: Final = (StoreError, *BUSY, apsw.ReadOnlyError, apsw.CantOpenError)
+CONCERNS_ALL: Final = (StoreError, *BUSY, *CORRUPT, apsw.ReadOnlyError, apsw.CantOpenError)
 """Not one job's fault: trying them one by one would fail as often."""
 
 log = logging.getLogger("stillfresh.sqlite")
@@ -59,16 +59,20 @@ class Database:
     def open(self) -> None:
         """Under the lock: nobody may open the file while another sets it aside."""
         self._path = self._path.resolve()
-        with translated(self._path), locked(self._path) as is_locked:
+        with translated(self._path):
             check_place(self._path)
-            if self._is_damaged() and self._identity == identity_of(self._path):
-                self._set_aside(is_locked=is_locked)
-            try:
-                self._connect()
-            except CORRUPT:
-                check_owner(self._path)
-                self._set_aside(is_locked=is_locked)
-                self._connect()
+            with locked(self._path) as is_locked:
+                self._open_whole(is_locked=is_locked)
+
+    def _open_whole(self, *, is_locked: bool) -> None:
+        if self._is_damaged() and self._identity == identity_of(self._path):
+            self._set_aside(is_locked=is_locked)
+        try:
+            self._connect()
+        except CORRUPT:
+            check_owner(self._path)
+            self._set_aside(is_locked=is_locked)
+            self._connect()
 
     def _is_damaged(self) -> bool:
         return self.damaged is not None and self.damaged in (self._reader, self._writer)
@@ -111,7 +115,7 @@ class Database:
             return self._grouped(jobs)
         except Exception as exc:  # noqa: BLE001 (handed to who asked)
             if len(jobs) == 1 or isinstance(exc, CONCERNS_ALL):
-                return [self._failed(exc)] * len(jobs)
+                return [self._failed(exc) for _ in jobs]
             # One of them broke the transaction: each alone, so that it takes no other with it.
             return [outcome for job in jobs for outcome in self.write([job])]
 

@@ -66,7 +66,7 @@ def check_place(path: Path) -> None:
 def identity_of(path: Path) -> Identity | None:
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_dev, found.st_ino
 
@@ -79,7 +79,8 @@ def on_read_only_mount(path: Path) -> bool:
 def locked(path: Path) -> Iterator[bool]:
     """Between processes: who opens the file and who sets it aside never meet.
 
-    False where no lock file can be made: nothing can be renamed there either.
+    False where no lock file can be made: nothing can be renamed there either. The lock file
+    stays, since two could hold a lock whose file was removed in between.
     """
     try:
         descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -4,11 +4,11 @@ It maps the contract to steps and decides nothing. No work is done before `open`
 """
 
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
 import apsw
@@ -40,7 +40,7 @@ class SqliteStore:
         path: str | PathLike[str],
         *,
         clock: Clock = time.time,
-        new_token: Callable[[], str] = lambda: uuid.uuid4().hex,
+        new_token: Callable[[], str] = lambda: token_hex(16),
     ) -> None:
         if fspath(path) in {"", ":memory:"}:
             raise ConfigError(f"path: must name a file, not {path!r}; in memory use MemoryStore")
@@ -130,7 +130,9 @@ class SqliteStore:
         try:
             return [row for chunk in chunks for row in self._select(kind, chunk)]
         finally:
-            self._execute("ROLLBACK", ())
+            # Corruption has ended it already.
+            if self._reader is not None and self._reader.in_transaction:
+                self._execute("ROLLBACK", ())
 
     def _select(self, kind: str, asked: Sequence[tuple[str, str | None]]) -> list[Row]:
         """Filled up to a power of two with pairs that match nothing: few texts to prepare."""
