@@ -25,7 +25,7 @@ def upstream() -> Upstream:
     return Upstream()
 
 
-@pytest.fixture(params=["memory"])
+@pytest.fixture(params=["memory", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/cache.db"
 

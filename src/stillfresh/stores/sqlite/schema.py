@@ -70,6 +70,7 @@ _CREATE: Final = """
         stale_for REAL,
         error_for REAL,
         mark INTEGER NOT NULL DEFAULT 0,
+        absent INTEGER NOT NULL DEFAULT 0,
         lease_token TEXT,
         lease_expires_at INTEGER,
         failures INTEGER,
@@ -80,7 +81,7 @@ _CREATE: Final = """
 # One statement for times and value, so that they cannot disagree.
 _RECORD: Final = """
     SELECT t.generation, t.last_updated_at, t.fresh_for, t.stale_for, t.error_for, t.mark,
-        t.lease_expires_at, t.failures, t.retry_at, t.error,
+        t.lease_expires_at, t.failures, t.retry_at, t.error, t.absent,
         CASE WHEN t.generation IS {known} THEN NULL
              ELSE (SELECT value FROM {copies} WHERE id = t.id) END
 """
@@ -97,7 +98,7 @@ _LEASE: Final = """
 """
 _PUBLISH: Final = """
     UPDATE {times} SET generation = ?, last_updated_at = ?, fresh_for = ?, stale_for = ?,
-        error_for = ?, mark = ?, lease_token = NULL, lease_expires_at = NULL,
+        error_for = ?, mark = ?, absent = ?, lease_token = NULL, lease_expires_at = NULL,
         failures = NULL, retry_at = NULL, error = NULL
     WHERE id = ? AND lease_token = ? AND lease_expires_at > ?
 """
@@ -126,7 +127,7 @@ _FORGET_IF_EMPTY: Final = """
 _SLICE: Final = """
     SELECT id, max(coalesce(lease_expires_at, 0),
         CASE WHEN generation IS NULL THEN coalesce(retry_at, 0)
-             ELSE last_updated_at + 1000.0 * (fresh_for + stale_for + error_for) END) < ?
+             ELSE last_updated_at + 1000.0 * (fresh_for + max(stale_for, error_for)) END) < ?
     FROM {times} WHERE id >= ? ORDER BY id LIMIT ?
 """
 _COUNT: Final = (
@@ -201,17 +202,19 @@ def record_of(row: Row, known: str | None) -> Record:
     """What the contract calls a Record; the value was left out if its generation is known."""
     if row[0] is not None and row[0] == known:
         return _known_record(row)
-    return _record(row, row[10])
+    return _record(row, row[11])
 
 
 @lru_cache(maxsize=8192)
 def _known_record(row: Row) -> Record:
     """A hot row reads the same again and again, and building its Record costs half a read."""
-    return _record(row, UNREAD)
+    return _record(row, None if row[10] else UNREAD)
 
 
 def _record(row: Row, value: bytes | Unread | None) -> Record:
-    generation, at, fresh_for, stale_for, error_for, mark, held, failures, retry_at, error, _ = row
+    generation, at, fresh_for, stale_for, error_for, mark, held, failures, retry_at, error = row[
+        :10
+    ]
     copy = failure = None
     if generation is not None:
         policy = _policy(fresh_for, stale_for, error_for)

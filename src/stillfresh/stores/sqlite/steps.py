@@ -121,6 +121,7 @@ def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | 
         terms.stale_for,
         terms.error_for,
         int(copy.mark),
+        copy.value is None,
         id_,
         lease.token,
         held_at,

@@ -119,7 +119,7 @@ class SqliteStore:
         except apsw.Error as exc:
             self._cannot_read(exc)
             return {}
-        return {row[11]: record_of(row[:11], row[12]) for row in rows}
+        return {row[12]: record_of(row[:12], row[13]) for row in rows}
 
     def _selected(self, kind: str, asked: Sequence[tuple[str, str | None]]) -> list[Row]:
         """One statement, or one transaction of several: all rows are of one moment."""
