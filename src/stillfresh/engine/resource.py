@@ -140,7 +140,11 @@ class Function(Generic[P, V]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
-        if not kwargs and (entry := self._by_arguments.get(args)) is not None:
+        try:
+            entry = None if kwargs else self._by_arguments.get(args)
+        except TypeError:  # an unhashable argument: `get` names it by its value
+            entry = None
+        if entry is not None:
             clock = self._clock
             if clock() < entry.until and (answer := entry.answer).found:
                 entry.hits += 1
