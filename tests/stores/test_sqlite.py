@@ -510,15 +510,15 @@ class TestS4Corrupt:
         assert len([name for name in neighbours(damaged) if name.endswith("Z")]) == 1
 
     async def test_a_file_that_was_deleted_is_begun_again(self, path: Path) -> None:
-        """Somebody emptied the cache with `rm`: noticed by reader and writer."""
-        async with opened(path) as store:
+        """Somebody emptied the cache with `rm`: noticed by who only reads, and by who writes."""
+        async with opened(path) as store, opened(path) as writing:
             await publish(store, "a")
             for name in ("", "-wal", "-shm"):
                 Path(f"{path}{name}").unlink()
-            store._look_at = 0.0
-            value(store)
-            await store.stats()
-            assert value(store) is ...
+            while value(store) is not ...:
+                await asyncio.sleep(0.01)
+            await publish(writing, "b")
+            assert value(store, "b") == value(writing, "b") == b"value"
             await publish(store, "a")
         async with opened(path) as store:
             assert value(store) == b"value"

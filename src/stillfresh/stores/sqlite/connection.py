@@ -25,6 +25,7 @@ __all__ = [
     "admit",
     "check_owner",
     "connect",
+    "connect_reader",
     "explained",
     "translated",
 ]
@@ -81,6 +82,13 @@ def connect(path: Path) -> apsw.Connection:
     connection.set_busy_handler(Patience())
     for setting, value in _SETTINGS:
         connection.config(setting, value)
+    return connection
+
+
+def connect_reader(path: Path) -> apsw.Connection:
+    """Reads once: the log is opened by name, and must be while that name is this file's."""
+    connection = connect(path)
+    connection.execute("PRAGMA query_only = 1; SELECT count(*) FROM sqlite_schema").fetchall()
     return connection
 
 

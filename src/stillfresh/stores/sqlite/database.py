@@ -20,6 +20,7 @@ from stillfresh.stores.sqlite.connection import (
     admit,
     check_owner,
     connect,
+    connect_reader,
     explained,
     translated,
 )
@@ -81,11 +82,10 @@ class Database:
         writer = connect(self._path)
         try:
             admit(writer, self._path)
-            reader = connect(self._path)
+            reader = connect_reader(self._path)
         except BaseException:
             abandon(writer)
             raise
-        reader.execute("PRAGMA query_only = 1")
         old, self._writer, self._reader = self._writer, writer, reader
         self._identity = identity_of(self._path)
         self._adopt(reader)
@@ -124,11 +124,14 @@ class Database:
         return [self._failed(found.error) if found.error else found for found in outcomes]
 
     def _mending(self, action: Callable[[], T]) -> T:
-        """Once more on a new file, if this one turns out to be corrupt."""
+        """Once more on a new file, if this one turns out to be corrupt, or not to be there."""
         try:
             return action()
-        except CORRUPT:
-            self.damaged = self._writer
+        except apsw.Error as exc:
+            if isinstance(exc, CORRUPT):
+                self.damaged = self._writer
+            elif self._identity == identity_of(self._path):
+                raise
             return action()
 
     def _ready(self, *, writing: bool) -> apsw.Connection:

@@ -142,16 +142,19 @@ class SqliteStore:
         return self._execute(select_many(kind, size), pairs).fetchall()
 
     def _cannot_read(self, exc: apsw.Error) -> None:
+        """A kind nobody wrote yet, or a file that is broken or gone, holds nothing."""
         if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
             self._writer.mend(self._reader)
-        elif not str(exc).startswith("no such table"):
+        elif not str(exc).startswith("no such table") and not self._look():
             raise explained(self._path, exc) from exc
 
-    def _look(self) -> None:
-        """Another process may have set the file aside and begun a new one."""
+    def _look(self) -> bool:
+        """Another process may have set the file aside and begun a new one: then open that."""
         self._look_at = time.monotonic() + LOOK_EVERY
-        if self._reader is not None and identity_of(self._path) != self._identity:
+        is_replaced = self._reader is not None and identity_of(self._path) != self._identity
+        if is_replaced:
             self._opened().wake()
+        return is_replaced
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         def job(connection: apsw.Connection) -> dict[str, Grant]:
