@@ -94,9 +94,7 @@ class SteppedStore:
         await self._step("invalidate", lambda: self.inner.invalidate(kind, ids, soft=soft))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        return await self._step(
-            "invalidate_tag", lambda: self.inner.invalidate_tag(tag, soft=soft)
-        )
+        return await self._step("invalidate_tag", lambda: self.inner.invalidate_tag(tag, soft=soft))
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self._step("delete", lambda: self.inner.delete(kind, ids))

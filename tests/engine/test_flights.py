@@ -420,7 +420,9 @@ class TestE3Circles:
 
         @cache.batched("own", fresh_for=60)
         async def own(keys: list[str]) -> dict[str, int]:
-            return {key: 7 if isinstance(await outcome(own(key)), LoadFailed) else 0 for key in keys}
+            return {
+                key: 7 if isinstance(await outcome(own(key)), LoadFailed) else 0 for key in keys
+            }
 
         assert await own("a") == 7
 
