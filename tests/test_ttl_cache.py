@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -283,9 +284,9 @@ class TestM6Cleanup:
             clock.advance(10)
             steps = 0
 
-            def count(_frame: object, event: str, _arg: object) -> Any:
+            def count(frame: FrameType, event: str, _arg: object) -> Any:
                 nonlocal steps
-                steps += event == "line"
+                steps += event == "line" and frame.f_code.co_filename.endswith("ttl_cache.py")
                 return count
 
             sys.settrace(count)

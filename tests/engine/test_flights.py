@@ -170,7 +170,7 @@ class TestE3Cancellation:
 
         @cache.batched("odd", fresh_for=1)
         async def odd(keys: list[str]) -> dict[str, int]:
-            raise asyncio.CancelledError
+            raise asyncio.CancelledError(keys)
 
         errors = await asyncio.gather(*(outcome(odd("a")) for _ in range(3)))
         assert {type(error) for error in errors} == {LoadFailed}
@@ -231,6 +231,7 @@ class TestE3LoadTimeout:
         upstream.hold()
         task = asyncio.create_task(prices.get("a"))
         await upstream.asked.wait()
+        slept = 0.0
         while not task.done():
             await until(lambda: bool(sleeper._sleeping) or task.done())
             slept = sum(sleeper.asked)
@@ -303,9 +304,6 @@ class TestE3LoadTimeout:
         assert isinstance(await outcome(stubborn("a")), LoadFailed)
         assert calls == [["a"], ["b"]]
 
-    @pytest.mark.xfail(
-        strict=True, reason="nobody looks at a load's exception once load_timeout has passed"
-    )
     async def test_a_loader_that_fails_while_it_is_cancelled_says_nothing_more(
         self, cache: Cache, sleeper: Sleeper
     ) -> None:
@@ -450,10 +448,6 @@ class TestE3Circles:
         assert await top("a") == 3
         assert calls == ["a"]
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="Batch.waiting_for keeps the flight that ended; its successor is not looked at",
-    )
     async def test_through_a_load_that_another_process_left(
         self, clock: ManualClock, sleeper: Sleeper
     ) -> None:
@@ -478,9 +472,6 @@ class TestE3Circles:
             assert task.done()
             assert isinstance(await task, LoadFailed)
 
-    @pytest.mark.xfail(
-        strict=True, reason="a trailing flight forgets that a loader is waiting for it (urgent)"
-    )
     async def test_a_load_inside_a_load_takes_no_place_when_its_turn_comes_late(
         self, clock: ManualClock, sleeper: Sleeper
     ) -> None:

@@ -213,10 +213,6 @@ class TestE6Overtaken:
         assert upstream.calls == [["a"], ["a"]]
         assert seen(await goods.get("a")) == (2, FRESH)
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="the trailing flight asks with what was seen before its own publication: Newer",
-    )
     async def test_the_trailing_load_follows_a_soft_invalidation_too(
         self, far: Cache, goods: Resource[str, Price], upstream: Upstream, store: SteppedStore
     ) -> None:
@@ -350,7 +346,6 @@ class TestE6Memory:
         self,
         far: Cache,
         goods: Resource[str, Price],
-        upstream: Upstream,
         store: SteppedStore,
         how: str,
     ) -> None:
@@ -363,9 +358,6 @@ class TestE6Memory:
         store.let_go("read:done")
         assert isinstance(await task, Answer)
 
-    @pytest.mark.xfail(
-        strict=True, reason="_look drops Load(fallback): the copy that is left is not given"
-    )
     async def test_a_read_during_it_still_has_the_old_copy_if_loading_fails(
         self, goods: Resource[str, Price], upstream: Upstream, store: SteppedStore
     ) -> None:
@@ -403,10 +395,6 @@ class TestE6AnotherProcess:
             assert seen(await before) == (1, STALE)
             assert seen(await after) == (2, FRESH)
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="who joined after the publication was done is told its result, invalidated since",
-    )
     async def test_who_asks_after_their_invalidation_gets_nothing_older(
         self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
@@ -425,9 +413,6 @@ class TestE6AnotherProcess:
             await before
             assert seen(await after) == (2, FRESH)
 
-    @pytest.mark.xfail(
-        strict=True, reason="who joined after the read was done is told its result (Newer, poll)"
-    )
     async def test_who_asks_after_their_invalidation_is_not_told_the_newer_copy_before_it(
         self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:

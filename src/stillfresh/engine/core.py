@@ -18,7 +18,7 @@ from stillfresh.engine.model import Explanation, Origin
 from stillfresh.engine.rules import Fail, Load, Serve, plan_read, verdict_of
 from stillfresh.errors import LoadFailed, StillfreshError, StoreError
 from stillfresh.freshness import Verdict, age_of
-from stillfresh.stores.contract import Record
+from stillfresh.stores.contract import Copy, Record
 
 __all__ = ["Core", "Owner"]
 
@@ -223,12 +223,18 @@ class Core(Generic[K, V]):
                     self._flight(key, id_, record).wanted = True
                 waiter.outcomes[key] = served
             case Load(fallback):
-                if fallback is not None and (old := self.shelf.fallback(key, fallback)):
-                    waiter.fallbacks[key] = old
+                if fallback is not None:
+                    self._give_fallback(key, fallback, [waiter])
                 self._join(key, id_, record, waiter)
             case Fail(failure):
                 self.shelf.meter.reads[Verdict.GONE] += 1
                 waiter.outcomes[key] = self.shelf.cooling(key, failure, now)
+
+    def _give_fallback(self, key: K, copy: Copy, waiters: list[Waiter[K, V]]) -> None:
+        """E2: EXPIRED is served if the load fails."""
+        if (old := self.shelf.fallback(key, copy)) is not None:
+            for waiter in waiters:
+                waiter.fallbacks[key] = old
 
     def _join(self, key: K, id_: str, record: Record, waiter: Waiter[K, V]) -> None:
         if (running := self._queue.flights.get(key)) is not None:
@@ -239,7 +245,7 @@ class Core(Generic[K, V]):
                     f"{self.spec.kind} {key!r}: its loader waits, in a circle, for itself"
                 )
                 return
-        self._flight(key, id_, record).join(waiter)
+        self._flight(key, id_, record).join(waiter, record)
 
     def _flight(self, key: K, id_: str, record: Record) -> Flight[K, V]:
         is_new = key not in self._queue.flights
@@ -284,18 +290,21 @@ class Core(Generic[K, V]):
         self._queue.end(flight)
         flight.saw(record)
         now = self.shelf.now()
-        outcome: Outcome[V] | None = None
+        early, late = flight.early, flight.late
         match plan_read(record, now):
-            case Serve() as plan if not flight.overtaken:
-                outcome = self.shelf.serve(flight.key, plan, now, Origin.ANOTHER)
+            case Serve() as plan if not flight.overtaken and (
+                answer := self.shelf.serve(flight.key, plan, now, Origin.ANOTHER)
+            ):
+                _settle(flight, early, answer)
+                flight.wanted = plan.refresh
+                if late or flight.wanted:  # who came since then may know better
+                    self._again(flight, late)
             case Fail(failure):
-                outcome = self.shelf.cooling(flight.key, failure, now)
-        waiters = [*flight.early, *flight.late]
-        if outcome is None:
-            self._again(flight, waiters)
-            return
-        for waiter in waiters:
-            waiter.settle(flight.key, outcome)
+                _settle(flight, [*early, *late], self.shelf.cooling(flight.key, failure, now))
+            case plan:
+                if isinstance(plan, Load) and plan.fallback is not None:
+                    self._give_fallback(flight.key, plan.fallback, [*early, *late])
+                self._again(flight, [*early, *late])
 
     def _again(self, flight: Flight[K, V], waiters: list[Waiter[K, V]]) -> None:
         self._queue.again(flight, waiters, wanted=flight.wanted)
@@ -336,3 +345,8 @@ class Core(Generic[K, V]):
             left = Verdict.EXPIRED if flight.key in waiter.fallbacks else Verdict.GONE
             self.shelf.meter.reads[left] += 1
             waiter.settle(flight.key, error)
+
+
+def _settle(flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], outcome: Outcome[V]) -> None:
+    for waiter in waiters:
+        waiter.settle(flight.key, outcome)

@@ -63,7 +63,7 @@ class Flight(Generic[K, V]):
     """One key's load. Who asked before it began is apart from who came later (E6)."""
 
     __slots__ = ("batch", "began", "early", "failure", "id", "key", "late", "overtaken",
-                 "seen", "urgent", "wanted")  # fmt: skip
+                 "seen", "successor", "token", "urgent", "wanted")  # fmt: skip
 
     def __init__(self, key: K, id_: str) -> None:
         self.key = key
@@ -75,7 +75,11 @@ class Flight(Generic[K, V]):
         self.began = False
         self.overtaken = False
         self.urgent = False
+        """A loader waits for it, and may hold the only place."""
         self.wanted = False
+        self.token: str | None = None
+        """Of its lease, and so the generation of the copy that it publishes."""
+        self.successor: Flight[K, V] | None = None
         self.batch: Batch | None = None
 
     def saw(self, record: Record) -> None:
@@ -83,9 +87,18 @@ class Flight(Generic[K, V]):
         self.seen = record.copy.generation if record.copy is not None else None
         self.failure = record.failure
 
-    def join(self, waiter: Waiter[K, V]) -> None:
+    def join(self, waiter: Waiter[K, V], record: Record) -> None:
+        """By one who has just read this record, and found it not good enough."""
         waiter.missing += 1
         (self.late if self.began else self.early).append(waiter)
+        copy = record.copy
+        if copy is not None and copy.generation == self.token:
+            self.overtaken = True  # its own publication was invalidated before it landed
+
+    def include_late(self) -> None:
+        """The step that begins now is new to all who wait."""
+        self.early += self.late
+        self.late = []
 
     def leave(self, waiter: Waiter[K, V]) -> None:
         for waiters in (self.early, self.late):
@@ -104,6 +117,8 @@ def waits_for(flight: Flight[K, V], batch: Batch) -> bool:
     stack: list[Flight[Any, Any]] = [flight]
     while stack:
         one = stack.pop()
+        while one.successor is not None:
+            one = one.successor
         if one.batch is batch:
             return True
         if one.batch is not None and id(one.batch) not in seen:
@@ -128,10 +143,15 @@ class Queue(Generic[K, V]):
         if (flight := self.flights.get(key)) is None:
             flight = self.flights[key] = Flight(key, id_)
             self._pending.append(flight)
-        if CURRENT.get() is not None and not (flight.began or flight.urgent):
-            flight.urgent = True
-            self._urgent.append(flight)
+        if CURRENT.get() is not None:
+            self._hurry(flight)
         return flight
+
+    def _hurry(self, flight: Flight[K, V]) -> None:
+        if not flight.urgent:
+            flight.urgent = True
+            if not flight.began:
+                self._urgent.append(flight)
 
     def has_room_behind(self) -> bool:
         return len(self._pending) < MAX_BEHIND
@@ -166,10 +186,12 @@ class Queue(Generic[K, V]):
     ) -> Flight[K, V]:
         """A new flight of the same key, for those who are still waiting (E5, E6)."""
         self.end(flight)
-        trailing = self.add(flight.key, flight.id)
+        trailing = flight.successor = self.add(flight.key, flight.id)
         trailing.seen, trailing.failure = flight.seen, flight.failure
         trailing.wanted = trailing.wanted or wanted
         trailing.early.extend(waiters)
+        if flight.urgent:
+            self._hurry(trailing)
         return trailing
 
     def _begin(self, queue: deque[Flight[K, V]]) -> list[Flight[K, V]]:

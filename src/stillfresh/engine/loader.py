@@ -155,6 +155,7 @@ class Loader(Generic[K, V]):
             match grants[flight.id]:
                 case Lease() as lease:
                     leases[flight.id] = lease
+                    flight.token = lease.token
                 case Newer(record):
                     self._look(flight, record)
                 case Held():
@@ -179,6 +180,8 @@ class Loader(Generic[K, V]):
 
     async def _look_around(self, flights: list[Flight[K, V]]) -> list[Flight[K, V]]:
         """Which of these have to wait on."""
+        for flight in flights:
+            flight.include_late()
         try:
             ids = [flight.id for flight in flights]
             records = await self._runtime.store.read(self._spec.kind, ids)
@@ -229,6 +232,7 @@ class Loader(Generic[K, V]):
         finally:
             guard.cancel()
             load.cancel()
+            load.add_done_callback(_looked_at)
         return self._results(keys, load)
 
     def _results(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
@@ -338,3 +342,9 @@ class Loader(Generic[K, V]):
         errors = [it.error for it in landings.values() if it.error is not None]
         if errors:
             logger.warning("%d of %d failed; the first: %s", len(errors), len(landings), errors[0])
+
+
+def _looked_at(load: "asyncio.Task[Any]") -> None:
+    """Whatever a load that was given up still says is nobody's news."""
+    if not load.cancelled():
+        load.exception()
