@@ -1,0 +1,167 @@
+"""Who waits for which flight, and how each flight ends (E2, E3, E5, E6).
+
+Every flight that ends settles all who wait for it, here and nowhere else.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
+
+from stillfresh.engine.answers import Answers
+from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, waits_for
+from stillfresh.engine.front import NEVER
+from stillfresh.engine.loader import Landing
+from stillfresh.engine.metrics import age_bucket
+from stillfresh.engine.model import Origin
+from stillfresh.engine.rules import Fail, Load, Serve, plan_read, verdict_of
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict, age_of
+from stillfresh.stores.contract import Copy, Record
+
+__all__ = ["Tower"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Tower(Generic[K, V]):
+    """The flights of one resource, from the first who asks to the last who is told."""
+
+    def __init__(self, kind: str, shelf: Answers[K, V], queue: Queue[K, V]) -> None:
+        self.queue = queue
+        self._kind = kind
+        self._shelf = shelf
+        self._start: Callable[[], None] | None = None
+        self._flushing = False
+
+    def open(self, start: Callable[[], None]) -> None:
+        """`start` begins as many batches as there are places for."""
+        self._start = start
+
+    def close(self) -> None:
+        """Nobody waits for ever."""
+        self._start = None
+        closed = LoadFailed(f"{self._kind}: the cache was closed")
+        for flight in self.queue.clear():
+            _settle(flight, [*flight.early, *flight.late], closed)
+
+    def join(self, key: K, id_: str, record: Record, waiter: Waiter[K, V]) -> None:
+        if (running := self.queue.flights.get(key)) is not None:
+            self._shelf.meter.coalesced += 1
+            batch = CURRENT.get()
+            if batch is not None and waits_for(running, batch):
+                waiter.outcomes[key] = LoadFailed(
+                    f"{self._kind} {key!r}: its loader waits, in a circle, for itself"
+                )
+                return
+        self.flight(key, id_, record).join(waiter, record)
+
+    def flight(self, key: K, id_: str, record: Record) -> Flight[K, V]:
+        is_new = key not in self.queue.flights
+        flight = self.queue.add(key, id_)
+        if is_new:
+            flight.saw(record)
+        self._flush_soon()
+        return flight
+
+    def give_fallback(self, key: K, copy: Copy, waiters: list[Waiter[K, V]]) -> None:
+        """E2: EXPIRED is served if the load fails."""
+        if (old := self._shelf.fallback(key, copy)) is not None:
+            for waiter in waiters:
+                waiter.fallbacks[key] = old
+
+    async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
+        if not waiter.missing:
+            return
+        flights: list[Flight[Any, Any]] = [
+            self.queue.flights[key] for key in keys if key not in waiter.outcomes
+        ]
+        waiting_for = batch.waiting_for if (batch := CURRENT.get()) is not None else []
+        waiting_for.extend(flights)
+        try:
+            await waiter.future
+        except asyncio.CancelledError:
+            for key in keys:
+                if (flight := self.queue.flights.get(key)) is not None:
+                    flight.leave(waiter)
+            raise
+        finally:
+            for flight in flights:
+                waiting_for.remove(flight)
+
+    def look(self, flight: Flight[K, V], record: Record) -> None:
+        """E5: another has published, failed or gone: answer from that, or ask again."""
+        self.queue.end(flight)
+        flight.saw(record)
+        now = self._shelf.now()
+        early, late = flight.early, flight.late
+        match plan_read(record, now):
+            case Serve() as plan if not flight.overtaken and (
+                answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER)
+            ):
+                _settle(flight, early, answer)
+                flight.wanted = plan.refresh
+                if late or flight.wanted:  # who came since then may know better
+                    self._again(flight, late)
+            case Fail(failure):
+                _settle(flight, [*early, *late], self._shelf.cooling(flight.key, failure, now))
+            case plan:
+                if isinstance(plan, Load) and plan.fallback is not None:
+                    self.give_fallback(flight.key, plan.fallback, [*early, *late])
+                self._again(flight, [*early, *late])
+
+    def land(
+        self, flight: Flight[K, V], landing: Landing[V], *, stored: bool, superseded: bool
+    ) -> None:
+        """E6: an overtaken value goes, as STALE, to those who asked before the load began."""
+        if self._start is None:
+            return
+        self.queue.end(flight)
+        overtaken = superseded or flight.overtaken
+        told = flight.early if overtaken else [*flight.early, *flight.late]
+        if landing.error is not None:
+            self._tell_failure(flight, told, landing.error)
+        elif (copy := landing.copy) is not None:
+            now = self._shelf.now()
+            verdict = Verdict.STALE if overtaken else verdict_of(copy, now)
+            self._shelf.meter.read(verdict, age_bucket(age_of(copy.fetched_at, now)), len(told))
+            origin = Origin.LOADED
+            for waiter in told:
+                waiter.settle(flight.key, self._shelf.made(copy, landing.value, verdict, origin))
+                origin = Origin.ANOTHER
+            if not overtaken:
+                self._shelf.landed(flight.key, copy, landing.value, verdict, now, stored=stored)
+        if overtaken:
+            flight.wanted = landing.error is None
+            if flight.wanted or flight.late:
+                self._again(flight, flight.late)
+
+    def _tell_failure(
+        self, flight: Flight[K, V], told: list[Waiter[K, V]], error: LoadFailed
+    ) -> None:
+        if (entry := self._shelf.front.entries.get(flight.key)) is not None:
+            entry.until = NEVER
+        for waiter in told:
+            left = Verdict.EXPIRED if flight.key in waiter.fallbacks else Verdict.GONE
+            self._shelf.meter.reads[left] += 1
+            waiter.settle(flight.key, error)
+
+    def _again(self, flight: Flight[K, V], waiters: list[Waiter[K, V]]) -> None:
+        self.queue.again(flight, waiters, wanted=flight.wanted)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """E4: what is asked for in one turn of the loop goes together."""
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._start is not None:
+            self._start()
+
+
+def _settle(flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], outcome: Outcome[V]) -> None:
+    for waiter in waiters:
+        waiter.settle(flight.key, outcome)
