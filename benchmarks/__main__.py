@@ -11,11 +11,25 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import ttl_cache
+from benchmarks import behaviours, engine, ttl_cache
 from benchmarks.harness import Progress, Row, Section
 
-SECTIONS: dict[str, Callable[[Progress], Section]] = {"ttl_cache": ttl_cache.section}
-PEERS = ["cachetools", "cachebox", "moka-py", "theine"]
+SECTIONS: dict[str, Callable[[Progress], Section]] = {
+    "ttl_cache": ttl_cache.section,
+    "engine": engine.section,
+    "behaviours": behaviours.section,
+}
+PEERS = [
+    "aiocache",
+    "async-lru",
+    "cachebox",
+    "cachetools",
+    "cashews",
+    "diskcache",
+    "dogpile.cache",
+    "moka-py",
+    "theine",
+]
 ABOUT = """\
 Written by `make bench`; do not edit. Every figure is a ratio of medians of interleaved rounds in
 one run, so that it holds on other machines too; milliseconds, and the plain figures below each
@@ -60,8 +74,10 @@ def page(sections: list[Section]) -> str:
         promises(missed) if missed else "None in this run.",
     ]
     for section in sections:
-        parts += [f"## {section.title}", promises(section.rows), figures(section)]
-        parts += [section.notes] if section.notes else []
+        parts += [f"## {section.title}"]
+        parts += [promises(section.rows)] if section.rows else []
+        parts += [table(section.words[0], section.words[1:])] if section.words else []
+        parts += [text for text in (figures(section), section.notes) if text]
     return "\n\n".join(parts) + "\n"
 
 

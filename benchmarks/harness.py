@@ -5,15 +5,16 @@ their ratios are reported. Each has a loop compiled for it alone: one loop share
 is slower for all of them, since the interpreter specialises a call site for the type it sees.
 """
 
+import asyncio
 import gc
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeAlias
 
-__all__ = ["Contender", "Figures", "Progress", "Row", "Section", "race"]
+__all__ = ["Contender", "Figures", "Progress", "Row", "Section", "race", "race_on_loop"]
 
 Progress: TypeAlias = Callable[[str], None]
 Figures: TypeAlias = dict[str, float]
@@ -21,17 +22,18 @@ Figures: TypeAlias = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`statement` is run for each `key` of `keys`; `names` is what it can see."""
+    """`statement`, which may await, is run for each `key` of `keys`; `names` is what it can see."""
 
     name: str
     statement: str
     names: dict[str, object]
     keys: Sequence[object]
 
-    def compiled(self) -> Callable[[], float]:
+    def compiled(self) -> Callable[[], float | Awaitable[float]]:
         """A function that runs the loop once and returns nanoseconds for one key."""
+        kind = "async def" if self.statement.startswith("await ") else "def"
         source = (
-            "def loop():\n"
+            f"{kind} loop():\n"
             "    began = perf_counter_ns()\n"
             "    for key in keys:\n"
             f"        {self.statement}\n"
@@ -46,13 +48,18 @@ class Contender:
         outer = f"def make({', '.join(scope)}):\n" + "".join(
             f"    {line}\n" for line in source.splitlines()
         )
-        namespace: dict[str, Callable[..., Callable[[], float]]] = {}
+        namespace: dict[str, Callable[..., Callable[[], float | Awaitable[float]]]] = {}
         exec(outer + "    return loop\n", namespace)  # noqa: S102 (our own text, a loop per type)
         return namespace["make"](**scope)
 
 
 def race(contenders: Iterable[Contender], *, rounds: int = 51) -> Figures:
     """Nanoseconds for one key: the median of `rounds`, taken in turns."""
+    return asyncio.run(race_on_loop(contenders, rounds=rounds))
+
+
+async def race_on_loop(contenders: Iterable[Contender], *, rounds: int = 51) -> Figures:
+    """The same for statements that await what belongs to the running event loop."""
     loops = [(contender.name, contender.compiled()) for contender in contenders]
     times: dict[str, list[float]] = {name: [] for name, _ in loops}
     dice = random.Random(1)
@@ -62,7 +69,8 @@ def race(contenders: Iterable[Contender], *, rounds: int = 51) -> Figures:
         for _ in range(rounds):
             dice.shuffle(loops)
             for name, loop in loops:
-                times[name].append(loop())
+                elapsed = loop()
+                times[name].append(elapsed if isinstance(elapsed, float) else await elapsed)
     finally:
         gc.enable()
     return {name: median(values) for name, values in times.items()}
@@ -95,9 +103,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of rows, and the plain figures behind it."""
+    """A table of rows, and the plain figures behind it; or a table in words, its head first."""
 
     title: str
-    rows: list[Row]
+    rows: list[Row] = field(default_factory=list)
     figures: dict[str, Figures] = field(default_factory=dict)
     notes: str = ""
+    words: list[list[str]] = field(default_factory=list)

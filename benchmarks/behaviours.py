@@ -1,0 +1,321 @@
+"""T6: the same scenarios against stillfresh and its peers; what happens, not how fast.
+
+`python -m benchmarks.behaviours NAME FOLDER SECONDS` is one of several processes that share a
+folder: it says `ready`, waits for a line, asks for the value (a load takes so many seconds and says
+`loading`) and says `got` and the value.
+"""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from benchmarks.harness import Progress, Section
+from benchmarks.subjects import SUBJECTS, Shared, Subject, Tasks, Threads
+
+__all__ = ["section"]
+
+NOT_APPLICABLE = "–"
+TASKS = THREADS = 16
+PROCESSES = 4
+ROUNDS = 3
+"""Of what depends on who comes first."""
+PATIENCE = 5.0
+"""Seconds that a scenario may take to come to its end."""
+INHERITING = 8.0
+"""The same for who comes after a dead holder: locks and leases last as long as by default."""
+GATHERING = 0.3
+"""Seconds for threads to come to where they wait: nobody can see that from outside."""
+
+Scenario: TypeAlias = Callable[[Subject], str]
+
+
+class Upstream:
+    """Loads that begin at once and end when `go` is set; a value is the number of its load."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+        self.began = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def load(self) -> int:
+        self.loads += 1
+        number = self.loads
+        self.began.set()
+        await self.go.wait()
+        return number
+
+
+class BlockingUpstream:
+    """The same for threads."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+        self.began = threading.Event()
+        self.go = threading.Event()
+        self._lock = threading.Lock()
+
+    def load(self) -> int:
+        with self._lock:
+            self.loads += 1
+            number = self.loads
+        self.began.set()
+        self.go.wait(PATIENCE)
+        return number
+
+
+async def settled() -> None:
+    """Everybody who can take a step without an event from outside has taken it."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def counted(number: int) -> str:
+    return "1" if number == 1 else f"**{number}**"
+
+
+async def cancelled_waiter(tasks: Tasks) -> str:
+    """Four share a load and the first is cancelled: do the others get the value, from one load?"""
+    upstream = Upstream()
+    async with tasks(upstream.load) as way:
+        first, *others = [asyncio.ensure_future(way.get()) for _ in range(4)]
+        await upstream.began.wait()
+        await settled()
+        first.cancel()
+        await settled()
+        upstream.go.set()
+        await asyncio.wait([first, *others], timeout=PATIENCE)
+        results = await asyncio.gather(*others, return_exceptions=True)
+    served = sum(isinstance(result, int) for result in results)
+    if served < len(others):
+        return f"**no**: {served} of {len(others)}"
+    return "yes" if upstream.loads == 1 else f"**{upstream.loads} loads**"
+
+
+async def fill_after_invalidate(tasks: Tasks) -> str:
+    """Invalidated during its load: is the next reader given a newer value?"""
+    upstream = Upstream()
+    async with tasks(upstream.load) as way:
+        if way.drop is None:
+            return NOT_APPLICABLE
+        early = asyncio.ensure_future(way.get())
+        await upstream.began.wait()
+        await way.drop()
+        upstream.go.set()
+        await asyncio.wait([early], timeout=PATIENCE)
+        again = await asyncio.wait_for(way.get(), PATIENCE)
+    return "yes" if again > 1 else "**no**"
+
+
+def fill_after_invalidate_by_threads(threads: Threads) -> str:
+    upstream = BlockingUpstream()
+    with threads(upstream.load) as way, ThreadPoolExecutor() as pool:
+        if way.drop is None:
+            return NOT_APPLICABLE
+        early = pool.submit(way.get)
+        upstream.began.wait(PATIENCE)
+        way.drop()
+        upstream.go.set()
+        early.result(PATIENCE)
+        again = way.get()
+    return "yes" if again > 1 else "**no**"
+
+
+async def stampede_of_tasks(tasks: Tasks) -> str:
+    """Sixteen tasks, one cold key: how many loads?"""
+    upstream = Upstream()
+    async with tasks(upstream.load) as way:
+        asking = [asyncio.ensure_future(way.get()) for _ in range(TASKS)]
+        await upstream.began.wait()
+        await settled()
+        upstream.go.set()
+        await asyncio.wait(asking, timeout=PATIENCE)
+    return counted(upstream.loads)
+
+
+def stampede_of_threads(threads: Threads) -> str:
+    """Sixteen threads, one cold key: how many loads?"""
+    return counted(max(loads_by_threads(threads) for _ in range(ROUNDS)))
+
+
+def loads_by_threads(threads: Threads) -> int:
+    upstream = BlockingUpstream()
+    start = threading.Barrier(THREADS)
+    with threads(upstream.load) as way, ThreadPoolExecutor(THREADS) as pool:
+
+        def ask() -> int:
+            start.wait(PATIENCE)
+            return way.get()
+
+        asking = [pool.submit(ask) for _ in range(THREADS)]
+        upstream.began.wait(PATIENCE)
+        time.sleep(GATHERING)
+        upstream.go.set()
+        for one in asking:
+            one.result(PATIENCE)
+    return upstream.loads
+
+
+class Worker:
+    """One of the processes that share a folder."""
+
+    def __init__(self, name: str, folder: Path, seconds: float) -> None:
+        command = [sys.executable, "-m", "benchmarks.behaviours", name, str(folder), str(seconds)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.said: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            with self._changed:
+                self.said.append(line.strip())
+                self._changed.notify_all()
+
+    def ask(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.write("ask\n")
+
+    def waits_for(self, word: str, seconds: float) -> bool:
+        """Did it say that, in time?"""
+        with self._changed:
+            return self._changed.wait_for(lambda: word in self.said, seconds)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def workers(name: str, seconds: list[float]) -> Iterator[list[Worker]]:
+    """One for each, ready; the number is how long its load takes."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        started = []
+        for long in seconds:
+            worker = Worker(name, Path(folder), long)
+            stack.callback(worker.kill)
+            started.append(worker)
+        for worker in started:
+            if not worker.waits_for("ready", 4 * PATIENCE):
+                raise AssertionError(f"{name}: a process did not start")
+        yield started
+
+
+def stampede_of_processes(name: str) -> str:
+    """Four processes, one cold key, a load of half a second: how many loads?"""
+    rounds = [loads_by_processes(name) for _ in range(ROUNDS)]
+    return "**unanswered**" if None in rounds else counted(max(loads or 0 for loads in rounds))
+
+
+def loads_by_processes(name: str) -> int | None:
+    """None: somebody was not answered in time."""
+    with workers(name, [0.5] * PROCESSES) as started:
+        for worker in started:
+            worker.ask()
+        answered = [worker.waits_for("got", PATIENCE) for worker in started]
+        loads = sum("loading" in worker.said for worker in started)
+    return loads if all(answered) else None
+
+
+def dead_holder(name: str) -> str:
+    """A process is killed in the middle of its load: does the next one get a value in time?"""
+    with workers(name, [60.0, 0.0]) as (holder, heir):
+        holder.ask()
+        if not holder.waits_for("loading", PATIENCE):
+            raise AssertionError(f"{name}: the holder did not load")
+        holder.kill()
+        heir.ask()
+        return "yes" if heir.waits_for("got", INHERITING) else "**no**"
+
+
+def worker(shared: Shared, folder: Path, seconds: float) -> None:
+    def say(word: str) -> None:
+        print(word, flush=True)
+
+    def load() -> int:
+        say("loading")
+        time.sleep(seconds)
+        return 1
+
+    with shared(load, folder) as way:
+        say("ready")
+        sys.stdin.readline()
+        way.get()
+        say("got")
+        sys.stdin.readline()  # until it is killed: nothing is closed while others still ask
+
+
+def of_tasks(scenario: Callable[[Tasks], Coroutine[Any, Any, str]]) -> Scenario:
+    async def bounded(tasks: Tasks) -> str:
+        try:
+            return await asyncio.wait_for(scenario(tasks), 4 * PATIENCE)
+        except TimeoutError:
+            return "**hangs**"
+
+    return lambda subject: (
+        NOT_APPLICABLE if subject.tasks is None else asyncio.run(bounded(subject.tasks))
+    )
+
+
+def of_threads(scenario: Callable[[Threads], str]) -> Scenario:
+    return lambda subject: NOT_APPLICABLE if subject.threads is None else scenario(subject.threads)
+
+
+def of_processes(scenario: Callable[[str], str]) -> Scenario:
+    return lambda subject: "not shared" if subject.shared is None else scenario(subject.name)
+
+
+def filled(subject: Subject) -> str:
+    """By tasks where the library has them, else by threads."""
+    by_tasks = of_tasks(fill_after_invalidate)
+    return (by_tasks if subject.tasks else of_threads(fill_after_invalidate_by_threads))(subject)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "a waiter is cancelled, the others are served by one load": of_tasks(cancelled_waiter),
+    "invalidated while loading, the next reader gets a newer value": filled,
+    "16 tasks, one cold key: loads": of_tasks(stampede_of_tasks),
+    "16 threads: loads": of_threads(stampede_of_threads),
+    "4 processes: loads": of_processes(stampede_of_processes),
+    "a process dies while loading, the next is served in 8 s": of_processes(dead_holder),
+}
+
+
+def section(progress: Progress) -> Section:
+    """The table of T6."""
+    lines = []
+    for subject in SUBJECTS:
+        cells = []
+        for name, scenario in SCENARIOS.items():
+            progress(f"{subject.name}: {name}")
+            cells.append(scenario(subject))
+        lines.append([subject.name, *cells])
+    used = "\n".join(f"- {subject.name}: {subject.used}" for subject in SUBJECTS)
+    return Section(
+        "Behaviours (T6)",
+        words=[["library", *SCENARIOS], *lines],
+        notes=(
+            f"–: the library has no call for it. Threads and processes: the worst of {ROUNDS} "
+            f"rounds. Each was used as its documentation says:\n\n{used}"
+        ),
+    )
+
+
+if __name__ == "__main__":
+    chosen = {subject.name: subject.shared for subject in SUBJECTS}[sys.argv[1]]
+    if chosen is not None:
+        worker(chosen, Path(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,196 @@
+"""E14: the SQLite store against the bare statements, prepared, of the same queries."""
+
+import asyncio
+import gc
+import importlib
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+import apsw
+
+from benchmarks.harness import Contender, Figures, Progress, Row, race_on_loop
+from stillfresh import Cache, Policy
+from stillfresh.stores.contract import Ask, Copy, Lease
+
+__all__ = ["measured", "store_module"]
+
+KIND = "price"
+KEY = "sku-1"
+COPIES = 100
+MODULE = "stillfresh.stores.sqlite"
+READ, BARE_READ = "`await prices.get(key)` through SQLite", "the bare prepared statement"
+STORE_READ = "`read_now` of the store alone"
+PUBLISH, BARE_PUBLISH = "`publish` of 100 copies", "the bare grouped insert"
+
+
+def store_module() -> ModuleType | None:
+    """The SQLite store, if this version has one."""
+    try:
+        return importlib.import_module(MODULE)
+    except ModuleNotFoundError as exc:
+        if exc.name != MODULE:
+            raise
+        return None
+
+
+@contextmanager
+def traced() -> Iterator[list[tuple[str, Any]]]:
+    """Statements and bindings of all connections that are opened inside, while inside."""
+    statements: list[tuple[str, Any]] = []
+    connections: list[apsw.Connection] = []
+
+    def note(_cursor: object, sql: str, bindings: object) -> bool:
+        statements.append((sql, bindings))
+        return True
+
+    def hook(connection: apsw.Connection) -> None:
+        connection.set_exec_trace(note)
+        connections.append(connection)
+
+    apsw.connection_hooks.append(hook)
+    try:
+        yield statements
+    finally:
+        apsw.connection_hooks.remove(hook)
+        for connection in connections:
+            connection.set_exec_trace(None)
+
+
+def bare(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    connection.execute("PRAGMA journal_mode=WAL").fetchall()
+    connection.execute("PRAGMA synchronous=NORMAL").fetchall()
+    return connection
+
+
+async def reads(store_type: Any, path: Path) -> Figures:  # noqa: ANN401 (it may not be there)
+    """One key, in the store and in memory: the row is read, the value need not be decoded."""
+    with traced() as statements:
+        store = store_type(str(path), clock=time.time)
+        cache = Cache(store)
+
+        @cache.batched(KIND, fresh_for=3600)
+        async def prices(skus: list[str]) -> dict[str, str]:
+            return {sku: sku * 20 for sku in skus}
+
+        await prices.get(KEY)
+        generation = store.read_now(KIND, [KEY])[KEY].copy.generation
+        statements.clear()
+        await prices.get(KEY)
+        (sql, bindings), *more = statements
+    if more:
+        raise AssertionError(f"a read took {1 + len(more)} statements")
+    cursor = bare(path).cursor()
+    keys = [KEY] * 1000
+    contenders = [
+        Contender(READ, "await prices.get(key)", {"prices": prices}, keys),
+        Contender(
+            STORE_READ,
+            "store.read_now(kind, [key], known)",
+            {"store": store, "kind": KIND, "known": {KEY: generation}},
+            keys,
+        ),
+        Contender(
+            BARE_READ,
+            "execute(sql, bindings).get",
+            {"execute": cursor.execute, "sql": sql, "bindings": bindings},
+            keys,
+        ),
+    ]
+    figures = await race_on_loop(contenders, rounds=51)
+    cursor.connection.close()
+    await cache.close()
+    return figures
+
+
+class Inserts:
+    """The rows that a store wrote, into tables like its own in another file."""
+
+    def __init__(self, theirs: apsw.Connection, path: Path) -> None:
+        self._theirs = theirs
+        self._mine = bare(path)
+        self._tables = [KIND, f"{KIND}_ttl"]
+        made = "SELECT sql FROM sqlite_master WHERE tbl_name IN (?, ?) AND sql IS NOT NULL"
+        for (sql,) in theirs.execute(made, self._tables).fetchall():
+            self._mine.execute(str(sql))
+
+    def again(self, like: str) -> float:
+        """Microseconds for one transaction of the rows whose id is like that."""
+        rows = {
+            table: self._theirs.execute(f"SELECT * FROM {table} WHERE id LIKE ?", [like]).fetchall()  # noqa: S608
+            for table in self._tables
+        }
+        inserts = {
+            f"INSERT INTO {table} VALUES ({', '.join('?' * len(found[0]))})": found  # noqa: S608
+            for table, found in rows.items()
+        }
+        began = time.perf_counter_ns()
+        self._mine.execute("BEGIN IMMEDIATE")
+        for sql, found in inserts.items():
+            self._mine.executemany(sql, found)
+        self._mine.execute("COMMIT")
+        return (time.perf_counter_ns() - began) / 1000
+
+    def close(self) -> None:
+        self._theirs.close()
+        self._mine.close()
+
+
+async def publishes(store_type: Any, folder: Path, rounds: int = 51) -> Figures:  # noqa: ANN401
+    """New ids in every round; leases are taken outside the measured time."""
+    store = store_type(str(folder / "published.db"), clock=time.time)
+    await store.open()
+    times: dict[str, list[float]] = {PUBLISH: [], BARE_PUBLISH: []}
+    await published(store, "first")
+    inserts = Inserts(bare(folder / "published.db"), folder / "bare.db")
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            times[PUBLISH].append(await published(store, f"round-{number}"))
+            times[BARE_PUBLISH].append(inserts.again(f"round-{number}-%"))
+    finally:
+        gc.enable()
+    inserts.close()
+    await store.close()
+    return {name: median(values) for name, values in times.items()}
+
+
+async def published(store: Any, prefix: str) -> float:  # noqa: ANN401
+    """Microseconds for publishing 100 new copies."""
+    ids = [f"{prefix}-{number}" for number in range(COPIES)]
+    random.Random(prefix).shuffle(ids)
+    grants = await store.acquire(KIND, [Ask(id_) for id_ in ids], 60.0)
+    policy = Policy(fresh_for=3600)
+    copies: dict[str, tuple[Lease, Copy]] = {
+        id_: (lease, Copy(lease.token, time.time(), policy, id_.encode() * 10))
+        for id_, lease in grants.items()
+    }
+    began = time.perf_counter_ns()
+    superseded = await store.publish(KIND, copies)
+    elapsed = (time.perf_counter_ns() - began) / 1000
+    if superseded:
+        raise AssertionError(f"superseded: {superseded}")
+    return elapsed
+
+
+def measured(folder: Path, progress: Progress) -> tuple[list[Row], dict[str, Figures], str]:
+    """The rows, the figures behind them, and a note if there is nothing to measure yet."""
+    if (module := store_module()) is None:
+        return [], {}, "SQLite's rows are left out: this version has no SQLite store."
+    progress("reading through SQLite")
+    read = asyncio.run(reads(module.SqliteStore, folder / "read.db"))
+    progress("publishing to SQLite")
+    write = asyncio.run(publishes(module.SqliteStore, folder))
+    rows = [
+        Row("E14", f"{READ}, against {BARE_READ}", read[READ] / read[BARE_READ], 2),
+        Row("E14", f"{PUBLISH}, against {BARE_PUBLISH}", write[PUBLISH] / write[BARE_PUBLISH], 2),
+    ]
+    return rows, {"SQLite, one row, ns": read, "SQLite, 100 copies, µs": write}, ""
