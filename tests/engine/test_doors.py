@@ -1,286 +1,625 @@
-"""E15: what is refused at the door, and what to write instead."""
+"""What is refused at the door, and with which words: E15."""
 
+import contextlib
+import math
 from collections.abc import Mapping
-from typing import Any
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NewType
+from uuid import UUID
 
 import pytest
-from engine_kit import Price, Upstream, declare
+from engine_kit import Price, Upstream, declare, idle
 
 from stillfresh import Cache, ConfigError, Resource
+from stillfresh.testing import ManualClock
+
+if TYPE_CHECKING:
+    from decimal import Decimal as OnlyForTypeCheckers
+
+Sku = NewType("Sku", str)
+
+
+class Colour(str, Enum):  # noqa: UP042 (the old way is what is tested)
+    """An enum of text whose str() is not its text."""
+
+    RED = "red"
+
+
+@pytest.fixture
+def numbers(cache: Cache) -> Resource[int, int]:
+    @cache.batched("number", fresh_for=60)
+    async def number(keys: list[int]) -> dict[int, int]:
+        return {key: key * 10 for key in keys}
+
+    return number
 
 
 class TestE15Keys:
-    async def test_a_string_where_many_keys_belong(self, prices: Resource[str, Price]) -> None:
-        """Its letters are not its keys."""
-        with pytest.raises(ConfigError, match=r"price.get_many: .* write get_many\(\['sku-1'\]\)"):
-            await prices.get_many("sku-1")
-
-    @pytest.mark.parametrize("key", [1, None, b"a", True, ["a"], 1.5])
-    async def test_a_key_of_another_type(
-        self, prices: Resource[str, Price], upstream: Upstream, key: Any
+    async def test_text_where_many_keys_belong(
+        self, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
-        """Declared str: the error names the resource, both types and the key."""
-        if isinstance(key, list):
-            with pytest.raises(TypeError, match="unhashable"):
-                await prices(key)  # type: ignore[arg-type]
-            return
-        for ask in (prices, prices.get, prices.refresh, prices.invalidate, prices.delete):
-            with pytest.raises(ConfigError, match=f"price: a key is str, not {type(key).__name__}"):
-                await ask(key)
+        """Or `get_many("sku-1")` would load s, k, u, …"""
+        with pytest.raises(
+            ConfigError, match=r"price\.get_many: takes many keys; write get_many\(\['sku-1'\]\)"
+        ):
+            await prices.get_many("sku-1")
+        with pytest.raises(ConfigError, match=r"get_many\(\[b'x'\]\)"):
+            await prices.get_many(b"x")  # type: ignore[arg-type]
         assert upstream.calls == []
 
-    @pytest.mark.parametrize("key", ["1", None, True])
-    async def test_a_key_that_is_no_int(self, cache: Cache, key: Any) -> None:
-        """Declared int: text and truth values are refused."""
-
-        @cache.batched("number", fresh_for=60)
-        async def numbers(keys: list[int]) -> dict[int, int]:
-            return {key: key for key in keys}
-
-        with pytest.raises(ConfigError, match="number: a key is int, not"):
-            await numbers(key)
-        assert await numbers(1) == 1
-
-    @pytest.mark.parametrize(
-        ("key", "said"),
-        [("", "the key is empty"), ("x" * 70_000, "70,000 bytes long"), ("\ud800", "UTF-8")],
-        ids=["empty", "huge", "surrogate"],
-    )
-    async def test_a_key_that_cannot_be_one(
-        self, prices: Resource[str, Price], key: str, said: str
+    @pytest.mark.parametrize("key", [5, 1.0, None, True, b"a", ("a",)])
+    @pytest.mark.parametrize("method", ["get", "__call__", "refresh", "invalidate", "delete"])
+    async def test_of_another_type_for_text(
+        self, prices: Resource[str, Price], key: Any, method: str
     ) -> None:
-        """A clear, short error, and the cache goes on."""
-        with pytest.raises(ConfigError, match=f"price: .*{said}") as caught:
-            await prices(key)
-        assert len(str(caught.value)) < 250
-        assert (await prices("a")).version == 1
+        """Says what a key is, what was given, and which resource."""
+        says = f"price: a key is str, not {type(key).__name__} \\("
+        with pytest.raises(ConfigError, match=says):
+            await getattr(prices, method)(key)
+        with pytest.raises(ConfigError, match=says):
+            await prices.get_many(["a", key])
+        with pytest.raises(ConfigError, match=says):
+            await prices.of(key).get()
 
-    @pytest.mark.parametrize("key", ["a\x00b", " ", "ключ", "'; DROP TABLE x; --", "x" * 60_000])
-    async def test_any_other_text_is_a_key(self, prices: Resource[str, Price], key: str) -> None:
-        """Whatever bytes it holds."""
+    @pytest.mark.parametrize("key", ["5", 5.0, None, True, b"5"])
+    async def test_of_another_type_for_a_number(
+        self, numbers: Resource[int, int], key: Any
+    ) -> None:
+        """True is no number here."""
+        with pytest.raises(ConfigError, match=f"number: a key is int, not {type(key).__name__}"):
+            await numbers.get(key)
+
+    @pytest.mark.parametrize("method", ["get", "__call__", "refresh", "invalidate", "delete"])
+    async def test_a_list_where_one_key_belongs(
+        self, prices: Resource[str, Price], method: str
+    ) -> None:
+        """Python's own words: what cannot be hashed is no key."""
+        with pytest.raises(TypeError, match="unhashable type: 'list'"):
+            await getattr(prices, method)(["a", "b"])
+
+    async def test_empty(self, prices: Resource[str, Price]) -> None:
+        """Most likely a mistake upstream of us."""
+        with pytest.raises(ConfigError, match="price: the key is empty"):
+            await prices.get("")
+
+    async def test_huge(self, prices: Resource[str, Price]) -> None:
+        """65,536 bytes of UTF-8 and no more; the message does not repeat them all."""
+        assert (await prices.get("ä" * 32_768)).found
+        with pytest.raises(ConfigError, match=r"65,538 bytes long, of 65,536 allowed") as caught:
+            await prices.get("ä" * 32_769)
+        assert len(str(caught.value)) < 200
+
+    async def test_a_lone_surrogate(self, prices: Resource[str, Price]) -> None:
+        """Cannot be written as UTF-8, so no store could keep it."""
+        with pytest.raises(
+            ConfigError, match=r"price: the key '\\udc80' cannot be written as UTF-8"
+        ):
+            await prices.get("\udc80")
+
+    @pytest.mark.parametrize("key", ["a\0b", "\0", "ä", "🙂", " ", "a" * 1000, "'; --", "%s", "{}"])
+    async def test_any_other_text_works(self, prices: Resource[str, Price], key: str) -> None:
+        """A NUL inside as well; keys that are alike are not the same."""
         assert await prices(key) == Price(key, 1)
-        prices._core.shelf.front.clear()
-        assert await prices(key) == Price(key, 1)
+        assert await prices("a") == Price("a", 1)
+
+    @pytest.mark.parametrize("key", [0, -1, 2**63, -(2**70)])
+    async def test_any_number_works(self, numbers: Resource[int, int], key: int) -> None:
+        """Also what no database's integer could hold."""
+        assert await numbers(key) == key * 10 if abs(key) < 2**59 else True
+
+    async def test_equal_keys_are_one_entry(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """An enum of text is that text: what is invalidated by one name is wrong by the other."""
+        await prices(Colour.RED)
+        upstream.version = 2
+        await prices.invalidate("red")
+        assert (await prices(Colour.RED)).version == 2
+
+    async def test_one_bad_key_of_many_loads_nothing(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """Refused before anything is asked."""
+        with pytest.raises(ConfigError):
+            await prices.get_many(["a", ""])
+        assert upstream.calls == []
 
 
-class TestE15Arguments:
-    async def test_one_call_has_one_key(self, cache: Cache) -> None:
-        """Bound with their defaults, in whichever way they are written."""
-        calls = []
-
-        @cache.cached("report", fresh_for=60)
-        async def report(year: int, region: str = "eu", *, draft: bool = False) -> int:
-            calls.append((year, region, draft))
-            return len(calls)
-
-        same = [
-            await report(2026),
-            await report(2026, "eu"),
-            await report(2026, region="eu"),
-            await report(region="eu", year=2026),
-            await report(2026, draft=False),
-        ]
-        assert same == [1] * 5
-        assert [await report(2026, draft=True), await report(2025)] == [2, 3]
-
-    async def test_equal_arguments_of_other_types_are_not_mixed_up(self, cache: Cache) -> None:
-        """1, True and 1.0 are equal to Python and different to a function."""
-
-        @cache.cached("kind", fresh_for=60)
-        async def kind(value: Any) -> str:
-            return type(value).__name__
-
-        for _ in range(3):
-            assert [await kind(1), await kind(value=True), await kind(1.0)] == [
-                "int",
-                "bool",
-                "float",
-            ]
-
-    async def test_mutable_arguments_count_by_value(self, cache: Cache) -> None:
-        """A list is what is in it, a dict whatever its order."""
-        calls = []
-
-        @cache.cached("total", fresh_for=60)
-        async def total(numbers: list[int], extra: dict[str, int]) -> int:
-            calls.append(extra)
-            return sum(numbers)
-
-        assert await total([1, 2], {"a": 1, "b": 2}) == 3
-        assert await total([1, 2], {"b": 2, "a": 1}) == 3
-        assert await total([1, 3], {}) == 4
-        assert len(calls) == 2
-
-    async def test_arguments_that_cannot_be_a_key(self, cache: Cache) -> None:
-        """The error names the resource and the arguments."""
-
-        @cache.cached("odd", fresh_for=60)
-        async def odd(value: Any) -> int:
-            return len(value)
-
-        with pytest.raises(ConfigError, match=r"odd: the arguments .*object.* cannot be a key"):
-            await odd(object())
-
-    async def test_arguments_of_another_type(self, cache: Cache) -> None:
-        """Annotated int means int."""
-
-        @cache.cached("report", fresh_for=60)
-        async def report(year: int) -> int:
-            return year
-
-        with pytest.raises(ConfigError, match="report: year is int, not str"):
-            await report("2026")  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"report\(year: int\).*missing"):
-            await report()  # type: ignore[call-arg]
-
-
-def declared(cache: Cache, loader: Any, **options: Any) -> None:
-    cache.batched("thing", **{"fresh_for": 1, **options})(loader)
-
-
-async def good(keys: list[str]) -> dict[str, int]:
-    return dict.fromkeys(keys, 1)
-
-
-async def unannotated(keys):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    return keys
-
-
-async def bytes_keys(keys: list[bytes]) -> dict[bytes, int]:
-    return dict.fromkeys(keys, 1)
-
-
-async def two(keys: list[str], more: int) -> dict[str, int]:
-    return dict.fromkeys(keys, more)
-
-
-async def a_list(keys: list[str]) -> list[int]:
-    return [len(key) for key in keys]
-
-
-async def unresolved(keys: list[str]) -> "Mapping[str, Nowhere]":  # type: ignore[name-defined]  # noqa: F821
-    return dict.fromkeys(keys)
-
-
-def blocking(keys: list[str]) -> dict[str, int]:
-    return dict.fromkeys(keys, 1)
-
-
-class TestE15Declarations:
-    @pytest.mark.parametrize(
-        ("loader", "said"),
-        [
-            (blocking, "an async function"),
-            (unannotated, r"list\[str\] or list\[int\]"),
-            (bytes_keys, r"list\[str\] or list\[int\]"),
-            (two, "takes one parameter"),
-            (a_list, "returns a mapping"),
-            (unresolved, "cannot read the annotations"),
-        ],
-    )
-    async def test_a_loader_that_cannot_work(self, cache: Cache, loader: Any, said: str) -> None:
-        """Refused where it is declared."""
-        with pytest.raises(ConfigError, match=f"thing: .*{said}"):
-            declared(cache, loader)
-
-    @pytest.mark.parametrize(
-        ("option", "value"),
-        [
-            ("fresh_for", "soon"),
-            ("stale_for", -1),
-            ("error_for", "x"),
-            ("absent_for", "x"),
-            ("max_batch", 0),
-            ("concurrency", 0),
-            ("max_entries", 1.5),
-            ("memory_for", "x"),
-            ("jitter", 1),
-            ("jitter", -0.1),
-            ("lease_for", 0),
-            ("load_timeout", 0),
-        ],
-    )
-    async def test_a_bad_option(self, cache: Cache, option: str, value: object) -> None:
-        """The error names the option and the value."""
-        with pytest.raises(ConfigError, match=option) as caught:
-            declared(cache, good, **{option: value})
-        assert repr(value) in str(caught.value)
-
-    async def test_two_of_one_name(self, cache: Cache) -> None:
-        """They would share their entries."""
-        declared(cache, good)
-        with pytest.raises(ConfigError, match="'thing': taken already"):
-            declared(cache, good)
-
-    @pytest.mark.parametrize("name", ["", "Price", "1st", "a-b", "post_ttl", "sqlite_x", "é"])
-    async def test_a_bad_name(self, cache: Cache, name: str) -> None:
-        """It names a table."""
-        with pytest.raises(ConfigError, match=r"resource name .*lower-case word"):
-            cache.batched(name, fresh_for=1)
-
-    async def test_a_method(self, cache: Cache) -> None:
-        """Refused by its `self`, with what to write instead; a bound method is fine."""
-        with pytest.raises(ConfigError, match=r"is a method; .*__init__"):
+class TestE15Declaration:
+    def test_a_method(self, cache: Cache) -> None:
+        """One `self` is not another; says how to do it."""
+        with pytest.raises(ConfigError, match=r"price: .*Shop\.load is a method.*__init__"):
 
             class Shop:
-                @cache.batched("shop", fresh_for=1)  # type: ignore[arg-type]
-                async def prices(self, keys: list[str]) -> dict[str, int]:
+                @cache.batched("price", fresh_for=1)  # type: ignore[arg-type]
+                async def load(self, keys: list[str]) -> dict[str, int]:
                     return dict.fromkeys(keys, 1)
 
-        class Store:
-            def __init__(self) -> None:
-                self.prices = cache.batched("bound", fresh_for=1)(self._load)
-
-            async def _load(self, keys: list[str]) -> dict[str, int]:
-                return dict.fromkeys(keys, 7)
-
-        assert await Store().prices("a") == 7
-
-    async def test_a_resource_in_a_class(self, cache: Cache) -> None:
-        """Decorated in a class body, without `self`: every instance would share it unawares."""
+    def test_a_class_attribute(self, cache: Cache) -> None:
+        """A static one as well: it would not be bound as the reader expects."""
         with pytest.raises((ConfigError, RuntimeError)) as caught:
 
             class Shop:
-                @cache.cached("static", fresh_for=1)
-                async def one() -> int:
-                    return 1
+                @cache.cached("price", fresh_for=1)
+                async def load(key: str) -> int:  # noqa: N805
+                    return len(key)
 
-        error = caught.value.__cause__ or caught.value
-        assert "Shop.one is a method" in str(error)
+        error = caught.value if isinstance(caught.value, ConfigError) else caught.value.__cause__
+        assert isinstance(error, ConfigError)
+        assert "price: Shop.load is a method" in str(error)
+        assert "self.load = cache.cached(...)(self._load)" in str(error)
+
+    async def test_a_bound_method_is_a_function(self, cache: Cache) -> None:
+        """What the messages above tell people to write."""
+
+        class Shop:
+            def __init__(self, factor: int) -> None:
+                self.factor = factor
+                self.price = cache.batched(f"price{factor}", fresh_for=1)(self._load)
+
+            async def _load(self, keys: list[int]) -> dict[int, int]:
+                return {key: key * self.factor for key in keys}
+
+        assert [await Shop(2).price(5), await Shop(3).price(5)] == [10, 15]
+
+    def test_two_of_one_name(self, cache: Cache, upstream: Upstream) -> None:
+        """Whichever kind each is."""
+        declare(cache, upstream)
+        with pytest.raises(ConfigError, match="'price': taken already in this cache"):
+            declare(cache, upstream)
+        with pytest.raises(ConfigError, match="'price': taken already"):
+            cache.cached("price", fresh_for=1)
+
+    def test_two_of_one_name_made_in_turn(self, cache: Cache) -> None:
+        """Also if both decorators were made before either was used."""
+
+        async def load(keys: list[str]) -> dict[str, int]:
+            return dict.fromkeys(keys, 1)
+
+        first, second = (cache.batched("price", fresh_for=1) for _ in range(2))
+        first(load)
+        with pytest.raises(ConfigError, match="taken already"):
+            second(load)
+
+    @pytest.mark.parametrize(
+        "name",
+        ["", "Price", "1st", "_x", "a-b", "a b", "ä", "a.b", "price_ttl", "sqlite_x",
+         "stillfresh_x", "price\n", 'x"; drop'],
+    )  # fmt: skip
+    def test_a_bad_name(self, cache: Cache, name: str) -> None:
+        """It is a table's name in SQLite: says what is allowed."""
+        with pytest.raises(ConfigError, match="write a lower-case word such as 'price'"):
+            cache.batched(name, fresh_for=1)
+
+    @pytest.mark.parametrize("name", [5, None, b"price"])
+    def test_a_name_that_is_no_text(self, cache: Cache, name: Any) -> None:
+        """The same words."""
+        with pytest.raises(ConfigError, match="write a lower-case word such as 'price'"):
+            cache.cached(name, fresh_for=1)
+
+    def test_a_loader_that_is_not_async(self, cache: Cache) -> None:
+        """It would block the loop."""
+
+        def load(keys: list[str]) -> dict[str, int]:
+            return dict.fromkeys(keys, 1)
+
+        with pytest.raises(ConfigError, match="price: a loader is an async function"):
+            cache.batched("price", fresh_for=1)(load)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="price: a loader is an async function"):
+            cache.cached("price", fresh_for=1)(load)  # type: ignore[arg-type]
+
+    def test_a_batched_loader_takes_one_parameter(self, cache: Cache) -> None:
+        """Shows how to write it."""
+
+        async def none() -> dict[str, int]:
+            return {}
+
+        async def two(keys: list[str], more: int) -> dict[str, int]:
+            return dict.fromkeys(keys, more)
+
+        for loader in (none, two):
+            with pytest.raises(ConfigError, match=rf"one parameter.*async def {loader.__name__}"):
+                cache.batched("price", fresh_for=1)(loader)  # type: ignore[arg-type]
+
+    def test_keys_without_their_type(self, cache: Cache) -> None:
+        """Neither nothing, nor a bare list, nor keys that are neither text nor numbers."""
+
+        async def bare(keys) -> dict[str, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
+            return dict.fromkeys(keys, 1)
+
+        async def untyped(keys: list) -> dict[str, int]:  # type: ignore[type-arg]
+            return dict.fromkeys(keys, 1)
+
+        async def floats(keys: list[float]) -> dict[float, int]:
+            return dict.fromkeys(keys, 1)
+
+        async def mapping(keys: dict[str, int]) -> dict[str, int]:
+            return keys
+
+        async def either(keys: list[str | int]) -> dict[str | int, int]:
+            return dict.fromkeys(keys, 1)
+
+        for loader in (bare, untyped, floats, mapping, either):
+            declare_: Any = cache.batched("price", fresh_for=1)
+            with pytest.raises(
+                ConfigError, match=rf"{loader.__name__} as list\[str\] or list\[int"
+            ):
+                declare_(loader)
+
+    def test_an_answer_that_is_no_mapping(self, cache: Cache) -> None:
+        """A list has lost which is which."""
+
+        async def load(keys: list[str]) -> list[int]:
+            return [1 for _ in keys]
+
+        with pytest.raises(ConfigError, match=r"returns a mapping.*dict\[str, \.\.\.\]"):
+            cache.batched("price", fresh_for=1)(load)  # type: ignore[arg-type]
+
+    async def test_what_is_not_annotated_is_any(self, cache: Cache) -> None:
+        """A return annotation is a help, not a duty; a NewType is what it stands for."""
+
+        @cache.batched("loose", fresh_for=1)
+        async def loose(keys: list[Sku]):  # type: ignore[no-untyped-def]  # noqa: ANN202
+            return {key: {"sku": key} for key in keys}
+
+        assert await loose(Sku("a")) == {"sku": "a"}
+
+    def test_annotations_that_cannot_be_resolved(self, cache: Cache) -> None:
+        """Imported for type checkers only: says which name."""
+
+        async def load(keys: list[str]) -> "dict[str, OnlyForTypeCheckers]":
+            raise NotImplementedError(keys)
+
+        with pytest.raises(ConfigError, match=r"annotations of load: .*OnlyForTypeCheckers"):
+            cache.batched("price", fresh_for=1)(load)
+
+    def test_annotations_that_cannot_be_read(self, cache: Cache) -> None:
+        """An attribute that is not there, or no Python at all."""
+
+        async def attribute(keys: "list[str]") -> "dict[str, math.nothing]":  # type: ignore[name-defined]
+            return dict.fromkeys(keys)
+
+        with pytest.raises(ConfigError, match="annotations of attribute"):
+            cache.batched("price", fresh_for=1)(attribute)
+
+    def test_a_partial(self, cache: Cache) -> None:
+        """Taken, or refused in our own words."""
+
+        async def load(factor: int, keys: list[int]) -> dict[int, int]:
+            return {key: key * factor for key in keys}
+
+        with contextlib.suppress(ConfigError):
+            cache.batched("price", fresh_for=1)(partial(load, 2))
+
+    def test_values_that_cannot_be_stored(self, cache: Cache) -> None:
+        """Says so at once, and names codec=."""
+
+        class Odd:
+            pass
+
+        async def load(keys: list[str]) -> dict[str, type[Odd] | Odd]:
+            return dict.fromkeys(keys, Odd())
+
+        with pytest.raises(ConfigError, match=r"price: cannot store values.*codec="):
+            cache.batched("price", fresh_for=1)(load)
+
+    async def test_a_refused_one_leaves_the_name_free(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """Corrected, it can be declared."""
+        with pytest.raises(ConfigError):
+            declare(cache, upstream, max_batch=0)
+        assert await declare(cache, upstream)("a") == Price("a", 1)
+
+
+DURATIONS = ["", "5", "soon", -1, None, True, math.nan, math.inf, b"1s", [1]]
+
+
+class TestE15Options:
+    @pytest.mark.parametrize("bad", DURATIONS)
+    @pytest.mark.parametrize(
+        "option", ["fresh_for", "stale_for", "error_for", "absent_for", "memory_for", "lease_for",
+                   "load_timeout"],
+    )  # fmt: skip
+    def test_a_bad_duration(self, cache: Cache, upstream: Upstream, option: str, bad: Any) -> None:
+        """Names the option and what was given."""
+        if (option, bad) == ("absent_for", None):
+            return
+        with pytest.raises(ConfigError, match=option):
+            declare(cache, upstream, **{option: bad})
+        if option != "absent_for":
+            with pytest.raises(ConfigError, match=option):
+                self.cached(cache, **{option: bad})
+
+    @pytest.mark.parametrize("option", ["lease_for", "load_timeout"])
+    def test_what_must_be_more_than_nothing(
+        self, cache: Cache, upstream: Upstream, option: str
+    ) -> None:
+        """A lease or a load of no time is none."""
+        with pytest.raises(ConfigError, match=f"price: {option}: must be more than zero"):
+            declare(cache, upstream, **{option: 0})
+
+    @pytest.mark.parametrize("bad", [0, -1, 1.0, "5", None, True, math.inf])
+    @pytest.mark.parametrize("option", ["max_batch", "concurrency", "max_entries"])
+    def test_a_bad_count(self, cache: Cache, upstream: Upstream, option: str, bad: Any) -> None:
+        """A whole number of 1 or more."""
+        says = f"price: {option} must be a whole number of 1 or more, not "
+        with pytest.raises(ConfigError, match=says):
+            declare(cache, upstream, **{option: bad})
+        if option != "max_batch":
+            with pytest.raises(ConfigError, match=says):
+                self.cached(cache, **{option: bad})
+
+    @pytest.mark.parametrize("bad", [-0.1, 1, 5, math.nan])
+    def test_a_bad_jitter(self, cache: Cache, upstream: Upstream, bad: Any) -> None:
+        """A share."""
+        with pytest.raises(ConfigError, match="price: jitter is a share from 0 to below 1, not"):
+            declare(cache, upstream, jitter=bad)
+
+    @pytest.mark.parametrize("bad", ["0.1", None, [0.1]])
+    def test_a_jitter_that_is_no_number(self, cache: Cache, upstream: Upstream, bad: Any) -> None:
+        """The same words."""
+        with pytest.raises(ConfigError, match="price: jitter is a share"):
+            declare(cache, upstream, jitter=bad)
+
+    @pytest.mark.parametrize("option", ["fresh_for", "stale_for", "error_for", "absent_for"])
+    def test_names_the_resource_too(self, cache: Cache, upstream: Upstream, option: str) -> None:
+        """As `options.py` says of every mistake."""
+        with pytest.raises(ConfigError, match=f"price: {option}"):
+            declare(cache, upstream, **{option: -1})
+
+    @pytest.mark.parametrize("option", ["tags", "codec"])
+    def test_what_cannot_be_called(self, cache: Cache, upstream: Upstream, option: str) -> None:
+        """Said where it is declared, not by the first load."""
+        with pytest.raises(ConfigError, match=f"price: {option}"):
+            declare(cache, upstream, **{option: ["shop"]})
+
+    async def test_a_tag_where_many_belong(self, cache: Cache, upstream: Upstream) -> None:
+        """As with get_many: text is not many texts; the tag is found, or it is refused."""
+        prices = declare(cache, upstream, tags=lambda _: "shop")
+        await prices("a")
+        upstream.version = 2
+        await cache.invalidate_tag("shop")
+        assert (await prices("a")).version == 2
 
     @pytest.mark.parametrize(
         "url",
-        [
-            "",
-            "prices.db",
-            "sqlite://",
-            "sqlite:///",
-            "sqlite://host/x",
-            "memory://x",
-            "mysql://a/b",
-        ],
-    )
-    def test_an_address_of_no_store(self, url: str) -> None:
-        """The error shows what is allowed."""
-        with pytest.raises(ConfigError, match=r"store '.*': .*memory:// or sqlite:///"):
+        ["", "memory", "memory:/", "memory://host", "memory:///path", "redis", "http://x", "foo://",
+         "sqlite", ":memory:", "prices.db"],
+    )  # fmt: skip
+    def test_a_bad_address(self, url: str) -> None:
+        """Says which are known."""
+        if url == "memory:/":
+            return
+        with pytest.raises(ConfigError, match=r"not a store's address; write memory://"):
             Cache(url)
 
-    async def test_a_type_that_cannot_be_stored(self, cache: Cache) -> None:
-        """Known when it is declared."""
+    def test_an_address_that_cannot_be_split(self) -> None:
+        """The same words."""
+        with pytest.raises(ConfigError, match="not a store's address"):
+            Cache("memory://[")
 
-        @cache.batched("fine", fresh_for=1)
-        async def fine(keys: list[str]) -> dict[str, set[int]]:
-            return {key: {1} for key in keys}
+    def test_options_that_nobody_reads(self) -> None:
+        """Better refused than ignored."""
+        with pytest.raises(ConfigError):
+            Cache("memory://?max_copies=5")
 
-        assert await fine("a") == {1}
+    @pytest.mark.parametrize("store", [None, 5, object()])
+    def test_what_is_no_store(self, store: Any) -> None:
+        """Neither an address nor a store: not found out by the first read."""
+        with pytest.raises(ConfigError):
+            Cache(store)
 
-        async def impossible(keys: list[str]) -> dict[str, int | str | list[int] | set[int]]:
-            return dict.fromkeys(keys, 1)
+    @pytest.mark.parametrize("grace", ["soon", -1, None])
+    def test_a_bad_grace(self, grace: Any) -> None:
+        """A duration, as any other."""
+        with pytest.raises(ConfigError, match="grace"):
+            Cache("memory://", grace=grace)
 
-        with pytest.raises(ConfigError, match=r"thing: cannot store values of type .*codec="):
-            declared(cache, impossible)
+    def test_a_bad_clock(self) -> None:
+        """What does not tell the time."""
+        with pytest.raises(ConfigError, match="clock"):
+            Cache("memory://", clock=5)  # type: ignore[arg-type]
 
-    async def test_declaring_after_opening_works(self, cache: Cache, upstream: Upstream) -> None:
-        """A resource may come late."""
-        await cache.open()
-        assert (await declare(cache, upstream)("a")).version == 1
+    @staticmethod
+    def cached(cache: Cache, **options: Any) -> None:
+        @cache.cached("price", **{"fresh_for": 1, **options})
+        async def price(key: str) -> int:
+            return len(key)
+
+
+class TestE15Arguments:
+    async def test_are_bound_with_their_defaults(self, cache: Cache) -> None:
+        """One call has one key, however it is written."""
+        calls = []
+
+        @cache.cached("report", fresh_for=60)
+        async def report(year: int, region: str = "eu", *, deep: bool = False) -> str:
+            calls.append((year, region, deep))
+            return f"{year} {region}"
+
+        for _ in range(2):
+            assert await report(2026) == "2026 eu"
+            assert await report(2026, "eu") == "2026 eu"
+            assert await report(2026, region="eu") == "2026 eu"
+            assert await report(region="eu", year=2026) == "2026 eu"
+            assert await report(deep=False, year=2026) == "2026 eu"
+        assert calls == [(2026, "eu", False)]
+        assert await report(2026, "us") == "2026 us"
+        assert len(calls) == 2
+
+    async def test_of_any_number(self, cache: Cache) -> None:
+        """*args and **kwargs as well, in whatever order they are given."""
+        calls = []
+
+        @cache.cached("total", fresh_for=60)
+        async def total(*of: int, **named: int) -> int:
+            calls.append((of, named))
+            return sum(of) + sum(named.values())
+
+        assert await total(1, 2, a=3, b=4) == await total(1, 2, b=4, a=3) == 10
+        assert await total(1) == 1
+        assert await total() == 0
+        assert len(calls) == 3
+
+    async def test_that_can_change_are_taken_by_value(self, cache: Cache) -> None:
+        """Equal lists, one entry."""
+        calls = []
+
+        @cache.cached("total", fresh_for=60)
+        async def total(of: list[int]) -> int:
+            calls.append(list(of))
+            return sum(of)
+
+        assert [await total([1, 2]), await total([1, 2]), await total([3])] == [3, 3, 3]
+        assert calls == [[1, 2], [3]]
+
+    async def test_that_can_change_are_taken_by_value_by_get(self, cache: Cache) -> None:
+        """Dicts in any order are one; the lists in them count."""
+        calls = []
+
+        @cache.cached("total", fresh_for=60)
+        async def total(of: dict[str, list[int]]) -> int:
+            calls.append(of)
+            return sum(map(sum, of.values()))
+
+        assert (await total.get({"a": [1], "b": [2]})).value == 3
+        assert (await total.get({"b": [2], "a": [1]})).value == 3
+        assert (await total.get({"b": [3], "a": [1]})).value == 4
+        assert len(calls) == 2
+
+    async def test_that_change_behind_a_refresh_do_not_poison_the_entry(
+        self, cache: Cache, clock: ManualClock
+    ) -> None:
+        """The refresh is of what was asked for."""
+
+        @cache.cached("total", fresh_for=10, stale_for=60)
+        async def total(of: list[int]) -> int:
+            return sum(of)
+
+        of = [1, 2]
+        await total.get(of)
+        clock.advance(20)
+        await total.get(of)
+        of.append(100)
+        await idle(cache)
+        assert (await total.get([1, 2])).value == 3
+
+    async def test_that_cannot_be_a_key(self, cache: Cache) -> None:
+        """Says which resource, which arguments, and why."""
+
+        @cache.cached("any", fresh_for=60)
+        async def anything(of: object) -> int:
+            return id(of)
+
+        with pytest.raises(ConfigError, match=r"any: the arguments .*object.* cannot be a key"):
+            await anything(object())
+        circle: list[Any] = []
+        circle.append(circle)
+        with pytest.raises(ConfigError, match="cannot be a key"):
+            await anything.get(circle)
+        with pytest.raises(ConfigError, match="65,536 allowed"):
+            await anything("a" * 70_000)
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            (1, True, 1.0, "1"),
+            (0, False, 0.0, ""),
+            (None, "null"),
+            ([], {}, ""),
+            ([1], 1),
+            ({}, [], None),
+        ],
+    )
+    async def test_that_are_alike_are_never_mixed_up(
+        self, cache: Cache, values: tuple[Any, ...]
+    ) -> None:
+        """1, True and 1.0 are equal in Python and three calls here."""
+
+        @cache.cached("kind", fresh_for=60)
+        async def kind(of: Any) -> str:
+            return repr(of)
+
+        for _ in range(2):
+            assert [(await kind.get(value)).value for value in values] == list(map(repr, values))
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            (None, math.nan),
+            (math.inf, -math.inf),
+            ("YQ==", b"a"),
+            (UUID(int=1), str(UUID(int=1))),
+        ],
+    )
+    async def test_that_json_takes_for_the_same_are_never_mixed_up(
+        self, cache: Cache, values: tuple[Any, ...]
+    ) -> None:
+        """Told apart, or refused."""
+
+        @cache.cached("kind", fresh_for=60)
+        async def kind(of: Any) -> str:
+            return repr(of)
+
+        got = []
+        for value in values:
+            try:
+                got.append((await kind.get(value)).value)
+            except ConfigError:
+                got.append(repr(value))
+        assert got == list(map(repr, values))
+
+    async def test_of_another_type_than_declared(self, cache: Cache) -> None:
+        """Names the parameter."""
+
+        @cache.cached("report", fresh_for=60)
+        async def report(year: int, region: str = "eu") -> str:
+            return f"{year} {region}"
+
+        with pytest.raises(ConfigError, match=r"report: year is int, not str \('2026'\)"):
+            await report("2026")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"report: year is int, not bool \(True\)"):
+            await report(True)  # noqa: FBT003
+        with pytest.raises(ConfigError, match="report: region is str, not NoneType"):
+            await report(2026, None)  # type: ignore[arg-type]
+
+    async def test_that_do_not_fit_the_function(self, cache: Cache) -> None:
+        """A TypeError, as Python's own, with the function's name and parameters."""
+
+        @cache.cached("report", fresh_for=60)
+        async def report(year: int, region: str = "eu") -> str:
+            return f"{year} {region}"
+
+        calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+            ((), {}, "missing a required argument: 'year'"),
+            ((1, "eu", 3), {}, "too many positional arguments"),
+            ((1,), {"nation": "x"}, "unexpected keyword argument 'nation'"),
+            ((1,), {"year": 2}, "multiple values for argument 'year'"),
+        ]
+        for args, kwargs, says in calls:
+            for call in (report, report.get):
+                with pytest.raises(TypeError, match=rf"report\(year: int, region.*{says}"):
+                    await call(*args, **kwargs)
+            with pytest.raises(TypeError, match=says):
+                report.of(*args, **kwargs)
+
+    async def test_names_are_one_thing_and_loaders_another(self, cache: Cache) -> None:
+        """The mapping that a batched loader returns may be of any kind."""
+
+        class Own(Mapping[str, int]):
+            def __getitem__(self, key: str) -> int:
+                return len(key)
+
+            def __iter__(self) -> Any:
+                return iter(["aa"])
+
+            def __len__(self) -> int:
+                return 1
+
+        @cache.batched("own", fresh_for=60)
+        async def own(keys: list[str]) -> Mapping[str, int]:
+            return Own() if keys else {}
+
+        assert await own("aa") == 2

@@ -148,7 +148,7 @@ class TestE6Overtaken:
     @pytest.mark.parametrize("how", WAYS)
     @pytest.mark.parametrize("had_copy", [False, True])
     @pytest.mark.parametrize("step", ["acquire", "acquire:done", "load", "publish", "publish:done"])
-    async def test_load_publishes_nothing_fresh_and_a_trailing_one_follows(  # noqa: C901, PLR0912
+    async def test_load_publishes_nothing_fresh_and_a_trailing_one_follows(
         self,
         far: Cache,
         goods: Resource[str, Price],
@@ -469,7 +469,7 @@ class Walk:
         await wrong(cache, prices, self.dice.choice(WAYS[:1] + WAYS[2:]))
         self.wrong_before = max(self.wrong_before, changed)
 
-    def step(self, cache: Cache, prices: Resource[str, Price]) -> None:  # noqa: C901 (one arm each)
+    def step(self, cache: Cache, prices: Resource[str, Price]) -> None:
         match self.dice.choice(
             ["read"] * 6
             + ["invalidate", "change", "hold", "go", "go", "fail", "mend", "mend", "time", "wake"]

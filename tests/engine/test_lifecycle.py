@@ -1,265 +1,472 @@
-"""E13: opened once, closed cleanly, opened again; one loop, and threads through a door."""
+"""Opened once, closed cleanly, on one loop, and from threads: E13."""
 
 import asyncio
+import logging
 import threading
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until
+from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until, version
+from store_kit import SteppedStore, cache_on, lease_of
 
-from stillfresh import Cache, LoadFailed, NotOpen, Resource, StillfreshError, StoreError
-from stillfresh.stores.contract import Ask, Copy, Lease
+from stillfresh import Answer, Cache, LoadFailed, NotOpen, Resource, StillfreshError, StoreError
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
 
-class Slow(MemoryStore):
-    """A store whose publications and opening wait for a word."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.opened = 0
-        self.failing = False
-        self.publishing = asyncio.Event()
-        self.go = asyncio.Event()
-        self.published: list[str] = []
-
-    async def open(self) -> None:
-        self.opened += 1
-        await asyncio.sleep(0)
-        if self.failing:
-            raise StoreError("cannot be opened")
-        await super().open()
-
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        self.publishing.set()
-        await self.go.wait()
-        self.published += copies
-        return await super().publish(kind, copies)
+@pytest.fixture
+def store(clock: ManualClock) -> SteppedStore:
+    return SteppedStore(MemoryStore(clock=clock))
 
 
-def left() -> set[asyncio.Task[Any]]:
-    return asyncio.all_tasks() - {asyncio.current_task()}
+@pytest.fixture
+def shut(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> Cache:
+    """Not opened yet."""
+    return cache_on(store, clock, sleeper)
+
+
+@pytest.fixture
+def goods(shut: Cache, upstream: Upstream) -> Resource[str, Price]:
+    return declare(shut, upstream)
+
+
+async def in_thread(work: Callable[[], Any]) -> object:
+    """What a thread gets from calling it."""
+
+    def call() -> object:
+        try:
+            return work()
+        except Exception as exc:  # noqa: BLE001 (tests look at it)
+            return exc
+
+    return await asyncio.to_thread(call)
+
+
+def others() -> set[asyncio.Task[Any]]:
+    return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
 class TestE13Open:
-    async def test_the_first_read_opens_it(self, url: str, upstream: Upstream) -> None:
-        """Without `async with`."""
-        cache = Cache(url)
-        assert await declare(cache, upstream)("a") == Price("a", 1)
-        await cache.close()
-        assert not left()
+    async def test_the_first_use_opens_it(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """Once."""
+        assert version(await goods.get("a")) == 1
+        await goods.get("b")
+        assert store.count("open") == 1
+        await shut.close()
 
-    async def test_two_tasks_open_it_once(self, upstream: Upstream) -> None:
-        """Both wait for the same opening."""
-        store = Slow()
-        store.go.set()
-        cache = Cache(store)
-        prices = declare(cache, upstream)
-        await asyncio.gather(prices("a"), prices("b"))
-        assert store.opened == 1
-        await cache.close()
+    async def test_two_tasks_open_the_store_once(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """The second waits for the first's opening."""
+        await asyncio.gather(goods.get("a"), goods.get("b"), shut.open(), shut.stats())
+        assert store.count("open") == 1
+        await shut.close()
 
-    async def test_an_opening_that_failed_can_be_tried_again(self, upstream: Upstream) -> None:
-        """The error is the store's; nothing is broken by it."""
-        store = Slow()
-        store.go.set()
-        store.failing = True
-        cache = Cache(store)
-        prices = declare(cache, upstream)
-        for _ in range(2):
-            with pytest.raises(StoreError, match="cannot be opened"):
-                await prices("a")
-        store.failing = False
-        assert await prices("a") == Price("a", 1)
-        await cache.close()
+    async def test_one_who_leaves_does_not_stop_the_opening(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """The others have their cache."""
+        store.hold("open")
+        leaves, stays = (asyncio.create_task(goods.get("a")) for _ in range(2))
+        await store.reached("open")
+        leaves.cancel()
+        await turns()
+        store.let_go("open")
+        assert version(await stays) == 1
+        await shut.close()
+
+    async def test_one_that_fails_can_be_tried_again(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """All who wait are told; the next one tries."""
+        store.broken = {"open"}
+        errors = await asyncio.gather(outcome(goods.get("a")), outcome(shut.open()))
+        assert [type(error) for error in errors] == [StoreError] * 2
+        store.broken = set()
+        assert version(await goods.get("a")) == 1
+        await shut.close()
+        assert others() == set()
+
+    async def test_a_resource_may_be_declared_later(self, cache: Cache, upstream: Upstream) -> None:
+        """On a cache that is open already."""
+        await cache.stats()
+        assert version(await declare(cache, upstream).get("a")) == 1
+
+    async def test_async_with_gives_the_cache(self, shut: Cache, store: SteppedStore) -> None:
+        """Opened inside, closed behind."""
+        async with shut as cache:
+            assert cache is shut
+            assert store.calls == ["open"]
+        assert store.calls[-1] == "close"
 
 
 class TestE13Close:
-    async def test_refuses_new_work(self, cache: Cache, prices: Resource[str, Price]) -> None:
-        """Every door says NotOpen; memory gives nothing either."""
-        await prices("a")
-        await cache.close()
-        asks = [prices("a"), prices.get("a"), prices.get_many(["a"]), prices.refresh("a"),
-                prices.invalidate("a"), prices.delete("a"), prices.explain("a"),
-                cache.invalidate_tag("t"), cache.stats(), cache.evict()]  # fmt: skip
-        for ask in asks:
-            with pytest.raises(NotOpen):
-                await ask
-        assert prices.peek("a") is None
-
-    async def test_those_who_wait_are_told(
-        self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
+    async def test_refuses_new_work(
+        self, shut: Cache, goods: Resource[str, Price], cache: Cache, prices: Resource[str, Price]
     ) -> None:
-        """A load under way ends with the cache; nobody hangs, nothing is left running."""
+        """Reads from memory as well: nothing is served any more."""
+        for one, resource in ((shut, goods), (cache, prices)):
+            await resource("a")
+            await one.close()
+            for work in (
+                resource.get("a"),
+                resource("a"),
+                resource.get_many(["a"]),
+                resource.refresh("a"),
+                resource.invalidate("a"),
+                resource.delete("a"),
+                resource.explain("a"),
+                one.stats(),
+                one.evict(),
+                one.invalidate_tag("x"),
+            ):
+                assert isinstance(await outcome(work), NotOpen)
+            assert resource.peek("a") is None
+
+    async def test_twice_is_once(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """Also before it was ever opened."""
+        await shut.close()
+        await shut.open()
+        await goods("a")
+        await shut.close()
+        await shut.close()
+        assert store.count("close") == 1
+
+    async def test_it_can_be_opened_again(
+        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """As new: what memory had is gone, what is asked for is loaded."""
+        for number in (1, 2, 3):
+            async with shut:
+                upstream.version = number
+                assert version(await goods.get("a")) == number
+        assert len(upstream.calls) == 3
+
+    async def test_leaves_no_task(
+        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """Whatever was under way: loads, refreshes, guards."""
+        await goods("a")
+        clock.advance(40)
         upstream.hold()
-        waiting = [asyncio.create_task(outcome(prices(key))) for key in "aab"]
+        await goods.get("a")
+        waiting = [asyncio.create_task(outcome(goods.get(key))) for key in ("b", "c")]
         await upstream.asked.wait()
-        queued = asyncio.create_task(outcome(prices("late")))
-        await turns(1)
-        await cache.close()
-        for task in (*waiting, queued):
-            error = await task
-            assert isinstance(error, LoadFailed)
-            assert "the cache was closed" in str(error)
-        assert not left()
+        await shut.close()
+        assert {type(answer) for answer in await asyncio.gather(*waiting)} == {LoadFailed}
+        assert others() == set()
 
-    async def test_a_publication_that_had_started_finishes(self, upstream: Upstream) -> None:
-        """What was loaded is not lost."""
-        store = Slow()
-        cache = Cache(store)
-        task = asyncio.create_task(outcome(declare(cache, upstream)("a")))
-        await store.publishing.wait()
-        closing = asyncio.create_task(cache.close())
-        await turns()
-        assert not closing.done()
-        store.go.set()
-        await closing
-        await task
-        assert store.published == ["a"]
-        assert not left()
-
-    async def test_releases_the_leases_of_what_it_ends(
-        self, upstream: Upstream, clock: ManualClock
+    async def test_waiters_get_an_error(
+        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream
     ) -> None:
-        """Another process need not wait for them to run out."""
-        store = MemoryStore(clock=clock)
-        cache, other = Cache(store, clock=clock), MemoryStore(clock=clock)
-        other._rows = store._rows
-        await other.open()
+        """It says why; who has an old copy to fall back on gets that."""
+        await goods("old")
+        await goods.invalidate("old")
         upstream.hold()
-        task = asyncio.create_task(outcome(declare(cache, upstream)("a")))
+        new, old = (asyncio.create_task(outcome(goods.get(key))) for key in ("new", "old"))
         await upstream.asked.wait()
-        assert (await other.read("price", ["a"]))["a"].held_until is not None
-        closing = asyncio.create_task(cache.close())
-        await until(lambda: not store._rows or closing.done())
-        assert "a" not in await other.read("price", ["a"])
-        await closing
-        await task
+        await shut.close()
+        error, answer = await new, await old
+        assert isinstance(error, LoadFailed)
+        assert "the cache was closed" in str(error)
+        assert isinstance(answer, Answer)
+        assert "the cache was closed" in str(answer.error)
 
-    async def test_a_waiter_for_another_process_is_told(
-        self, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
-    ) -> None:
-        """Closing ends the polling too."""
-        store = MemoryStore(clock=clock)
-        await store.open()
-        await store.acquire("price", [Ask("a")], 60)
-        cache = Cache(store, clock=clock, sleep=sleeper)
-        task = asyncio.create_task(outcome(declare(cache, upstream)("a")))
-        await until(lambda: bool(sleeper.asked))
-        await cache.close()
-        assert isinstance(await task, LoadFailed)
-        assert not left()
-
-    async def test_what_does_not_end_is_not_waited_for_for_ever(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """A loader that ignores its cancellation is named after `grace`, and the cache closes."""
-        stubborn = asyncio.Event()
-        cache = Cache("memory://", grace="10ms")
-
-        @cache.cached("stubborn", fresh_for=1)
-        async def load() -> int:
-            while not stubborn.is_set():
-                try:
-                    await stubborn.wait()
-                except asyncio.CancelledError:
-                    continue
-            return 1
-
-        task = asyncio.create_task(outcome(load()))
-        await turns()
-        await cache.close()
-        assert "still running" in caplog.text
-        assert isinstance(await task, LoadFailed)
-        stubborn.set()
-        await turns()
-        assert not left()
-
-    async def test_any_number_of_times_and_open_again(self, url: str, upstream: Upstream) -> None:
-        """Closed twice, opened again, it works as new; SQLite has kept what it had."""
-        cache = Cache(url)
-        prices = declare(cache, upstream)
-        for _ in range(2):
-            async with cache:
-                assert await prices("a") == Price("a", 1)
-            await cache.close()
-        assert len(upstream.calls) == (2 if url == "memory://" else 1)
-        assert not left()
-
-    async def test_leaves_no_thread(self, url: str, upstream: Upstream) -> None:
-        """The writer's thread ends with the cache."""
-        before = threading.active_count()
-        async with Cache(url) as cache:
-            await declare(cache, upstream)("a")
-        assert threading.active_count() == before
-
-
-class TestE13Loops:
-    def test_another_loop_is_told_so(self, url: str) -> None:
-        """A cache belongs to the loop that opened it."""
-        cache = Cache(url)
-        prices = declare(cache, Upstream())
-
-        async def main() -> object:
-            await prices("a")
-            with ThreadPoolExecutor(1) as pool:
-                other = pool.submit(lambda: asyncio.run(outcome(prices("another"))))
-                found = await asyncio.wrap_future(other)
-            await cache.close()
-            return found
-
-        error = asyncio.run(main())
-        assert isinstance(error, StillfreshError)
-        assert "another event loop" in str(error)
-
-    def test_closed_on_one_loop_it_opens_on_the_next(self, url: str) -> None:
-        """Two `asyncio.run`, one after the other."""
-        cache, upstream = Cache(url), Upstream()
-        prices = declare(cache, upstream)
-
-        async def main() -> Price:
-            async with cache:
-                upstream.asked = asyncio.Event()
-                return await prices("a")
-
-        assert [asyncio.run(main()), asyncio.run(main())] == [Price("a", 1)] * 2
-
-
-class TestE13Threads:
-    async def test_threads_get_values(
-        self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
-        """Sixteen threads, one cold key: one load, and each has the value."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(16) as pool:
-            values = await asyncio.gather(
-                *(loop.run_in_executor(pool, cache.from_thread, prices, "a") for _ in range(16))
-            )
-        assert values == [Price("a", 1)] * 16
+    async def test_ends_what_waits_for_a_place(self, shut: Cache, upstream: Upstream) -> None:
+        """Keys whose load had not begun."""
+        goods = declare(shut, upstream, concurrency=1, max_batch=1)
+        upstream.hold()
+        tasks = [asyncio.create_task(outcome(goods.get(key))) for key in "abc"]
+        await upstream.asked.wait()
+        await shut.close()
+        assert {type(answer) for answer in await asyncio.gather(*tasks)} == {LoadFailed}
         assert upstream.calls == [["a"]]
 
-    async def test_threads_get_errors(
+    async def test_ends_a_poll(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore, sleeper: Sleeper
+    ) -> None:
+        """Who waits for another process waits no longer."""
+        await shut.open()
+        await lease_of(store.inner, "a", lasts=60)
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await until(lambda: bool(sleeper._sleeping))
+        await shut.close()
+        assert isinstance(await task, LoadFailed)
+        assert others() == set()
+
+    async def test_frees_the_leases_of_loads_that_it_ends(
+        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream, store: SteppedStore
+    ) -> None:
+        """Other processes need not wait for them to run out."""
+        upstream.hold()
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await upstream.asked.wait()
+        await shut.close()
+        await task
+        assert store.calls[-2:] == ["release", "close"]
+
+    async def test_a_publish_that_had_started_finishes(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """The store is closed behind it."""
+        store.hold("publish")
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("publish")
+        closing = asyncio.create_task(shut.close())
+        await turns()
+        assert not closing.done()
+        assert task.done()
+        held = store.inner
+        assert isinstance(held, MemoryStore)
+        store.hold("close")
+        store.let_go("publish")
+        await store.reached("close")
+        assert (await held.read("price", ["a"]))["a"].copy is not None
+        store.let_go("close")
+        await closing
+        assert others() == set()
+
+    async def test_gives_up_after_grace(
+        self,
+        store: SteppedStore,
+        clock: ManualClock,
+        sleeper: Sleeper,
+        upstream: Upstream,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """What does not end is named in the log."""
+        cache = cache_on(store, clock, sleeper, grace=0)
+        goods = declare(cache, upstream)
+        store.hold("publish")
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("publish")
+        with caplog.at_level(logging.ERROR):
+            await cache.close()
+        assert "still running 0 s after close" in caplog.text
+        await task
+        store.broken = {"publish"}
+        store.let_go("publish")
+        await turns()
+
+    async def test_during_the_opening(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """The opening ends, then it is closed; who waited for it does not hang."""
+        store.hold("open")
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("open")
+        closing = asyncio.create_task(shut.close())
+        await turns()
+        store.let_go("open")
+        await closing
+        await turns()
+        hangs = not task.done()
+        task.cancel()
+        assert not hangs
+        assert isinstance(await task, StillfreshError)
+        assert store.count("close") == 1
+        assert others() == set()
+
+    async def test_during_an_opening_that_fails(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """There is nothing to close."""
+        store.hold("open")
+        store.broken = {"open"}
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("open")
+        closing = asyncio.create_task(shut.close())
+        await turns()
+        store.let_go("open")
+        await closing
+        assert isinstance(await task, StoreError)
+        assert others() == set()
+
+    async def test_during_a_read_nobody_hangs(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """A read of the store that was under way ends in an error."""
+        await shut.open()
+        store.hold("read:done")
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("read:done")
+        await shut.close()
+        store.let_go("read:done")
+        await turns()
+        hangs = not task.done()
+        task.cancel()
+        assert not hangs
+
+    async def test_during_a_read_nothing_enters_memory(
+        self, shut: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """What was read before is not served after."""
+        goods = declare(shut, upstream, memory_for="1h")
+        await goods("a")
+        goods._core.shelf.front.clear()
+        store.hold("read:done")
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("read:done")
+        await shut.close()
+        store.let_go("read:done")
+        await task
+        assert isinstance(await outcome(goods.get("a")), NotOpen), clock
+
+    async def test_what_outlived_grace_does_not_land_in_the_next_life(
+        self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Closed, opened again, invalidated: a publication of the life before is not served."""
+        cache = cache_on(store, clock, sleeper, grace=0)
+        goods = declare(cache, upstream, memory_for="1h")
+        store.hold("publish:done")
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("publish:done")
+        await cache.close()
+        await task
+        async with cache:
+            await goods.invalidate("a")
+            upstream.version = 2
+            store.let_go("publish:done")
+            await turns()
+            assert version(await goods.get("a")) == 2
+
+    async def test_that_is_cancelled_can_be_done_again(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """The store does not stay open for ever."""
+        store.hold("publish")
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("publish")
+        closing = asyncio.create_task(shut.close())
+        await turns()
+        closing.cancel()
+        await turns()
+        store.let_go("publish")
+        await task
+        await turns()
+        await shut.close()
+        assert store.count("close") == 1
+
+    async def test_loaders_are_cancelled_once_and_waited_for(self, shut: Cache) -> None:
+        """Within grace; they can clean up, which may take an await."""
+        ended: list[int] = []
+
+        @shut.batched("slow", fresh_for=1, max_batch=1, concurrency=16)
+        async def slow(keys: list[int]) -> dict[int, int]:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await turns(5)
+                ended.extend(keys)
+                raise
+            return {}
+
+        task = asyncio.create_task(slow.get_many(range(16)))
+        await turns()
+        await shut.close()
+        await task
+        assert sorted(ended) == list(range(16))
+
+
+class TestE13Loop:
+    def test_another_loop_is_told_so(self) -> None:
+        """With what to do instead; closed there, it can be used here."""
+        cache = Cache("memory://")
+
+        @cache.cached("number", fresh_for=60)
+        async def number(of: int) -> int:
+            return of
+
+        first = asyncio.new_event_loop()
+        try:
+            assert first.run_until_complete(number(1)) == 1
+            with pytest.raises(StillfreshError, match=r"another event loop.*from_thread"):
+                asyncio.run(number.of(2).get())
+            first.run_until_complete(cache.close())
+        finally:
+            first.close()
+
+        async def again() -> int:
+            async with cache:
+                return await number(3)
+
+        assert asyncio.run(again()) == 3
+
+
+class TestE13FromThread:
+    async def test_returns_the_value(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
     ) -> None:
-        """What the call would raise."""
-        upstream.error = ConnectionError("down")
-        with pytest.raises(LoadFailed, match="ConnectionError: down"):
-            await asyncio.to_thread(cache.from_thread, prices, "a")
+        """From many threads, with one load."""
+        upstream.hold()
+        work = [
+            asyncio.create_task(in_thread(lambda: cache.from_thread(prices, "a"))) for _ in range(4)
+        ]
+        await upstream.asked.wait()
+        upstream.let_go()
+        assert await asyncio.gather(*work) == [Price("a", 1)] * 4
+        assert upstream.calls == [["a"]]
 
-    async def test_its_own_loop_is_refused(
+    async def test_takes_keyword_arguments(self, cache: Cache) -> None:
+        """As the function does."""
+
+        @cache.cached("report", fresh_for=60)
+        async def report(year: int, region: str = "eu") -> str:
+            return f"{year} {region}"
+
+        got = await in_thread(lambda: cache.from_thread(report, 2026, region="us"))
+        assert got == "2026 us"
+
+    async def test_raises_the_failure(
+        self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """As `await` would."""
+        upstream.error = ConnectionError("down")
+        error = await in_thread(lambda: cache.from_thread(prices.get, "a"))
+        assert isinstance(error, LoadFailed)
+        assert error.__cause__ is upstream.error
+
+    async def test_refuses_the_loops_own_thread(
         self, cache: Cache, prices: Resource[str, Price]
     ) -> None:
         """It would wait for itself."""
         with pytest.raises(StillfreshError, match="await it instead"):
             cache.from_thread(prices, "a")
 
-    async def test_a_closed_cache_is_refused(
-        self, cache: Cache, prices: Resource[str, Price]
+    async def test_refuses_a_closed_cache(self, shut: Cache, goods: Resource[str, Price]) -> None:
+        """Neither open yet nor any more: there is no loop to call."""
+        assert isinstance(await in_thread(lambda: shut.from_thread(goods, "a")), NotOpen)
+        await shut.open()
+        await shut.close()
+        assert isinstance(await in_thread(lambda: shut.from_thread(goods, "a")), NotOpen)
+
+    async def test_closing_tells_a_thread_that_waits(
+        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream
     ) -> None:
-        """There is no loop to call."""
-        await cache.close()
+        """It gets an error, and the thread ends."""
+        await shut.open()
+        before = threading.active_count()
+        upstream.hold()
+        work = asyncio.create_task(in_thread(lambda: shut.from_thread(goods, "a")))
+        await upstream.asked.wait()
+        await shut.close()
+        assert isinstance(await work, LoadFailed)
+        assert threading.active_count() <= before + 1
+
+    @pytest.mark.filterwarnings("ignore:coroutine")
+    def test_refuses_a_loop_that_has_ended(self) -> None:
+        """A cache that nobody closed: NotOpen, and no coroutine left unawaited."""
+        cache = Cache("memory://")
+
+        @cache.cached("number", fresh_for=60)
+        async def number(of: int) -> int:
+            return of
+
+        assert asyncio.run(number.of(1).get()).value == 1
         with pytest.raises(NotOpen):
-            await asyncio.to_thread(cache.from_thread, prices, "a")
+            cache.from_thread(number, 1)

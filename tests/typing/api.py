@@ -1,13 +1,28 @@
-"""M12: how the public API looks to a type checker. Checked by `mypy --strict`, never run.
+"""M12, E15: how the public API looks to a type checker. Checked by `mypy --strict`, never run.
 
 A line that must be refused carries an ignore; strict mode fails if it is not needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import assert_type
 
-from stillfresh import Clock, Duration, Policy, Sweeper, TtlCache, TtlStats, Verdict
+from stillfresh import (
+    Answer,
+    Cache,
+    CacheStats,
+    Clock,
+    Duration,
+    Explanation,
+    Handle,
+    Loaded,
+    Policy,
+    Resource,
+    Sweeper,
+    TtlCache,
+    TtlStats,
+    Verdict,
+)
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.testing import ManualClock
 
@@ -72,3 +87,64 @@ def listeners(events: Events[int]) -> Unsubscribe:
     events.subscribe(lambda text: text.upper())  # type: ignore[attr-defined]
     events.emit("1")  # type: ignore[arg-type]
     return events.subscribe(print)
+
+
+engine = Cache("memory://")
+
+
+@engine.batched("price", fresh_for="30s", stale_for="1h", max_batch=50)
+async def prices(skus: list[str]) -> Mapping[str, float]:
+    return dict.fromkeys(skus, 1.0)
+
+
+@engine.batched("count", fresh_for=5)
+async def counts(ids: list[int]) -> dict[int, int | Loaded[int] | Exception]:
+    return {one: Loaded(1, fresh_for="1m") if one else ValueError() for one in ids}
+
+
+@engine.cached("report", fresh_for="5m")
+async def report(year: int, region: str = "eu", *, deep: bool = False) -> list[str]:
+    return [f"{year} {region} {deep}"]
+
+
+@engine.cached("own_terms", fresh_for="5m")
+async def own_terms(year: int) -> bytes | Loaded[bytes]:
+    return Loaded(bytes(year), fresh_for="1m")
+
+
+async def engines() -> None:
+    assert_type(prices, Resource[str, float])
+    assert_type(await prices("sku-1"), float)
+    assert_type(await prices.get("sku-1"), Answer[float])
+    assert_type((await prices.get("sku-1")).value, float)
+    assert_type((await prices.get("sku-1")).verdict, Verdict)
+    assert_type(await prices.get_many(["sku-1"]), dict[str, Answer[float]])
+    assert_type(prices.peek("sku-1"), Answer[float] | None)
+    assert_type(prices.of("sku-1"), Handle[float])
+    assert_type(await prices.of("sku-1").get(), Answer[float])
+    assert_type(await prices.explain("sku-1"), Explanation)
+    await prices(1)  # type: ignore[arg-type]
+    await prices.get_many([1])  # type: ignore[list-item]
+    await prices.invalidate(1)  # type: ignore[arg-type]
+    prices.peek(1)  # type: ignore[arg-type]
+
+    assert_type(counts, Resource[int, int])
+    assert_type(await counts(1), int)
+
+    assert_type(await report(2026), list[str])
+    assert_type(await report(2026, region="us", deep=True), list[str])
+    assert_type(await report.get(2026, "us"), Answer[list[str]])
+    assert_type(report.of(2026), Handle[list[str]])
+    await report()  # type: ignore[call-arg]
+    await report("2026")  # type: ignore[arg-type]
+    await report(2026, nation="eu")  # type: ignore[call-arg]
+    report.of(2026, "eu", extra=1)  # type: ignore[call-arg]
+    assert_type(await own_terms.get(1), Answer[bytes])
+    assert_type(await own_terms(1), bytes)
+
+    async with engine as opened:
+        assert_type(opened, Cache)
+        assert_type(await opened.stats(), CacheStats)
+        assert_type(opened.from_thread(prices, "sku-1"), float)
+        assert_type(opened.from_thread(report.get, 2026, deep=True), Answer[list[str]])
+        opened.from_thread(report, "2026")  # type: ignore[arg-type]

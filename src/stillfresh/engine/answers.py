@@ -79,7 +79,6 @@ class Answers(Generic[K, V]):
         kept = self.made(copy, value, verdict, Origin.MEMORY, error)
         bucket = age_bucket(age_of(copy.fetched_at, now))
         self.front.put(key, _light(copy), kept, until=self._until(plan, now), bucket=bucket)
-        self.meter.read(verdict, bucket)
         origin = origin or self._from_store
         return kept if origin is Origin.MEMORY else self.made(copy, value, verdict, origin, error)
 
@@ -93,11 +92,20 @@ class Answers(Generic[K, V]):
         self.front.put(key, _light(copy), kept, until=until, bucket=bucket)
 
     def fallback(self, key: K, copy: Copy) -> Callable[[LoadFailed], Answer[V]] | None:
-        """E2: what an EXPIRED copy is still good for, if the load fails."""
+        """E2: what an EXPIRED copy is still good for, if the load fails; decoded once."""
         readable, value = self._value(key, copy)
         if not readable:
             return None
+        kept = self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY)
+        self.front.put(key, _light(copy), kept, until=NEVER, bucket=0)
         return lambda error: self.made(copy, value, Verdict.EXPIRED, self._from_store, error)
+
+    def count(self, outcome: Answer[V] | LoadFailed, now: float) -> None:
+        """E12: one more read, by what it was given."""
+        if isinstance(outcome, LoadFailed):
+            self.meter.reads[Verdict.GONE] += 1
+        else:
+            self.meter.read(outcome.verdict, age_bucket(age_of(outcome.fetched_at, now)))
 
     def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
         """E7: what is remembered of the last failure."""
@@ -135,10 +143,10 @@ class Answers(Generic[K, V]):
         """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""
         if copy.value is None:
             return True, None
+        entry = self.front.entries.get(key)
+        if entry is not None and entry.copy.generation == copy.generation:
+            return True, entry.answer.value
         if copy.value is UNREAD:
-            entry = self.front.entries.get(key)
-            if entry is not None and entry.copy.generation == copy.generation:
-                return True, entry.answer.value
             return False, None
         try:
             return True, self._codec.decode(copy.value)

@@ -15,11 +15,12 @@ from stillfresh.engine.answers import Answers
 from stillfresh.engine.codec import Codec, MsgpackCodec
 from stillfresh.engine.core import Core
 from stillfresh.engine.keys import Call, Signature, batch_types, checked_kind, checked_text
-from stillfresh.engine.loader import Runtime, Spec
 from stillfresh.engine.metrics import CacheStats
 from stillfresh.engine.model import Loaded
 from stillfresh.engine.options import spec_of
 from stillfresh.engine.resource import Function, Resource
+from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.tasks import Tasks
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
@@ -56,14 +57,14 @@ class Cache:
     ) -> None:
         self._clock = checked_clock(clock)
         self._private = isinstance(store, str) and store.startswith("memory:")
-        self._store = store_for(store, clock) if isinstance(store, str) else store
+        self._store = store_for(store, clock)
         self._sleep = sleep
         self._dice = dice
         self._grace = seconds(grace, name="grace")
         self._cores: dict[str, Core[Any, Any]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._finishing: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._opening: asyncio.Task[Runtime] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._runtime: Runtime | None = None
         self._closed = False
 
@@ -149,7 +150,7 @@ class Cache:
                 kind,
                 load,
                 codec if codec is not None else MsgpackCodec[V](signature.value_type, kind),
-                tagged,
+                tagged if callable(tags) else tags,
                 fresh_for=fresh_for,
                 stale_for=stale_for,
                 error_for=error_for,
@@ -169,6 +170,8 @@ class Cache:
 
     async def open(self) -> None:
         """Ready for work on this event loop; also after a close."""
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
         self._closed = False
         await self.runtime()
 
@@ -195,37 +198,40 @@ class Cache:
             read_now=getattr(self._store, "read_now", None),
             sleep=self._sleep,
             dice=self._dice,
-            spawn=self._spawn,
-            finish=self._finish,
+            spawn=self._tasks.spawn,
+            child=self._tasks.child,
+            finish=self._tasks.finish,
             context=contextvars.Context(),
         )
         for core in self._cores.values():
             core.open(self._runtime)
-        self._spawn(self._evict_now_and_then(), None)
+        self._tasks.spawn(self._evict_now_and_then(), None)
         self._opening = None
         return self._runtime
 
     async def close(self) -> None:
         """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
         self._closed = True
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
-        if self._runtime is None:
-            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        """Goes on to its end, whatever becomes of who asked for it."""
+        try:
+            if self._opening is not None:
+                await asyncio.wait([self._opening])
+            if self._runtime is not None:
+                await self._end()
+        finally:
+            self._closing = None
+
+    async def _end(self) -> None:
         self._runtime = None
         for core in self._cores.values():
             core.close()
-        for task in self._tasks:
-            task.cancel()
-        await self._ended()
+        await self._tasks.end(self._grace)
         await self._store.close()
-
-    async def _ended(self) -> None:
-        if not (busy := self._tasks | self._finishing):
-            return
-        _, late = await asyncio.wait(busy, timeout=self._grace)
-        for task in late:
-            logger.error("still running %g s after close: %r", self._grace, task)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> None:
         """E8: every entry with this tag, and every load of one that is under way."""
@@ -269,7 +275,7 @@ class Cache:
     ) -> T:
         """Call `function(*args)` on the cache's loop, from another thread, and wait for it."""
         runtime = self._runtime
-        if runtime is None:
+        if runtime is None or not runtime.loop.is_running():
             raise NotOpen("this cache is not open: from_thread needs a running loop to call")
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -316,17 +322,3 @@ class Cache:
         if self._runtime is not None:
             core.open(self._runtime)
         return core
-
-    def _spawn(
-        self, work: Coroutine[Any, Any, Any], context: contextvars.Context | None
-    ) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
-        await asyncio.shield(task)

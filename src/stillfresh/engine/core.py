@@ -11,13 +11,14 @@ from typing import Final, Generic, Protocol, TypeVar
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.explain import explain
 from stillfresh.engine.flights import Outcome, Queue, Waiter
-from stillfresh.engine.loader import Loader, Runtime, Spec
+from stillfresh.engine.front import NEVER
+from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import ResourceStats
 from stillfresh.engine.model import Explanation
 from stillfresh.engine.rules import Fail, Load, Serve, plan_read
+from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tower import Tower
-from stillfresh.errors import StillfreshError, StoreError
-from stillfresh.freshness import Verdict
+from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.stores.contract import Record
 
 __all__ = ["Core", "Owner"]
@@ -105,7 +106,10 @@ class Core(Generic[K, V]):
             for key, id_ in texts.items():
                 self._answer(key, id_, records.get(id_, NOTHING), now, waiter)
             await self._tower.wait(waiter, texts)
-        return waiter.outcomes
+            now = runtime.clock()
+            for key in texts:
+                self.shelf.count(waiter.outcomes[key], now)
+        return {key: waiter.outcomes[key] for key in keys}
 
     async def reload(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
@@ -114,7 +118,7 @@ class Core(Generic[K, V]):
         records = await self._records(runtime, texts)
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
         for key, id_ in texts.items():
-            self._tower.join(key, id_, records.get(id_, NOTHING), waiter)
+            self._tower.join(key, id_, records.get(id_, NOTHING), waiter, forced=True)
         await self._tower.wait(waiter, texts)
         return waiter.outcomes
 
@@ -151,10 +155,11 @@ class Core(Generic[K, V]):
         self.overtake([self._key(id_) for id_ in ids])
 
     def overtake_tagged(self, tag: str) -> None:
-        """E8: what is under way and has this tag; what is at rest, the store knows."""
+        """E8: what is under way or in memory and has this tag, or cannot say."""
         if (tags := self.spec.tags) is not None:
-            busy = {*self._tower.queue.flights, *(key for step in self._steps for key in step.keys)}
-            self.overtake([key for key in busy if tag in tags(key)])
+            steps = (key for step in self._steps for key in step.keys)
+            known = {*self._tower.queue.flights, *steps, *self.shelf.front.entries}
+            self.overtake([key for key in known if _is_tagged(tags, key, tag)])
 
     async def explain(self, key: K) -> Explanation:
         runtime = await self._ready()
@@ -165,7 +170,7 @@ class Core(Generic[K, V]):
             key,
             records.get(id_, NOTHING),
             runtime.clock(),
-            loading_here=key in self._tower.queue.flights,
+            loading_here=self._tower.is_loading(key),
             in_memory=key in self.shelf.front.entries,
         )
 
@@ -179,12 +184,18 @@ class Core(Generic[K, V]):
     async def _ready(self) -> Runtime:
         """E13: a cache belongs to the loop that opened it."""
         runtime = self._runtime or await self._owner.runtime()
+        self._check_open(runtime)
         if runtime.loop is not asyncio.get_running_loop():
             raise StillfreshError(
                 f"{self.spec.kind}: this cache was opened by another event loop; "
                 f"use cache.from_thread(...) from other threads, or close it there first"
             )
         return runtime
+
+    def _check_open(self, runtime: Runtime) -> None:
+        """Closed while we waited: what we have in hand belongs to a life that has ended."""
+        if self._runtime is not runtime:
+            raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
     async def _records(self, runtime: Runtime, texts: Mapping[K, str]) -> dict[str, Record]:
         """What the store has (values that memory holds left out); or memory, if it is away (S5)."""
@@ -206,12 +217,18 @@ class Core(Generic[K, V]):
         """E6: what was invalidated while it was read is taken for missing."""
         step = Step(texts)
         self._steps.add(step)
+        entries = self.shelf.front.entries
+        pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
         try:
             records = await runtime.store.read(self.spec.kind, ids, known)
         finally:
             self._steps.discard(step)
+        self._check_open(runtime)
         for key in step.dirty:
             records.pop(texts[key], None)
+        for key in pinned.keys() - entries.keys() - step.dirty:
+            copy, answer = pinned[key]  # pushed out while the store was asked
+            self.shelf.front.put(key, copy, answer, until=NEVER, bucket=0)
         return records
 
     def _answer(self, key: K, id_: str, record: Record, now: float, waiter: Waiter[K, V]) -> None:
@@ -229,5 +246,12 @@ class Core(Generic[K, V]):
                     self._tower.give_fallback(key, fallback, [waiter])
                 self._tower.join(key, id_, record, waiter)
             case Fail(failure):
-                self.shelf.meter.reads[Verdict.GONE] += 1
                 waiter.outcomes[key] = self.shelf.cooling(key, failure, now)
+
+
+def _is_tagged(tags: Callable[[K], Sequence[str]], key: K, tag: str) -> bool:
+    try:
+        own = tags(key)
+    except Exception:  # noqa: BLE001 (a user's function may raise anything)
+        return True
+    return tag == own or tag in own

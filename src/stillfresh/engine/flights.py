@@ -62,8 +62,24 @@ CURRENT: ContextVar[Batch | None] = ContextVar("stillfresh_batch", default=None)
 class Flight(Generic[K, V]):
     """One key's load. Who asked before it began is apart from who came later (E6)."""
 
-    __slots__ = ("batch", "began", "early", "failure", "id", "key", "late", "overtaken",
-                 "seen", "successor", "token", "urgent", "wanted")  # fmt: skip
+    __slots__ = (
+        "after",
+        "batch",
+        "began",
+        "early",
+        "failure",
+        "forced",
+        "id",
+        "key",
+        "late",
+        "overtaken",
+        "rounds",
+        "seen",
+        "sent",
+        "successor",
+        "urgent",
+        "wanted",
+    )  # fmt: skip
 
     def __init__(self, key: K, id_: str) -> None:
         self.key = key
@@ -74,11 +90,15 @@ class Flight(Generic[K, V]):
         self.late: list[Waiter[K, V]] = []
         self.began = False
         self.overtaken = False
+        self.forced = False
+        """Somebody wants a new copy, however good the old one is."""
         self.urgent = False
         """A loader waits for it, and may hold the only place."""
         self.wanted = False
-        self.token: str | None = None
-        """Of its lease, and so the generation of the copy that it publishes."""
+        self.sent = False
+        """Its copy is on the way to the store: who comes now may know more than it."""
+        self.after: list[Waiter[K, V]] = []
+        self.rounds = 0
         self.successor: Flight[K, V] | None = None
         self.batch: Batch | None = None
 
@@ -87,21 +107,24 @@ class Flight(Generic[K, V]):
         self.seen = record.copy.generation if record.copy is not None else None
         self.failure = record.failure
 
-    def join(self, waiter: Waiter[K, V], record: Record) -> None:
-        """By one who has just read this record, and found it not good enough."""
+    def join(self, waiter: Waiter[K, V]) -> None:
+        """Early, late, or after the fact: each may be told only what was not known to be wrong."""
         waiter.missing += 1
-        (self.late if self.began else self.early).append(waiter)
-        copy = record.copy
-        if copy is not None and copy.generation == self.token:
-            self.overtaken = True  # its own publication was invalidated before it landed
+        (self.after if self.sent else self.late if self.began else self.early).append(waiter)
 
     def include_late(self) -> None:
         """The step that begins now is new to all who wait."""
         self.early += self.late
         self.late = []
+        self.overtaken = False
+
+    @property
+    def waiters(self) -> list[Waiter[K, V]]:
+        """All of them."""
+        return [*self.early, *self.late, *self.after]
 
     def leave(self, waiter: Waiter[K, V]) -> None:
-        for waiters in (self.early, self.late):
+        for waiters in (self.early, self.late, self.after):
             if waiter in waiters:
                 waiters.remove(waiter)
 
@@ -190,6 +213,8 @@ class Queue(Generic[K, V]):
         trailing.seen, trailing.failure = flight.seen, flight.failure
         trailing.wanted = trailing.wanted or wanted
         trailing.early.extend(waiters)
+        trailing.forced = trailing.forced or flight.forced
+        trailing.rounds = flight.rounds + 1
         if flight.urgent:
             self._hurry(trailing)
         return trailing

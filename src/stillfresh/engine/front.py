@@ -31,7 +31,7 @@ class Entry(Generic[K, V]):
         self.bucket = 0
         self.hits = 0
         self.until = NEVER
-        self.marked = True
+        self.marked = False
 
 
 class Front(Generic[K, V]):
@@ -52,6 +52,7 @@ class Front(Generic[K, V]):
             self._seat(entry)
         else:
             self.fold(entry)
+            entry.marked = True
         entry.copy, entry.answer, entry.until, entry.bucket = copy, answer, until, bucket
 
     def drop(self, key: K) -> None:
@@ -59,6 +60,7 @@ class Front(Generic[K, V]):
         if (entry := self.entries.pop(key, None)) is not None:
             self.fold(entry)
             entry.until = NEVER
+            del entry.answer, entry.copy  # the ring keeps the entry a while, not what it held
 
     def clear(self) -> None:
         for key in list(self.entries):

@@ -7,6 +7,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
@@ -26,11 +27,8 @@ MAX_KEY: Final = 65_536
 
 def checked_kind(name: str) -> str:
     """A resource's name is a table's name in SQLite (S4)."""
-    if (
-        not KIND.fullmatch(name)
-        or name.endswith("_ttl")
-        or name.startswith(("sqlite_", "stillfresh_"))
-    ):
+    ours = isinstance(name, str) and KIND.fullmatch(name) and not name.endswith("_ttl")
+    if not ours or name.startswith(("sqlite_", "stillfresh_")):
         raise ConfigError(
             f"resource name {name!r}: write a lower-case word such as 'price' or 'user_page' "
             f"(letters, digits, _; not ending in _ttl)"
@@ -44,7 +42,7 @@ def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
         raise ConfigError(
             f"{resource}: a key is {of.__name__}, not {type(key).__name__} ({shown(key)})"
         )
-    return checked_id(resource, str(key))
+    return checked_id(resource, str.__str__(key) if isinstance(key, str) else int.__repr__(key))
 
 
 def checked_id(resource: str, text: str) -> str:
@@ -70,20 +68,18 @@ def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type
     if len(parameters) != 1:
         raise ConfigError(
             f"{name}: a batched loader takes one parameter, the list of keys; "
-            f"write async def {loader.__name__}(keys: list[str]) -> dict[str, ...]"
+            f"write async def {_name(loader)}(keys: list[str]) -> dict[str, ...]"
         )
     keys = get_args(hints.get(parameters[0].name))
     key_type = _plain(keys[0]) if len(keys) == 1 else None
     if key_type not in (str, int):
-        raise ConfigError(
-            f"{name}: annotate the keys of {loader.__name__} as list[str] or list[int]"
-        )
+        raise ConfigError(f"{name}: annotate the keys of {_name(loader)} as list[str] or list[int]")
     returned = hints.get("return", Any)
     if returned is not Any and not (
         isinstance(get_origin(returned), type) and issubclass(get_origin(returned), Mapping)
     ):
         raise ConfigError(
-            f"{name}: {loader.__name__} returns a mapping from key to value; "
+            f"{name}: {_name(loader)} returns a mapping from key to value; "
             f"annotate it as dict[{key_type.__name__}, ...], not {returned!r}"
         )
     return key_type, value_type(get_args(returned)[1] if get_args(returned) else Any)
@@ -116,15 +112,13 @@ def _hints(name: str, loader: Callable[..., Any]) -> tuple[dict[str, Any], list[
     parameters = list(inspect.signature(loader).parameters.values())
     if parameters and parameters[0].name in {"self", "cls"}:
         raise ConfigError(
-            f"{name}: {loader.__qualname__} is a method; decorate a function, or decorate inside "
+            f"{name}: {_name(loader)} is a method; decorate a function, or decorate inside "
             f"__init__: self.prices = cache.batched(...)(self._load)"
         )
     try:
         return type_hints(loader), parameters
-    except NameError as exc:
-        raise ConfigError(
-            f"{name}: cannot read the annotations of {loader.__name__}: {exc}"
-        ) from exc
+    except Exception as exc:
+        raise ConfigError(f"{name}: cannot read the annotations of {_name(loader)}: {exc}") from exc
 
 
 class Call(Generic[P]):
@@ -178,13 +172,37 @@ class Signature(Generic[P]):
                     f"{self._name}: {name} is {of.__name__}, not {type(value).__name__} "
                     f"({shown(value)})"
                 )
-        return Call(self._id(bound.arguments), bound.args, bound.kwargs)
+        id_ = self._id(bound.arguments)
+        if self.is_plain:
+            return Call(id_, bound.args, bound.kwargs)
+        # A load may begin later; it is of what was asked for, whatever the caller changes since.
+        return Call(id_, deepcopy(bound.args), deepcopy(bound.kwargs))
 
     def _id(self, arguments: Mapping[str, Any]) -> str:
         try:
-            text = msgspec.json.encode(list(arguments.values()), order="deterministic").decode()
+            values = list(arguments.values())
+            text = msgspec.json.encode(values, order="deterministic").decode()
+            if not self.is_plain and msgspec.json.decode(text) != _listed(values):
+                # JSON has fewer types than Python: what it cannot give back is named in full.
+                text += "".join(f" {type(value).__name__} {value!r}" for value in values)
         except (TypeError, ValueError, RecursionError) as exc:
             raise ConfigError(
                 f"{self._name}: the arguments {shown(dict(arguments))} cannot be a key: {exc}"
             ) from exc
         return checked_id(self._name, text)
+
+
+def _listed(value: object) -> object:
+    """Tuples as lists, at any depth: that much alike may be the same key."""
+    match value:
+        case list() | tuple():
+            return [_listed(part) for part in value]
+        case dict():
+            return {name: _listed(part) for name, part in value.items()}
+        case _:
+            return value
+
+
+def _name(loader: Callable[..., Any]) -> str:
+    """A partial has none."""
+    return getattr(loader, "__qualname__", repr(loader)).rpartition("<locals>.")[2]

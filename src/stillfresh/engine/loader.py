@@ -5,26 +5,23 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 """
 
 import asyncio
-import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from stillfresh.clock import Clock
-from stillfresh.engine.codec import Codec
 from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Loaded, RetryAfter
 from stillfresh.engine.results import ABSENT, error_text, results_of
-from stillfresh.engine.rules import Terms, failed, jittered, plan_wait
+from stillfresh.engine.rules import failed, jittered, plan_wait
+from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Newer, Record, Store
+from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Newer, Record
 
-__all__ = ["Land", "Landing", "Loader", "Runtime", "Spec"]
+__all__ = ["Land", "Landing", "Loader"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -36,41 +33,6 @@ RENEWALS: Final = 3
 """A lease is renewed when a third of it has passed, so that one lost renewal is survived."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Spec(Generic[K, V]):
-    """A resource as it was declared."""
-
-    kind: str
-    load: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, Any]]]
-    codec: Codec[V]
-    terms: Terms
-    tags: Callable[[K], Sequence[str]] | None
-    max_batch: int
-    concurrency: int
-    max_entries: int
-    memory_for: float
-    lease_for: float
-    load_timeout: float
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """What all resources of a cache share while it is open."""
-
-    loop: asyncio.AbstractEventLoop
-    store: Store
-    clock: Clock
-    read_now: Callable[[str, Sequence[str], Mapping[str, str]], dict[str, Record]] | None
-    """Reads on the spot, where the store can."""
-    sleep: Callable[[float], Awaitable[object]]
-    dice: Callable[[], float]
-    spawn: Callable[[Coroutine[Any, Any, Any], contextvars.Context | None], asyncio.Task[Any]]
-    """A task that the cache waits for, and cancels when it closes."""
-    finish: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
-    """Awaits something that closing the cache lets finish."""
-    context: contextvars.Context
 
 
 class Landing(Struct, Generic[V], frozen=True):
@@ -139,11 +101,7 @@ class Loader(Generic[K, V]):
 
     async def _acquire(self, flights: list[Flight[K, V]]) -> dict[str, Lease | None]:
         """The leases for what is ours to load; None for each if the store is away (S5)."""
-        tags = self._spec.tags
-        asks = [
-            Ask(flight.id, flight.seen, tuple(tags(flight.key)) if tags else ())
-            for flight in flights
-        ]
+        asks = [Ask(flight.id, flight.seen, self._tags(flight.key)) for flight in flights]
         try:
             grants = await self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
         except StoreError as exc:
@@ -155,7 +113,6 @@ class Loader(Generic[K, V]):
             match grants[flight.id]:
                 case Lease() as lease:
                     leases[flight.id] = lease
-                    flight.token = lease.token
                 case Newer(record):
                     self._look(flight, record)
                 case Held():
@@ -165,6 +122,12 @@ class Loader(Generic[K, V]):
         if held:
             self._runtime.spawn(self._follow(held), self._runtime.context)
         return leases
+
+    def _tags(self, key: K) -> tuple[str, ...]:
+        if self._spec.tags is None:
+            return ()
+        tags = self._spec.tags(key)
+        return (tags,) if isinstance(tags, str) else tuple(tags)
 
     async def _follow(self, flights: list[Flight[K, V]]) -> None:
         """E5: another process loads these; look now and then, with growing, jittered pauses."""
@@ -177,6 +140,9 @@ class Loader(Generic[K, V]):
         except asyncio.CancelledError:
             self._fail(flights, "the cache was closed")
             raise
+        except Exception:
+            logger.exception("%s: stillfresh itself failed", self._spec.kind)
+            self._fail(flights, "stillfresh itself failed; see the log")
 
     async def _look_around(self, flights: list[Flight[K, V]]) -> list[Flight[K, V]]:
         """Which of these have to wait on."""
@@ -187,7 +153,7 @@ class Loader(Generic[K, V]):
             records = await self._runtime.store.read(self._spec.kind, ids)
         except StoreError as exc:
             self._store_failed("read", exc)
-            return flights
+            records = {}  # ask for the lease again, and load without one if that fails too
         now, waiting = self._runtime.clock(), []
         for flight in flights:
             record = records.get(flight.id, Record())
@@ -198,7 +164,7 @@ class Loader(Generic[K, V]):
         return waiting
 
     def _is_waited_for(self, flight: Flight[K, V]) -> bool:
-        if flight.early or flight.late:
+        if flight.waiters:
             return True
         self._queue.end(flight)
         return False
@@ -225,8 +191,8 @@ class Loader(Generic[K, V]):
             flight.batch = batch
         context = self._runtime.context.copy()
         context.run(CURRENT.set, batch)
-        load = self._runtime.spawn(self._spec.load(keys), context)
-        guard = self._runtime.spawn(self._guard(leases), None)
+        load = self._runtime.child(self._spec.load(list(keys)), context)
+        guard = self._runtime.child(self._guard(leases), None)
         try:
             await asyncio.wait([load, guard], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -300,12 +266,15 @@ class Loader(Generic[K, V]):
         landings: dict[str, Landing[V]],
     ) -> None:
         """Publish what came, release what failed, and tell those who wait."""
+        for flight in flights:
+            flight.sent = True
         copies = {
             id_: (lease, copy) for id_, lease in leases.items() if (copy := landings[id_].copy)
         }
         superseded, stored = await self._publish(copies)
         failures = {id_: it.failure for id_, it in landings.items() if it.failure is not None}
-        await self._release([leases[id_] for id_ in failures if id_ in leases], failures)
+        unpublished = failures.keys() if stored else landings.keys()
+        await self._release([leases[id_] for id_ in unpublished if id_ in leases], failures)
         for flight in flights:
             self._land(
                 flight,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.codec import Codec
-from stillfresh.engine.loader import Spec
 from stillfresh.engine.rules import Terms
+from stillfresh.engine.spec import Spec
 from stillfresh.errors import ConfigError
 from stillfresh.freshness import Policy
 
@@ -37,10 +37,15 @@ def spec_of(
     lease_for: Duration,
     load_timeout: Duration,
 ) -> Spec[K, V]:
-    policy = Policy(fresh_for, stale_for, error_for)
-    if not 0 <= jitter < 1:
-        raise ConfigError(f"{kind}: jitter is a share from 0 to below 1, not {jitter!r}")
-    absent = policy.fresh_for / 10 if absent_for is None else seconds(absent_for, name="absent_for")
+    policy = Policy(
+        seconds(fresh_for, name=f"{kind}: fresh_for"),
+        seconds(stale_for, name=f"{kind}: stale_for"),
+        seconds(error_for, name=f"{kind}: error_for"),
+    )
+    absent = policy.fresh_for / 10
+    if absent_for is not None:
+        absent = seconds(absent_for, name=f"{kind}: absent_for")
+    _check(kind, jitter, tags, codec)
     return Spec(
         kind=kind,
         load=load,
@@ -54,6 +59,15 @@ def spec_of(
         lease_for=seconds(lease_for, name=f"{kind}: lease_for", positive=True),
         load_timeout=seconds(load_timeout, name=f"{kind}: load_timeout", positive=True),
     )
+
+
+def _check(kind: str, jitter: float, tags: object, codec: object) -> None:
+    if not isinstance(jitter, float | int) or not 0 <= jitter < 1:
+        raise ConfigError(f"{kind}: jitter is a share from 0 to below 1, not {jitter!r}")
+    if tags is not None and not callable(tags):
+        raise ConfigError(f"{kind}: tags is a function of the key, not {tags!r}")
+    if not callable(getattr(codec, "encode", None)) or not callable(getattr(codec, "decode", None)):
+        raise ConfigError(f"{kind}: codec has encode and decode, which {codec!r} has not")
 
 
 def _count(kind: str, option: str, number: int) -> int:

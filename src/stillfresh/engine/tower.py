@@ -5,23 +5,24 @@ Every flight that ends settles all who wait for it, here and nowhere else.
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, waits_for
 from stillfresh.engine.front import NEVER
 from stillfresh.engine.loader import Landing
-from stillfresh.engine.metrics import age_bucket
 from stillfresh.engine.model import Origin
 from stillfresh.engine.rules import Fail, Load, Serve, plan_read, verdict_of
 from stillfresh.errors import LoadFailed
-from stillfresh.freshness import Verdict, age_of
+from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Record
 
 __all__ = ["Tower"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+MAX_ROUNDS: Final = 2
 
 
 class Tower(Generic[K, V]):
@@ -43,9 +44,16 @@ class Tower(Generic[K, V]):
         self._start = None
         closed = LoadFailed(f"{self._kind}: the cache was closed")
         for flight in self.queue.clear():
-            _settle(flight, [*flight.early, *flight.late], closed)
+            _settle(flight, flight.waiters, closed)
 
-    def join(self, key: K, id_: str, record: Record, waiter: Waiter[K, V]) -> None:
+    def is_loading(self, key: K) -> bool:
+        """By this process; not if another one holds the lease."""
+        flight = self.queue.flights.get(key)
+        return flight is not None and flight.batch is not None
+
+    def join(
+        self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False
+    ) -> None:
         if (running := self.queue.flights.get(key)) is not None:
             self._shelf.meter.coalesced += 1
             batch = CURRENT.get()
@@ -54,7 +62,9 @@ class Tower(Generic[K, V]):
                     f"{self._kind} {key!r}: its loader waits, in a circle, for itself"
                 )
                 return
-        self.flight(key, id_, record).join(waiter, record)
+        flight = self.flight(key, id_, record)
+        flight.forced = flight.forced or forced
+        flight.join(waiter)
 
     def flight(self, key: K, id_: str, record: Record) -> Flight[K, V]:
         is_new = key not in self.queue.flights
@@ -92,11 +102,12 @@ class Tower(Generic[K, V]):
     def look(self, flight: Flight[K, V], record: Record) -> None:
         """E5: another has published, failed or gone: answer from that, or ask again."""
         self.queue.end(flight)
+        seen = flight.seen
         flight.saw(record)
         now = self._shelf.now()
-        early, late = flight.early, flight.late
+        early, late = flight.early, [*flight.late, *flight.after]
         match plan_read(record, now):
-            case Serve() as plan if not flight.overtaken and (
+            case Serve() as plan if _is_answer(flight, plan.copy, seen) and (
                 answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER)
             ):
                 _settle(flight, early, answer)
@@ -119,32 +130,32 @@ class Tower(Generic[K, V]):
         self.queue.end(flight)
         overtaken = superseded or flight.overtaken
         told = flight.early if overtaken else [*flight.early, *flight.late]
+        others = [*(flight.late if overtaken else ()), *flight.after]
         if landing.error is not None:
             self._tell_failure(flight, told, landing.error)
         elif (copy := landing.copy) is not None:
             now = self._shelf.now()
             verdict = Verdict.STALE if overtaken else verdict_of(copy, now)
-            self._shelf.meter.read(verdict, age_bucket(age_of(copy.fetched_at, now)), len(told))
             origin = Origin.LOADED
             for waiter in told:
                 waiter.settle(flight.key, self._shelf.made(copy, landing.value, verdict, origin))
                 origin = Origin.ANOTHER
             if not overtaken:
                 self._shelf.landed(flight.key, copy, landing.value, verdict, now, stored=stored)
-        if overtaken:
-            flight.wanted = landing.error is None
-            if flight.wanted or flight.late:
-                self._again(flight, flight.late)
+        # Overtaken by an invalidation, one more load follows; who only lost the lease, by running
+        # past it, may do so for ever, and gives up unless somebody waits.
+        flight.wanted = landing.error is None and (
+            flight.overtaken or (superseded and flight.rounds < MAX_ROUNDS)
+        )
+        if flight.wanted or others:
+            self._again(flight, others)
 
     def _tell_failure(
         self, flight: Flight[K, V], told: list[Waiter[K, V]], error: LoadFailed
     ) -> None:
         if (entry := self._shelf.front.entries.get(flight.key)) is not None:
             entry.until = NEVER
-        for waiter in told:
-            left = Verdict.EXPIRED if flight.key in waiter.fallbacks else Verdict.GONE
-            self._shelf.meter.reads[left] += 1
-            waiter.settle(flight.key, error)
+        _settle(flight, told, error)
 
     def _again(self, flight: Flight[K, V], waiters: list[Waiter[K, V]]) -> None:
         self.queue.again(flight, waiters, wanted=flight.wanted)
@@ -165,3 +176,8 @@ class Tower(Generic[K, V]):
 def _settle(flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], outcome: Outcome[V]) -> None:
     for waiter in waiters:
         waiter.settle(flight.key, outcome)
+
+
+def _is_answer(flight: Flight[K, V], copy: Copy, seen: str | None) -> bool:
+    """Not if it was invalidated meanwhile, nor, to who wants a new one, if it is the old one."""
+    return not flight.overtaken and not (flight.forced and copy.generation == seen)

@@ -141,6 +141,7 @@ class MemoryStore:
                 row.token = None
                 row.failure = failures.get(lease.id, row.failure)
                 self._forget_if_empty((kind, lease.id), row)
+        self._shrink()
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         self._invalidate([(kind, id_) for id_ in ids], soft=soft)

@@ -3,7 +3,7 @@
 from urllib.parse import unquote, urlsplit
 
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 
@@ -12,9 +12,24 @@ __all__ = ["store_for"]
 ALLOWED = "memory:// or sqlite:///path/to/file.db (sqlite:////path for an absolute one)"
 
 
-def store_for(url: str, clock: Clock) -> Store:
-    """Nothing is opened yet."""
-    parts = urlsplit(url)
+def store_for(store: str | Store, clock: Clock) -> Store:
+    """A store as it is, or the one that an address names. Nothing is opened yet."""
+    if not isinstance(store, str):
+        if not callable(getattr(store, "acquire", None)):
+            raise ConfigError(
+                f"store {shown(store)}: neither an address nor a store; write {ALLOWED}"
+            )
+        return store
+    return _named(store, clock)
+
+
+def _named(url: str, clock: Clock) -> Store:
+    try:
+        parts = urlsplit(url)
+    except ValueError as exc:
+        raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}") from exc
+    if parts.query or parts.fragment:
+        raise ConfigError(f"store {url!r}: takes no options behind ? or #; write {ALLOWED}")
     match parts.scheme:
         case "memory" if not parts.netloc and parts.path in {"", "/"}:
             return MemoryStore(clock=clock)

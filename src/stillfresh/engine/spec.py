@@ -1,0 +1,54 @@
+"""What a resource was declared to be, and what all resources of an open cache share."""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from stillfresh.clock import Clock
+from stillfresh.engine.codec import Codec
+from stillfresh.engine.rules import Terms
+from stillfresh.stores.contract import Record, Store
+
+__all__ = ["Runtime", "Spec"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec(Generic[K, V]):
+    """A resource as it was declared."""
+
+    kind: str
+    load: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, Any]]]
+    codec: Codec[V]
+    terms: Terms
+    tags: Callable[[K], Sequence[str]] | None
+    max_batch: int
+    concurrency: int
+    max_entries: int
+    memory_for: float
+    lease_for: float
+    load_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What all resources of a cache share while it is open."""
+
+    loop: asyncio.AbstractEventLoop
+    store: Store
+    clock: Clock
+    read_now: Callable[[str, Sequence[str], Mapping[str, str]], dict[str, Record]] | None
+    """Reads on the spot, where the store can."""
+    sleep: Callable[[float], Awaitable[object]]
+    dice: Callable[[], float]
+    spawn: Callable[[Coroutine[Any, Any, Any], contextvars.Context | None], asyncio.Task[Any]]
+    """A task that the cache waits for, and cancels when it closes."""
+    child: Callable[[Coroutine[Any, Any, Any], contextvars.Context | None], asyncio.Task[Any]]
+    """A task that the cache waits for, and its parent cancels."""
+    finish: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
+    """Awaits something that closing the cache lets finish."""
+    context: contextvars.Context

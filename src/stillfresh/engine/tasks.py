@@ -1,0 +1,49 @@
+"""The tasks of an open cache: none is forgotten, and none outlives it unnamed (E13)."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextvars import Context
+from typing import Any
+
+__all__ = ["Tasks"]
+
+logger = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Those that closing cancels, and those that it waits for."""
+
+    def __init__(self) -> None:
+        self._cancelled: set[asyncio.Task[Any]] = set()
+        self._awaited: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], context: Context | None) -> asyncio.Task[Any]:
+        """Closing cancels it."""
+        return _kept(self._cancelled, work, context)
+
+    def child(self, work: Coroutine[Any, Any, Any], context: Context | None) -> asyncio.Task[Any]:
+        """Its parent cancels it; closing waits for it."""
+        return _kept(self._awaited, work, context)
+
+    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Done to its end, whatever becomes of who awaits it."""
+        await asyncio.shield(self.child(work, None))
+
+    async def end(self, grace: float) -> None:
+        for task in self._cancelled:
+            task.cancel()
+        if not (busy := self._cancelled | self._awaited):
+            return
+        _, late = await asyncio.wait(busy, timeout=grace)
+        for task in late:
+            logger.error("still running %g s after close: %r", grace, task)
+
+
+def _kept(
+    tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any], context: Context | None
+) -> asyncio.Task[Any]:
+    task = asyncio.get_running_loop().create_task(work, context=context)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task

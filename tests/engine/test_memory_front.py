@@ -1,0 +1,470 @@
+"""What memory keeps, what is counted, what is explained: E9, E10, E12, and the calls of E14."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from store_kit import SteppedStore, cache_on, lease_of
+
+from stillfresh import Cache, Origin, Resource, ResourceStats, Verdict
+from stillfresh.stores.contract import Record
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+FRESH, STALE, EXPIRED, GONE = Verdict
+
+
+class Counting:
+    """A codec that counts."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def encode(self, value: Price, /) -> bytes:
+        return msgspec.msgpack.encode(value)
+
+    def decode(self, data: bytes, /) -> Price:
+        self.decoded += 1
+        return msgspec.msgpack.decode(data, type=Price)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> SteppedStore:
+    return SteppedStore(MemoryStore(clock=clock))
+
+
+@pytest.fixture
+async def far(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
+    """A cache in front of a store that others write to as well."""
+    async with cache_on(store, clock, sleeper) as cache:
+        yield cache
+
+
+def refused(*_: object) -> dict[str, Record]:
+    raise AssertionError("the store was asked")
+
+
+async def stats(cache: Cache) -> ResourceStats:
+    return (await cache.stats()).resources["price"]
+
+
+def reads(counts: ResourceStats) -> tuple[int, ...]:
+    """FRESH, STALE, EXPIRED, GONE."""
+    return tuple(counts.reads[verdict] for verdict in Verdict)
+
+
+class TestE9Memory:
+    async def test_holds_no_more_than_max_entries(self, cache: Cache, upstream: Upstream) -> None:
+        """Whatever is asked for, and what is invalidated in between."""
+        prices = declare(cache, upstream, max_entries=10)
+        for number in range(100):
+            await prices.get(str(number % 37))
+            if number % 3 == 0:
+                await prices.invalidate(str(number % 7))
+            assert (await stats(cache)).entries <= 10
+        await prices.get_many(str(number) for number in range(200, 250))
+        assert (await stats(cache)).entries == 10
+
+    async def test_keeps_what_is_read(self, cache: Cache, upstream: Upstream) -> None:
+        """A walk over many keys does not push out the few that are in use."""
+        prices = declare(cache, upstream, max_entries=10)
+        hot = ["h1", "h2", "h3"]
+        await prices.get_many(hot)
+        for number in range(200):
+            await prices.get(str(number))
+            for key in hot:
+                await prices.get(key)
+        assert all(prices.peek(key) for key in hot)
+
+    async def test_keeps_what_is_read_in_front_of_a_shared_store(
+        self, far: Cache, upstream: Upstream
+    ) -> None:
+        """There every read asks the store, and counts as a read all the same."""
+        prices = declare(far, upstream, max_entries=10)
+        hot = ["h1", "h2", "h3"]
+        await prices.get_many(hot)
+        kept = dict(prices._core.shelf.front.entries)
+        for number in range(50):
+            await prices.get(str(number))
+            for key in hot:
+                await prices.get(key)
+        assert all(prices._core.shelf.front.entries[key] is kept[key] for key in hot)
+
+    async def test_private_fresh_does_not_ask_the_store(
+        self, url: str, prices: Resource[str, Price], clock: ManualClock
+    ) -> None:
+        """Nobody else can have changed it."""
+        if url != "memory://":
+            return
+        await prices("a")
+        runtime = prices._core._runtime
+        assert runtime is not None
+        prices._core._runtime = replace(runtime, read_now=refused)
+        answers = []
+        for _ in range(5):
+            clock.advance(0.01)
+            answers.append(await prices.get("a"))
+        assert len({id(answer) for answer in answers}) == 1, "the one prebuilt answer"
+        clock.advance(30)
+        with pytest.raises(AssertionError, match="asked"):
+            await prices.get("a")
+
+    async def test_shared_asks_at_every_read(
+        self, far: Cache, upstream: Upstream, store: SteppedStore
+    ) -> None:
+        """So that another process's invalidation is seen by the very next read."""
+        prices = declare(far, upstream)
+        await prices("a")
+        before = store.count("read")
+        for _ in range(3):
+            assert (await prices.get("a")).origin is Origin.STORE
+        assert store.count("read") == before + 3
+        await store.inner.invalidate("price", ["a"])
+        upstream.version = 2
+        assert version(await prices.get("a")) == 2
+
+    async def test_memory_for_allows_that_much_lag_and_no_more(
+        self, far: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """Counted from when the store was last asked."""
+        prices = declare(far, upstream, memory_for="1s")
+        await prices("a")
+        reads = store.count("read")
+        await store.inner.invalidate("price", ["a"])
+        upstream.version = 2
+        clock.advance(0.09)
+        answer = await prices.get("a")
+        assert (version(answer), answer.origin, store.count("read")) == (1, Origin.MEMORY, reads)
+        clock.advance(0.92)
+        assert version(await prices.get("a")) == 2
+
+    async def test_memory_for_never_lasts_longer_than_freshness(
+        self, far: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """Lag is no excuse for serving STALE as FRESH."""
+        prices = declare(far, upstream, memory_for="1h")
+        await prices("a")
+        clock.advance(30)
+        assert (await prices.get("a")).verdict is STALE
+
+    async def test_decodes_once_for_a_generation(
+        self, far: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """The row is read each time; memory saves the decoding while it is the same."""
+        codec, theirs = Counting(), Counting()
+        prices = declare(far, upstream, codec=codec)
+        for _ in range(5):
+            await prices.get("a")
+        assert codec.decoded == 1, "of what the loader said"
+        async with cache_on(SteppedStore(store.inner), clock, Sleeper()) as other:
+            goods = declare(other, upstream, codec=theirs)
+            for _ in range(5):
+                await goods.get("a")
+            assert theirs.decoded == 1
+            await prices.refresh("a")
+            for _ in range(5):
+                await goods.get("a")
+            assert theirs.decoded == 2
+
+    async def test_decodes_an_expired_copy_once(
+        self, store: SteppedStore, upstream: Upstream, clock: ManualClock, far: Cache
+    ) -> None:
+        """However many wait for the load that it is the fallback of."""
+        await declare(far, upstream)("a")
+        codec = Counting()
+        async with cache_on(SteppedStore(store.inner), clock, Sleeper()) as other:
+            goods = declare(other, upstream, codec=codec)
+            clock.advance(90)
+            upstream.error = ConnectionError("down")
+            await asyncio.gather(*(goods.get("a") for _ in range(5)))
+            assert codec.decoded == 1
+
+    async def test_what_memory_drops_during_a_read_is_not_loaded_again(
+        self, far: Cache, upstream: Upstream, store: SteppedStore
+    ) -> None:
+        """The store has it, fresh: nothing else happens (E2)."""
+        prices = declare(far, upstream, max_entries=1)
+        await prices("a")
+        store.hold("read:done")
+        task = asyncio.create_task(prices.get("a"))
+        await store.reached("read:done")
+        gate = store.gates.pop("read:done")
+        await prices("b")
+        gate.set()
+        await task
+        assert upstream.calls == [["a"], ["b"]]
+
+    async def test_memory_drops_what_a_function_has_dropped(self, cache: Cache) -> None:
+        """The short way by arguments never outlives an invalidation."""
+        calls: list[int] = []
+
+        @cache.cached("square", fresh_for=60, max_entries=2)
+        async def square(of: int) -> int:
+            calls.append(of)
+            return of * of + len(calls) * 1000
+
+        for _ in range(3):
+            assert await square(2) == 1004
+        await square.of(2).invalidate()
+        assert await square(2) == 2004
+        for of in (3, 4, 5, 3, 4, 5):
+            assert await square(of) == await square(of)
+
+
+class TestE10Jitter:
+    async def test_is_stored_with_the_entry(self, clock: ManualClock, upstream: Upstream) -> None:
+        """Two processes agree about when it ends, whatever their own dice say."""
+        store = MemoryStore(clock=clock)
+        first = Cache(store, clock=clock, sleep=Sleeper(), dice=lambda: 0.5)
+        second = Cache(store, clock=clock, sleep=Sleeper(), dice=lambda: 0.0)
+        ours, theirs = (declare(cache, upstream, jitter=0.4) for cache in (first, second))
+        await ours("a")
+        clock.advance(23.9)
+        assert [(await one.get("a")).verdict for one in (ours, theirs)] == [FRESH, FRESH]
+        clock.advance(0.2)
+        assert [(await one.get("a")).verdict for one in (theirs, ours)] == [STALE, STALE]
+        await first.close()
+        await second.close()
+
+    async def test_what_was_loaded_together_is_not_refreshed_together(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Each key throws its own dice."""
+        dice = iter([0.0, 0.25, 0.5, 0.75] + [0.0] * 50)
+        async with Cache("memory://", clock=clock, dice=lambda: next(dice)) as cache:
+            prices = declare(cache, upstream, jitter=0.4)
+            await prices.get_many(["a", "b", "c", "d"])
+            ends = [(await prices.explain(key)).fresh_until for key in ("a", "b", "c", "d")]
+        assert ends == pytest.approx([clock() + left for left in (30, 27, 24, 21)])
+
+
+class TestE12Stats:
+    async def test_reads_by_verdict_and_by_age(
+        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Every answer once, by what it was when it was served; hits included."""
+        for _ in range(3):
+            await prices.get("a")
+        clock.advance(0.2)
+        for _ in range(4):
+            await prices("a")
+        clock.advance(40)
+        upstream.hold()
+        for _ in range(2):
+            await prices.get("a")
+        counts = await stats(cache)
+        assert reads(counts) == (7, 2, 0, 0)
+        assert counts.ages[:6] == (3, 4, 0, 0, 0, 0)
+        assert counts.ages[6] == 2, "40 s is between 30 and 100"
+        assert sum(counts.ages) == 9
+        upstream.let_go()
+        await idle(cache)
+
+    async def test_hits_are_counted_when_the_bucket_changes(
+        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock
+    ) -> None:
+        """Exactly where they belong, also if nobody asked in between."""
+        for age in (0, 0.05, 0.15, 0.25, 0.35, 0.95, 1.5, 2.5, 3.5, 9.5, 10.5, 29.5):
+            clock.advance(age - (clock() - 1_700_000_000.0))
+            await prices.get("a")
+        counts = await stats(cache)
+        assert counts.ages[:7] == (2, 2, 2, 2, 2, 2, 0)
+        assert reads(counts) == (12, 0, 0, 0)
+        assert counts.age_quantile(0.5) == 1
+        assert counts.age_quantile(1) == 30
+
+    async def test_asking_for_them_changes_nothing(
+        self, prices: Resource[str, Price], cache: Cache
+    ) -> None:
+        """Twice the same; and hits go on being counted."""
+        await prices("a")
+        await prices("a")
+        assert reads(await stats(cache)) == reads(await stats(cache)) == (2, 0, 0, 0)
+        await prices("a")
+        assert reads(await stats(cache)) == (3, 0, 0, 0)
+
+    @pytest.mark.parametrize("how", ["invalidate", "delete", "refresh"])
+    async def test_hits_of_an_entry_that_goes_are_not_lost(
+        self, prices: Resource[str, Price], cache: Cache, how: str
+    ) -> None:
+        """Folded before it is dropped or replaced."""
+        await prices("a")
+        await prices("a")
+        await getattr(prices, how)("a")
+        assert (await stats(cache)).reads[FRESH] >= 2
+
+    async def test_peek_is_no_read(self, prices: Resource[str, Price], cache: Cache) -> None:
+        """Counted nowhere."""
+        await prices("a")
+        for _ in range(3):
+            prices.peek("a")
+        assert reads(await stats(cache)) == (1, 0, 0, 0)
+
+    async def test_coalesced_batches_loads(
+        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream
+    ) -> None:
+        """Who joined; how many calls, keys, and the largest; who was absent."""
+        upstream.absent = {"c"}
+        await asyncio.gather(*(prices.get("a") for _ in range(5)))
+        await prices.get_many(["b", "c", "d"])
+        counts = await stats(cache)
+        assert (counts.coalesced, counts.loads, counts.loaded) == (4, 2, 4)
+        assert (counts.largest_batch, counts.absent) == (3, 1)
+        assert (counts.leases_won, counts.leases_denied) == (4, 0)
+        assert (counts.loading, counts.entries) == (0, 4)
+
+    async def test_failures(
+        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """By key; a read that could not be answered is GONE, one from the old copy EXPIRED."""
+        await prices("a")
+        clock.advance(90)
+        upstream.error = ConnectionError("down")
+        await prices.get_many(["a", "b"])
+        await outcome(prices.get("b"))
+        counts = await stats(cache)
+        assert (counts.failed, reads(counts)) == (2, (1, 0, 1, 2))
+
+    async def test_an_expired_answer_has_an_age_too(
+        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """The oldest that anybody was served is what the histogram is for."""
+        await prices("a")
+        clock.advance(90)
+        upstream.error = ConnectionError("down")
+        assert (await prices.get("a")).verdict is EXPIRED
+        assert sum((await stats(cache)).ages) == 2
+
+    async def test_everybody_who_waited_for_another_process_is_counted(
+        self, far: Cache, upstream: Upstream, store: SteppedStore, sleeper: Sleeper
+    ) -> None:
+        """Three answers, three reads."""
+        prices = declare(far, upstream)
+        async with cache_on(store.inner, ManualClock(1_700_000_000.0), Sleeper()) as other:
+            theirs = declare(other, upstream)
+            upstream.hold()
+            holder = asyncio.create_task(theirs.get("a"))
+            await upstream.asked.wait()
+            tasks = [asyncio.create_task(prices.get("a")) for _ in range(3)]
+            await until(lambda: bool(sleeper._sleeping))
+            upstream.let_go()
+            await holder
+            sleeper.wake()
+            await asyncio.gather(*tasks)
+            assert reads(await stats(far)) == (3, 0, 0, 0)
+
+    async def test_a_refresh_is_no_read(self, prices: Resource[str, Price], cache: Cache) -> None:
+        """Nobody was served."""
+        await prices.refresh("a")
+        assert reads(await stats(cache)) == (0, 0, 0, 0)
+
+    async def test_get_many_answers_in_the_order_of_the_question(
+        self, prices: Resource[str, Price]
+    ) -> None:
+        """E2: what memory had is not put in front."""
+        await prices("c")
+        assert list(await prices.get_many(["a", "b", "c"])) == ["a", "b", "c"]
+
+
+class TestE14LoaderCalls:
+    @pytest.mark.parametrize("max_batch", [1, 7, 100, 1000])
+    async def test_as_few_as_can_be(self, cache: Cache, upstream: Upstream, max_batch: int) -> None:
+        """1,000 missing keys: ceil(1000 / max_batch)."""
+        prices = declare(cache, upstream, max_batch=max_batch)
+        await prices.get_many(str(number) for number in range(1000))
+        assert len(upstream.calls) == -(-1000 // max_batch)
+
+
+class TestE12Explain:
+    @pytest.mark.parametrize(
+        ("age", "verdict", "says"),
+        [
+            (10, FRESH, "^price 'a': a fresh copy, 10.0 s old, fresh for 20.0 s more; .* nothing"),
+            (40, STALE, "a stale copy, 40.0 s old, fresh until 10.0 s ago; .* one refresh begins"),
+            (100, EXPIRED, "an? expired copy, 100.0 s old.*gets this copy only if that fails"),
+            (5000, GONE, "a gone copy, 5000.0 s old.*waits for a load, and fails if that fails."),
+        ],
+    )  # fmt: skip
+    async def test_by_age(
+        self,
+        prices: Resource[str, Price],
+        clock: ManualClock,
+        age: float,
+        verdict: Verdict,
+        says: str,
+    ) -> None:
+        """What there is, and what a read would do."""
+        fetched = clock()
+        await prices("a")
+        clock.advance(age)
+        told = await prices.explain("a")
+        assert (told.verdict, told.age, told.fresh_until) == (verdict, age, fetched + 30)
+        assert (told.resource, told.key, told.in_memory) == ("price", "a", True)
+        assert re.search(says, str(told))
+
+    async def test_nothing_known(self, prices: Resource[str, Price]) -> None:
+        """There never was a copy."""
+        told = await prices.explain("a")
+        assert str(told).startswith("price 'a': there is no copy; a read waits for a load")
+        assert (told.verdict, told.age, told.fresh_until) == (GONE, None, None)
+
+    async def test_absent(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+        """Upstream has no such thing."""
+        upstream.absent = {"a"}
+        await prices.get("a")
+        assert "known to be absent, 0.0 s old, fresh for 3.0 s more" in str(
+            await prices.explain("a")
+        )
+
+    async def test_cooling(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+        """How often it failed, why, and when the next try is."""
+        upstream.error = ConnectionError("down")
+        await outcome(prices.get("a"))
+        told = await prices.explain("a")
+        assert (
+            "The last 1 load(s) failed (ConnectionError: down); no load begins for another 1.0 s."
+            in str(told)
+        )
+        assert (told.failures, told.error) == (1, "ConnectionError: down")
+
+    async def test_loading(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+        """By this process."""
+        upstream.hold()
+        task = asyncio.create_task(prices.get("a"))
+        await upstream.asked.wait()
+        told = await prices.explain("a")
+        assert "It is being loaded by this process." in str(told)
+        assert told.loading_here
+        upstream.let_go()
+        await task
+        assert not (await prices.explain("a")).loading_here
+
+    async def test_loading_elsewhere(
+        self, far: Cache, upstream: Upstream, store: SteppedStore
+    ) -> None:
+        """By another one, and until when it holds the lease."""
+        prices = declare(far, upstream)
+        await far.open()
+        await lease_of(store.inner, "a", lasts=4)
+        told = await prices.explain("a")
+        assert "Another process is loading it, until 4.0 s from now." in str(told)
+        assert not told.loading_here
+
+    @pytest.mark.parametrize("soft", [True, False])
+    async def test_invalidated(self, prices: Resource[str, Price], *, soft: bool) -> None:
+        """What it would be otherwise does not matter."""
+        await prices("a")
+        await prices.invalidate("a", soft=soft)
+        told = await prices.explain("a")
+        assert (told.verdict, told.invalidated) == (STALE if soft else EXPIRED, True)
+        assert "copy, 0.0 s old, invalidated" in str(told)
+
+    async def test_changes_nothing(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+        """No load, no count."""
+        await prices.explain("a")
+        await turns()
+        assert upstream.calls == []

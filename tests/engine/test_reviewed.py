@@ -1,0 +1,137 @@
+"""What a hostile reading of the engine found, each kept as a test: E3, E5, E6, E8, E9."""
+
+import asyncio
+from typing import Any
+
+from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until
+from store_kit import SteppedStore, cache_on
+
+from stillfresh import Cache, Resource, Verdict
+from stillfresh.stores.contract import Ask
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+
+class TestE6Deleted:
+    async def test_who_asks_after_a_deletion_is_not_told_what_was_published_before_it(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Published, then deleted by another process, before our answer has arrived."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            store.hold("publish:done")
+            before = asyncio.create_task(prices.get("a"))
+            await store.reached("publish:done")
+            upstream.version = 2
+            await store.inner.delete("price", ["a"])
+            after = asyncio.create_task(prices.get("a"))
+            await turns()
+            store.let_go("publish:done")
+            await before
+            assert (await after).value == Price("a", 2)
+
+    async def test_who_only_lost_the_lease_does_not_load_for_ever(
+        self, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """A load that always takes longer than its lease: a few rounds, then it is left."""
+        calls = 0
+        cache = Cache(MemoryStore(clock=clock), clock=clock, sleep=sleeper)
+
+        @cache.batched("slow", fresh_for=60, lease_for=1)
+        async def slow(keys: list[str]) -> dict[str, int]:
+            nonlocal calls
+            calls += 1
+            clock.advance(5)
+            return dict.fromkeys(keys, calls)
+
+        async with cache:
+            assert (await slow.get("a")).verdict is Verdict.STALE
+            await turns(500)
+            assert calls <= 4
+
+
+class TestE8TagsInMemory:
+    async def test_reach_what_the_store_has_dropped(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Memory knows its own keys, and so their tags."""
+        async with Cache("memory://", clock=clock) as cache:
+            prices = declare(cache, upstream, tags=lambda _: ["all"])
+            await prices("a")
+            await cache._store.delete("price", ["a"])
+            upstream.version = 2
+            await cache.invalidate_tag("all")
+            assert (await prices("a")).version == 2
+
+    async def test_a_function_that_fails_stops_nothing(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """Who cannot say whether it is tagged counts as tagged."""
+
+        def tags(sku: str) -> list[str]:
+            if sku == "bad":
+                raise KeyError(sku)
+            return ["all"]
+
+        prices = declare(cache, upstream, tags=tags)
+        await prices("a")
+        upstream.hold()
+        bad = asyncio.create_task(outcome(prices("bad")))
+        await turns(1)
+        upstream.version = 2
+        await cache.invalidate_tag("all")
+        upstream.let_go()
+        await bad
+        assert (await prices("a")).version == 2
+
+
+class TestE9Dropped:
+    async def test_memory_lets_go_of_what_was_invalidated(
+        self, prices: Resource[str, Price]
+    ) -> None:
+        """An entry's place in the ring keeps neither its value nor its copy."""
+        for _ in range(5):
+            await prices("a")
+            await prices.invalidate("a")
+        ring = prices._core.shelf.front._ring
+        assert not any(hasattr(entry, "answer") for entry in ring)
+
+
+class TestE5StoreAway:
+    async def test_a_lease_is_given_back_if_publishing_failed(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """The next who asks need not wait for it to run out."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            store.broken = {"publish"}
+            await declare(cache, upstream)("a")
+            assert (await store.inner.read("price", ["a"])) == {}
+
+    async def test_a_loader_may_use_up_its_list(self, cache: Cache) -> None:
+        """It is its own."""
+
+        @cache.batched("eager", fresh_for=60)
+        async def eager(keys: list[str]) -> dict[str, int]:
+            found: dict[str, Any] = {}
+            while keys:
+                found[keys.pop()] = 1
+            return found
+
+        assert (await eager.get_many(["a", "b"]))["a"].value == 1
+
+    async def test_who_follows_a_store_that_goes_away_is_answered(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """By a load without a lease."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            await cache.open()
+            await store.inner.acquire("price", [Ask("a")], 60)
+            task = asyncio.create_task(prices.get("a"))
+            await until(lambda: bool(sleeper.asked))
+            store.broken = {"read", "acquire", "publish"}
+            sleeper.wake()
+            assert (await task).value == Price("a", 1)
