@@ -43,6 +43,8 @@ class Answers(Generic[K, V]):
         self._memory_for = float("inf") if private else memory_for
         """E9: nobody else can change a private store, so memory need not ask it."""
         self._from_store = Origin.MEMORY if private else Origin.STORE
+        self._kept_origin = Origin.MEMORY if self._memory_for else Origin.STORE
+        """Without `memory_for`, what is kept is given only after the store was asked."""
 
     def now(self) -> float:
         return self._clock()
@@ -76,20 +78,20 @@ class Answers(Generic[K, V]):
         if not readable:
             return None
         error = None if plan.failure is None else self.cooling(key, plan.failure, now)
-        kept = self.made(copy, value, verdict, Origin.MEMORY, error)
-        bucket = age_bucket(age_of(copy.fetched_at, now))
-        self.front.put(key, _light(copy), kept, until=self._until(plan, now), bucket=bucket)
+        kept = self.made(copy, value, verdict, self._kept_origin, error)
+        self._keep(key, kept, plan, now)
         origin = origin or self._from_store
-        return kept if origin is Origin.MEMORY else self.made(copy, value, verdict, origin, error)
+        return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
 
     def landed(
         self, key: K, copy: Copy, value: V | None, verdict: Verdict, now: float, *, stored: bool
     ) -> None:
         """Keep what was just published; what could not be, for a moment only."""
-        kept = self.made(copy, value, verdict, Origin.MEMORY)
-        until = self._until(Serve(copy, verdict), now) if stored else now + UNSTORED_FOR
-        bucket = age_bucket(age_of(copy.fetched_at, now))
-        self.front.put(key, _light(copy), kept, until=until, bucket=bucket)
+        kept = self.made(copy, value, verdict, self._kept_origin)
+        if stored:
+            self._keep(key, kept, Serve(copy, verdict), now)
+        else:
+            self.front.put(key, _light(copy), kept, until=now + UNSTORED_FOR)
 
     def fallback(self, key: K, copy: Copy) -> Callable[[LoadFailed], Answer[V]] | None:
         """E2: what an EXPIRED copy is still good for, if the load fails; decoded once."""
@@ -97,7 +99,7 @@ class Answers(Generic[K, V]):
         if not readable:
             return None
         kept = self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY)
-        self.front.put(key, _light(copy), kept, until=NEVER, bucket=0)
+        self.front.put(key, _light(copy), kept)
         return lambda error: self.made(copy, value, Verdict.EXPIRED, self._from_store, error)
 
     def count(self, outcome: Answer[V] | LoadFailed, now: float) -> None:
@@ -132,12 +134,17 @@ class Answers(Generic[K, V]):
             error=error,
         )
 
-    def _until(self, plan: Serve, now: float) -> float:
-        """How long memory may give this answer without asking the store (E9)."""
-        if not self._memory_for or (plan.failure is None and plan.verdict is not Verdict.FRESH):
-            return NEVER
-        ends = min(unchanged_until(plan.copy, now), now + self._memory_for)
-        return ends if plan.failure is None else min(ends, plan.failure.retry_at)
+    def _keep(self, key: K, answer: Answer[V], plan: Serve, now: float) -> None:
+        """E9: until when memory may give this answer, by itself or if the store agrees."""
+        copy, failure = plan.copy, plan.failure
+        bucket = age_bucket(age_of(copy.fetched_at, now))
+        stands = until = NEVER
+        if failure is not None:
+            until = min(unchanged_until(copy, now), failure.retry_at)
+        elif plan.verdict is Verdict.FRESH:
+            stands = until = unchanged_until(copy, now)
+        until = min(until, now + self._memory_for) if self._memory_for else NEVER
+        self.front.put(key, _light(copy), answer, until=until, stands=stands, bucket=bucket)
 
     def _value(self, key: K, copy: Copy) -> tuple[bool, V | None]:
         """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""

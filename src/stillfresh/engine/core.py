@@ -11,10 +11,9 @@ from typing import Final, Generic, Protocol, TypeVar
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.explain import explain
 from stillfresh.engine.flights import Outcome, Queue, Waiter
-from stillfresh.engine.front import NEVER
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import ResourceStats
-from stillfresh.engine.model import Explanation
+from stillfresh.engine.model import Answer, Explanation
 from stillfresh.engine.rules import Fail, Load, Serve, plan_read
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tower import Tower
@@ -110,6 +109,25 @@ class Core(Generic[K, V]):
             for key in texts:
                 self.shelf.count(waiter.outcomes[key], now)
         return {key: waiter.outcomes[key] for key in keys}
+
+    def glance(self, key: K) -> Answer[V] | None:
+        """E9, E14: the row is read on the spot; if it has not changed, nor has the answer."""
+        entry, runtime = self.shelf.front.entries.get(key), self._runtime
+        if entry is None or runtime is None or runtime.read_now is None:
+            return None
+        copy, id_ = entry.copy, self._text(key)
+        if runtime.clock() >= entry.stands or runtime.loop is not asyncio.get_running_loop():
+            return None
+        try:
+            record = runtime.read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_)
+        except StoreError:
+            return None
+        if record is None or record.copy is None or record.failure is not None:
+            return None
+        if record.copy.generation != copy.generation or record.copy.mark != copy.mark:
+            return None
+        entry.hits += 1
+        return entry.answer
 
     async def reload(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
@@ -228,7 +246,7 @@ class Core(Generic[K, V]):
             records.pop(texts[key], None)
         for key in pinned.keys() - entries.keys() - step.dirty:
             copy, answer = pinned[key]  # pushed out while the store was asked
-            self.shelf.front.put(key, copy, answer, until=NEVER, bucket=0)
+            self.shelf.front.put(key, copy, answer)
         return records
 
     def _answer(self, key: K, id_: str, record: Record, now: float, waiter: Waiter[K, V]) -> None:

@@ -22,7 +22,7 @@ NEVER: Final = float("-inf")
 class Entry(Generic[K, V]):
     """A decoded copy and the answer that can be given as it stands while `now < until`."""
 
-    __slots__ = ("answer", "bucket", "copy", "hits", "key", "marked", "until")
+    __slots__ = ("answer", "bucket", "copy", "hits", "key", "marked", "stands", "until")
 
     def __init__(self, key: K, copy: Copy, answer: Answer[V]) -> None:
         self.key = key
@@ -31,6 +31,9 @@ class Entry(Generic[K, V]):
         self.bucket = 0
         self.hits = 0
         self.until = NEVER
+        """Memory answers by itself until then."""
+        self.stands = NEVER
+        """The answer is right until then, if the store still has this copy."""
         self.marked = False
 
 
@@ -44,7 +47,16 @@ class Front(Generic[K, V]):
         self._ring: list[Entry[K, V]] = []
         self._hand = 0
 
-    def put(self, key: K, copy: Copy, answer: Answer[V], *, until: float, bucket: int) -> None:
+    def put(
+        self,
+        key: K,
+        copy: Copy,
+        answer: Answer[V],
+        *,
+        until: float = NEVER,
+        stands: float = NEVER,
+        bucket: int = 0,
+    ) -> None:
         """Keep the copy and the answer; an entry that is there is changed, not replaced."""
         entry = self.entries.get(key)
         if entry is None:
@@ -53,7 +65,8 @@ class Front(Generic[K, V]):
         else:
             self.fold(entry)
             entry.marked = True
-        entry.copy, entry.answer, entry.until, entry.bucket = copy, answer, until, bucket
+        entry.copy, entry.answer, entry.bucket = copy, answer, bucket
+        entry.until, entry.stands = until, stands
 
     def drop(self, key: K) -> None:
         """Nothing is served from this entry any more, by whoever still holds it."""

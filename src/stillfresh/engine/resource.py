@@ -72,7 +72,7 @@ class Resource(Generic[K, V]):
             if clock() < entry.until and (answer := entry.answer).found:
                 entry.hits += 1
                 return answer.value
-        return _found(_raised((await self._core.answers([key]))[key]), key)
+        return _found(self._core.glance(key) or await self._get(key), key)
 
     async def get(self, key: K) -> Answer[V]:
         """The answer, from memory, the store or a load."""
@@ -81,6 +81,9 @@ class Resource(Generic[K, V]):
             if clock() < entry.until:
                 entry.hits += 1
                 return entry.answer
+        return self._core.glance(key) or await self._get(key)
+
+    async def _get(self, key: K) -> Answer[V]:
         return _raised((await self._core.answers([key]))[key])
 
     async def get_many(self, keys: Iterable[K]) -> dict[K, Answer[V]]:
@@ -159,7 +162,7 @@ class Function(Generic[P, V]):
             entry.hits += 1
             self._shorten(args, kwargs, entry)
             return entry.answer
-        return _raised((await self._core.answers([call]))[call])
+        return self._core.glance(call) or _raised((await self._core.answers([call]))[call])
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
         """One entry's handle."""
