@@ -19,6 +19,7 @@ from stillfresh.engine import (
     Resource,
     ResourceStats,
     RetryAfter,
+    prometheus_text,
 )
 from stillfresh.errors import (
     ConfigError,
@@ -62,4 +63,5 @@ __all__ = [
     "TtlCache",
     "TtlStats",
     "Verdict",
+    "prometheus_text",
 ]

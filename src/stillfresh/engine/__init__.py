@@ -4,6 +4,7 @@ from stillfresh.engine.cache import Cache
 from stillfresh.engine.codec import Codec
 from stillfresh.engine.metrics import CacheStats, ResourceStats
 from stillfresh.engine.model import Answer, Explanation, Loaded, Origin, RetryAfter
+from stillfresh.engine.prometheus import prometheus_text
 from stillfresh.engine.resource import Function, Handle, Resource
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "Resource",
     "ResourceStats",
     "RetryAfter",
+    "prometheus_text",
 ]

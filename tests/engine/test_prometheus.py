@@ -1,0 +1,31 @@
+"""E12: the statistics as a Prometheus server reads them."""
+
+import re
+
+from engine_kit import Price
+
+from stillfresh import Cache, Resource, prometheus_text
+from stillfresh.testing import ManualClock
+
+LINE = re.compile(r'stillfresh_\w+\{resource="price"(,(verdict|le)="[\w.+]+")?\} \d+')
+
+
+class TestE12Prometheus:
+    async def test_every_line_is_help_type_or_a_sample(
+        self, cache: Cache, prices: Resource[str, Price], clock: ManualClock
+    ) -> None:
+        """Reads by verdict, counters, gauges, and a cumulative histogram of age at serving."""
+        await prices("a")
+        clock.advance(20)
+        await prices("a")
+        lines = prometheus_text(await cache.stats()).splitlines()
+        assert all(line.startswith("# ") or LINE.fullmatch(line) for line in lines)
+        for sample in (
+            'stillfresh_reads_total{resource="price",verdict="fresh"} 2',
+            'stillfresh_loads_total{resource="price"} 1',
+            'stillfresh_age_seconds_bucket{resource="price",le="0.1"} 1',
+            'stillfresh_age_seconds_bucket{resource="price",le="30"} 2',
+            'stillfresh_age_seconds_bucket{resource="price",le="+Inf"} 2',
+            'stillfresh_age_seconds_count{resource="price"} 2',
+        ):
+            assert sample in lines
