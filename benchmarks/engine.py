@@ -117,7 +117,8 @@ async def peers(stack: AsyncExitStack, keys: list[str]) -> list[Contender]:
     box[KEY] = 1
 
     async def bare(key: str) -> int | None:
-        return box.get(key)
+        found: int | None = box.get(key)
+        return found
 
     return [
         *contenders,
