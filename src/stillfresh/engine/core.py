@@ -5,7 +5,8 @@ resource's callers use; `text` is its name in the store.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
 from stillfresh.engine.answers import Answers
@@ -144,18 +145,21 @@ class Core(Generic[K, V]):
         """E6: nothing enters memory from a step that began before this ended."""
         runtime = await self._ready()
         texts = [self._text(key) for key in keys]
-        self.overtake(keys)
-        try:
+        with self._overtaking(keys):
             await runtime.store.invalidate(self.spec.kind, texts, soft=soft)
-        finally:
-            self.overtake(keys)
 
     async def delete(self, keys: Sequence[K]) -> None:
         runtime = await self._ready()
         texts = [self._text(key) for key in keys]
+        with self._overtaking(keys):
+            await runtime.store.delete(self.spec.kind, texts)
+
+    @contextmanager
+    def _overtaking(self, keys: Sequence[K]) -> Iterator[None]:
+        """Before the store's step, and after it, whether or not it succeeded."""
         self.overtake(keys)
         try:
-            await runtime.store.delete(self.spec.kind, texts)
+            yield
         finally:
             self.overtake(keys)
 

@@ -204,9 +204,7 @@ class Queue(Generic[K, V]):
         self._urgent.clear()
         return ended
 
-    def again(
-        self, flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], *, wanted: bool
-    ) -> Flight[K, V]:
+    def again(self, flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], *, wanted: bool) -> None:
         """A new flight of the same key, for those who are still waiting (E5, E6)."""
         self.end(flight)
         trailing = flight.successor = self.add(flight.key, flight.id)
@@ -217,7 +215,6 @@ class Queue(Generic[K, V]):
         trailing.rounds = flight.rounds + 1
         if flight.urgent:
             self._hurry(trailing)
-        return trailing
 
     def _begin(self, queue: deque[Flight[K, V]]) -> list[Flight[K, V]]:
         taken: list[Flight[K, V]] = []

@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any, Final, Generic, ParamSpec, TypeAlias, Union, get_args, get_origin
+from typing import Any, Final, Generic, ParamSpec, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 import msgspec
@@ -16,10 +16,9 @@ import msgspec
 from stillfresh.engine.model import Loaded
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["Call", "Key", "Signature", "batch_types", "checked_kind", "checked_text"]
+__all__ = ["Call", "Signature", "batch_types", "checked_kind", "checked_text"]
 
 P = ParamSpec("P")
-Key: TypeAlias = str | int
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
 MAX_KEY: Final = 65_536
