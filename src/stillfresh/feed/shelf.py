@@ -1,0 +1,198 @@
+"""Reading the feed: rows to typed topics, with memory in front that is never out of date (F4, F13).
+
+SQLite's data version tells whether anything at all was committed since; while it is the same, so
+is every list. When it is another, rows are read again, and those that are the same byte by byte
+need no decoding. A row that cannot be decoded is skipped and counted (F12).
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+import apsw
+import msgspec
+
+from stillfresh.feed.keys import Index, comments_key, index_of, subject, topic_key
+from stillfresh.feed.model import Comment, FeedJson, Freshness, Topic
+from stillfresh.feed.rules import DAY, window
+
+__all__ = ["Found", "Listed", "Shelf"]
+
+T = TypeVar("T")
+Row: TypeAlias = tuple[str, Topic | None, bytes, int, int]
+"""uuid, topic (None: unreadable), its bytes, created_at, cached_at."""
+
+MAX_TOPICS: Final = 2_000
+"""Topics kept decoded, with their bytes; of 5 KB each that is some 20 MB."""
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, TypeError)
+
+_META: Final = "SELECT last_fetched FROM feed_cache_meta WHERE cache_key = ?"
+_LIST: Final = """
+    SELECT topic_uuid, CAST(topic_json AS BLOB), created_at, cached_at FROM feed_topics
+    WHERE created_at >= ? {more}AND NOT coalesce(deleted, 0) ORDER BY created_at DESC
+"""
+_ALL: Final = _LIST.format(more="")
+_CATEGORY: Final = _LIST.format(more="AND category_id = ? ")
+_TOPIC: Final = """
+    SELECT CAST(t.topic_json AS BLOB), t.cached_at, m.last_fetched, w.written_at
+    FROM (SELECT ?1 AS uuid, ?2 AS key)
+    LEFT JOIN feed_topics t ON t.topic_uuid = uuid
+    LEFT JOIN feed_cache_meta m ON m.cache_key = key
+    LEFT JOIN stillfresh_writes w ON w.topic_uuid = uuid AND w.comment_uuid = '' AND w.deleted
+"""
+_COMMENTS: Final = """
+    SELECT CAST(c.comments_json AS BLOB), c.cached_at, m.last_fetched
+    FROM (SELECT ?1 AS uuid, ?2 AS key)
+    LEFT JOIN feed_comments c ON c.topic_uuid = uuid
+    LEFT JOIN feed_cache_meta m ON m.cache_key = key
+"""
+_topic: Final = msgspec.json.Decoder(Topic).decode
+_comments: Final = msgspec.json.Decoder(list[Comment]).decode
+
+
+class Found(Generic[T]):
+    """What the file has under one key, and since when."""
+
+    __slots__ = ("broken", "cached_at", "deleted_at", "last_fetched", "value")
+
+    def __init__(self, value: T, last_fetched: int | None, cached_at: int | None) -> None:
+        self.value = value
+        self.last_fetched = last_fetched
+        self.cached_at = cached_at
+        """When the oldest of its rows was stored; None if there are none."""
+        self.broken: frozenset[tuple[str, bytes]] = frozenset()
+        """Rows that cannot be read."""
+        self.deleted_at: float | None = None
+        """When it was deleted here."""
+
+    @property
+    def is_hit(self) -> bool:
+        """F6: rows, or a meta row: an empty feed that was fetched is a hit."""
+        return self.cached_at is not None or self.last_fetched is not None
+
+    @property
+    def fetched_at(self) -> float:
+        """When upstream was asked, as far as is known."""
+        known = (self.last_fetched, self.cached_at, self.deleted_at)
+        return float(next((moment for moment in known if moment is not None), 0))
+
+
+class Listed(Found[list[Topic]]):
+    """A list as it was at `read_at`; until `until` none of its topics grows too old for it."""
+
+    __slots__ = ("json", "read_at", "texts", "until")
+
+    def __init__(self, rows: list[Row], last_fetched: int | None, read_at: float) -> None:
+        cached_at = min([row[4] for row in rows], default=None)
+        super().__init__([row[1] for row in rows], last_fetched, cached_at)  # type: ignore[misc]
+        self.texts = [row[2] for row in rows]
+        self.read_at = read_at
+        self.until = float("inf")
+        self.json: FeedJson | None = None
+
+    def as_json(self, freshness: Freshness) -> FeedJson:
+        """F13: one array from the bytes of its rows, made once."""
+        if self.json is None or self.json.freshness != freshness:
+            texts = list(self.texts) or [b""]
+            texts[0], texts[-1] = b"[" + texts[0], texts[-1] + b"]"
+            self.json = FeedJson(b",".join(texts), freshness)
+        return self.json
+
+
+class Shelf:
+    """One connection's reads, and its memory of them. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        self._lists: dict[Index, Listed] = {}
+        self._kept = 0
+        self._known: dict[str, tuple[Topic | None, bytes]] = {}
+        self.skipped = 0
+
+    def find(self, connection: apsw.Connection, key: str, now: float) -> Found[Any]:
+        """Whatever a cache key names."""
+        if (index := index_of(key)) is not None:
+            return self.listed(connection, index, now)
+        uuid = subject(key)
+        if key == comments_key(uuid):
+            return self.comments(connection, uuid)
+        return self.topic(connection, uuid)
+
+    def listed(self, connection: apsw.Connection, index: Index, now: float) -> Listed:
+        version: int = connection.execute("PRAGMA data_version").get
+        if version != self._version:
+            self._lists.clear()
+            self._version, self._kept = version, 0
+        found = self._lists.get(index)
+        if found is None or not found.read_at <= now <= found.until:
+            found = self._read(connection, index, now)
+            self._keep(index, found)
+        return found
+
+    def _keep(self, index: Index, found: Listed) -> None:
+        size = len(found.value) + 1
+        if size > MAX_TOPICS:
+            return
+        if self._kept + size > MAX_TOPICS:
+            self._lists.clear()
+            self._kept = 0
+        self._lists[index] = found
+        self._kept += size
+
+    def _read(self, connection: apsw.Connection, index: Index, now: float) -> Listed:
+        """The meta row first: if both change meanwhile, the topics are newer than they say."""
+        last_fetched = self.last_fetched(connection, index.key)
+        since = window(index.days, now).since
+        sql, more = (_ALL, ()) if index.category is None else (_CATEGORY, (index.category,))
+        rows = self._rows(connection.execute(sql, (since, *more)))
+        found = Listed([row for row in rows if row[1] is not None], last_fetched, now)
+        if rows and index.days > 0:
+            found.until = float(rows[-1][3] + index.days * DAY)
+        if len(found.value) < len(rows):
+            found.broken = frozenset((row[0], row[2]) for row in rows if row[1] is None)
+        return found
+
+    def _rows(self, stored: Iterable[tuple[Any, ...]]) -> list[Row]:
+        """The hot loop of a read: known bytes are known topics; others are let go at once."""
+        known, rows, last, is_tied = self._known, [], None, False
+        for uuid, text, created_at, cached_at in stored:
+            kept = known.get(uuid)
+            if kept is None or kept[1] != text:
+                kept = known[uuid] = (self._decoded(text), text)
+            rows.append((uuid, *kept, created_at, cached_at))
+            is_tied, last = is_tied or created_at == last, created_at
+        if len(known) > MAX_TOPICS:
+            known.clear()
+        if is_tied:  # here, since SQLite would copy every row to sort the few that tie
+            rows.sort(key=lambda row: (-row[3], row[0]))
+        return rows
+
+    def _decoded(self, text: bytes) -> Topic | None:
+        try:
+            return _topic(text)
+        except UNREADABLE:
+            self.skipped += 1
+            return None
+
+    def last_fetched(self, connection: apsw.Connection, key: str) -> int | None:
+        found: int | None = connection.execute(_META, (key,)).get
+        return found
+
+    def topic(self, connection: apsw.Connection, uuid: str) -> Found[Topic | None]:
+        row = connection.execute(_TOPIC, (uuid, topic_key(uuid))).get
+        topic = None if row[0] is None else self._decoded(row[0])
+        found = Found(topic, row[2], None if topic is None else row[1])
+        found.deleted_at = row[3]
+        if topic is None and row[0] is not None:
+            found.last_fetched = None  # what was fetched cannot be read: a miss
+        return found
+
+    def comments(self, connection: apsw.Connection, uuid: str) -> Found[list[Comment]]:
+        text, cached_at, last_fetched = connection.execute(
+            _COMMENTS, (uuid, comments_key(uuid))
+        ).get
+        try:
+            value = [] if text is None else _comments(text)
+        except UNREADABLE:
+            self.skipped += 1
+            return Found([], None, None)
+        return Found(value, last_fetched, cached_at)
