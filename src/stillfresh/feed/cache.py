@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -32,7 +33,7 @@ from stillfresh.feed.model import Comment, FeedStats, Topic
 from stillfresh.feed.rules import DAY, is_stale, window
 from stillfresh.feed.shelf import Shelf
 
-__all__ = ["FeedCache", "checked"]
+__all__ = ["FeedCache", "checked", "checked_comments"]
 
 T = TypeVar("T")
 R = TypeVar("R", Topic, Comment)
@@ -71,7 +72,9 @@ class FeedCache:
             keep_for=seconds(keep_for, name="keep_for", positive=True),
         )
         try:
-            cache.evict_if_due()
+            cache.evict_expired()
+        except StoreError as exc:
+            logger.warning("the feed cache could not evict: %s", exc)
         except BaseException:
             cache.close()
             raise
@@ -144,7 +147,7 @@ class FeedCache:
     def put_comments(self, topic_uuid: str, comments: Iterable[Comment]) -> None:
         """All comments of a topic, and their meta row `comments:{uuid}`."""
         name, now = checked_uuid(topic_uuid), self.clock()
-        kept = [checked(comment, Comment) for comment in comments]
+        kept = checked_comments(name, comments)
         self.write(lambda connection: steps.put_comments(connection, name, kept, at=now))
 
     def get_comments(self, topic_uuid: str) -> list[Comment] | None:
@@ -186,14 +189,21 @@ class FeedCache:
             connection, before=now - self.keep_for, written_before=now - self.fresh_for
         )
 
-    def evict_if_due(self) -> None:
-        """F11: at opening, and daily from then on."""
-        if self.clock() < self._evict_at:
-            return
-        try:
-            self.evict_expired()
-        except StoreError as exc:
-            logger.warning("the feed cache could not evict: %s", exc)
+    def _evict_if_due(self) -> None:
+        """F11: daily while open, behind whatever is asked of it."""
+        if self.clock() >= self._evict_at:
+            self._evict_at = self.clock() + DAY
+            self._evict_behind()
+
+    def _evict_behind(self) -> None:
+        self.file.submit(self.evict_slice).add_done_callback(self._evict_on)
+
+    def _evict_on(self, slice_: "Future[int]") -> None:
+        """On the writer's thread: the next slice, if there may be one."""
+        if (error := slice_.exception()) is not None:
+            logger.warning("the feed cache could not evict: %s", error)
+        elif slice_.result() == upkeep.SLICE and not self.file.is_closed:
+            self._evict_behind()
 
     def stats(self) -> FeedStats:
         before = self.clock() - self.keep_for
@@ -203,9 +213,14 @@ class FeedCache:
         ).result()
 
     def write(self, job: Callable[[apsw.Connection], T]) -> T:
-        return self.file.submit(job).result()
+        """Waits for the writer's thread."""
+        result = self.file.submit(job).result()
+        self._evict_if_due()
+        return result
 
     def _read(self, job: Callable[[apsw.Connection, Shelf], T], miss: T) -> T:
+        self.file.check_open()
+        self._evict_if_due()
         try:
             return self.file.read(job)
         except StoreError as exc:
@@ -221,6 +236,17 @@ def checked(record: object, kind: type[R]) -> R:
         return msgspec.json.decode(msgspec.json.encode(record), type=kind)
     except (msgspec.MsgspecError, UnicodeEncodeError, TypeError, OverflowError) as exc:
         raise ConfigError(f"{kind.__name__}: {exc}") from exc
+
+
+def checked_comments(uuid: str, comments: Iterable[object]) -> list[Comment]:
+    kept = [checked(comment, Comment) for comment in comments]
+    for comment in kept:
+        if comment.topic_uuid != uuid:
+            raise ConfigError(
+                f"comment {shown(comment.comment_uuid)}: is on topic {shown(comment.topic_uuid)}, "
+                f"not on {shown(uuid)}"
+            )
+    return kept
 
 
 def _whole(days_back: object) -> int:

@@ -20,7 +20,7 @@ from stillfresh.engine.tasks import Tasks
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.feed import steps
-from stillfresh.feed.cache import FeedCache, checked
+from stillfresh.feed.cache import FeedCache, checked, checked_comments
 from stillfresh.feed.keys import (
     Index,
     checked_days,
@@ -48,7 +48,7 @@ from stillfresh.freshness import Verdict
 __all__ = ["FeedEngine"]
 
 AT_ONCE: Final = 16
-"""Keys fetched side by side."""
+"""Keys fetched side by side; and copies of what came that the engine keeps, the rows being here."""
 GRACE: Final = 5.0
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class FeedEngine:
             stale_for=cache.keep_for,
             max_batch=1,
             concurrency=AT_ONCE,
+            max_entries=AT_ONCE,
             load_timeout=load_timeout,
         )(load)
 
@@ -194,7 +195,8 @@ class FeedEngine:
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         """Shown here at once, then published; taken back, and raised, if upstream refuses it."""
         self._check_open()
-        name, new, now = checked_uuid(topic_uuid), checked(comment, Comment), self._clock()
+        name, now = checked_uuid(topic_uuid), self._clock()
+        (new,) = checked_comments(name, [comment])
         before = await self._store.run(lambda file: steps.add_comment(file, name, new, at=now))
         try:
             await self._source.add_comment(name, new)

@@ -48,8 +48,8 @@ FOREVER: Final = Policy(1e12)
 """F3 judges, and its verdict is the copy's mark; rows are served until they are evicted."""
 
 _STATE: Final = """
-    SELECT m.last_fetched, r.generation, r.lease_token, r.lease_expires_at, r.seen_fetched,
-        r.failures, r.retry_at, r.error
+    SELECT CAST(m.last_fetched AS INTEGER), r.generation, r.lease_token, r.lease_expires_at,
+        r.seen_fetched, r.failures, r.retry_at, r.error
     FROM (SELECT ?1 AS key)
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
     LEFT JOIN stillfresh_refreshes r ON r.cache_key = key

@@ -27,24 +27,25 @@ __all__ = [
 Stored: TypeAlias = tuple[Any, ...]
 """A whole row, column by column."""
 
+# JSON goes in and out as bytes: text that is no UTF-8 would raise before it can be replaced.
 _SELECT_TOPIC: Final = """
-    SELECT topic_uuid, topic_json, category_id, created_at, deleted, cached_at
+    SELECT topic_uuid, CAST(topic_json AS BLOB), category_id, created_at, deleted, cached_at
     FROM feed_topics WHERE topic_uuid = ?
 """
 _SELECT_COMMENTS: Final = """
-    SELECT topic_uuid, comments_json, comment_count, cached_at
+    SELECT topic_uuid, CAST(comments_json AS BLOB), comment_count, cached_at
     FROM feed_comments WHERE topic_uuid = ?
 """
 _PUT_TOPIC: Final = """
     INSERT INTO feed_topics(topic_uuid, topic_json, category_id, created_at, deleted, cached_at)
-    VALUES (?, ?, ?, ?, ?, ?)
+    VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?)
     ON CONFLICT(topic_uuid) DO UPDATE SET topic_json = excluded.topic_json,
         category_id = excluded.category_id, created_at = excluded.created_at,
         deleted = excluded.deleted, cached_at = excluded.cached_at
 """
 _PUT_COMMENTS: Final = """
     INSERT INTO feed_comments(topic_uuid, comments_json, comment_count, cached_at)
-    VALUES (?, ?, ?, ?)
+    VALUES (?, CAST(? AS TEXT), ?, ?)
     ON CONFLICT(topic_uuid) DO UPDATE SET comments_json = excluded.comments_json,
         comment_count = excluded.comment_count, cached_at = excluded.cached_at
 """
@@ -69,7 +70,7 @@ def comments_row(connection: apsw.Connection, uuid: str) -> Stored | None:
 def put_topic_row(connection: apsw.Connection, topic: Topic, *, at: float) -> bool:
     """Merged with the row there is; whether it says something else now."""
     before = topic_row(connection, topic.topic_uuid)
-    text = _text(merged(None if before is None else _object(before[1]), topic))
+    text = msgspec.json.encode(merged(None if before is None else _object(before[1]), topic))
     row = (
         topic.topic_uuid,
         text,
@@ -96,7 +97,7 @@ def read_comments(connection: apsw.Connection, uuid: str) -> list[Row] | None:
 def put_comments_row(
     connection: apsw.Connection, uuid: str, rows: Sequence[Row], *, at: float
 ) -> bool:
-    before, text = comments_row(connection, uuid), _text(rows)
+    before, text = comments_row(connection, uuid), msgspec.json.encode(rows)
     connection.execute(_PUT_COMMENTS, (uuid, text, len(rows), int(at)))
     return before is None or before[1] != text
 
@@ -118,13 +119,9 @@ def restore(
         connection.execute(_PUT_COMMENTS, comments)
 
 
-def _object(text: str | bytes) -> Row | None:
+def _object(text: bytes) -> Row | None:
     try:
         found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _text(value: Row | Sequence[Row]) -> str:
-    return msgspec.json.encode(value).decode()

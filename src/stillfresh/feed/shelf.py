@@ -18,29 +18,35 @@ from stillfresh.feed.rules import DAY, window
 __all__ = ["Found", "Listed", "Shelf"]
 
 T = TypeVar("T")
-Row: TypeAlias = tuple[str, Topic | None, bytes, int, int]
-"""uuid, topic (None: unreadable), its bytes, created_at, cached_at."""
+Row: TypeAlias = tuple[bytes, bytes, int, int]
+"""uuid, JSON, created_at, cached_at."""
 
 MAX_TOPICS: Final = 2_000
 """Topics kept decoded, with their bytes; of 5 KB each that is some 20 MB."""
+INFINITY: Final = float("inf")
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, TypeError)
 
-_META: Final = "SELECT last_fetched FROM feed_cache_meta WHERE cache_key = ?"
+# Cast, since SQLite lets another implementation put any type into any column.
+_META: Final = "SELECT CAST(last_fetched AS INTEGER) FROM feed_cache_meta WHERE cache_key = ?"
 _LIST: Final = """
-    SELECT topic_uuid, CAST(topic_json AS BLOB), created_at, cached_at FROM feed_topics
+    SELECT coalesce(CAST(topic_uuid AS BLOB), x''), CAST(topic_json AS BLOB),
+        CAST(created_at AS INTEGER), CAST(cached_at AS INTEGER)
+    FROM feed_topics
     WHERE created_at >= ? {more}AND NOT coalesce(deleted, 0) ORDER BY created_at DESC
 """
 _ALL: Final = _LIST.format(more="")
 _CATEGORY: Final = _LIST.format(more="AND category_id = ? ")
 _TOPIC: Final = """
-    SELECT CAST(t.topic_json AS BLOB), t.cached_at, m.last_fetched, w.written_at
+    SELECT CAST(t.topic_json AS BLOB), CAST(t.cached_at AS INTEGER),
+        CAST(m.last_fetched AS INTEGER), w.written_at
     FROM (SELECT ?1 AS uuid, ?2 AS key)
     LEFT JOIN feed_topics t ON t.topic_uuid = uuid
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
     LEFT JOIN stillfresh_writes w ON w.topic_uuid = uuid AND w.comment_uuid = '' AND w.deleted
 """
 _COMMENTS: Final = """
-    SELECT CAST(c.comments_json AS BLOB), c.cached_at, m.last_fetched
+    SELECT CAST(c.comments_json AS BLOB), CAST(c.cached_at AS INTEGER),
+        CAST(m.last_fetched AS INTEGER)
     FROM (SELECT ?1 AS uuid, ?2 AS key)
     LEFT JOIN feed_comments c ON c.topic_uuid = uuid
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
@@ -59,7 +65,7 @@ class Found(Generic[T]):
         self.last_fetched = last_fetched
         self.cached_at = cached_at
         """When the oldest of its rows was stored; None if there are none."""
-        self.broken: frozenset[tuple[str, bytes]] = frozenset()
+        self.broken: frozenset[bytes] = frozenset()
         """Rows that cannot be read."""
         self.deleted_at: float | None = None
         """When it was deleted here."""
@@ -81,13 +87,22 @@ class Listed(Found[list[Topic]]):
 
     __slots__ = ("json", "read_at", "texts", "until")
 
-    def __init__(self, rows: list[Row], last_fetched: int | None, read_at: float) -> None:
-        cached_at = min([row[4] for row in rows], default=None)
-        super().__init__([row[1] for row in rows], last_fetched, cached_at)  # type: ignore[misc]
-        self.texts = [row[2] for row in rows]
+    def __init__(self, last_fetched: int | None, read_at: float) -> None:
+        super().__init__([], last_fetched, None)
+        self.texts: list[bytes] = []
         self.read_at = read_at
-        self.until = float("inf")
+        self.until = INFINITY
         self.json: FeedJson | None = None
+
+    def take(self, topics: list[Topic | None]) -> None:
+        """F12: what could not be read is not served."""
+        self.value = [topic for topic in topics if topic is not None]
+        if len(self.value) == len(topics):
+            return
+        rows = list(zip(topics, self.texts, strict=True))
+        self.texts = [text for topic, text in rows if topic is not None]
+        self.broken = frozenset(text for topic, text in rows if topic is None)
+        self.cached_at = self.cached_at if self.value else None
 
     def as_json(self, freshness: Freshness) -> FeedJson:
         """F13: one array from the bytes of its rows, made once."""
@@ -105,7 +120,7 @@ class Shelf:
         self._version: int | None = None
         self._lists: dict[Index, Listed] = {}
         self._kept = 0
-        self._known: dict[str, tuple[Topic | None, bytes]] = {}
+        self._known: dict[bytes, tuple[Topic | None, bytes]] = {}
         self.skipped = 0
 
     def find(self, connection: apsw.Connection, key: str, now: float) -> Found[Any]:
@@ -143,28 +158,38 @@ class Shelf:
         last_fetched = self.last_fetched(connection, index.key)
         since = window(index.days, now).since
         sql, more = (_ALL, ()) if index.category is None else (_CATEGORY, (index.category,))
-        rows = self._rows(connection.execute(sql, (since, *more)))
-        found = Listed([row for row in rows if row[1] is not None], last_fetched, now)
-        if rows and index.days > 0:
-            found.until = float(rows[-1][3] + index.days * DAY)
-        if len(found.value) < len(rows):
-            found.broken = frozenset((row[0], row[2]) for row in rows if row[1] is None)
+        found = Listed(last_fetched, now)
+        if not self._fill(found, connection.execute(sql, (since, *more))):
+            # F4: ties by uuid. Only now, since SQLite copies every row to sort the few that tie.
+            found = Listed(last_fetched, now)
+            self._fill(found, connection.execute(f"{sql}, topic_uuid", (since, *more)))
+        if index.days > 0:
+            found.until += index.days * DAY
         return found
 
-    def _rows(self, stored: Iterable[tuple[Any, ...]]) -> list[Row]:
-        """The hot loop of a read: known bytes are known topics; others are let go at once."""
-        known, rows, last, is_tied = self._known, [], None, False
-        for uuid, text, created_at, cached_at in stored:
+    def _fill(self, found: Listed, rows: Iterable[Row]) -> bool:
+        """The hot loop of a read: known bytes are known topics. False if ties are in disorder."""
+        known, texts = self._known, found.texts
+        topics: list[Topic | None] = []
+        last, last_uuid, oldest = INFINITY, b"", INFINITY
+        is_ordered = True
+        for uuid, text, created_at, cached_at in rows:
             kept = known.get(uuid)
             if kept is None or kept[1] != text:
                 kept = known[uuid] = (self._decoded(text), text)
-            rows.append((uuid, *kept, created_at, cached_at))
-            is_tied, last = is_tied or created_at == last, created_at
+            topics.append(kept[0])
+            texts.append(kept[1])
+            if created_at == last and uuid < last_uuid:
+                is_ordered = False
+            last, last_uuid = created_at, uuid
+            if cached_at < oldest:  # noqa: PLR1730 (a call of min() for every row)
+                oldest = cached_at
+        found.until = last
+        found.cached_at = int(oldest) if texts else None
+        found.take(topics)
         if len(known) > MAX_TOPICS:
             known.clear()
-        if is_tied:  # here, since SQLite would copy every row to sort the few that tie
-            rows.sort(key=lambda row: (-row[3], row[0]))
-        return rows
+        return is_ordered
 
     def _decoded(self, text: bytes) -> Topic | None:
         try:

@@ -13,6 +13,7 @@ import apsw
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
+from stillfresh.errors import StoreError
 from stillfresh.feed import leases, steps, upkeep
 from stillfresh.feed.cache import FeedCache
 from stillfresh.feed.model import FeedCacheUpdated
@@ -33,7 +34,7 @@ from stillfresh.stores.sqlite.writer import MAX_QUEUED
 __all__ = ["FeedStore"]
 
 T = TypeVar("T")
-Broken: TypeAlias = frozenset[tuple[str, bytes]]
+Broken: TypeAlias = frozenset[bytes]
 
 MAX_BROKEN: Final = 100
 """Keys whose unreadable rows are remembered; beyond that they are refetched more than once."""
@@ -141,8 +142,11 @@ class FeedStore:
 
     def _note_broken(self, key: str) -> None:
         """What is unreadable still, right after a refetch, is not worth another one."""
-        broken = self.find(key, self._clock()).broken
         self._broken.pop(key, None)
+        try:
+            broken = self.find(key, self._clock()).broken
+        except StoreError:
+            return
         if broken and len(self._broken) < MAX_BROKEN:
             self._broken[key] = broken
 
