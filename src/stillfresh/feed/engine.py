@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import msgspec
 
@@ -127,26 +127,30 @@ class FeedEngine:
         return Feed(list(found.value), freshness)
 
     async def _json(self, index: Index) -> FeedJson:
-        found, freshness = await self._served(index.key)
-        if isinstance(found, Listed):
-            return found.as_json(freshness)
-        topics = listed(found, index, self._clock()) if isinstance(found, Fetched) else found.value
-        return FeedJson(msgspec.json.encode(topics), freshness)
+        found, freshness = await self._served(index.key, raw=True)
+        if isinstance(found, Fetched):
+            topics = listed(found, index, self._clock())
+            return FeedJson(msgspec.json.encode(topics), freshness)
+        return cast("Listed", found).as_json(freshness)
 
-    async def _served(self, key: str) -> tuple[Found[Any] | Fetched, Freshness]:
+    async def _served(
+        self, key: str, *, raw: bool = False
+    ) -> tuple[Found[Any] | Fetched, Freshness]:
         """F6: the data first; then, if it is stale, one revalidation behind it."""
         self._check_open()
-        found = self._find(key)
+        found = self._find(key, raw=raw)
         if found is not None and self._store.is_fresh(key, found, self._clock()):
             return found, self._freshness(Verdict.FRESH, found.fetched_at)
         answer = await self._keys.get(key)
         if found is not None and found.is_hit:
             return found, self._freshness(Verdict.STALE, found.fetched_at, answer.error)
-        return self._loaded(key, answer)
+        return self._loaded(key, answer, raw=raw)
 
-    def _loaded(self, key: str, answer: Answer[Fetched]) -> tuple[Found[Any] | Fetched, Freshness]:
+    def _loaded(
+        self, key: str, answer: Answer[Fetched], *, raw: bool
+    ) -> tuple[Found[Any] | Fetched, Freshness]:
         """A miss was fetched: as it stands in the file, or as it came if it could not be stored."""
-        found = self._find(key)
+        found = self._find(key, raw=raw)
         if found is not None and found.is_hit:
             is_fresh = self._store.is_fresh(key, found, self._clock())
             verdict = Verdict.FRESH if is_fresh else Verdict.STALE
@@ -155,10 +159,10 @@ class FeedEngine:
             raise answer.error
         return answer.value, self._freshness(answer.verdict, answer.fetched_at)
 
-    def _find(self, key: str) -> Found[Any] | None:
+    def _find(self, key: str, *, raw: bool) -> Found[Any] | None:
         """None as well if the file cannot be read: then upstream has to do."""
         try:
-            return self._store.find(key, self._clock())
+            return self._store.find(key, self._clock(), raw=raw)
         except StoreError as exc:
             logger.warning("%s: the feed cache could not be read: %s", key, exc)
             return None

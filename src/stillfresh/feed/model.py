@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct, field
 
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Topic(Struct, frozen=True):
-    """A topic as upstream has it; in an index `body` is None."""
+    """A topic as upstream has it; in an index `body` is None. Shared: treat it as frozen."""
 
     topic_uuid: str
     author: str
@@ -37,13 +37,10 @@ class Topic(Struct, frozen=True):
     created_at: int
     body: str | None = None
     category_id: str = ""
-    tags: tuple[str, ...] = ()
+    tags: list[str] = field(default_factory=list)
     deleted: bool = False
     deleted_at: int | None = None
     verified: bool = False
-
-    def __post_init__(self) -> None:
-        _frozen(self, "tags", self.tags)
 
 
 class Comment(Struct, frozen=True):
@@ -55,17 +52,8 @@ class Comment(Struct, frozen=True):
     created_at: int
     body: str = ""
     parent_comment_uuid: str | None = None
-    mentions: tuple[str, ...] = ()
+    mentions: list[str] = field(default_factory=list)
     verified: bool = False
-
-    def __post_init__(self) -> None:
-        _frozen(self, "mentions", self.mentions)
-
-
-def _frozen(record: Struct, name: str, value: tuple[str, ...]) -> None:
-    """A list given in code is what it will be when it comes back from the file."""
-    if not isinstance(value, tuple):
-        structs.force_setattr(record, name, tuple(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,29 +85,28 @@ class Found(Generic[T]):
 class Listed(Found[list[Topic]]):
     """A list as it was at `read_at`; until `until` none of its topics grows too old for it."""
 
-    __slots__ = ("json", "read_at", "texts", "until")
+    __slots__ = ("json", "read_at", "texts", "until", "version")
 
-    def __init__(self, last_fetched: int | None, read_at: float) -> None:
+    def __init__(self, last_fetched: int | None, read_at: float, *, raw: bool) -> None:
         super().__init__([], last_fetched, None)
-        self.texts: list[bytes] = []
+        self.texts: list[bytes] | None = [] if raw else None
+        """The topics' bytes, if they were asked for."""
         self.read_at = read_at
         self.until = INFINITY
+        self.version: int | None = None
         self.json: FeedJson | None = None
 
-    def take(self, topics: list[Topic | None]) -> None:
-        """F12: what could not be read is not served."""
-        self.value = [topic for topic in topics if topic is not None]
-        if len(self.value) == len(topics):
-            return
-        rows = list(zip(topics, self.texts, strict=True))
-        self.texts = [text for topic, text in rows if topic is not None]
-        self.broken = frozenset(text for topic, text in rows if topic is None)
-        self.cached_at = self.cached_at if self.value else None
+    def holds(self, version: int, now: float, *, raw: bool) -> bool:
+        return (
+            self.version == version
+            and self.read_at <= now <= self.until
+            and not (raw and self.texts is None)
+        )
 
     def as_json(self, freshness: Freshness) -> FeedJson:
         """F13: one array from the bytes of its rows, made once."""
         if self.json is None or self.json.freshness != freshness:
-            texts = list(self.texts) or [b""]
+            texts = list(self.texts or ()) or [b""]
             texts[0], texts[-1] = b"[" + texts[0], texts[-1] + b"]"
             self.json = FeedJson(b",".join(texts), freshness)
         return self.json
@@ -117,76 +116,85 @@ class Shelf:
     """One connection's reads, and its memory of them. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._version: int | None = None
         self._lists: dict[Index, Listed] = {}
         self._kept = 0
         self._known: dict[bytes, tuple[Topic | None, bytes]] = {}
         self.skipped = 0
 
-    def find(self, connection: apsw.Connection, key: str, now: float) -> Found[Any]:
-        """Whatever a cache key names."""
+    def find(
+        self, connection: apsw.Connection, key: str, now: float, *, raw: bool = False
+    ) -> Found[Any]:
+        """Whatever a cache key names; `raw`: of a list, the bytes as well."""
         if (index := index_of(key)) is not None:
-            return self.listed(connection, index, now)
+            return self.listed(connection, index, now, raw=raw)
         uuid = subject(key)
         if key == comments_key(uuid):
             return self.comments(connection, uuid)
         return self.topic(connection, uuid)
 
-    def listed(self, connection: apsw.Connection, index: Index, now: float) -> Listed:
+    def listed(
+        self, connection: apsw.Connection, index: Index, now: float, *, raw: bool = False
+    ) -> Listed:
         version: int = connection.execute("PRAGMA data_version").get
-        if version != self._version:
-            self._lists.clear()
-            self._version, self._kept = version, 0
-        found = self._lists.get(index)
-        if found is None or not found.read_at <= now <= found.until:
-            found = self._read(connection, index, now)
-            self._keep(index, found)
+        old = self._lists.get(index)
+        if old is not None and old.holds(version, now, raw=raw):
+            return old
+        found = self._read(connection, index, now, raw=raw)
+        found.version = version
+        if raw and old is not None and old.texts == found.texts:
+            found.json = old.json
+        self._keep(index, found)
         return found
 
     def _keep(self, index: Index, found: Listed) -> None:
+        if (old := self._lists.pop(index, None)) is not None:
+            self._kept -= len(old.value) + 1
         size = len(found.value) + 1
-        if size > MAX_TOPICS:
-            return
         if self._kept + size > MAX_TOPICS:
             self._lists.clear()
             self._kept = 0
-        self._lists[index] = found
-        self._kept += size
+        if size <= MAX_TOPICS:
+            self._lists[index] = found
+            self._kept += size
 
-    def _read(self, connection: apsw.Connection, index: Index, now: float) -> Listed:
+    def _read(self, connection: apsw.Connection, index: Index, now: float, *, raw: bool) -> Listed:
         """The meta row first: if both change meanwhile, the topics are newer than they say."""
         last_fetched = self.last_fetched(connection, index.key)
         since = window(index.days, now).since
         sql, more = (_ALL, ()) if index.category is None else (_CATEGORY, (index.category,))
-        found = Listed(last_fetched, now)
+        found = Listed(last_fetched, now, raw=raw)
         if not self._fill(found, connection.execute(sql, (since, *more))):
             # F4: ties by uuid. Only now, since SQLite copies every row to sort the few that tie.
-            found = Listed(last_fetched, now)
+            found = Listed(last_fetched, now, raw=raw)
             self._fill(found, connection.execute(f"{sql}, topic_uuid", (since, *more)))
         if index.days > 0:
             found.until += index.days * DAY
         return found
 
-    def _fill(self, found: Listed, rows: Iterable[Row]) -> bool:
+    def _fill(self, found: Listed, rows: Iterable[Row]) -> bool:  # noqa: C901 (one hot loop)
         """The hot loop of a read: known bytes are known topics. False if ties are in disorder."""
-        known, texts = self._known, found.texts
-        topics: list[Topic | None] = []
-        last, last_uuid, oldest = INFINITY, b"", INFINITY
-        is_ordered = True
+        known, topics, texts, broken = self._known, found.value, found.texts, []
+        last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
         for uuid, text, created_at, cached_at in rows:
             kept = known.get(uuid)
-            if kept is None or kept[1] != text:
+            if kept is None:  # bytes are kept of what is read a second time, or asked for
+                kept = known[uuid] = (self._decoded(text), b"" if texts is None else text)
+            elif kept[1] != text:
                 kept = known[uuid] = (self._decoded(text), text)
-            topics.append(kept[0])
-            texts.append(kept[1])
+            topic = kept[0]
+            if topic is None:
+                broken.append(text)
+                continue
+            topics.append(topic)
+            if texts is not None:
+                texts.append(kept[1])
             if created_at == last and uuid < last_uuid:
                 is_ordered = False
             last, last_uuid = created_at, uuid
             if cached_at < oldest:  # noqa: PLR1730 (a call of min() for every row)
                 oldest = cached_at
-        found.until = last
-        found.cached_at = int(oldest) if texts else None
-        found.take(topics)
+        found.until, found.broken = last, frozenset(broken)
+        found.cached_at = int(oldest) if topics else None
         if len(known) > MAX_TOPICS:
             known.clear()
         return is_ordered

@@ -64,9 +64,11 @@ class FeedStore:
         self._silent.clear()
         self._owed.clear()
 
-    def find(self, key: str, now: float) -> Found[Any]:
-        """The data of a key, in microseconds."""
-        return self._cache.file.read(lambda connection, shelf: shelf.find(connection, key, now))
+    def find(self, key: str, now: float, *, raw: bool = False) -> Found[Any]:
+        """The data of a key, on the spot."""
+        return self._cache.file.read(
+            lambda connection, shelf: shelf.find(connection, key, now, raw=raw)
+        )
 
     def is_fresh(self, key: str, found: Found[Any], now: float) -> bool:
         """F3; F12: unreadable rows are refetched, once; F8: what was deleted here stays away."""
