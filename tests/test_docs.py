@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import stillfresh
+import stillfresh.feed
 import stillfresh.testing
 from stillfresh.testing import ManualClock
 
@@ -72,8 +73,12 @@ def described() -> dict[tuple[str, str], str]:
     return {(row[0].strip("`"), row[1].strip("`")): row[2].strip("`") for row in rows}
 
 
+def _is_written(member: object) -> bool:
+    return inspect.isfunction(member) or inspect.ismethod(member)
+
+
 def public_callables() -> Iterator[tuple[str, Any]]:
-    for package in (stillfresh, stillfresh.testing):
+    for package in (stillfresh, stillfresh.feed, stillfresh.testing):
         for name in package.__all__:
             value = getattr(package, name)
             if not inspect.isclass(value) or value.__init__ is object.__init__:
@@ -81,7 +86,7 @@ def public_callables() -> Iterator[tuple[str, Any]]:
             if issubclass(value, Exception | str):
                 continue
             yield name, value
-            for method, function in inspect.getmembers(value, inspect.isfunction):
+            for method, function in inspect.getmembers(value, _is_written):
                 if not method.startswith("_"):
                     yield f"{name}.{method}", function
 
