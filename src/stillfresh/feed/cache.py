@@ -65,12 +65,10 @@ class FeedCache:
     ) -> Self:
         """Without a path: `feed_cache.db` in the user's data directory."""
         checked_clock(clock)
-        cache = cls(
-            FeedFile(_default_path() if path is None else _given_path(path)),
-            clock=clock,
-            fresh_for=seconds(fresh_for, name="fresh_for"),
-            keep_for=seconds(keep_for, name="keep_for", positive=True),
-        )
+        fresh = seconds(fresh_for, name="fresh_for")
+        keep = seconds(keep_for, name="keep_for", positive=True)
+        file = FeedFile(_default_path() if path is None else _given_path(path))
+        cache = cls(file, clock=clock, fresh_for=fresh, keep_for=keep)
         try:
             cache.evict_expired()
         except StoreError as exc:
@@ -100,7 +98,7 @@ class FeedCache:
     def put_topic(self, topic: Topic) -> None:
         """A full topic and its meta row `topic:{uuid}`."""
         kept, now = checked(topic, Topic), self.clock()
-        self.write(lambda connection: steps.put_topic(connection, kept, at=now))
+        self._write(lambda connection: steps.put_topic(connection, kept, at=now))
 
     def get_topic(self, uuid: str) -> Topic | None:
         """What is stored, deleted or not."""
@@ -110,7 +108,7 @@ class FeedCache:
     def delete_topic(self, uuid: str) -> bool:
         """With its comments and meta rows; False if there was none."""
         name, now = checked_uuid(uuid), self.clock()
-        removed = self.write(lambda connection: steps.delete_topic(connection, name, at=now))
+        removed = self._write(lambda connection: steps.delete_topic(connection, name, at=now))
         return removed.topic is not None
 
     def put_topics(
@@ -125,7 +123,7 @@ class FeedCache:
                 f"complete: only for an index key such as 'index:all:7', not {shown(cache_key)}"
             )
         covers = window(index.days, now) if complete and index is not None else None
-        self.write(
+        self._write(
             lambda connection: steps.put_topics(
                 connection, kept, key, at=now, fresh_for=self.fresh_for, covers=covers
             )
@@ -148,7 +146,7 @@ class FeedCache:
         """All comments of a topic, and their meta row `comments:{uuid}`."""
         name, now = checked_uuid(topic_uuid), self.clock()
         kept = checked_comments(name, comments)
-        self.write(lambda connection: steps.put_comments(connection, name, kept, at=now))
+        self._write(lambda connection: steps.put_comments(connection, name, kept, at=now))
 
     def get_comments(self, topic_uuid: str) -> list[Comment] | None:
         """None: never stored; an empty list: stored, and there are none."""
@@ -163,7 +161,7 @@ class FeedCache:
     def invalidate_comments(self, topic_uuid: str) -> None:
         """They are served on, as stale."""
         key = comments_key(checked_uuid(topic_uuid))
-        self.write(lambda connection: steps.forget(connection, [key]))
+        self._write(lambda connection: steps.forget(connection, [key]))
 
     def is_stale(self, cache_key: str) -> bool:
         """F3; a key that was never fetched is stale."""
@@ -178,12 +176,11 @@ class FeedCache:
         self._evict_at = self.clock() + DAY
         total, dropped = 0, upkeep.SLICE
         while dropped == upkeep.SLICE:
-            dropped = self.write(self.evict_slice)
+            dropped = self._write(self._evict_slice)
             total += dropped
         return total
 
-    def evict_slice(self, connection: apsw.Connection) -> int:
-        """One step of an eviction, inside a transaction."""
+    def _evict_slice(self, connection: apsw.Connection) -> int:
         now = self.clock()
         return upkeep.evict_slice(
             connection, before=now - self.keep_for, written_before=now - self.fresh_for
@@ -196,7 +193,7 @@ class FeedCache:
             self._evict_behind()
 
     def _evict_behind(self) -> None:
-        self.file.submit(self.evict_slice).add_done_callback(self._evict_on)
+        self.file.submit(self._evict_slice).add_done_callback(self._evict_on)
 
     def _evict_on(self, slice_: "Future[int]") -> None:
         """On the writer's thread: the next slice, if there may be one."""
@@ -212,7 +209,7 @@ class FeedCache:
             writes=False,
         ).result()
 
-    def write(self, job: Callable[[apsw.Connection], T]) -> T:
+    def _write(self, job: Callable[[apsw.Connection], T]) -> T:
         """Waits for the writer's thread."""
         result = self.file.submit(job).result()
         self._evict_if_due()

@@ -165,6 +165,7 @@ class FeedStore:
     ) -> None:
         del kind
         self._silent -= {lease.token for lease in held}
+        self._owed -= {lease.id for lease in held}
         await self.run(lambda connection: leases.release(connection, held, failures or {}))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
@@ -181,11 +182,13 @@ class FeedStore:
         await self.invalidate(kind, ids)
 
     async def evict(self, before: float) -> int:
-        """F11: daily, in slices."""
-        del before
+        """F11: in slices."""
+        since, written_since = before - self._cache.keep_for, before - self._cache.fresh_for
         total, dropped = 0, upkeep.SLICE
         while dropped == upkeep.SLICE:
-            dropped = await self.run(self._cache.evict_slice)
+            dropped = await self.run(
+                lambda file: upkeep.evict_slice(file, before=since, written_before=written_since)
+            )
             total += dropped
         return total
 
