@@ -11,6 +11,7 @@ from typing import Protocol
 
 from stillfresh.engine.results import error_text
 from stillfresh.errors import LoadFailed
+from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
 from stillfresh.feed.keys import Index, comments_key, index_of, subject
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.rules import Fetched, buckets, covered
@@ -46,10 +47,9 @@ async def fetch(source: FeedSource, key: str, *, now: float, lookups: int) -> Fe
         return await _fetch_list(source, index, now=now, lookups=lookups)
     uuid = subject(key)
     if key == comments_key(uuid):
-        comments = await source.comments(uuid)
-        return Fetched(comments=tuple(one for one in comments if one.topic_uuid == uuid))
+        return Fetched(comments=tuple(checked_comments(uuid, await source.comments(uuid))))
     topic = await source.topic(uuid)
-    if topic is not None and topic.topic_uuid != uuid:
+    if topic is not None and checked_topic(topic).topic_uuid != uuid:
         raise LoadFailed(f"asked for topic {uuid!r}, got {topic.topic_uuid!r}")
     return Fetched(topics=() if topic is None else (topic,))
 
@@ -59,7 +59,7 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
 
     async def look_up(day: date) -> Sequence[Topic]:
         async with places:
-            return await source.day_index(day, index.category)
+            return checked_topics(await source.day_index(day, index.category))
 
     answers = await asyncio.gather(*map(look_up, days), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
