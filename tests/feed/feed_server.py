@@ -68,6 +68,7 @@ def begun(start: bytes, more: bytes = b"") -> Handler:
         while more:
             seen.writer.write(more)
             await seen.writer.drain()
+            await asyncio.sleep(0)  # or it would fill the socket before anybody reads
         await asyncio.Event().wait()
         return None
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, StillfreshError, Verdict
 from stillfresh.feed import Comment, FeedCache, FeedCacheUpdated, FeedEngine, Topic
 from stillfresh.feed.http import FeedHttpError, HttpFeedSource
-from stillfresh.feed.wire import pause_of
+from stillfresh.feed.wire import Body, Unreadable, pause_of
 from stillfresh.testing import ManualClock
 
 NOW = 1_700_000_000.0
@@ -28,6 +28,11 @@ DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
 """NOW, as HTTP writes it."""
 COMMENT = Comment("c1", "t1", "bob", int(NOW), body="Well said")
 PATIENCE = 20.0
+
+
+def packed(data: bytes) -> bytes:
+    """The same in every process: gzip notes the time otherwise, and tests are named by it."""
+    return gzip.compress(data, mtime=0)
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +83,18 @@ async def the_failure(engine: FeedEngine) -> LoadFailed:
         while (error := (await engine.get_all()).error) is None:
             await asyncio.sleep(0)
     return error
+
+
+async def updated(engine: FeedEngine) -> FeedCacheUpdated:
+    """The event of the revalidation that reading begins."""
+    events: list[FeedCacheUpdated] = []
+    unsubscribe = engine.on_updated(events.append)
+    async with asyncio.timeout(PATIENCE):
+        while not events:
+            await engine.get_all()
+            await asyncio.sleep(0)
+    unsubscribe()
+    return events[0]
 
 
 async def failing(source: HttpFeedSource) -> FeedHttpError:
@@ -238,7 +255,7 @@ class TestF6Failures:
     ) -> None:
         """The other two reads are as strict."""
         server.on("GET /topics", response([TOPIC]))
-        with pytest.raises(FeedHttpError, match="Expected `object`, got `array`.* a topic as JSON"):
+        with pytest.raises(FeedHttpError, match=r"Expected `object`, got `array`.* a topic as"):
             await source.topic("t1")
         server.on("GET /topics", response([{"comment_uuid": "", "topic_uuid": "t1"}]))
         with pytest.raises(FeedHttpError, match="missing required field `author`"):
@@ -277,7 +294,7 @@ class TestF6Failures:
             b"HTTP/1.1 200 OK\r\nContent-Le",
             b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n[",
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n",
-            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"[]")[:-3],
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + packed(b"[]")[:-3],
             b"220 mail.example ESMTP\r\n",
         ],
     )
@@ -329,12 +346,12 @@ class TestF6Failures:
 
 
 class TestF6Size:
-    @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-    async def test_just_fits(self, server: FeedServer, packed: bool) -> None:
-        """`max_bytes` counts what the body holds once unpacked: as many are fine, one more is not."""  # noqa: E501
+    @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
+    async def test_just_fits(self, server: FeedServer, is_packed: bool) -> None:
+        """`max_bytes` counts the unpacked body: as many are fine, one more is not."""
         body = b"[]".ljust(1_000)
-        headers = {"Content-Encoding": "gzip"} if packed else {}
-        server.on("GET /days", response(gzip.compress(body) if packed else body, headers=headers))
+        headers = {"Content-Encoding": "gzip"} if is_packed else {}
+        server.on("GET /days", response(packed(body) if is_packed else body, headers=headers))
         async with HttpFeedSource(server.url, max_bytes=1_000) as source:
             assert await source.day_index(DAY, None) == []
         async with HttpFeedSource(server.url, max_bytes=999) as source:
@@ -347,8 +364,12 @@ class TestF6Size:
         assert "more than 8,000,000 bytes" in str(await failing(source))
 
     async def test_a_bomb(self, server: FeedServer) -> None:
-        """A megabyte that stands for a gigabyte is never unpacked beyond the bound."""
-        bomb = gzip.compress(bytes(2**26), 9)
+        """A few kilobytes that stand for many megabytes are never unpacked beyond the bound."""
+        bomb = packed(bytes(2**26))
+        body = Body("gzip", 1_000)
+        with pytest.raises(Unreadable):
+            body.add(bomb)
+        assert len(body.data) == 1_001
         server.on("GET /days", response(bomb, headers={"Content-Encoding": "gzip"}))
         async with HttpFeedSource(server.url, max_bytes=1_000) as source:
             assert "more than 1,000 bytes" in str(await failing(source))
@@ -357,10 +378,10 @@ class TestF6Size:
         ("encoding", "body", "reason"),
         [
             ("br", b"[]", "encoded as 'br'"),
-            ("gzip, gzip", gzip.compress(gzip.compress(b"[]")), "encoded as 'gzip, gzip'"),
+            ("gzip, gzip", packed(packed(b"[]")), "encoded as 'gzip, gzip'"),
             ("gzip", b"[]", "broken gzip"),
-            ("gzip", gzip.compress(b"[]")[:-1], "cut short"),
-            ("gzip", gzip.compress(b"[]") + b"more", "data after the end"),
+            ("gzip", packed(b"[]")[:-1], "cut short"),
+            ("gzip", packed(b"[]") + b"more", "data after the end"),
         ],
     )
     async def test_packed_wrongly(
@@ -385,8 +406,9 @@ class TestF6Redirects:
             ("/days/again", "5 times"),
             ("http://127.0.0.1:1/elsewhere?token=secret", "to 'http://127.0.0.1:1/elsewhere'"),
             ("https://user:secret@feed.example/", "to 'https://feed.example/'"),
-            ("http://[", "RemoteProtocolError"),
-            ("mailto:ann@feed.example", "302"),
+            ("http://[", "to 'http://%5b'"),
+            ("http://127.0.0.1:port/", "Invalid URL in location header"),
+            ("mailto:ann@feed.example", "redirect"),
             (None, "status 302 Because; expected"),
         ],
     )
@@ -537,12 +559,12 @@ class TestOptions:
     @pytest.mark.parametrize("bad", ["", "\ud800", 7, None])
     async def test_names_that_cannot_be_sent(self, source: HttpFeedSource, bad: Any) -> None:
         """A uuid or category that is no text is refused here, not by the server."""
-        with pytest.raises(ConfigError, match="^uuid: "):
+        with pytest.raises(ConfigError, match=r"^uuid: "):
             await source.topic(bad)
-        with pytest.raises(ConfigError, match="^topic_uuid: "):
+        with pytest.raises(ConfigError, match=r"^topic_uuid: "):
             await source.add_comment(bad, COMMENT)
         if bad is not None:
-            with pytest.raises(ConfigError, match="^category: "):
+            with pytest.raises(ConfigError, match=r"^category: "):
                 await source.day_index(DAY, bad)
 
     async def test_a_client_of_ones_own(self, server: FeedServer) -> None:
@@ -623,12 +645,8 @@ class TestF6EndToEnd:
         await server.start_again()
         server.put("t2", NOW)
         clock.advance("2s")
-        events: asyncio.Queue[FeedCacheUpdated] = asyncio.Queue()
-        engine.on_updated(events.put_nowait)
         assert len((await engine.get_all()).topics) == 1
-        assert await asyncio.wait_for(events.get(), PATIENCE) == FeedCacheUpdated(
-            "index:all:7", changed=True
-        )
+        assert await updated(engine) == FeedCacheUpdated("index:all:7", changed=True)
         feed = await engine.get_all()
         assert (feed.verdict, len(feed.topics), feed.error) == (Verdict.FRESH, 2, None)
 
@@ -650,10 +668,7 @@ class TestF6EndToEnd:
         await engine.get_all()
         clock.advance("10m")
         server.topics["t1"]["title"] = 7
-        events: asyncio.Queue[FeedCacheUpdated] = asyncio.Queue()
-        engine.on_updated(events.put_nowait)
-        await engine.get_all()
-        await asyncio.wait_for(events.get(), PATIENCE)
+        await updated(engine)
         assert {topic.topic_uuid for topic in (await engine.get_all()).topics} == {"t0", "t1"}
 
     async def test_nothing_but_rubbish(self, server: FeedServer, engine: FeedEngine) -> None:
@@ -680,10 +695,7 @@ class TestF6EndToEnd:
         assert (await engine.get_all()).verdict is Verdict.STALE
         assert len(server.requests) == before
         clock.advance(2)
-        events: asyncio.Queue[FeedCacheUpdated] = asyncio.Queue()
-        engine.on_updated(events.put_nowait)
-        await engine.get_all()
-        await asyncio.wait_for(events.get(), PATIENCE)
+        await updated(engine)
         assert len(server.requests) == before + 7
         assert (await engine.get_all()).verdict is Verdict.FRESH
 

@@ -15,7 +15,6 @@ tried twice here: the engine's cooldowns do that.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import date
@@ -27,11 +26,14 @@ import msgspec
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import RetryAfter
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.wire import (
     Body,
+    FeedHttpError,
+    Request,
     Unreadable,
+    checked_headers,
     comments_of,
     encoded,
     index_topics,
@@ -53,39 +55,12 @@ T = TypeVar("T")
 MOST_REDIRECTS: Final = 5
 EXCERPT: Final = 100
 """Bytes of an error's body that are read at all."""
-LONGEST_URL: Final = 300
 LIMITS: Final = httpx.Limits(
     max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0
 )
 """Idle connections are given up before servers, commonly after five seconds, hang up on them."""
 ABSENT: Final = frozenset({404, 410})
 BUSY: Final = frozenset({429, 503})
-_HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
-
-
-class FeedHttpError(StillfreshError):
-    """The network did not say what was asked of it; `status` is None where it said nothing."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class _Request(msgspec.Struct, frozen=True):
-    """What is asked, and how an error speaks of it; its URL holds no credentials."""
-
-    method: str
-    url: str
-    expected: str
-    content: bytes | None = None
-
-    def said(self, came: str) -> str:
-        url = self.url if len(self.url) <= LONGEST_URL else f"{self.url[:LONGEST_URL]}…"
-        return f"{self.method} {url}: {came}; expected {self.expected}"
-
-    def failed(self, came: str, status: int | None = None) -> FeedHttpError:
-        return FeedHttpError(self.said(came), status)
 
 
 class HttpFeedSource:
@@ -106,7 +81,7 @@ class HttpFeedSource:
         self._base, self._auth = _checked_base(base_url)
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._max_bytes = _checked_size(max_bytes)
-        self._headers = _checked_headers(headers or {})
+        self._headers = checked_headers(headers or {})
         self._is_ours = client is None
         self._client = _new_client() if client is None else _checked_client(client)
         self._is_closed = False
@@ -157,7 +132,7 @@ class HttpFeedSource:
         return f"HttpFeedSource({self._base!r})"
 
     async def _get(self, path: str, decode: Callable[[bytes], T], expected: str) -> T:
-        request = _Request("GET", f"{self._base}{path}", expected)
+        request = Request("GET", f"{self._base}{path}", expected)
 
         async def read(response: httpx.Response) -> T:
             if response.status_code != httpx.codes.OK:
@@ -170,7 +145,7 @@ class HttpFeedSource:
         return await self._exchange(request, read)
 
     async def _write(self, method: str, path: str, content: bytes | None = None) -> None:
-        request = _Request(method, f"{self._base}{path}", "a status of 2xx", content)
+        request = Request(method, f"{self._base}{path}", "a status of 2xx", content)
 
         async def read(response: httpx.Response) -> None:
             """It is done once the status says so: what else comes is not waited for."""
@@ -180,7 +155,7 @@ class HttpFeedSource:
         await self._exchange(request, read)
 
     async def _exchange(
-        self, request: _Request, read: Callable[[httpx.Response], Awaitable[T]]
+        self, request: Request, read: Callable[[httpx.Response], Awaitable[T]]
     ) -> T:
         self._check_open()
         try:
@@ -195,7 +170,7 @@ class HttpFeedSource:
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as exc:
             raise request.failed(f"{type(exc).__name__}: {exc}".removesuffix(": ")) from exc
 
-    def _built(self, request: _Request) -> httpx.Request:
+    def _built(self, request: Request) -> httpx.Request:
         """No time-outs of the client's: the exchange as a whole has one."""
         headers = httpx.Headers({"Accept": "application/json"})
         headers.update(self._headers)
@@ -219,7 +194,10 @@ class HttpFeedSource:
 
     async def _send_once(self, request: httpx.Request) -> httpx.Response:
         auth = httpx.USE_CLIENT_DEFAULT if self._auth is None else self._auth
-        return await self._client.send(request, stream=True, auth=auth, follow_redirects=False)
+        try:
+            return await self._client.send(request, stream=True, auth=auth, follow_redirects=False)
+        except httpx.InvalidURL as exc:
+            raise httpx.RemoteProtocolError(f"a redirect to nowhere: {exc}") from exc
 
     def _check_open(self) -> None:
         if self._is_closed or self._client.is_closed:
@@ -240,10 +218,11 @@ async def _whole(response: httpx.Response, most: int) -> bytes:
     body = Body(response.headers.get("Content-Encoding", ""), most)
     async for chunk in response.aiter_raw():
         body.add(chunk)
+        await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step
     return body.end()
 
 
-async def _refusal(request: _Request, response: httpx.Response) -> Exception:
+async def _refusal(request: Request, response: httpx.Response) -> Exception:
     status = response.status_code
     came = f"status {status} {response.reason_phrase}{_target(response)}{await _excerpt(response)}"
     headers = response.headers
@@ -308,18 +287,6 @@ def _checked_size(max_bytes: object) -> int:
     if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
         raise ConfigError(f"max_bytes: must be a whole number of 1 or more, not {shown(max_bytes)}")
     return max_bytes
-
-
-def _checked_headers(headers: object) -> dict[str, str]:
-    """Names only in the error: values are often secrets."""
-    if not isinstance(headers, Mapping):
-        raise ConfigError(f"headers: must map names to texts, not {type(headers).__name__}")
-    for name, value in headers.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise ConfigError(f"headers: {shown(name)} is no name of a header")
-        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise ConfigError(f"headers: the value of {name!r} must be printable ASCII text")
-    return dict(headers)
 
 
 def _checked_client(client: object) -> httpx.AsyncClient:

@@ -1,11 +1,11 @@
-"""What an HTTP answer of a feed's network says: its body, its records, when to ask again (F6).
+"""What is said to a feed's network over HTTP, and what its answers mean (F6).
 
 Nothing here asks for anything: bytes and header texts in, records and seconds out.
 """
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
@@ -13,13 +13,26 @@ from urllib.parse import quote
 
 import msgspec
 
-from stillfresh.errors import ConfigError, shown
+from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.feed.model import Comment, Topic
 
-__all__ = ["Body", "Unreadable", "comments_of", "encoded", "index_topics", "pause_of", "topic_of"]
+__all__ = [
+    "Body",
+    "FeedHttpError",
+    "Request",
+    "Unreadable",
+    "checked_headers",
+    "comments_of",
+    "encoded",
+    "index_topics",
+    "pause_of",
+    "topic_of",
+]
 
+T = TypeVar("T")
 R = TypeVar("R", Topic, Comment)
 
+LONGEST_URL: Final = 300
 GZIP_WINDOW: Final = 31
 LAST_SECOND: Final = 2**63
 """SQLite counts in 64 bits."""
@@ -30,6 +43,32 @@ _TOPIC: Final = msgspec.json.Decoder(Topic)
 _TOPICS: Final = msgspec.json.Decoder(list[Topic])
 _COMMENTS: Final = msgspec.json.Decoder(list[Comment])
 _SECONDS: Final = re.compile(r"[0-9]+")
+_HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
+
+
+class FeedHttpError(StillfreshError):
+    """The network did not say what was asked of it; `status` is None where it said nothing."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What is asked, and how an error speaks of it; its URL holds no credentials."""
+
+    method: str
+    url: str
+    expected: str
+    content: bytes | None = None
+
+    def said(self, came: str) -> str:
+        url = self.url if len(self.url) <= LONGEST_URL else f"{self.url[:LONGEST_URL]}…"
+        return f"{self.method} {url}: {came}; expected {self.expected}"
+
+    def failed(self, came: str, status: int | None = None) -> FeedHttpError:
+        return FeedHttpError(self.said(came), status)
 
 
 class Unreadable(ValueError):
@@ -90,9 +129,6 @@ def comments_of(data: bytes) -> list[Comment]:
     return _sound(_decoded(_COMMENTS, data))
 
 
-T = TypeVar("T")
-
-
 def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
@@ -114,6 +150,18 @@ def _names(record: Topic | Comment) -> Iterable[str]:
     yield record.topic_uuid
     if isinstance(record, Comment):
         yield record.comment_uuid
+
+
+def checked_headers(headers: object) -> dict[str, str]:
+    """Names only in the error: values are often secrets."""
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"headers: must map names to texts, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise ConfigError(f"headers: {shown(name)} is no name of a header")
+        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise ConfigError(f"headers: the value of {name!r} must be printable ASCII text")
+    return dict(headers)
 
 
 def encoded(name: str, text: object) -> str:
