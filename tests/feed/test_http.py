@@ -333,6 +333,21 @@ class TestF6Failures:
         async with HttpFeedSource(server.url, timeout="200ms", max_bytes=10**12) as source:
             assert "no whole answer within 0.2 s" in str(await failing(source))
 
+    async def test_a_connection_that_never_stands(self, server: FeedServer) -> None:
+        """A server that speaks no TLS is given up as well, and no socket is left behind."""
+        base = server.url.replace("http:", "https:")
+        async with HttpFeedSource(base, timeout="200ms") as source:
+            assert "no connection within 0.1 s" in str(await failing(source))
+
+    async def test_what_an_error_shows_is_short(
+        self, server: FeedServer, source: HttpFeedSource
+    ) -> None:
+        """However long the URL, the reason and the body are."""
+        server.on("GET /topics", response(b"x" * 5_000, 500).replace(b"Because", b"r" * 5_000))
+        with pytest.raises(FeedHttpError) as caught:
+            await source.topic("y" * 5_000)
+        assert len(str(caught.value)) < 800
+
     async def test_a_caller_who_gives_up(self, server: FeedServer, source: HttpFeedSource) -> None:
         """Cancelling is no time-out, and the source goes on serving others."""
         held = Hold(server.feed)
@@ -365,7 +380,7 @@ class TestF6Size:
 
     async def test_a_bomb(self, server: FeedServer) -> None:
         """A few kilobytes that stand for many megabytes are never unpacked beyond the bound."""
-        bomb = packed(bytes(2**26))
+        bomb = packed(bytes(2**24))
         body = Body("gzip", 1_000)
         with pytest.raises(Unreadable):
             body.add(bomb)
@@ -535,6 +550,9 @@ class TestOptions:
             {"base_url": "http://feed.example/?a=1"},
             {"base_url": "http://feed.example/#a"},
             {"base_url": "http://feed.example:port"},
+            {"base_url": "http://feed.example:99999"},
+            {"base_url": "http://feed.example:0"},
+            {"base_url": "http://xn--.example"},
             {"base_url": 7},
             {"base_url": "http://\ud800"},
             {"timeout": 0},
@@ -566,6 +584,16 @@ class TestOptions:
         if bad is not None:
             with pytest.raises(ConfigError, match=r"^category: "):
                 await source.day_index(DAY, bad)
+
+    async def test_records_that_cannot_be_sent(self, source: HttpFeedSource) -> None:
+        """What is no topic, no comment, or no valid text is refused here as well."""
+        wrong: Any = {"topic_uuid": "t1"}
+        with pytest.raises(ConfigError, match="expected a Topic"):
+            await source.create_topic(wrong)
+        with pytest.raises(ConfigError, match="expected a Comment"):
+            await source.add_comment("t1", wrong)
+        with pytest.raises(ConfigError, match="surrogates"):
+            await source.create_topic(a_topic("\ud800"))
 
     async def test_a_client_of_ones_own(self, server: FeedServer) -> None:
         """It is used as it is, but for its time-outs and redirects, and not closed."""

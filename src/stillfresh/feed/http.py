@@ -27,6 +27,7 @@ import msgspec
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.feed.cache import checked
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.wire import (
     Body,
@@ -59,6 +60,7 @@ LIMITS: Final = httpx.Limits(
     max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0
 )
 """Idle connections are given up before servers, commonly after five seconds, hang up on them."""
+PORTS: Final = range(1, 2**16)
 ABSENT: Final = frozenset({404, 410})
 BUSY: Final = frozenset({429, 503})
 
@@ -66,7 +68,8 @@ BUSY: Final = frozenset({429, 503})
 class HttpFeedSource:
     """A `FeedSource`: `async with HttpFeedSource("https://feed.example/v1") as source:`.
 
-    A client that is given stays its maker's to close; `timeout` is for a whole exchange.
+    A client that is given stays its maker's to close; `timeout` is for a whole exchange,
+    connecting takes half of it at most.
     """
 
     def __init__(
@@ -101,14 +104,14 @@ class HttpFeedSource:
         return await _or_none(self._get(path, comments_of, expected)) or []
 
     async def create_topic(self, topic: Topic) -> None:
-        await self._write("POST", "/topics", msgspec.json.encode(topic))
+        await self._write("POST", "/topics", msgspec.json.encode(checked(topic, Topic)))
 
     async def delete_topic(self, uuid: str) -> None:
         await _or_none(self._write("DELETE", f"/topics/{encoded('uuid', uuid)}"))
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         path = f"/topics/{encoded('topic_uuid', topic_uuid)}/comments"
-        await self._write("POST", path, msgspec.json.encode(comment))
+        await self._write("POST", path, msgspec.json.encode(checked(comment, Comment)))
 
     async def close(self) -> None:
         """Closing twice changes nothing."""
@@ -167,18 +170,24 @@ class HttpFeedSource:
                     await response.aclose()
         except TimeoutError as exc:
             raise request.failed(f"no whole answer within {self._timeout:g} s") from exc
+        except httpx.ConnectTimeout as exc:
+            raise request.failed(f"no connection within {self._timeout / 2:g} s") from exc
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as exc:
             raise request.failed(f"{type(exc).__name__}: {exc}".removesuffix(": ")) from exc
 
     def _built(self, request: Request) -> httpx.Request:
-        """No time-outs of the client's: the exchange as a whole has one."""
+        """Connecting has its own time-out: cancelled from outside, it leaves a socket open."""
         headers = httpx.Headers({"Accept": "application/json"})
         headers.update(self._headers)
         headers["Accept-Encoding"] = "gzip"
         if request.content is not None:
             headers["Content-Type"] = "application/json"
         return self._client.build_request(
-            request.method, request.url, content=request.content, headers=headers, timeout=None
+            request.method,
+            request.url,
+            content=request.content,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=self._timeout / 2),
         )
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
@@ -224,7 +233,8 @@ async def _whole(response: httpx.Response, most: int) -> bytes:
 
 async def _refusal(request: Request, response: httpx.Response) -> Exception:
     status = response.status_code
-    came = f"status {status} {response.reason_phrase}{_target(response)}{await _excerpt(response)}"
+    reason = response.reason_phrase[:EXCERPT]
+    came = f"status {status} {reason}{_target(response)}{await _excerpt(response)}"
     headers = response.headers
     pause = pause_of(headers.get("Retry-After", ""), headers.get("Date", ""), time.time())
     if status in BUSY and pause is not None:
@@ -254,7 +264,8 @@ async def _excerpt(response: httpx.Response) -> str:
 
 
 def _kind(response: httpx.Response) -> str:
-    return f"{shown(response.headers.get('Content-Type', 'no content type'))} with"
+    kind = response.headers.get("Content-Type")
+    return "no content type, with" if kind is None else f"{shown(kind)} with"
 
 
 def _is_near(request: httpx.Request, following: httpx.Request) -> bool:
@@ -275,9 +286,11 @@ def _checked_base(base_url: object) -> tuple[str, httpx.BasicAuth | None]:
     wrong = f"base_url: must be like 'https://feed.example/v1', without a query, not {named}"
     try:
         url = httpx.URL(text)
+        has_port = url.port is None or url.port in PORTS
+        is_usable = url.scheme in {"http", "https"} and url.host and has_port
     except (httpx.InvalidURL, UnicodeError):
         raise ConfigError(wrong) from None
-    if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
+    if not is_usable or url.query or url.fragment:
         raise ConfigError(wrong)
     auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
     return str(url.copy_with(userinfo=b"")).rstrip("/"), auth

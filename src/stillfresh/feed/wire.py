@@ -32,7 +32,7 @@ __all__ = [
 T = TypeVar("T")
 R = TypeVar("R", Topic, Comment)
 
-LONGEST_URL: Final = 300
+LONGEST: Final = 300
 GZIP_WINDOW: Final = 31
 LAST_SECOND: Final = 2**63
 """SQLite counts in 64 bits."""
@@ -64,8 +64,7 @@ class Request(msgspec.Struct, frozen=True):
     content: bytes | None = None
 
     def said(self, came: str) -> str:
-        url = self.url if len(self.url) <= LONGEST_URL else f"{self.url[:LONGEST_URL]}…"
-        return f"{self.method} {url}: {came}; expected {self.expected}"
+        return f"{self.method} {_cut(self.url)}: {_cut(came)}; expected {self.expected}"
 
     def failed(self, came: str, status: int | None = None) -> FeedHttpError:
         return FeedHttpError(self.said(came), status)
@@ -73,6 +72,10 @@ class Request(msgspec.Struct, frozen=True):
 
 class Unreadable(ValueError):
     """What came is not what was asked for; the sentence says why."""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 class Body:
@@ -133,7 +136,8 @@ def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as exc:
-        raise Unreadable(f"{shown(data[:40])}… ({exc})" if data else "nothing") from exc
+        text = shown(data[:100].decode(errors="replace"))
+        raise Unreadable(f"{text} ({exc})" if data else "nothing") from exc
 
 
 def _sound(records: list[R]) -> list[R]:
