@@ -108,7 +108,7 @@ class TestF6Routes:
         """A day is asked for by its date, and answered with its topics, without bodies."""
         server.put("t1", NOW, body="long", tags=["a"], unknown={"of": "others"})
         server.put("t2", NOW - 86_400)
-        assert await source.day_index(DAY, None) == [a_topic(tags=("a",))]
+        assert await source.day_index(DAY, None) == [a_topic(tags=["a"])]
         assert server.asked("GET") == ["/days/2023-11-14"]
 
     async def test_a_day_of_a_category(self, server: FeedServer, source: HttpFeedSource) -> None:
