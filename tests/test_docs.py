@@ -14,6 +14,7 @@ import pytest
 
 import stillfresh
 import stillfresh.feed
+import stillfresh.feed.http
 import stillfresh.testing
 from stillfresh.testing import ManualClock
 
@@ -78,7 +79,7 @@ def _is_written(member: object) -> bool:
 
 
 def public_callables() -> Iterator[tuple[str, Any]]:
-    for package in (stillfresh, stillfresh.feed, stillfresh.testing):
+    for package in (stillfresh, stillfresh.feed, stillfresh.feed.http, stillfresh.testing):
         for name in package.__all__:
             value = getattr(package, name)
             if not inspect.isclass(value) or value.__init__ is object.__init__:

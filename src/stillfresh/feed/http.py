@@ -27,7 +27,7 @@ import msgspec
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, shown
-from stillfresh.feed.cache import checked
+from stillfresh.feed.checks import checked_comments, checked_topic
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.wire import (
     Body,
@@ -104,14 +104,16 @@ class HttpFeedSource:
         return await _or_none(self._get(path, comments_of, expected)) or []
 
     async def create_topic(self, topic: Topic) -> None:
-        await self._write("POST", "/topics", msgspec.json.encode(checked(topic, Topic)))
+        await self._write("POST", "/topics", msgspec.json.encode(checked_topic(topic)))
 
     async def delete_topic(self, uuid: str) -> None:
         await _or_none(self._write("DELETE", f"/topics/{encoded('uuid', uuid)}"))
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         path = f"/topics/{encoded('topic_uuid', topic_uuid)}/comments"
-        await self._write("POST", path, msgspec.json.encode(checked(comment, Comment)))
+        await self._write(
+            "POST", path, msgspec.json.encode(*checked_comments(topic_uuid, [comment]))
+        )
 
     async def close(self) -> None:
         """Closing twice changes nothing."""

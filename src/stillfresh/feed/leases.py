@@ -187,7 +187,9 @@ def _publish_one(
 ) -> bool:
     fetched = msgspec.msgpack.decode(copy.value, type=Fetched)  # type: ignore[arg-type]  # bytes
     changed = store(connection, key, fetched, at=copy.fetched_at, fresh_for=fresh_for)
-    failure = failed(found.failure, fetched.failed, now, 0.0) if fetched.failed else None
+    failure = None
+    if fetched.failed:
+        failure = failed(found.failure, fetched.failed, now, 0.0, fetched.pause)
     _end(connection, key, lease.token, failure, now)
     return changed
 

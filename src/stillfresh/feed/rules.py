@@ -59,6 +59,8 @@ class Fetched(Struct, frozen=True):
     """F9: topics of this time that are not among these are gone; None: nobody can say."""
     failed: str = ""
     """F6: why some days are missing."""
+    pause: float | None = None
+    """E7: how long those who failed asked to be left alone."""
 
 
 def is_stale(last_fetched: float | None, fresh_for: float, now: float) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Protocol
 
+from stillfresh.engine.model import RetryAfter
 from stillfresh.engine.results import error_text
 from stillfresh.errors import LoadFailed
 from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
@@ -63,8 +64,10 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
 
     answers = await asyncio.gather(*map(look_up, days), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    pauses = [error for error in errors if isinstance(error, RetryAfter)]
+    longest = max(pauses, key=lambda error: error.seconds, default=None)
     if len(errors) == len(days):
-        raise errors[0]
+        raise longest or errors[0]
     topics = [
         topic for answer in answers if not isinstance(answer, BaseException) for topic in answer
     ]
@@ -72,4 +75,4 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
         return Fetched(tuple(topics), covers=covered(days))
     failed = f"{len(errors)} of {len(days)} days failed; the first: {error_text(errors[0])}"
     logger.warning("%s: %s", index.key, failed)
-    return Fetched(tuple(topics), failed=failed)
+    return Fetched(tuple(topics), failed=failed, pause=longest and longest.seconds)
