@@ -75,4 +75,5 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
         return Fetched(tuple(topics), covers=covered(days))
     failed = f"{len(errors)} of {len(days)} days failed; the first: {error_text(errors[0])}"
     logger.warning("%s: %s", index.key, failed)
-    return Fetched(tuple(topics), failed=failed, pause=longest and longest.seconds)
+    pause = None if longest is None else longest.seconds
+    return Fetched(tuple(topics), failed=failed, pause=pause)
