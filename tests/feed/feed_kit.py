@@ -1,4 +1,4 @@
-"""What the feed's tests share: a network held in the hand, files written by others, ways to wait."""
+"""What the feed's tests share: a network held in the hand, files of others, ways to wait."""
 
 import asyncio
 import sqlite3
