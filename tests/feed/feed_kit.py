@@ -60,7 +60,7 @@ def topic(uuid: str, age: float = 60, **fields: Any) -> Topic:
 
 def full(uuid: str, age: float = 60, **fields: Any) -> Topic:
     """With all that an index does not carry."""
-    given: dict[str, Any] = {"body": f"the body of {uuid}", "tags": ("x", "y"), "verified": True}
+    given: dict[str, Any] = {"body": f"the body of {uuid}", "tags": ["x", "y"], "verified": True}
     return topic(uuid, age, **(given | fields))
 
 
@@ -139,7 +139,7 @@ class Network:
     async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
         self.lookups.append((day, category))
         found = [
-            msgspec.structs.replace(one, body=None, tags=(), verified=False)
+            msgspec.structs.replace(one, body=None, tags=[], verified=False)
             for one in self.topics.values()
             if day_of(one.created_at) == day
             and (category is None or normal(one.category_id) == normal(category))

@@ -80,7 +80,7 @@ class TestF2Operations:
         assert cache.get_comments("a") == []
         several = [
             comment("2"),
-            comment("1", parent_comment_uuid="2", mentions=("ann",), verified=True),
+            comment("1", parent_comment_uuid="2", mentions=["ann"], verified=True),
         ]
         cache.put_comments("a", several)
         assert cache.get_comments("a") == several
@@ -142,7 +142,7 @@ class TestF2Operations:
             created_at=int(NOW),
             body="😀\n" * 100,
             category_id="général",
-            tags=("a", "b"),
+            tags=["a", "b"],
             deleted=True,
             deleted_at=int(NOW) + 1,
             verified=True,
@@ -156,7 +156,7 @@ class TestF2Operations:
             created_at=5,
             body="\u2028",
             parent_comment_uuid="0",
-            mentions=("x",),
+            mentions=["x"],
             verified=True,
         )
         cache.put_comments("ü-1", [said_])
@@ -165,9 +165,9 @@ class TestF2Operations:
     def test_all_but_the_ids_author_title_and_time_have_defaults(self) -> None:
         """As the contract says."""
         bare = Topic(topic_uuid="a", author="x", title="t", created_at=1)
-        assert (bare.body, tuple(bare.tags), bare.deleted, bare.deleted_at, bare.verified) == (
+        assert (bare.body, bare.tags, bare.deleted, bare.deleted_at, bare.verified) == (
             None,
-            (),
+            [],
             False,
             None,
             False,
@@ -176,9 +176,9 @@ class TestF2Operations:
 
     def test_lists_given_as_tags_are_kept(self, cache: FeedCache) -> None:
         """A list in code is what it will be when it comes back."""
-        tags: Any = ["x", "y"]
+        tags = ["x", "y"]
         cache.put_topic(topic("a", tags=tags))
-        assert cache.get_topic("a") == topic("a", tags=tags) == topic("a", tags=("x", "y"))
+        assert cache.get_topic("a") == topic("a", tags=tags)
 
     @pytest.mark.parametrize(
         "bad",
