@@ -4,6 +4,7 @@ The model knows what upstream has, what was seen of it, and what was written her
 """
 
 import asyncio
+import random
 import shutil
 import tempfile
 from collections.abc import Coroutine
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from feed_kit import DAY, NOW, Heard, Network, comment, day_of, full, idle, said, uuids
+import pytest
+from feed_kit import DAY, NOW, Heard, Network, comment, day_of, full, idle, said, turns, uuids
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -415,3 +417,76 @@ class FeedMachine(RuleBasedStateMachine):
 
 FeedMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestFeedModel = FeedMachine.TestCase
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_overlaps_the_file_ends_as_upstream(seed: int, path: Path) -> None:
+    """F8: reads, writes and refusals at random, the network slow: each reads what they wrote,
+    and in the end all is as upstream has it.
+    """
+    await overlapping(random.Random(seed), path)
+
+
+async def overlapping(dice: random.Random, path: Path) -> None:
+    clock, network = ManualClock(NOW), Dawdling(dice)
+    network.have(*[full(uuid, ord(uuid)) for uuid in "abcdef"])
+    with FeedCache.open(path, clock=clock) as cache:
+        async with FeedEngine(cache, network, clock=clock) as engine:
+            writers = [wander(engine, uuid, dice, clock) for uuid in "abcxyz"]
+            await asyncio.wait_for(asyncio.gather(*writers), 60)
+            await idle(engine)
+            for _ in range(2):
+                clock.advance(FRESH_FOR + 1)
+                await engine.get_all()
+                for uuid in "abcxyz":
+                    await engine.get_comments(uuid)
+                await idle(engine)
+            expected = sorted(network.topics.values(), key=lambda one: -one.created_at)
+            assert sorted(uuids((await engine.get_all()).topics)) == sorted(uuids(expected))
+            for uuid in "abcxyz":
+                assert said((await engine.get_comments(uuid)).comments) == said(
+                    network.talk.get(uuid, [])
+                )
+            await idle(engine)
+
+
+class Dawdling(Network):
+    """Takes its time, and now and then refuses a write."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__()
+        self.dice = dice
+
+    async def _slow(self) -> None:
+        await turns(self.dice.randrange(30))
+
+    async def _write(self, what: str) -> bool:
+        self.asked.append(what)
+        await turns(self.dice.randrange(30))
+        if self.dice.random() < 0.3:
+            raise Refused(what)
+        return True
+
+
+async def wander(engine: FeedEngine, uuid: str, dice: random.Random, clock: ManualClock) -> None:
+    """One who writes about one topic, and reads what became of it."""
+    is_there: bool | None = None
+    for number in range(6):
+        await turns(dice.randrange(10))
+        clock.advance(dice.choice([0, 0, 1, 20]))
+        try:
+            match dice.randrange(3):
+                case 0:
+                    await engine.create_topic(full(uuid, ord(uuid)))
+                    is_there = True
+                case 1:
+                    await engine.delete_topic(uuid)
+                    is_there = False
+                case _:
+                    await engine.add_comment(uuid, comment(f"{uuid}{number}", uuid))
+        except Refused:
+            is_there = None
+        feed = await engine.get_all()
+        if is_there is not None:
+            assert (uuid in uuids(feed.topics)) is is_there
+        await engine.get_comments(uuid)
