@@ -57,6 +57,25 @@ class TestF8NoLostWrites:
         assert len(network.lookups) == 14
         assert cache.get_topic("a") is None
 
+    async def test_each_of_two_deletes_in_a_row_is_kept(
+        self, cache: FeedCache, engine: FeedEngine, network: Network, heard: Heard
+    ) -> None:
+        """The second comes during the first one's revalidation, which began without a meta row."""
+        network.have(topic("a"), topic("b"), topic("c"))
+        cache.put_topics(network.topics.values(), "index:all:7")
+        await engine.delete_topic("a")
+        network.hold()
+        assert uuids((await engine.get_all()).topics) == ["b", "c"]
+        await until(lambda: network.running == 7)
+        await engine.delete_topic("b")
+        network.topics["d"] = topic("d")
+        network.let_go()
+        await heard.wait()
+        await idle(engine)
+        assert uuids((await engine.get_all()).topics) == ["c", "d"]
+        assert len(network.lookups) == 14
+        assert len(heard.events) == 1
+
     async def test_not_even_when_the_network_lags(
         self,
         cache: FeedCache,
