@@ -408,6 +408,8 @@ class TestF7Revalidation:
         network.have(topic("a"))
         network.hold()
         clock.advance(301)
+        await asyncio.gather(*(engine.get_all() for _ in range(50)))
+        await until(lambda: network.running == 7)
         for _ in range(50):
             await engine.get_all()
             await turns(3)

@@ -20,7 +20,7 @@ from stillfresh import Verdict
 from stillfresh.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 
-WORKER = Path(__file__).with_name("feed_worker.py")
+WORKER = Path(__file__).parent / "kit" / "feed_worker.py"
 DEADLINE = 60.0
 
 
