@@ -31,7 +31,7 @@ from feed_kit import (
     written_by_another,
 )
 
-from stillfresh import ConfigError, LoadFailed, StoreError, Verdict
+from stillfresh import ConfigError, LoadFailed, RetryAfter, StoreError, Verdict
 from stillfresh.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
 
@@ -189,6 +189,14 @@ class TestF2Reviewed:
 
 
 class TestF1Reviewed:
+    def test_zero_and_one_are_false_and_true(self, path: Path, clock: ManualClock) -> None:
+        """As a C implementation may write them."""
+        text = HALF + '"deleted": 0, "verified": 1}'
+        written_by_another(path, (PUT_TOPIC, ("a", text, "general", int(NOW), 0, int(NOW))))
+        with FeedCache.open(path, clock=clock) as cache:
+            (found,) = cache.get_topics_all(7)
+            assert (found.deleted, found.verified) == (False, True)
+
     def test_rows_of_others_match_their_category_in_any_spelling(
         self, path: Path, clock: ManualClock
     ) -> None:
@@ -532,6 +540,32 @@ class TestF10Cancelled:
 
 
 class TestF7Reviewed:
+    async def test_one_days_retry_after_is_respected(
+        self, cache: FeedCache, clock: ManualClock
+    ) -> None:
+        """A list of which some days asked for a pause cools down for the longest of them."""
+
+        class Busy(Network):
+            async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
+                found = await super().day_index(day, category)
+                if day == day_of(NOW):
+                    raise RetryAfter(40)
+                return found
+
+        network = Busy()
+        network.have(topic("b", 86_400))
+        engine = FeedEngine(cache, network, clock=clock)
+        await engine.get_all()
+        clock.advance(39)
+        await engine.get_all()
+        await idle(engine)
+        assert len(network.lookups) == 7
+        clock.advance(1)
+        await engine.get_all()
+        await idle(engine)
+        assert len(network.lookups) == 14
+        await engine.close()
+
     async def test_a_clock_set_back_does_not_lengthen_a_cooldown(
         self,
         cache: FeedCache,
