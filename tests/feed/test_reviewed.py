@@ -222,6 +222,23 @@ class TestF1Reviewed:
 
 
 class TestF13Reviewed:
+    async def test_another_processs_write_shows_at_the_next_read(
+        self, cache: FeedCache, engine: FeedEngine, path: Path
+    ) -> None:
+        """Memory in front is kept honest by SQLite's data version: typed, raw, and one topic."""
+        cache.put_topics([full("a"), full("b", 30)], "index:all:7")
+        for title in ("first", "second"):
+            for _ in range(2):
+                await engine.get_all()
+                await engine.get_all_json()
+            row = row_of(full("a", title=title))
+            elsewhere(path, f"db.execute({PUT_TOPIC!r}, {row!r})")
+            assert title in {found.title for found in (await engine.get_all()).topics}
+            assert (await engine.get_all_json()).count(title.encode()) == 1
+            found = (await engine.get_topic("a")).topic
+            assert found is not None
+            assert found.title == title
+
     @pytest.mark.parametrize("count", [0, 1, 2, 3])
     async def test_json_of_any_number_of_topics(
         self, cache: FeedCache, engine: FeedEngine, count: int
