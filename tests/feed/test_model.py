@@ -109,11 +109,18 @@ class FeedMachine(RuleBasedStateMachine):
             if kind == "index" and (category is None or name in {"all", category}):
                 del self.meta[key]
 
-    def put_row(self, new: Topic) -> None:
-        old = self.rows.get(new.topic_uuid)
-        if old is not None and new.body is None and old.body is not None:
+    def put_row(self, new: Topic, *, is_listed: bool = False) -> None:
+        old, key = self.rows.get(new.topic_uuid), f"topic:{new.topic_uuid}"
+        is_full = old is not None and (old.body is not None or (is_listed and key in self.meta))
+        if is_listed and old is None:
+            self.meta.pop(key, None)
+        if old is not None and new.body is None and is_full:
             new = msgspec.structs.replace(new, body=old.body, tags=old.tags, verified=old.verified)
         self.rows[new.topic_uuid] = new
+
+    def put_listed(self, one: Topic) -> None:
+        bare = msgspec.structs.replace(one, body=None, tags=[], verified=False)
+        self.put_row(bare, is_listed=True)
 
     def drop(self, uuid: str) -> None:
         self.rows.pop(uuid, None)
@@ -133,8 +140,9 @@ class FeedMachine(RuleBasedStateMachine):
             for uuid, one in self.network.topics.items()
             if is_covered(one) and not self.is_new(self.deleted, uuid)
         }
-        for one in upstream.values():
-            self.put_row(msgspec.structs.replace(one, body=None, tags=[], verified=False))
+        for uuid, one in upstream.items():
+            if not self.is_new(self.written, uuid):
+                self.put_listed(one)
         for uuid, one in list(self.rows.items()):
             if is_covered(one) and uuid not in upstream and not self.is_new(self.written, uuid):
                 self.drop(uuid)
@@ -214,10 +222,10 @@ class FeedMachine(RuleBasedStateMachine):
         is_hit = before is not None or key in self.meta
         step = self.visit(key)
         if step == "fetch":
-            upstream = self.network.topics.get(uuid)
-            if upstream is not None:
+            upstream, is_mine = self.network.topics.get(uuid), self.is_new(self.written, uuid)
+            if upstream is not None and not is_mine:
                 self.put_row(upstream)
-            elif uuid in self.rows and not self.is_new(self.written, uuid):
+            elif uuid in self.rows and not is_mine:
                 self.drop(uuid)
                 self.meta[key] = int(self.now)
         try:
@@ -231,6 +239,9 @@ class FeedMachine(RuleBasedStateMachine):
     @rule(uuid=UUIDS)
     def read_comments(self, uuid: str) -> None:
         key, before = f"comments:{uuid}", self.talk.get(uuid)
+        if self.is_new(self.deleted, uuid):
+            assert said(self.run(self.engine.get_comments(uuid)).comments) == (before or [])
+            return
         is_hit = before is not None or key in self.meta
         step = self.visit(key)
         if step == "fetch":
@@ -260,8 +271,6 @@ class FeedMachine(RuleBasedStateMachine):
         self.forget_lists(category)
         if refused:
             self.meta.pop(f"topic:{uuid}", None)
-            self.written.pop(uuid, None)
-            self.deleted.pop(uuid, None)
         else:
             self.put_row(new)
             self.meta[f"topic:{uuid}"] = int(self.now)
@@ -280,11 +289,9 @@ class FeedMachine(RuleBasedStateMachine):
         self.forget_lists(None if known is None else known.category_id)
         for key in (f"topic:{uuid}", f"comments:{uuid}"):
             self.meta.pop(key, None)
-        for note in [note for note in self.written if note.partition("/")[0] == uuid]:
-            del self.written[note]
-        if refused:
-            self.deleted.pop(uuid, None)
-        else:
+        if not refused:
+            for note in [note for note in self.written if note.partition("/")[0] == uuid]:
+                del self.written[note]
             self.drop(uuid)
             self.deleted[uuid] = self.now
         try:
@@ -336,7 +343,8 @@ class FeedMachine(RuleBasedStateMachine):
             created_at=int(self.now) - 3600,
         )
         self.cache.put_topics([new], f"index:{category}:{days}")
-        self.put_row(new)
+        self.put_row(new, is_listed=True)
+        self.written.pop(uuid, None)
         self.meta[f"index:{category}:{days}"] = int(self.now)
 
     @rule(category=st.none() | CATEGORIES, days=DAYS)
@@ -354,7 +362,8 @@ class FeedMachine(RuleBasedStateMachine):
         ]
         self.cache.put_topics(there, key, complete=True)
         for one in there:
-            self.put_row(one)
+            self.put_row(one, is_listed=True)
+            self.written.pop(one.topic_uuid, None)
         for uuid, old in list(self.rows.items()):
             is_gone = is_shown(old) and uuid not in uuids(there)
             if is_gone and not self.is_new(self.written, uuid):
@@ -372,8 +381,9 @@ class FeedMachine(RuleBasedStateMachine):
         is_hit = bool(before) or key in self.meta
         looked_up = {day_of(self.now - back * DAY) for back in range(days)} - {failing}
         for uuid, one in self.network.topics.items():
-            if day_of(one.created_at) in looked_up and not self.is_new(self.deleted, uuid):
-                self.put_row(msgspec.structs.replace(one, body=None, tags=[], verified=False))
+            is_mine = self.is_new(self.deleted, uuid) or self.is_new(self.written, uuid)
+            if day_of(one.created_at) in looked_up and not is_mine:
+                self.put_listed(one)
         self.cool_down(key)
         self.network.failing_days = {failing}
         feed = self.run(self.engine.get_all(days))

@@ -21,7 +21,7 @@ __all__ = ["Call", "Signature", "batch_types", "checked_kind", "checked_text"]
 P = ParamSpec("P")
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
-MAX_KEY: Final = 65_536
+MAX_KEY: Final = 1_000_000
 
 
 def checked_kind(name: str) -> str:

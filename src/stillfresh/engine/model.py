@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.freshness import Verdict, age_of
 
 __all__ = ["Answer", "Explanation", "Loaded", "Origin", "RetryAfter"]
@@ -78,7 +78,7 @@ class Loaded(Generic[T]):
         self.fresh_for = seconds(fresh_for, name="fresh_for")
 
 
-class RetryAfter(Exception):
+class RetryAfter(StillfreshError):
     """E7: raised (or returned for an id) by a loader that was told when to ask again."""
 
     def __init__(self, pause: Duration, message: str = "") -> None:

@@ -18,7 +18,7 @@ import apsw
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, StoreError, shown
-from stillfresh.feed import steps, upkeep
+from stillfresh.feed import steps, storing, upkeep
 from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
 from stillfresh.feed.file import FeedFile
 from stillfresh.feed.keys import (
@@ -109,8 +109,8 @@ class FeedCache:
     def delete_topic(self, uuid: str) -> bool:
         """With its comments and meta rows; False if there was none."""
         name, now = checked_uuid(uuid), self.clock()
-        removed = self._write(lambda connection: steps.delete_topic(connection, name, at=now))
-        return removed.topic is not None
+        change = self._write(lambda connection: steps.delete_topic(connection, name, at=now))
+        return change.topic is not None
 
     def put_topics(
         self, topics: Iterable[Topic], cache_key: str, *, complete: bool = False
@@ -125,7 +125,7 @@ class FeedCache:
             )
         covers = window(index.days, now) if complete and index is not None else None
         self._write(
-            lambda connection: steps.put_topics(
+            lambda connection: storing.put_topics(
                 connection, kept, key, at=now, fresh_for=self.fresh_for, covers=covers
             )
         )
@@ -235,8 +235,8 @@ def _whole(days_back: object) -> int:
 def _given_path(path: object) -> Path:
     if not isinstance(path, str | os.PathLike) or str(path) in {"", ":memory:"}:
         raise ConfigError(f"path: must name a file, not {shown(path)}")
-    if "\0" in str(path):
-        raise ConfigError(f"path: {shown(path)} names no file: it holds a NUL")
+    if "\0" in str(path) or "://" in str(path):
+        raise ConfigError(f"path: {shown(path)} names no file; a plain path, no address")
     return Path(path).absolute()
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from stillfresh.errors import ConfigError, shown
-from stillfresh.feed.keys import checked_uuid
+from stillfresh.feed.keys import category_of, checked_uuid
 from stillfresh.feed.model import Comment, Topic
 
 __all__ = ["checked_comments", "checked_topic", "checked_topics"]
@@ -21,9 +22,10 @@ LARGEST: Final = 2**63
 
 
 def checked_topic(topic: object) -> Topic:
+    """With its category normalised, so that here and upstream it has one name."""
     kept = _checked(topic, Topic)
     checked_uuid(kept.topic_uuid)
-    return kept
+    return replace(kept, category_id=category_of(kept.category_id))
 
 
 def checked_topics(topics: Iterable[object]) -> list[Topic]:

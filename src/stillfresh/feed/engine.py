@@ -5,10 +5,11 @@ is, what a write changes, who is told.
 """
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, cast
 
 import apsw
 import msgspec
@@ -44,12 +45,11 @@ from stillfresh.feed.model import (
 from stillfresh.feed.rules import Fetched, listed
 from stillfresh.feed.shelf import Found, Listed
 from stillfresh.feed.source import FeedSource, fetch
+from stillfresh.feed.steps import Change
 from stillfresh.feed.store import FeedStore
 from stillfresh.freshness import Verdict
 
 __all__ = ["FeedEngine"]
-
-T = TypeVar("T")
 
 AT_ONCE: Final = 16
 """Keys fetched side by side; and copies of what came that the engine keeps, the rows being here."""
@@ -75,6 +75,12 @@ class FeedEngine:
     ) -> None:
         if not isinstance(lookups, int) or isinstance(lookups, bool) or lookups < 1:
             raise ConfigError(f"lookups: must be a whole number of 1 or more, not {shown(lookups)}")
+        if not isinstance(cache, FeedCache):
+            raise ConfigError(f"cache: a FeedCache, by FeedCache.open(path), not {shown(cache)}")
+        if not callable(getattr(source, "day_index", None)) or isinstance(source, type):
+            raise ConfigError(
+                f"source: an object with the methods of FeedSource, not {shown(source)}"
+            )
         self._cache = cache
         self._source = source
         self._clock = cache.clock if clock is None else checked_clock(clock)
@@ -82,6 +88,7 @@ class FeedEngine:
         self._store = FeedStore(cache, self._clock, self._updated.emit)
         self._engine = Cache(self._store, clock=self._clock, sleep=sleep)
         self._tasks = Tasks()
+        self._writes: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
         async def load(keys: list[str]) -> dict[str, Fetched | Loaded[Fetched]]:
@@ -149,6 +156,7 @@ class FeedEngine:
             return found, self._freshness(Verdict.FRESH, found.fetched_at)
         answer = await self._keys.get(key)
         if found is not None and found.is_hit:
+            self._store.owe(key)
             return found, self._freshness(Verdict.STALE, found.fetched_at, answer.error)
         for _ in range(MAX_OVERTAKEN):
             if not _is_overtaken(answer):
@@ -164,7 +172,10 @@ class FeedEngine:
         if found is not None and found.is_hit:
             is_fresh = self._store.is_fresh(key, found, self._clock())
             verdict = Verdict.FRESH if is_fresh else Verdict.STALE
-            return found, self._freshness(verdict, found.fetched_at, answer.error)
+            error = answer.error
+            if answer.found and answer.value.failed:
+                error = LoadFailed(f"{key}: {answer.value.failed}")
+            return found, self._freshness(verdict, found.fetched_at, error)
         if answer.error is not None:
             raise answer.error
         return answer.value, self._freshness(answer.verdict, answer.fetched_at)
@@ -188,8 +199,8 @@ class FeedEngine:
         await self._write(
             lambda file: steps.create_topic(file, new, at=now),
             lambda: self._source.create_topic(new),
-            undo=lambda file, before: steps.uncreate_topic(file, new, before),
-            settle=lambda file, _: steps.forget_lists(file, new.category_id),
+            undo=lambda file, change: steps.uncreate_topic(file, new.topic_uuid, change),
+            settle=lambda file, change: steps.forget_lists(file, change.categories),
         )
 
     async def delete_topic(self, uuid: str) -> None:
@@ -198,8 +209,8 @@ class FeedEngine:
         await self._write(
             lambda file: steps.delete_topic(file, name, at=now),
             lambda: self._source.delete_topic(name),
-            undo=lambda file, removed: steps.restore_topic(file, name, removed),
-            settle=lambda file, removed: steps.forget_lists(file, removed.category),
+            undo=lambda file, change: steps.restore_topic(file, name, change),
+            settle=lambda file, change: steps.forget_lists(file, change.categories),
         )
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
@@ -209,25 +220,27 @@ class FeedEngine:
         await self._write(
             lambda file: steps.add_comment(file, name, new, at=now),
             lambda: self._source.add_comment(name, new),
-            undo=lambda file, before: steps.remove_comment(
-                file, name, new.comment_uuid, before, at=now
+            undo=lambda file, change: steps.remove_comment(
+                file, name, new.comment_uuid, change, at=now
             ),
             settle=lambda file, _: steps.forget(file, [comments_key(name)]),
         )
 
     async def _write(
         self,
-        change: Callable[[apsw.Connection], T],
+        change: Callable[[apsw.Connection], Change],
         ask: Callable[[], Awaitable[object]],
         *,
-        undo: Callable[[apsw.Connection, T], None],
-        settle: Callable[[apsw.Connection, T], None],
+        undo: Callable[[apsw.Connection, Change], None],
+        settle: Callable[[apsw.Connection, Change], None],
     ) -> None:
         """F10: here, then there. Cancelled before upstream is asked, it is undone; while it is
         being asked, nobody can know: it stands, and what is refreshed from then on will tell.
         """
         self._check_open()
         changing, last = self._tasks.child(self._store.run(change), None), undo
+        done = asyncio.get_running_loop().create_future()
+        self._writes.add(done)
         try:
             await asyncio.shield(changing)
             last = settle
@@ -236,15 +249,21 @@ class FeedEngine:
             last = undo
             raise
         finally:
-            await asyncio.shield(self._tasks.child(self._end_write(changing, last), None))
+            ending = self._tasks.child(self._end_write(changing, last), None)
+            ending.add_done_callback(lambda _: self._written(done))
+            await asyncio.shield(ending)
+
+    def _written(self, done: "asyncio.Future[None]") -> None:
+        self._writes.discard(done)
+        done.set_result(None)
 
     async def _end_write(
-        self, changing: "asyncio.Task[T]", last: Callable[[apsw.Connection, T], None]
+        self, changing: "asyncio.Task[Change]", last: Callable[[apsw.Connection, Change], None]
     ) -> None:
         """What upstream said is what the caller is told, whatever becomes of the file."""
         try:
-            before = await changing
-            await self._store.run(lambda file: last(file, before))
+            change = await changing
+            await self._store.run(lambda file: last(file, change))
         except StillfreshError as exc:
             logger.warning("the feed cache could not be written: %s", exc)
 
@@ -261,12 +280,27 @@ class FeedEngine:
         await self._store.run(lambda file: steps.forget(file, [comments_key(uuid)]))
 
     def on_updated(self, listener: Callable[[FeedCacheUpdated], object]) -> Unsubscribe:
-        """Called after each revalidation that was stored; returns the unsubscribe."""
+        """Told, by call or as a coroutine, after each revalidation that was stored."""
+        if not callable(listener):
+            raise ConfigError(f"on_updated: takes a function of the event, not {shown(listener)}")
+        if inspect.iscoroutinefunction(listener):
+            return self._updated.subscribe(lambda event: self._behind(listener, event))
         return self._updated.subscribe(listener)
 
+    def _behind(self, listener: Callable[[FeedCacheUpdated], Any], event: FeedCacheUpdated) -> None:
+        async def tell() -> None:
+            try:
+                await listener(event)
+            except Exception:
+                logger.exception("listener %r failed on %r", listener, event)
+
+        self._tasks.spawn(tell(), None)
+
     async def close(self) -> None:
-        """No revalidation is left running; the cache is still open."""
+        """Writes that upstream was asked for end first, within a grace; no revalidation is left."""
         self._is_closed = True
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=GRACE)
         await self._engine.close()
         await self._tasks.end(GRACE)
 
@@ -285,6 +319,7 @@ class FeedEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise NotOpen("this feed engine is closed; make another one")
+        self._cache.file.check_open()
 
 
 def _is_overtaken(answer: Answer[Fetched]) -> bool:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import apsw
 
-from stillfresh.errors import NotOpen
+from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed.schema import FEED, OWN
 from stillfresh.feed.shelf import Shelf
 from stillfresh.stores.sqlite.connection import (
@@ -118,9 +118,16 @@ class FeedFile:
             self._writer.wake()
 
     def submit(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> "Future[T]":
-        """On the writer's thread, in a transaction of its own; others may share its commit."""
+        """On the writer's thread, in a savepoint of its own; others may share its commit."""
         self.check_open()
-        return self._writer.submit(job, writes=writes)
+
+        def guarded(connection: apsw.Connection) -> T:
+            try:
+                return job(connection)
+            except (TypeError, ValueError, OverflowError) as exc:
+                raise StoreError(f"{self._path}: holds what cannot be read: {exc!r}") from exc
+
+        return self._writer.submit(guarded, writes=writes)
 
     def check_open(self) -> None:
         if self.is_closed:

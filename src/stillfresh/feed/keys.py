@@ -17,7 +17,6 @@ __all__ = [
     "checked_uuid",
     "comments_key",
     "index_of",
-    "is_index_of",
     "named_category",
     "spelled",
     "subject",
@@ -87,13 +86,6 @@ def index_of(key: str) -> Index | None:
 
 def is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
-
-
-def is_index_of(key: str, category: str) -> bool:
-    """Of this very category, whatever its days: `a` never matches `a:b`."""
-    prefix = f"index:{category}:"
-    rest = key.removeprefix(prefix)
-    return key.startswith(prefix) and rest.isascii() and rest.isdigit()
 
 
 def canonical(key: object) -> str:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stillfresh.engine.rules import failed, is_cooling
 from stillfresh.feed.rules import Fetched, is_stale
-from stillfresh.feed.steps import store
+from stillfresh.feed.storing import store
 from stillfresh.freshness import MAX_SKEW, Policy, is_over
 from stillfresh.stores.contract import (
     Ask,
@@ -186,7 +186,7 @@ def _publish_one(
     now: float,
 ) -> bool:
     fetched = msgspec.msgpack.decode(copy.value, type=Fetched)  # type: ignore[arg-type]  # bytes
-    changed = store(connection, key, fetched, at=copy.fetched_at, fresh_for=fresh_for)
+    changed = store(connection, key, fetched, at=copy.fetched_at, fresh_for=fresh_for, now=now)
     failure = None
     if fetched.failed:
         failure = failed(found.failure, fetched.failed, now, 0.0, fetched.pause)

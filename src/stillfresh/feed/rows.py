@@ -29,9 +29,10 @@ Stored: TypeAlias = tuple[Any, ...]
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# JSON goes in and out as bytes: text that is no UTF-8 would raise before it can be replaced.
+# In and out as bytes: text that is no UTF-8 would raise before it can be replaced.
 _SELECT_TOPIC: Final = """
-    SELECT topic_uuid, CAST(topic_json AS BLOB), category_id, created_at, deleted, cached_at
+    SELECT topic_uuid, CAST(topic_json AS BLOB), CAST(category_id AS BLOB), created_at, deleted,
+        cached_at
     FROM feed_topics WHERE topic_uuid = ?
 """
 _SELECT_COMMENTS: Final = """
@@ -40,7 +41,7 @@ _SELECT_COMMENTS: Final = """
 """
 _PUT_TOPIC: Final = """
     INSERT INTO feed_topics(topic_uuid, topic_json, category_id, created_at, deleted, cached_at)
-    VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?)
+    VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?, ?)
     ON CONFLICT(topic_uuid) DO UPDATE SET topic_json = excluded.topic_json,
         category_id = excluded.category_id, created_at = excluded.created_at,
         deleted = excluded.deleted, cached_at = excluded.cached_at
@@ -69,11 +70,18 @@ def comments_row(connection: apsw.Connection, uuid: str) -> Stored | None:
     return row
 
 
-def put_topic_row(connection: apsw.Connection, topic: Topic, *, at: float) -> bool:
-    """Merged with the row there is; whether it says something else now."""
+def put_topic_row(
+    connection: apsw.Connection,
+    topic: Topic,
+    *,
+    at: float,
+    is_index: bool = False,
+    is_full: bool = False,
+) -> bool:
+    """Merged with the row there is (`is_full`: read as a whole); whether it is news."""
     before = topic_row(connection, topic.topic_uuid)
     old = None if before is None else _object(before[1])
-    new = merged(old, topic)
+    new = merged(old, topic, is_index=is_index, is_full=is_full)
     row = (
         topic.topic_uuid,
         msgspec.json.encode(new),

@@ -85,14 +85,21 @@ def covered(days: Sequence[date]) -> Window:
     return Window(since.timestamp(), last.timestamp() + DAY)
 
 
-def merged(old: Row | None, topic: Topic) -> Row:
-    """F9: the new row keeps fields of others, and from a full row what an index does not carry."""
-    new = _object(topic)
+def merged(old: Row | None, topic: Topic, *, is_index: bool = False, is_full: bool = False) -> Row:
+    """F9: the new row keeps fields of others, and from a full row what an index does not carry.
+
+    An index may carry a preview: `is_index` says that its body, too, is none.
+    """
+    new, before = _object(topic), topic_of(old)
     new["category_id"] = category_of(topic.category_id)
-    before = topic_of(old)
-    if topic.body is None and before is not None and before.body is not None:
+    if (
+        before is not None
+        and (is_index or topic.body is None)
+        and (is_full or before.body is not None)
+    ):
         kept = _object(before)
-        new |= {field: kept[field] for field in ENRICHED}
+        new = {name: value for name, value in new.items() if name not in ENRICHED}
+        new |= {name: kept[name] for name in ENRICHED if name in kept}
     return new | _others(old or {}, _TOPIC_FIELDS)
 
 

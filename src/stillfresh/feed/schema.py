@@ -58,6 +58,7 @@ OWN: Final = (
     comment_uuid TEXT NOT NULL,
     written_at REAL NOT NULL,
     deleted INTEGER NOT NULL,
+    token TEXT NOT NULL,
     PRIMARY KEY (topic_uuid, comment_uuid)
 ) WITHOUT ROWID""",
 )

@@ -49,9 +49,8 @@ _SPELLINGS: Final = """
         SELECT (SELECT min(category_id) FROM feed_topics WHERE category_id > name) FROM spelling
         WHERE name IS NOT NULL
     )
-    SELECT CAST(name AS BLOB) FROM spelling WHERE name IS NOT NULL LIMIT 256
+    SELECT CAST(name AS BLOB) FROM spelling WHERE name IS NOT NULL
 """
-"""Capitals and blanks sort before small letters, so that odd spellings are among the first."""
 _TOPIC: Final = """
     SELECT CAST(t.topic_json AS BLOB), CAST(t.cached_at AS INTEGER),
         CAST(m.last_fetched AS INTEGER), w.written_at
@@ -62,10 +61,11 @@ _TOPIC: Final = """
 """
 _COMMENTS: Final = """
     SELECT CAST(c.comments_json AS BLOB), CAST(c.cached_at AS INTEGER),
-        CAST(m.last_fetched AS INTEGER)
+        CAST(m.last_fetched AS INTEGER), w.written_at
     FROM (SELECT ?1 AS uuid, ?2 AS key)
     LEFT JOIN feed_comments c ON c.topic_uuid = uuid
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
+    LEFT JOIN stillfresh_writes w ON w.topic_uuid = uuid AND w.comment_uuid = '' AND w.deleted
 """
 # Not strict: another implementation may write 0 and 1 for false and true.
 _topic: Final = msgspec.json.Decoder(Topic, strict=False).decode
@@ -136,7 +136,7 @@ class Shelf:
     def __init__(self) -> None:
         self._lists: dict[Index, Listed] = {}
         self._kept = 0
-        self._known: dict[bytes, tuple[Topic | None, bytes]] = {}
+        self._known: dict[bytes, tuple[Topic | None, bytes | None]] = {}
         self.skipped = 0
 
     def find(
@@ -171,9 +171,8 @@ class Shelf:
         if self._kept + size > MAX_TOPICS:
             self._lists.clear()
             self._kept = 0
-        if size <= MAX_TOPICS:
-            self._lists[index] = found
-            self._kept += size
+        self._lists[index] = found  # one list, however long, is always kept
+        self._kept += size
 
     def _read(self, connection: apsw.Connection, index: Index, now: float, *, raw: bool) -> Listed:
         """The meta row first: if both change meanwhile, the topics are newer than they say."""
@@ -200,7 +199,7 @@ class Shelf:
         for uuid, text, created_at, cached_at in rows:
             kept = known.get(uuid)
             if kept is None:  # bytes are kept of what is read a second time, or asked for
-                kept = known[uuid] = (self._decoded(text), b"" if texts is None else text)
+                kept = known[uuid] = (self._decoded(text), None if texts is None else text)
             elif kept[1] != text:
                 kept = known[uuid] = (self._decoded(text), text)
             topic = kept[0]
@@ -209,7 +208,7 @@ class Shelf:
                 continue
             topics.append(topic)
             if texts is not None:
-                texts.append(kept[1])
+                texts.append(text if kept[1] is None else kept[1])
             if created_at == last and uuid < last_uuid:
                 is_ordered = False
             last, last_uuid = created_at, uuid
@@ -235,6 +234,8 @@ class Shelf:
     def topic(self, connection: apsw.Connection, uuid: str) -> Found[Topic | None]:
         row = connection.execute(_TOPIC, (uuid, topic_key(uuid))).get
         topic = None if row[0] is None else self._decoded(row[0])
+        if topic is not None and topic.topic_uuid != uuid:
+            topic = None
         found = Found(topic, row[2], None if topic is None else row[1])
         found.deleted_at = row[3]
         if topic is None and row[0] is not None:
@@ -242,15 +243,15 @@ class Shelf:
         return found
 
     def comments(self, connection: apsw.Connection, uuid: str) -> Found[list[Comment]]:
-        text, cached_at, last_fetched = connection.execute(
-            _COMMENTS, (uuid, comments_key(uuid))
-        ).get
+        row = connection.execute(_COMMENTS, (uuid, comments_key(uuid))).get
+        text, cached_at, last_fetched, deleted_at = row
         try:
-            value = [] if text is None else _comments(text)
+            found = Found([] if text is None else _comments(text), last_fetched, cached_at)
         except UNREADABLE:
             self.skipped += 1
-            return Found([], None, None)
-        return Found(value, last_fetched, cached_at)
+            found = Found([], None, None)
+        found.deleted_at = deleted_at
+        return found
 
 
 def _spellings(connection: apsw.Connection, category: str) -> list[str]:

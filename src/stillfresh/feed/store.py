@@ -13,12 +13,13 @@ import apsw
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
-from stillfresh.errors import StoreError
+from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed import leases, steps, upkeep
 from stillfresh.feed.cache import FeedCache
 from stillfresh.feed.model import FeedCacheUpdated
 from stillfresh.feed.rules import is_stale
 from stillfresh.feed.shelf import Found, Shelf
+from stillfresh.freshness import MAX_SKEW
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -50,8 +51,8 @@ class FeedStore:
         self._clock = clock
         self._tell = tell
         self._room = asyncio.Semaphore(MAX_QUEUED)
-        self._silent: set[str] = set()
-        """Leases of misses: who asked gets the answer, and needs no event."""
+        self._silent: dict[str, str] = {}
+        """Leases of misses, by key: who asked gets the answer, and needs no event."""
         self._owed: set[str] = set()
         """Keys whose answer was overtaken: the next one is news."""
         self._broken: dict[str, Broken] = {}
@@ -70,10 +71,14 @@ class FeedStore:
             lambda connection, shelf: shelf.find(connection, key, now, raw=raw)
         )
 
+    def owe(self, key: str) -> None:
+        """Somebody was given something old while the first copy is on its way: tell them."""
+        self._silent.pop(key, None)
+
     def is_fresh(self, key: str, found: Found[Any], now: float) -> bool:
         """F3; F12: unreadable rows are refetched, once; F8: what was deleted here stays away."""
         fresh_for = self._cache.fresh_for
-        if found.deleted_at is not None and not is_stale(found.deleted_at, fresh_for, now):
+        if found.deleted_at is not None and -MAX_SKEW <= now - found.deleted_at < fresh_for:
             return True
         return not is_stale(found.last_fetched, fresh_for, now) and (
             not found.broken or self._broken.get(key) == found.broken
@@ -122,7 +127,7 @@ class FeedStore:
         for ask in asks:
             grant = grants[ask.id]
             if isinstance(grant, Lease) and ask.seen is None and ask.id not in self._owed:
-                self._silent.add(grant.token)
+                self._silent[ask.id] = grant.token
         return grants
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
@@ -134,12 +139,13 @@ class FeedStore:
             )
         )
         self._owed |= done.superseded
+        for key in done.superseded:
+            self._silent.pop(key, None)
         for key in copies.keys() - done.superseded:
             self._note_broken(key)
             self._owed.discard(key)
-            if copies[key][0].token not in self._silent:
+            if self._silent.pop(key, None) != copies[key][0].token:
                 self._tell(FeedCacheUpdated(key, key in done.changed))
-        self._silent -= {lease.token for lease, _ in copies.values()}
         return set(done.superseded)
 
     def _note_broken(self, key: str) -> None:
@@ -164,8 +170,9 @@ class FeedStore:
         self, kind: str, held: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
         del kind
-        self._silent -= {lease.token for lease in held}
-        self._owed -= {lease.id for lease in held}
+        for lease in held:
+            self._silent.pop(lease.id, None)
+            self._owed.discard(lease.id)
         await self.run(
             lambda connection: leases.release(connection, held, failures or {}, now=self._clock())
         )
@@ -203,8 +210,8 @@ class FeedStore:
         await self._room.acquire()
         try:
             done = asyncio.wrap_future(self._cache.file.submit(job, writes=writes))
-        except BaseException:
+        except NotOpen as exc:
             self._room.release()
-            raise
+            raise StoreError("the feed cache is closed") from exc
         done.add_done_callback(lambda _: self._room.release())
         return await asyncio.shield(done)
