@@ -26,7 +26,11 @@ class FeedSource(Protocol):
     """A DHT, an HTTP API, …: every method is as slow as the network is, and raises if it fails."""
 
     async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
-        """The topics of one day (UTC), without bodies; of all categories if None."""
+        """The topics of one day (UTC), without bodies; of all categories if None.
+
+        All of them: what a day leaves out is taken for gone. `category` is case-folded; compare
+        it without regard to case.
+        """
 
     async def topic(self, uuid: str) -> Topic | None:
         """The whole topic; None if there is no such topic."""
