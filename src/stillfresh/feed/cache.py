@@ -28,6 +28,7 @@ from stillfresh.feed.keys import (
     comments_key,
     index_of,
     named_category,
+    whole_days,
 )
 from stillfresh.feed.model import Comment, FeedStats, Topic
 from stillfresh.feed.rules import DAY, is_stale, window
@@ -39,8 +40,6 @@ T = TypeVar("T")
 
 FRESH_FOR: Final = 300.0
 KEEP_FOR: Final = 30.0 * DAY
-MOST_DAYS: Final = 10**9
-"""Longer ago than anything; a float can still count it in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class FeedCache:
         return self._topics(named_category(category), days_back)
 
     def _topics(self, category: str | None, days_back: int) -> list[Topic]:
-        index, now = Index(category, _whole(days_back)), self.clock()
+        index, now = Index(category, whole_days(days_back)), self.clock()
         return self._read(
             lambda connection, shelf: list(shelf.listed(connection, index, now).value), []
         )
@@ -224,12 +223,6 @@ class FeedCache:
         except StoreError as exc:
             logger.warning("the feed cache could not be read: %s", exc)
             return miss
-
-
-def _whole(days_back: object) -> int:
-    if not isinstance(days_back, int) or isinstance(days_back, bool):
-        raise ConfigError(f"days_back: must be a whole number of days, not {shown(days_back)}")
-    return max(0, min(days_back, MOST_DAYS))
 
 
 def _given_path(path: object) -> Path:

@@ -21,6 +21,7 @@ __all__ = [
     "spelled",
     "subject",
     "topic_key",
+    "whole_days",
 ]
 
 EVERYTHING: Final = "all"
@@ -104,11 +105,16 @@ def checked_uuid(uuid: object) -> str:
     return _sound("uuid", uuid)
 
 
-def checked_days(days_back: object) -> int:
-    """Any whole number; the engine's own readers get 1 to 30."""
+def whole_days(days_back: object) -> int:
+    """0 for all there are; and no more than a float can count in seconds."""
     if not isinstance(days_back, int) or isinstance(days_back, bool):
         raise ConfigError(f"days_back: must be a whole number of days, not {shown(days_back)}")
-    return min(MOST_DAYS, max(1, days_back))
+    return max(0, min(days_back, 10**9))
+
+
+def checked_days(days_back: object) -> int:
+    """F4: the engine's readers get 1 to 30."""
+    return min(MOST_DAYS, max(1, whole_days(days_back)))
 
 
 def _sound(name: str, text: str) -> str:

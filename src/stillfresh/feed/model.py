@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import LoadFailed, shown
 from stillfresh.freshness import Verdict, age_of
 
 __all__ = [
@@ -121,7 +121,7 @@ class _Answer(Dated, Generic[T]):
         self.freshness = freshness
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._value!r} {self.verdict} age={self.age:.3g}s>"
+        return f"<{type(self).__name__} {shown(self._value)} {self.verdict} age={self.age:.3g}s>"
 
 
 class Feed(_Answer[list[Topic]]):

@@ -14,6 +14,7 @@ from stillfresh.feed.model import Topic
 from stillfresh.feed.rules import Row, is_news, merged
 
 __all__ = [
+    "UNREADABLE",
     "Stored",
     "comments_row",
     "drop_topics",

@@ -20,6 +20,7 @@ from stillfresh.feed.keys import (
     topic_key,
 )
 from stillfresh.feed.model import Comment, FeedJson, Freshness, Topic
+from stillfresh.feed.rows import UNREADABLE
 from stillfresh.feed.rules import DAY, window
 
 __all__ = ["Found", "Listed", "Shelf"]
@@ -31,7 +32,6 @@ Row: TypeAlias = tuple[bytes, bytes, int, int]
 MAX_TOPICS: Final = 2_000
 """Topics kept decoded, with their bytes; of 5 KB each that is some 20 MB."""
 INFINITY: Final = float("inf")
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Cast, since SQLite lets another implementation put any type into any column.
 _META: Final = "SELECT CAST(last_fetched AS INTEGER) FROM feed_cache_meta WHERE cache_key = ?"
