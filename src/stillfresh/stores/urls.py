@@ -1,5 +1,6 @@
-"""From a URL to a store: `memory://`, `sqlite:///path`. Each store is imported when it is named."""
+"""From a URL to a store: `memory://`, `sqlite:///path`, `redis://host`; imported when named."""
 
+import time
 from urllib.parse import unquote, urlsplit
 
 from stillfresh.clock import Clock
@@ -9,7 +10,11 @@ from stillfresh.stores.memory import MemoryStore
 
 __all__ = ["store_for"]
 
-ALLOWED = "memory:// or sqlite:///path/to/file.db (sqlite:////path for an absolute one)"
+ALLOWED = (
+    "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one) "
+    "or redis://host:6379/0 (also rediss://, valkey://, valkeys://)"
+)
+REDIS = {"redis", "rediss", "valkey", "valkeys"}
 
 
 def store_for(store: str | Store, clock: Clock) -> Store:
@@ -28,6 +33,8 @@ def _named(url: str, clock: Clock) -> Store:
         parts = urlsplit(url)
     except ValueError as exc:
         raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}") from exc
+    if parts.scheme in REDIS:
+        return _redis(url, clock)
     if parts.query or parts.fragment:
         raise ConfigError(f"store {url!r}: takes no options behind ? or #; write {ALLOWED}")
     match parts.scheme:
@@ -39,3 +46,16 @@ def _named(url: str, clock: Clock) -> Store:
             return SqliteStore(unquote(parts.path[1:]), clock=clock)
         case _:
             raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}")
+
+
+def _redis(url: str, clock: Clock) -> Store:
+    """A cache on the machine's clock leaves leases to the server's, which is one for all."""
+    try:
+        from stillfresh.stores.redis.address import store_at  # noqa: PLC0415 (only when named)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] != "redis":
+            raise
+        raise ConfigError(
+            'a Redis store needs the library "redis": pip install "stillfresh[redis]"'
+        ) from exc
+    return store_at(url, None if clock is time.time else clock)
