@@ -1,7 +1,7 @@
 """S1, S2, S5: the Redis store on real servers: the contract, the layout, bad input."""
 
 import pytest
-from valkey_server import SERVERS, Server
+from valkey_server import SERVERS, Server, binary_of
 
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import Store
@@ -9,7 +9,7 @@ from stillfresh.stores.urls import store_for
 from stillfresh.testing import StoreConformance
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(params=[name for name in SERVERS if binary_of(name)])
 def server(request: pytest.FixtureRequest) -> Server:
     name = {"valkey": "valkey", "redis": "redis_server"}[request.param]
     server: Server = request.getfixturevalue(name)

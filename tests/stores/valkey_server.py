@@ -80,11 +80,15 @@ class Server:
         assert self.process is not None
         self.process.send_signal(which)
 
+    @property
+    def address(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
     def url(self, **options: object) -> str:
         """Its address with a prefix that nobody else has."""
         query = {"prefix": f"test-{uuid4().hex}", **options}
         text = "&".join(f"{name}={value}" for name, value in query.items())
-        return f"redis://{HOST}:{self.port}/0?{text}"
+        return f"{self.address}?{text}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`redis://host:port/0`: copies and leases in Redis 7 or Valkey, shared by any number of machines (S5)."""
+"""`redis://host:port/0`: copies and leases in Redis 7 or Valkey, for many machines (S5)."""
 
 from stillfresh.stores.redis.store import RedisStore
 

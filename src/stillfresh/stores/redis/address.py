@@ -1,4 +1,4 @@
-"""From `redis://user:password@host:6379/0?prefix=shop&timeout=2s` to a store; mistakes are named."""
+"""From `redis://user:password@host:6379/0?prefix=shop` to a store; mistakes are named."""
 
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
@@ -45,20 +45,23 @@ def store_at(url: str, clock: Clock | None) -> RedisStore:
 def _mistake(parts: SplitResult) -> str | None:
     given = parse_qsl(parts.query, keep_blank_values=True)
     names = [name for name, _ in given]
-    known = OWN | TLS if SCHEMES[parts.scheme] == "rediss" else OWN
-    if not parts.hostname:
-        return "names no host"
-    if not _is_port(parts):
-        return "has a port that is none"
-    if parts.fragment or (parts.path.strip("/") and not parts.path.strip("/").isdecimal()):
-        return "has more than a database's number behind the host"
-    if unknown := sorted({*names} - known):
-        return f"knows no {', '.join(unknown)}"
-    if len({*names}) < len(names):
-        return "says the same thing twice"
-    if not all(value.isdecimal() for name, value in given if name == "max_connections"):
-        return "max_connections is a whole number"
-    return None
+    unknown = sorted({*names} - (OWN | TLS if SCHEMES[parts.scheme] == "rediss" else OWN))
+    database = parts.path.strip("/")
+    counts = [value for name, value in given if name == "max_connections"]
+    checks = {
+        "names no host": not parts.hostname,
+        "has a port that is none": not _is_port(parts),
+        "has more than a database's number behind the host": bool(parts.fragment)
+        or not (database.isdecimal() or not database),
+        f"knows no {', '.join(unknown)}": bool(unknown),
+        "says the same thing twice": len({*names}) < len(names),
+        "max_connections is a whole number of 1 or more": not all(map(_is_count, counts)),
+    }
+    return next((mistake for mistake, is_made in checks.items() if is_made), None)
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
 
 
 def _is_port(parts: SplitResult) -> bool:

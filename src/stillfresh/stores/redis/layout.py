@@ -147,7 +147,7 @@ def is_enough(glance: bytes, known: str) -> bool:
     if len(glance) < GLANCE:
         return True
     fields = FIELDS.unpack_from(glance)
-    return fields[7] == padded(known) and HEAD + fields[12] + fields[13] <= GLANCE
+    return bool(fields[7] == padded(known)) and HEAD + fields[12] + fields[13] <= GLANCE
 
 
 def record_of(data: bytes | None, known: str | None = None) -> Record | None:

@@ -1,29 +1,25 @@
-"""The way to the server: commands in, replies out, the client library's errors ended here (S5).
+"""The way to the server: its failures are bounded in time, settled, and translated (S2, S5).
 
-A round trip is bounded in time. One whose reply got lost is run once more: every step can tell
-whether it was done already (S2). A server that is away is asked now and then only.
+A round trip whose reply got lost is run once more: every step can tell whether it was done
+already. A server that is away is asked now and then only.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.redis.breaker import Breaker
+from stillfresh.stores.redis.connections import Command, Connections
 from stillfresh.stores.redis.scripts import BY_SHA
 
-__all__ = ["Command", "Link"]
-
-Command: TypeAlias = tuple[bytes | str | int, ...]
+__all__ = ["Link"]
 
 SLICE: Final = 500
 SLICE_BYTES: Final = 1 << 20
@@ -37,40 +33,26 @@ logger = logging.getLogger(__name__)
 class Link:
     """Belongs to the event loop that uses it."""
 
-    def __init__(self, url: str, *, timeout: float, max_connections: int, **options: Any) -> None:  # noqa: ANN401
-        self._pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=max_connections,
-            timeout=None,
-            socket_timeout=None,
-            socket_connect_timeout=None,
-            retry=Retry(
-                NoBackoff(), 0
-            ),  # a step that may have been done is not the client's to repeat
-            decode_responses=False,
-            protocol=2,
-            **options,
-        )
-        self._client = Redis(connection_pool=self._pool)
+    def __init__(self, connections: Connections, timeout: float) -> None:
+        self._connections = connections
         self._timeout = timeout
         self._breaker = Breaker()
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._pool.disconnect()
+        await self._connections.close()
 
     async def greet(self) -> None:
         """Whether the server would have us. One that is away will be asked again."""
         began = time.monotonic()
         try:
-            await self._checked(await self._once([("PING",)]))
+            _checked(await self._once([("PING",)]))
         except AuthenticationError as exc:
-            raise StoreError(f"the Redis server refused: {_said(exc)}") from exc
+            raise _refused(exc) from exc
         except LOST as exc:
-            self._breaker.failed(began, time.monotonic())
+            self._failed(began)
             logger.warning("the Redis server is away: %s", _said(exc))
         except RedisError as exc:
-            raise StoreError(f"the Redis server refused: {_said(exc)}") from exc
+            raise _refused(exc) from exc
 
     async def run(
         self, commands: Sequence[Command], *, settle: Sequence[Command] = (), urgent: bool = False
@@ -89,53 +71,64 @@ class Link:
         self, commands: Sequence[Command], settle: Sequence[Command], *, urgent: bool
     ) -> list[Any]:
         began = time.monotonic()
-        if not urgent and not self._breaker.allows(began):
+        if not self._breaker.allows(began) and not urgent:
             raise StoreError("the Redis server is away; it is asked again in a moment")
         try:
-            replies = await self._twice(commands, settle)
+            replies = await self._settled(commands, settle)
         except LOST as exc:
-            self._breaker.failed(began, time.monotonic())
+            self._failed(began)
             raise StoreError(f"the Redis server is away: {_said(exc)}") from exc
         except RedisError as exc:
-            raise StoreError(f"the Redis server refused: {_said(exc)}") from exc
-        self._breaker.succeeded()
-        return await self._checked(replies)
+            raise _refused(exc) from exc
+        if self._breaker.is_open:
+            self._breaker.succeeded()
+            logger.warning("the Redis server is back")
+        return await self._accepted(replies)
 
-    async def _twice(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
+    async def _settled(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
+        """Twice, on a new connection; once if it was away before."""
         if self._breaker.is_open:
             return await self._once(commands)
         try:
             return await self._once(commands)
         except LOST:
+            await self._connections.drop_idle()
             return await self._once(settle)
 
     async def _once(self, commands: Sequence[Command]) -> list[Any]:
         async with asyncio.timeout(self._timeout):
-            replies = await self._send(commands)
-            forgotten = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-            if forgotten:
-                texts = {BY_SHA[str(commands[at][1])].text for at in forgotten}
-                await self._send([("SCRIPT LOAD", text) for text in texts])
-                rerun = await self._send([commands[at] for at in forgotten])
-                for at, reply in zip(forgotten, rerun, strict=True):
-                    replies[at] = reply
+            replies = await self._connections.send(commands)
+            if any(isinstance(reply, NoScriptError) for reply in replies):
+                await self._teach(commands, replies)
             return replies
 
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        """One round trip; a command that the server refused has the error for its reply."""
-        async with self._client.pipeline(transaction=False) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)
-            replies: list[Any] = await pipeline.execute(raise_on_error=False)
-            return replies
+    async def _teach(self, commands: Sequence[Command], replies: list[Any]) -> None:
+        """A server that was started anew has forgotten the scripts, and ran none of these."""
+        places = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        texts = {BY_SHA[str(commands[at][1])].text for at in places}
+        await self._connections.send([("SCRIPT", "LOAD", text) for text in texts])
+        again = await self._connections.send([commands[at] for at in places])
+        for at, reply in zip(places, again, strict=True):
+            replies[at] = reply
 
-    async def _checked(self, replies: list[Any]) -> list[Any]:
-        for reply in replies:
-            if isinstance(reply, RedisError):
-                if isinstance(reply, ReadOnlyError):  # not the primary any more: find the new one
-                    await self._pool.disconnect(inuse_connections=False)
-                raise StoreError(f"the Redis server refused: {_said(reply)}") from reply
-        return replies
+    async def _accepted(self, replies: list[Any]) -> list[Any]:
+        if any(isinstance(reply, ReadOnlyError) for reply in replies):
+            await self._connections.drop_idle()  # not the primary any more: find the new one
+        return _checked(replies)
+
+    def _failed(self, began: float) -> None:
+        self._breaker.failed(began, time.monotonic())
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, RedisError):
+            raise _refused(reply) from reply
+    return replies
+
+
+def _refused(error: RedisError) -> StoreError:
+    return StoreError(f"the Redis server refused: {_said(error)}")
 
 
 def _slices(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:

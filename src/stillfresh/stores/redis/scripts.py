@@ -1,4 +1,4 @@
-"""The store's atomic steps, as scripts that the server runs: each on keys of one hash slot (S2, S5).
+"""The store's atomic steps, scripts that the server runs: each on keys of one slot (S2, S5).
 
 The token is the fence, compared in the step that writes; its time only permits a takeover. What a
 step leaves has a time to live that covers all who may be served, and a minute for clocks that

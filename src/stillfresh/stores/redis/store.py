@@ -21,6 +21,7 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis.connections import Command, Connections
 from stillfresh.stores.redis.layout import (
     GLANCE,
     Place,
@@ -34,7 +35,7 @@ from stillfresh.stores.redis.layout import (
     padded,
     record_of,
 )
-from stillfresh.stores.redis.link import Command, Link
+from stillfresh.stores.redis.link import Link
 
 __all__ = ["RedisStore"]
 
@@ -78,12 +79,8 @@ class RedisStore:
         """A server that is away is no reason not to begin; one that refuses us is."""
         if self._link is not None:
             return
-        link = Link(
-            self._url,
-            timeout=self._timeout,
-            max_connections=self._max_connections,
-            **self._options,
-        )
+        connections = Connections(self._url, self._max_connections, self._options)
+        link = Link(connections, self._timeout)
         try:
             await link.greet()
         except BaseException:
@@ -249,7 +246,7 @@ class RedisStore:
             ((at, some),) = await link.run(
                 [scripts.EVICT.call([], at, self._places.every, repr(float(before)))]
             )
-            dropped += some
+            dropped += int(some)
             if at == b"0":
                 return dropped
 

@@ -1,0 +1,76 @@
+"""The client library's connections to one server: commands out, replies in, one round trip (S5).
+
+A connection on which anything was left unsaid (an error, a cancellation) is closed, never used
+again: its next reply would be somebody else's. Taking and giving back await nothing, so that no
+cancellation can lose a place.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
+
+__all__ = ["Command", "Connections"]
+
+Command: TypeAlias = tuple[bytes | str | int, ...]
+
+
+class Connections:
+    """At most `most` at once; who comes then waits for a place."""
+
+    def __init__(self, url: str, most: int, options: dict[str, Any]) -> None:
+        never = Retry(NoBackoff(), 0)  # a step that may have been done is not theirs to repeat
+        self._factory: ConnectionPool = ConnectionPool.from_url(
+            url,
+            retry=never,
+            socket_timeout=None,
+            socket_connect_timeout=None,
+            protocol=2,
+            **options,
+        )
+        self._places = asyncio.Semaphore(most)
+        self._idle: list[AbstractConnection] = []
+        self._closed = False
+
+    async def send(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies; a command that the server refused has the error for its reply."""
+        async with self._places:
+            connection = self._idle.pop() if self._idle else self._new()
+            try:
+                await connection.connect()  # type: ignore[no-untyped-call]
+                await connection.send_packed_command(connection.pack_commands(commands))
+                replies = [await _reply(connection) for _ in commands]
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            if self._closed:
+                await connection.disconnect()
+            else:
+                self._idle.append(connection)
+            return replies
+
+    def _new(self) -> AbstractConnection:
+        return cast("AbstractConnection", self._factory.make_connection())  # type: ignore[no-untyped-call]
+
+    async def drop_idle(self) -> None:
+        """What one has met, the others would meet: begin anew."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.disconnect(nowait=True)
+
+    async def close(self) -> None:
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.disconnect()
+
+
+async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatever the server says)
+    try:
+        return await connection.read_response()
+    except ResponseError as exc:
+        return exc
