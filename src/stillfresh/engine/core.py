@@ -15,6 +15,7 @@ from stillfresh.engine.flights import Outcome, Queue, Waiter
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import ResourceStats
 from stillfresh.engine.model import Answer, Explanation
+from stillfresh.engine.reads import Reads
 from stillfresh.engine.rules import Fail, Load, Serve, plan_read
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tower import Tower
@@ -66,6 +67,7 @@ class Core(Generic[K, V]):
         self._tower = self._new_tower()
         self._steps: set[Step[K]] = set()
         self._runtime: Runtime | None = None
+        self._reads: Reads
 
     def _new_tower(self) -> Tower[K, V]:
         queue: Queue[K, V] = Queue(self.spec.max_batch, self.spec.concurrency)
@@ -73,6 +75,7 @@ class Core(Generic[K, V]):
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._reads = Reads(self.spec.kind, runtime)
         tower = self._tower = self._new_tower()
         loader = Loader(
             self.spec,
@@ -242,7 +245,7 @@ class Core(Generic[K, V]):
         entries = self.shelf.front.entries
         pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
         try:
-            records = await runtime.store.read(self.spec.kind, ids, known)
+            records = await self._reads.read(ids, known)
         finally:
             self._steps.discard(step)
         self._check_open(runtime)
