@@ -71,14 +71,18 @@ class Server:
     def stop(self) -> None:
         """As if the machine had lost its power."""
         if self.process is not None:
-            self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.communicate(timeout=30)
             self.process = None
 
-    def signal(self, which: signal.Signals) -> None:
+    def pause(self) -> None:
+        """It keeps its connections and says nothing."""
         assert self.process is not None
-        self.process.send_signal(which)
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
     @property
     def address(self) -> str:
