@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from functools import cache
 
 import pytest
-from valkey_server import Server, binary_of, serving
+from valkey_server import Server, binary_of, free_port, serving
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
             if binary is None:
                 pytest.skip(f"this machine has no {name}-server")
             is_cluster = name == "valkey-cluster"
-            options = ["--cluster-enabled", "yes"] if is_cluster else []
+            cluster = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+            options = cluster if is_cluster else []
             server = stack.enter_context(serving(binary, tmp_path_factory.mktemp(name), *options))
             if is_cluster:
                 server.take_all_slots()

