@@ -1,9 +1,9 @@
-"""S1, S2, S5: the Redis store on real servers: the contract, what lies there, and for how long."""
+"""S1, S2, S5, S7: Redis on real servers: the contract, what lies there, and for how long."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -419,3 +419,26 @@ class TestE9RoundTrips:
             await asyncio.gather(*(lagging(id_) for id_ in ids))
             assert await calls_of(raw, "getrange") == read
             assert await calls_of(raw, "mget") - before == 1
+
+
+class TestS7Contenders:
+    async def test_thirty_two_contenders_fifty_rounds(self, valkey: Server) -> None:
+        """Each with a cache, and connections, of its own; every cold key is loaded once."""
+        url, loads = valkey.url(timeout="10s"), 0
+
+        async def load(ids: list[str]) -> Mapping[str, int]:
+            nonlocal loads
+            loads += len(ids)
+            return dict.fromkeys(ids, loads)
+
+        async def short(_seconds: float) -> None:
+            await asyncio.sleep(0.001)
+
+        async with AsyncExitStack() as stack:
+            caches = [Cache(url, sleep=short) for _ in range(32)]
+            resources = [cache.batched("cold", fresh_for=60)(load) for cache in caches]
+            for cache in caches:
+                await stack.enter_async_context(cache)
+            for number in range(50):
+                values = await asyncio.gather(*(one(f"key-{number}") for one in resources))
+                assert (loads, set(values)) == (number + 1, {number + 1})

@@ -44,10 +44,22 @@ async def store(proxy: FlakyProxy, prefix: str) -> AsyncIterator[RedisStore]:
         yield store
 
 
+async def teach(store: RedisStore) -> None:
+    """The server knows every script, so that what is lost is what a step did."""
+    lease = await lease_of(store, "taught")
+    await store.renew(KIND, [lease], 30)
+    await store.publish(KIND, {"taught": (lease, copy_by(lease))})
+    await store.release(KIND, [lease])
+    await store.invalidate(KIND, ["taught"])
+    await store.invalidate_tag("taught")
+    await store.delete(KIND, ["taught"])
+
+
 @pytest.fixture
 async def other(valkey: Server, prefix: str) -> AsyncIterator[RedisStore]:
     """Another machine's, straight to the server."""
     async with opened(RedisStore(valkey.address, prefix=prefix, timeout=10)) as store:
+        await teach(store)
         yield store
 
 
@@ -100,6 +112,7 @@ class TestS2LostReply:
         assert await copy_in(other) == copies["a"][1]
         assert await copy_in(other, "b") is None
 
+    @pytest.mark.usefixtures("other")
     async def test_a_renewal_and_a_release(
         self, store: RedisStore, proxy: FlakyProxy, loss: Loss
     ) -> None:
@@ -154,8 +167,9 @@ class TestS2Settled:
             proxy.lose("silently", to=b"EVALSHA", times=1)
             ours = store.publish(KIND, {"a": (lease, copy_by(lease))})
             publication = asyncio.create_task(ours)
-            while await copy_in(other) is None:
-                await asyncio.sleep(0)
+            async with asyncio.timeout(DEADLINE / 2):
+                while await copy_in(other) is None:
+                    await asyncio.sleep(0)
             theirs = await lease_of(other)
             await other.publish(KIND, {"a": (theirs, copy_by(theirs, b"theirs"))})
             proxy.cut()
@@ -417,3 +431,15 @@ class TestS5Refused:
         store = RedisStore(valkey.address.replace("/0", "/99"))
         with pytest.raises(StoreError, match="out of range"):
             await store.open()
+
+    async def test_a_server_that_drops_keys_is_warned_of(
+        self, mortal: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A tag that was dropped cannot be invalidated: said when it is opened."""
+        with caplog.at_level(logging.WARNING):
+            mortal.command("CONFIG SET maxmemory-policy allkeys-lru")
+            async with opened(RedisStore(mortal.address)):
+                assert not caplog.text
+            mortal.command("CONFIG SET maxmemory 100mb")
+            async with opened(RedisStore(mortal.address)):
+                assert "allkeys-lru" in caplog.text

@@ -7,16 +7,16 @@ cancellation can lose a place.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
-__all__ = ["Command", "Connections"]
+from stillfresh.stores.redis.layout import Command
 
-Command: TypeAlias = tuple[bytes | str | int, ...]
+__all__ = ["Connections"]
 
 
 class Connections:
@@ -41,7 +41,8 @@ class Connections:
         async with self._places:
             connection = self._idle.pop() if self._idle else self._new()
             try:
-                await connection.connect()  # type: ignore[no-untyped-call]
+                if not connection.is_connected:
+                    await connection.connect()  # type: ignore[no-untyped-call]
                 await connection.send_packed_command(connection.pack_commands(commands))
                 replies = [await _reply(connection) for _ in commands]
             except BaseException:

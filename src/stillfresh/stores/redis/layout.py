@@ -8,11 +8,12 @@ mark in place however long the value is; then come the tags, the error and the v
 Pure: bytes in, records out. The scripts read the same fields (`scripts.py`).
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from re import compile as pattern
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 from stillfresh.errors import ConfigError, shown
@@ -21,11 +22,12 @@ from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unre
 
 __all__ = [
     "BUCKETS",
-    "GLANCE",
     "HEAD",
-    "NOBODY",
+    "NAME",
+    "Command",
     "Place",
     "Places",
+    "Read",
     "copy_fields",
     "failure_fields",
     "is_enough",
@@ -33,6 +35,7 @@ __all__ = [
     "number",
     "packed_tags",
     "padded",
+    "reads_of",
     "record_of",
 ]
 
@@ -54,9 +57,16 @@ HEAD: Final = FIELDS.size
 GLANCE: Final = 512
 """Bytes that tell all but the value, unless an error or the tags are very long."""
 
+MANY: Final = 500
+"""Ids in one MGET."""
+
 KIND: Final = pattern(r"[a-z][a-z0-9_]*")
 PREFIX: Final = pattern(r"[A-Za-z0-9_.:-]{1,64}")
 MARKS: Final = tuple(Mark)
+
+Command: TypeAlias = tuple[bytes | str | int, ...]
+Read: TypeAlias = tuple[Command, list[str]]
+"""A command, and the ids that its reply tells of."""
 
 
 class Place:
@@ -92,6 +102,22 @@ class Places:
         """For each bucket its base, and the key of its ids that have the tag."""
         name = tag.encode(errors="surrogatepass")
         return [(base, base + b"#" + name) for base in self.bases]
+
+
+def reads_of(places: Mapping[str, Place], known: Mapping[str, str], *, by_slot: bool) -> list[Read]:
+    """A glance at each that is known, and the others by MGET: one for all, or one for a slot."""
+    reads: list[Read] = []
+    groups: dict[bytes, list[str]] = defaultdict(list)
+    for id_, place in places.items():
+        if id_ in known:
+            reads.append((("GETRANGE", place.key, 0, GLANCE - 1), [id_]))
+        else:
+            groups[place.base if by_slot else b""].append(id_)
+    for ids in groups.values():
+        for first in range(0, len(ids), MANY):
+            some = ids[first : first + MANY]
+            reads.append((("MGET", *(places[id_].key for id_ in some)), some))
+    return reads
 
 
 def name_of(member: bytes) -> tuple[str, str]:
@@ -142,9 +168,9 @@ def number(reply: bytes) -> float:
     return seconds
 
 
-def is_enough(glance: bytes, known: str) -> bool:
+def is_enough(glance: bytes | None, known: str) -> bool:
     """Whether the first `GLANCE` bytes say all that who knows that generation has to be told."""
-    if len(glance) < GLANCE:
+    if glance is None or len(glance) < GLANCE:
         return True
     fields = FIELDS.unpack_from(glance)
     return bool(fields[7] == padded(known)) and HEAD + fields[12] + fields[13] <= GLANCE

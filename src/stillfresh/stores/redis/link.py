@@ -6,6 +6,7 @@ already. A server that is away is asked now and then only.
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -16,7 +17,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.redis.breaker import Breaker
-from stillfresh.stores.redis.connections import Command, Connections
+from stillfresh.stores.redis.connections import Connections
+from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.scripts import BY_SHA
 
 __all__ = ["Link"]
@@ -26,6 +28,7 @@ SLICE_BYTES: Final = 1 << 20
 """One round trip carries no more than so many commands and, beyond the first, bytes."""
 LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
 """The server did not answer: whether it did what it was asked is not known."""
+POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,9 @@ class Link:
         """Whether the server would have us. One that is away will be asked again."""
         began = time.monotonic()
         try:
-            _checked(await self._once([("PING",)]))
+            pong, memory = await self._once([("PING",), ("INFO", "memory")])
+            _checked([pong])
+            _warn_of_eviction(memory)
         except AuthenticationError as exc:
             raise _refused(exc) from exc
         except LOST as exc:
@@ -118,6 +123,18 @@ class Link:
 
     def _failed(self, began: float) -> None:
         self._breaker.failed(began, time.monotonic())
+
+
+def _warn_of_eviction(memory: object) -> None:
+    """What `INFO memory` says, if we may ask: a server that drops a tag breaks its invalidation."""
+    if isinstance(memory, bytes) and b"maxmemory:0\r\n" not in memory:
+        found = POLICY.search(memory)
+        if found is not None and found[1] != b"noeviction":
+            logger.warning(
+                "the Redis server drops keys when it is full (maxmemory-policy %s), tags too: "
+                "an invalidation by tag may then miss entries; set it to noeviction",
+                found[1].decode(),
+            )
 
 
 def _checked(replies: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha1
 from typing import Final
 
-from stillfresh.stores.redis.layout import HEAD, NAME
+from stillfresh.stores.redis.layout import HEAD, NAME, Command
 
 __all__ = [
     "ACQUIRE",
@@ -39,9 +39,7 @@ class Script:
         name = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "sha", name)
 
-    def call(
-        self, keys: list[bytes], *arguments: bytes | str | int
-    ) -> tuple[bytes | str | int, ...]:
+    def call(self, keys: list[bytes], *arguments: bytes | str | int) -> Command:
         return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
 
 

@@ -1,7 +1,6 @@
 """The Redis store: the contract as commands and scripts, and nothing decided here (S1, S2, S5)."""
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
@@ -24,11 +23,12 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 from stillfresh.stores.redis import scripts
-from stillfresh.stores.redis.connections import Command, Connections
+from stillfresh.stores.redis.connections import Connections
 from stillfresh.stores.redis.layout import (
-    GLANCE,
+    Command,
     Place,
     Places,
+    Read,
     copy_fields,
     failure_fields,
     is_enough,
@@ -36,6 +36,7 @@ from stillfresh.stores.redis.layout import (
     number,
     packed_tags,
     padded,
+    reads_of,
     record_of,
 )
 from stillfresh.stores.redis.link import Link
@@ -45,8 +46,6 @@ __all__ = ["RedisStore"]
 TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 50
 PREFIX: Final = "stillfresh"
-MANY: Final = 500
-"""Ids in one MGET."""
 LOOKED_AT: Final = 500
 SAMPLE: Final = 200
 """So many keys a slice, so many slices: beyond that `stats` is an estimate."""
@@ -106,39 +105,30 @@ class RedisStore:
         """One MGET; who knows a copy's generation is not sent its value."""
         known = known or {}
         places = dict(zip(ids, self._places.of(kind, ids), strict=True))
-        glanced = [id_ for id_ in places if id_ in known]
-        whole = [id_ for id_ in places if id_ not in known]
-        texts = await self._glances(places, glanced)
-        whole += [id_ for id_ in glanced if not is_enough(texts[id_], known[id_])]
-        texts.update(await self._texts(places, whole))
-        records = {id_: record_of(texts[id_], known.get(id_)) for id_ in places}
+        texts = await self._texts(places, known)
+        changed = [id_ for id_ in places if id_ in known and not is_enough(texts[id_], known[id_])]
+        if changed:
+            texts.update(await self._texts({id_: places[id_] for id_ in changed}, {}))
+        records = {id_: record_of(text, known.get(id_)) for id_, text in texts.items()}
         return {id_: record for id_, record in records.items() if record is not None}
 
-    async def _glances(self, places: Mapping[str, Place], ids: Sequence[str]) -> dict[str, Any]:
-        """The first bytes of each."""
-        commands: list[Command] = [("GETRANGE", places[id_].key, 0, GLANCE - 1) for id_ in ids]
-        return dict(zip(ids, await self._opened().run(commands), strict=True))
-
-    async def _texts(self, places: Mapping[str, Place], ids: Sequence[str]) -> dict[str, Any]:
+    async def _texts(
+        self, places: Mapping[str, Place], known: Mapping[str, str]
+    ) -> dict[str, bytes | None]:
+        """All in one round trip; of what is known, the first bytes."""
         try:
-            return await self._many(places, ids)
+            return await self._fetched(reads_of(places, known, by_slot=self._by_slot))
         except StoreError as exc:
             if self._by_slot or not isinstance(exc.__cause__, ClusterCrossSlotError):
                 raise
         self._by_slot = True
-        return await self._many(places, ids)
+        return await self._fetched(reads_of(places, known, by_slot=True))
 
-    async def _many(self, places: Mapping[str, Place], ids: Sequence[str]) -> dict[str, Any]:
-        """One MGET; on a server that keeps a cluster's rules, one for each slot."""
-        groups: dict[bytes, list[str]] = defaultdict(list)
-        for id_ in ids:
-            groups[places[id_].base if self._by_slot else b""].append(id_)
-        some = [each for group in groups.values() for each in _slices(group)]
-        commands: list[Command] = [("MGET", *(places[id_].key for id_ in each)) for each in some]
-        replies = await self._opened().run(commands)
-        texts: dict[str, Any] = {}
-        for each, reply in zip(some, replies, strict=True):
-            texts.update(zip(each, reply, strict=True))
+    async def _fetched(self, reads: Sequence[Read]) -> dict[str, bytes | None]:
+        replies = await self._opened().run([command for command, _ in reads])
+        texts: dict[str, bytes | None] = {}
+        for (_, ids), reply in zip(reads, replies, strict=True):
+            texts.update(zip(ids, reply if isinstance(reply, list) else [reply], strict=True))
         return texts
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -290,10 +280,6 @@ class RedisStore:
         if self._link is None:
             raise NotOpen("this store is closed")
         return self._link
-
-
-def _slices(ids: list[str]) -> list[list[str]]:
-    return [ids[first : first + MANY] for first in range(0, len(ids), MANY)]
 
 
 def _grant(ask: Ask, token: str, reply: tuple[bytes, bytes]) -> Grant:
