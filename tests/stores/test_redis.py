@@ -390,7 +390,7 @@ class TestE9RoundTrips:
     async def test_every_read_asks_unless_memory_may_lag(
         self, valkey: Server, clock: ManualClock
     ) -> None:
-        """Another machine's invalidation is seen by the very next read, or after `memory_for`."""
+        """E9: another machine's invalidation is seen by the next read, or after `memory_for`."""
         url, upstream = valkey.url(), Upstream()
         ours, theirs = (Cache(url, clock=clock) for _ in range(2))
         (strict, lagging), (strict_there, lagging_there) = map(upstream.declare, (ours, theirs))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -443,3 +444,23 @@ class TestS5Refused:
             mortal.command("CONFIG SET maxmemory 100mb")
             async with opened(RedisStore(mortal.address)):
                 assert "allkeys-lru" in caplog.text
+
+    async def test_what_the_docs_allow_is_enough(self, mortal: Server) -> None:
+        """A user with the commands that docs/stores.md lists, and no others."""
+        page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
+        allowed = re.findall(r"\+[a-z|]+", page.partition("With an ACL")[2])
+        called = page.partition("what the scripts call (`")[2].partition("`")[0].split()
+        rules = [*allowed, *(f"+{command}" for command in called)]
+        assert len(rules) > 20
+        said = mortal.command("ACL SETUSER shop on >word ~shop:*", *rules)
+        assert said == "+OK\r\n"
+        url = mortal.address.replace("//", "//shop:word@")
+        async with opened(RedisStore(url, prefix="shop")) as store:
+            await teach(store)
+            lease = await lease_of(store, "a", "eu")
+            failure = Failure(1, time.time() + 5, "TimeoutError")
+            await store.release(KIND, [lease], {"a": failure})
+            asks = [Ask(f"b-{number}", tags=("eu",)) for number in range(3_000)]
+            await store.acquire(KIND, asks, 30)
+            assert (await store.stats()).leases == 3_000
+            assert await store.evict(time.time() + 1e6) == 3_001
