@@ -54,6 +54,10 @@ class FlakyProxy:
     def heal(self) -> None:
         self._ailment = None
 
+    def lead_to(self, host: str, port: int) -> None:
+        """Connections made from now on reach another server, as after a failover."""
+        self._to = host, port
+
     def cut(self) -> None:
         """Every connection there is breaks."""
         for writer in list(self._writers):

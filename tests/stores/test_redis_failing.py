@@ -284,6 +284,14 @@ class TestS5Away:
         await store.invalidate(KIND, ["a"])
         assert await store.read(KIND, ["a"]) == {}
 
+    async def test_broken_connections_are_all_left_at_once(
+        self, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """Ten that idled through a restart do not cost ten failures: not even one."""
+        await asyncio.gather(*(store.read(KIND, ["a"]) for _ in range(10)))
+        proxy.cut()
+        assert await store.read(KIND, ["a"]) == {}
+
     async def test_it_opens_without_a_server(
         self, mortal: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -391,6 +399,20 @@ class TestS5Refused:
             assert await copy_in(store) is not None
             mortal.command("REPLICAOF NO ONE")
             await store.invalidate(KIND, ["a"])
+
+    async def test_after_a_failover_it_finds_the_new_primary(
+        self, valkey: Server, mortal: Server, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """The address leads to another server now; the old one refuses to write, and is left."""
+        await lease_of(store)
+        proxy.lead_to(HOST, mortal.port)
+        proxy.cut()
+        lease = await lease_of(store)
+        mortal.command(f"REPLICAOF {HOST} 1")
+        proxy.lead_to(HOST, valkey.port)
+        with pytest.raises(StoreError, match="read only replica"):
+            await store.publish(KIND, {"a": (lease, copy_by(lease))})
+        assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == {"a"}
 
     async def test_a_full_server_still_invalidates(self, mortal: Server) -> None:
         """Nothing new is kept, and said so; what is there is read, marked and deleted."""
