@@ -261,7 +261,7 @@ async def eventually(is_so: Callable[[], object]) -> None:
 
 class TestS5Away:
     async def test_an_away_server_is_asked_now_and_then_only(
-        self, store: RedisStore, proxy: FlakyProxy
+        self, store: RedisStore, proxy: FlakyProxy, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It swallows everything: one reader in a while waits for it, the others not at all."""
         await store.read(KIND, ["a"])
@@ -271,6 +271,7 @@ class TestS5Away:
             with pytest.raises(StoreError):
                 await store.read(KIND, ["a"])
         assert proxy.requests - before <= 5
+        assert caplog.text.count("the Redis server is away") == 1
 
     async def test_an_invalidation_is_tried_however_long_it_was_away(
         self, store: RedisStore, proxy: FlakyProxy

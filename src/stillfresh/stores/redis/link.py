@@ -54,8 +54,7 @@ class Link:
         except AuthenticationError as exc:
             raise _refused(exc) from exc
         except LOST as exc:
-            self._failed(began)
-            logger.warning("the Redis server is away: %s", _said(exc))
+            self._failed(began, exc)
         except RedisError as exc:
             raise _refused(exc) from exc
 
@@ -81,7 +80,7 @@ class Link:
         try:
             replies = await self._settled(commands, settle)
         except LOST as exc:
-            self._failed(began)
+            self._failed(began, exc)
             raise StoreError(f"the Redis server is away: {_said(exc)}") from exc
         except RedisError as exc:
             raise _refused(exc) from exc
@@ -121,7 +120,9 @@ class Link:
             await self._connections.drop_idle()  # not the primary any more: find the new one
         return _checked(replies)
 
-    def _failed(self, began: float) -> None:
+    def _failed(self, began: float, error: BaseException) -> None:
+        if not self._breaker.is_open:
+            logger.warning("the Redis server is away: %s", _said(error))
         self._breaker.failed(began, time.monotonic())
 
 
