@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,21 @@ class TestS5Address:
         """When it is written, not when it is used."""
         with pytest.raises(ConfigError, match=says):
             Cache(url)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"url": "http://user:hidden@host"},
+            {"max_connections": 0},
+            {"timeout": "soon"},
+            {"prefix": "a b"},
+        ],
+    )
+    def test_so_is_one_in_a_store_made_by_hand(self, wrong: dict[str, Any]) -> None:
+        """Not when it is opened."""
+        with pytest.raises(ConfigError) as caught:
+            RedisStore(**{"url": "redis://host", **wrong})
+        assert "hidden" not in str(caught.value)
 
     def test_no_password_in_an_error(self) -> None:
         """Errors end up in logs."""

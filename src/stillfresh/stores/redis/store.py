@@ -9,7 +9,7 @@ from redis.exceptions import ClusterCrossSlotError
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import NotOpen, StoreError
+from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -43,6 +43,7 @@ from stillfresh.stores.redis.link import Link
 
 __all__ = ["RedisStore"]
 
+SCHEMES: Final = ("redis://", "rediss://", "unix://")
 TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 50
 PREFIX: Final = "stillfresh"
@@ -68,6 +69,10 @@ class RedisStore:
         new_token: Callable[[], str] = lambda: token_hex(16),
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        if not url.startswith(SCHEMES):
+            raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
+        if max_connections < 1:
+            raise ConfigError(f"max_connections: must be 1 or more, not {max_connections!r}")
         self._url = url
         self._places = Places(prefix)
         self._timeout = seconds(timeout, name="timeout", positive=True)
