@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import stillfresh
+import stillfresh.feed
+import stillfresh.feed.http
 import stillfresh.testing
 from stillfresh.testing import ManualClock
 
@@ -72,8 +74,12 @@ def described() -> dict[tuple[str, str], str]:
     return {(row[0].strip("`"), row[1].strip("`")): row[2].strip("`") for row in rows}
 
 
+def _is_written(member: object) -> bool:
+    return inspect.isfunction(member) or inspect.ismethod(member)
+
+
 def public_callables() -> Iterator[tuple[str, Any]]:
-    for package in (stillfresh, stillfresh.testing):
+    for package in (stillfresh, stillfresh.feed, stillfresh.feed.http, stillfresh.testing):
         for name in package.__all__:
             value = getattr(package, name)
             if not inspect.isclass(value) or value.__init__ is object.__init__:
@@ -81,7 +87,7 @@ def public_callables() -> Iterator[tuple[str, Any]]:
             if issubclass(value, Exception | str):
                 continue
             yield name, value
-            for method, function in inspect.getmembers(value, inspect.isfunction):
+            for method, function in inspect.getmembers(value, _is_written):
                 if not method.startswith("_"):
                     yield f"{name}.{method}", function
 
@@ -135,14 +141,18 @@ def test_every_rule_that_landed_is_listed() -> None:
     assert {parameters.id for parameters in rules()} >= landed
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """What `make demo` shows, on a manual clock: approved in time, too late, and once of eight."""
-    path = ROOT / "examples" / "approvals.py"
-    spec = importlib.util.spec_from_file_location("approvals", path)
+def the_example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    return example
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `make demo` shows, on a manual clock: approved in time, too late, and once of eight."""
+    example = the_example("approvals")
     clock = ManualClock()
 
     async def sleep(seconds: float) -> None:
@@ -158,3 +168,18 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "r2 → nothing to approve" in said
     assert "at once: 1 approval" in said
     assert "swept 5,000" in said
+
+
+def test_the_feed_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `make demo` shows of a feed: cold, again, stale, without a network, commented on."""
+    example = the_example("feed")
+    asyncio.run(asyncio.wait_for(example.main(sleep=lambda _: asyncio.sleep(0)), 30))
+    said = capsys.readouterr().out.splitlines()
+    opened, counted, again, stale, event, updated, gone, why, comment, published = said
+    assert counted == "  7 topics, 7 lookups side by side, not in a row"
+    assert event == "  FeedCacheUpdated(cache_key='index:all:7', changed=True)"
+    shown = [line.split("edition ")[1][:8] for line in (opened, again, stale, updated, gone)]
+    assert shown == ["1  fresh", "1  fresh", "1  stale", "2  fresh", "2  stale"]
+    assert "ConnectionError: the network is down" in why
+    assert comment == "a comment: 'Well said!' is shown, published: False"
+    assert published == "  and a lookup later, published: True"
