@@ -70,7 +70,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def store(valkey: Server, prefix: str, clock: ManualClock) -> AsyncIterator[RedisStore]:
-    async with opened(valkey.address, prefix=prefix, clock=clock) as store:
+    async with opened(valkey.address, prefix=prefix, clock=clock, timeout=30) as store:
         yield store
 
 
@@ -436,9 +436,12 @@ class TestS7Contenders:
 
         async with AsyncExitStack() as stack:
             caches = [Cache(url, sleep=short) for _ in range(32)]
-            resources = [cache.batched("cold", fresh_for=60)(load) for cache in caches]
+            declare = [cache.batched("cold", fresh_for=60, lease_for=60) for cache in caches]
+            resources = [each(load) for each in declare]
             for cache in caches:
                 await stack.enter_async_context(cache)
             for number in range(50):
                 values = await asyncio.gather(*(one(f"key-{number}") for one in resources))
+                stats = [(await cache.stats()).resources["cold"] for cache in caches]
+                assert sum(each.store_errors for each in stats) == 0
                 assert (loads, set(values)) == (number + 1, {number + 1})

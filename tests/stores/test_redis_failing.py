@@ -16,6 +16,7 @@ from stillfresh import Cache, Origin, Policy, StoreError
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from stillfresh.stores.redis.connections import Connections
 
 KIND = "price"
 LOSSES: list[Loss] = ["replies", "requests", "silently"]
@@ -292,6 +293,18 @@ class TestS5Away:
         await asyncio.gather(*(store.read(KIND, ["a"]) for _ in range(10)))
         proxy.cut()
         assert await store.read(KIND, ["a"]) == {}
+
+    async def test_a_long_answer_may_take_its_time_as_long_as_it_goes_on(
+        self, valkey: Server
+    ) -> None:
+        """The time-out is for the next reply, not for all that one round trip brings."""
+        connections = Connections(valkey.address, most=1, timeout=1, options={})
+        waits = [("BLPOP", b"nothing", "0.4")] * 3
+        assert await connections.send(waits) == [None] * 3
+        with pytest.raises(TimeoutError):
+            await connections.send([("BLPOP", b"nothing", "5")])
+        assert await connections.send([("PING",)]) == [b"PONG"]
+        await connections.close()
 
     async def test_it_opens_without_a_server(
         self, mortal: Server, caplog: pytest.LogCaptureFixture

@@ -22,7 +22,7 @@ __all__ = ["Connections"]
 class Connections:
     """At most `most` at once; who comes then waits for a place."""
 
-    def __init__(self, url: str, most: int, options: dict[str, Any]) -> None:
+    def __init__(self, url: str, *, most: int, timeout: float, options: dict[str, Any]) -> None:
         never = Retry(NoBackoff(), 0)  # a step that may have been done is not theirs to repeat
         self._factory: ConnectionPool = ConnectionPool.from_url(
             url,
@@ -32,19 +32,24 @@ class Connections:
             protocol=2,
             **options,
         )
+        self._timeout = timeout
         self._places = asyncio.Semaphore(most)
         self._idle: list[AbstractConnection] = []
         self._closed = False
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies; a command that the server refused has the error for its reply."""
-        async with self._places:
+        """The replies; a command that the server refused has the error for its reply.
+
+        TimeoutError if the first reply, the place and the connection included, or any next one
+        takes too long: a long answer may take its time as long as it goes on.
+        """
+        async with asyncio.timeout(self._timeout) as limit, self._places:
             connection = self._idle.pop() if self._idle else self._new()
             try:
                 if not connection.is_connected:
                     await connection.connect()  # type: ignore[no-untyped-call]
                 await connection.send_packed_command(connection.pack_commands(commands))
-                replies = [await _reply(connection) for _ in commands]
+                replies = await self._replies(connection, len(commands), limit)
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
@@ -53,6 +58,16 @@ class Connections:
             else:
                 self._idle.append(connection)
             return replies
+
+    async def _replies(
+        self, connection: AbstractConnection, count: int, limit: asyncio.Timeout
+    ) -> list[Any]:
+        replies = [await _reply(connection)]
+        clock = asyncio.get_running_loop().time
+        while len(replies) < count:
+            limit.reschedule(clock() + self._timeout)
+            replies.append(await _reply(connection))
+        return replies
 
     def _new(self) -> AbstractConnection:
         return cast("AbstractConnection", self._factory.make_connection())  # type: ignore[no-untyped-call]

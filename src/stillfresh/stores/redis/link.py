@@ -4,7 +4,6 @@ A round trip whose reply got lost is run once more: every step can tell whether 
 already. A server that is away is asked now and then only.
 """
 
-import asyncio
 import logging
 import re
 import time
@@ -36,9 +35,8 @@ logger = logging.getLogger(__name__)
 class Link:
     """Belongs to the event loop that uses it."""
 
-    def __init__(self, connections: Connections, timeout: float) -> None:
+    def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._timeout = timeout
         self._breaker = Breaker()
 
     async def close(self) -> None:
@@ -100,11 +98,10 @@ class Link:
             return await self._once(settle)
 
     async def _once(self, commands: Sequence[Command]) -> list[Any]:
-        async with asyncio.timeout(self._timeout):
-            replies = await self._connections.send(commands)
-            if any(isinstance(reply, NoScriptError) for reply in replies):
-                await self._teach(commands, replies)
-            return replies
+        replies = await self._connections.send(commands)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            await self._teach(commands, replies)
+        return replies
 
     async def _teach(self, commands: Sequence[Command], replies: list[Any]) -> None:
         """A server that was started anew has forgotten the scripts, and ran none of these."""

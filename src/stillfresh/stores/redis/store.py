@@ -87,8 +87,14 @@ class RedisStore:
         """A server that is away is no reason not to begin; one that refuses us is."""
         if self._link is not None:
             return
-        connections = Connections(self._url, self._max_connections, self._options)
-        link = Link(connections, self._timeout)
+        link = Link(
+            Connections(
+                self._url,
+                most=self._max_connections,
+                timeout=self._timeout,
+                options=self._options,
+            )
+        )
         try:
             await link.greet()
         except BaseException:
@@ -223,7 +229,10 @@ class RedisStore:
         )
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """In every bucket, in slices: no id can be leased with the tag and not be named."""
+        """In every bucket, in slices: no id can be leased with the tag and not be named.
+
+        If a reply got lost, ids that had nothing but a lease are voided, and missing in the answer.
+        """
         link, mark = self._opened(), int(Mark.SOFT if soft else Mark.HARD)
         reached: set[bytes] = set()
         walks = [(base, key, b"0") for base, key in self._places.tagged(tag)]
