@@ -99,7 +99,7 @@ def merged(old: Row | None, topic: Topic) -> Row:
 def topic_of(row: Row | None) -> Topic | None:
     """None as well for a row of another shape (F12)."""
     try:
-        return None if row is None else convert(row, Topic)
+        return None if row is None else convert(row, Topic, strict=False)
     except ValidationError:
         return None
 

@@ -49,8 +49,9 @@ _SPELLINGS: Final = """
         SELECT (SELECT min(category_id) FROM feed_topics WHERE category_id > name) FROM spelling
         WHERE name IS NOT NULL
     )
-    SELECT CAST(name AS BLOB) FROM spelling WHERE name IS NOT NULL
+    SELECT CAST(name AS BLOB) FROM spelling WHERE name IS NOT NULL LIMIT 256
 """
+"""Capitals and blanks sort before small letters, so that odd spellings are among the first."""
 _TOPIC: Final = """
     SELECT CAST(t.topic_json AS BLOB), CAST(t.cached_at AS INTEGER),
         CAST(m.last_fetched AS INTEGER), w.written_at
@@ -66,8 +67,9 @@ _COMMENTS: Final = """
     LEFT JOIN feed_comments c ON c.topic_uuid = uuid
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
 """
-_topic: Final = msgspec.json.Decoder(Topic).decode
-_comments: Final = msgspec.json.Decoder(list[Comment]).decode
+# Not strict: another implementation may write 0 and 1 for false and true.
+_topic: Final = msgspec.json.Decoder(Topic, strict=False).decode
+_comments: Final = msgspec.json.Decoder(list[Comment], strict=False).decode
 
 
 class Found(Generic[T]):
