@@ -18,5 +18,5 @@ class TestS6DynamoStore(StoreConformance):
     async def new_store(self, clock: Clock) -> DynamoStore:
         table = new_name()
         place = Place(None, self.aws.endpoint, self.aws.s3_endpoint)
-        await create(place, table, self.aws.bucket)
+        await create(table, self.aws.bucket, place)
         return self.aws.store(table, clock)

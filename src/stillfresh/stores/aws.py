@@ -7,10 +7,11 @@ and request tokens see to that, and who is refused looks at the token before bel
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from aiobotocore.config import AioConfig
@@ -24,6 +25,7 @@ from botocore.exceptions import (
     NoRegionError,
 )
 from botocore.exceptions import ConnectionError as NotConnected
+from botocore.loaders import Loader, create_loader
 
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.contract import Costs
@@ -160,24 +162,32 @@ class Service:
         self,
         operation: str,
         then: Callable[[Any], Awaitable[Any]] | None = None,
+        /,
         **arguments: Any,  # noqa: ANN401 (as the service describes them)
     ) -> Any:  # noqa: ANN401
         """The answer, or what `then` makes of it; `Refused`, or `StoreError` if none came."""
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                await self._sleep(FIRST_PAUSE * 2 ** (attempt - 1) * (1 + self._dice()) / 2)
+        for pause in self._pauses():
             try:
                 return await self._once(operation, then, arguments)
             except ClientError as exc:
                 error = self._refused(operation, exc, arguments)
                 if not _is_busy(exc, error):
                     raise error from exc
-                last, cause = f"busy {ATTEMPTS} times: {error}", exc
+                if pause is None:
+                    raise StoreError(f"{error}; asked {ATTEMPTS} times") from exc
             except NO_ANSWER as exc:
-                last, cause = f"{self.target}: no answer to {operation}: {exc}", exc
+                if pause is None:
+                    raise StoreError(f"{self.target}: no answer to {operation}: {exc}") from exc
             except BotoCoreError as exc:
                 raise StoreError(f"{self.target}: {exc}") from exc
-        raise StoreError(last) from cause
+            await self._sleep(pause)
+        raise AssertionError("the last pause is None")
+
+    def _pauses(self) -> Iterator[float | None]:
+        """After each attempt; None after the last."""
+        for attempt in range(ATTEMPTS - 1):
+            yield FIRST_PAUSE * 2**attempt * (1 + self._dice()) / 2
+        yield None
 
     async def _once(
         self,
@@ -190,9 +200,7 @@ class Service:
         self._meter.answered(operation, response)
         return response if then is None else await then(response)
 
-    def _refused(
-        self, operation: str, exc: ClientError, arguments: Mapping[str, Any]
-    ) -> Refused:
+    def _refused(self, operation: str, exc: ClientError, arguments: Mapping[str, Any]) -> Refused:
         error = exc.response.get("Error", {})
         code, said = str(error.get("Code", "")), str(error.get("Message", exc))
         self._meter.refused(code, arguments)
@@ -224,7 +232,9 @@ async def opened(
     """A service for each name in `targets` (what its errors speak of), closed by the stack."""
     session = get_session()
     with ThreadPoolExecutor(1) as thread:  # the descriptions are megabytes of JSON
-        await asyncio.get_running_loop().run_in_executor(thread, _describe, session, targets)
+        loop = asyncio.get_running_loop()
+        loader = await loop.run_in_executor(thread, _described, tuple(targets))
+    session.register_component("data_loader", loader)
     services = []
     for name, target in targets.items():
         try:
@@ -239,14 +249,16 @@ async def opened(
     return services
 
 
-def _describe(session: AioSession, names: Iterable[str]) -> None:
-    """Fills the loader's cache, so that making a client reads no file on the loop."""
-    loader = session.get_component("data_loader")
+@cache
+def _described(names: tuple[str, ...]) -> Loader:
+    """What a client is made from, read once, so that making one reads no file on the loop."""
+    loader: Loader = create_loader()
     for name in names:
         for what in ("service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"):
             loader.load_service_model(name, what)
     for what in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
         loader.load_data(what)
+    return loader
 
 
 def _client(session: AioSession, name: str, place: Place) -> Any:  # noqa: ANN401

@@ -183,7 +183,11 @@ class Store(Protocol):
         """Forget everything about each id: copy, lease, failure, tags."""
 
     async def evict(self, before: float) -> int:
-        """Drop the copies that were gone before then, and what is left of dead leases; how many."""
+        """Drop the copies that were gone before then, and what is left of dead leases; how many.
+
+        A store whose server sweeps by itself says `needs_eviction = False`: then it is called only
+        by who asks for it.
+        """
 
     async def stats(self) -> StoreStats:
         """What is in it now."""

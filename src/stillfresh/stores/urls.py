@@ -3,15 +3,15 @@
 Each store is imported when it is named.
 """
 
-from typing import Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 
-__all__ = ["store_for"]
+__all__ = ["dynamodb_options", "store_for"]
 
 ALLOWED: Final = (
     "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one)"
@@ -37,7 +37,7 @@ def _named(url: str, clock: Clock) -> Store:
     except ValueError as exc:
         raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}") from exc
     if parts.scheme == "dynamodb":
-        return _dynamodb(url, parts, clock)
+        return _dynamodb(url, clock)
     if parts.query or parts.fragment:
         raise ConfigError(f"store {url!r}: takes no options behind ? or #; write {ALLOWED}")
     match parts.scheme:
@@ -51,16 +51,23 @@ def _named(url: str, clock: Clock) -> Store:
             raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}")
 
 
-def _dynamodb(url: str, parts: SplitResult, clock: Clock) -> Store:
-    """Its options behind `?`; who we are is AWS's own settings' business."""
+def _dynamodb(url: str, clock: Clock) -> Store:
+    from stillfresh.stores.dynamodb import DynamoStore  # noqa: PLC0415 (only when named)
+
+    options: dict[str, Any] = dict(dynamodb_options(url))
+    return DynamoStore(**options, clock=clock)
+
+
+def dynamodb_options(url: str) -> dict[str, str]:
+    """What the address says, by name; who we are is AWS's own settings' business."""
+    parts = urlsplit(url)
     found = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(found)
     if len(options) < len(found) or not options.keys() <= set(DYNAMODB_OPTIONS):
         raise ConfigError(
             f"store {url!r}: takes each once, behind ?: {', '.join(DYNAMODB_OPTIONS)}"
         )
-    if "@" in parts.netloc or parts.path.strip("/") or parts.fragment or not options.get("bucket"):
+    is_plain = parts.path in {"", "/"} and not parts.fragment and "@" not in parts.netloc
+    if parts.scheme != "dynamodb" or not is_plain or not options.get("bucket"):
         raise ConfigError(f"store {url!r}: write dynamodb://table?bucket=name[&tenant=…]")
-    from stillfresh.stores.dynamodb import DynamoStore  # noqa: PLC0415 (only when named)
-
-    return DynamoStore(unquote(parts.netloc), clock=clock, **options)
+    return {"table": unquote(parts.netloc), **options}

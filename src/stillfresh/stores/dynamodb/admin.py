@@ -36,7 +36,9 @@ async def check_table(table: Table) -> None:
 
 def _check_keys(name: str, described: dict[str, Any]) -> None:
     keys = {each["AttributeName"]: each["KeyType"] for each in described["KeySchema"]}
-    types = {each["AttributeName"]: each["AttributeType"] for each in described["AttributeDefinitions"]}
+    types = {
+        each["AttributeName"]: each["AttributeType"] for each in described["AttributeDefinitions"]
+    }
     if keys != KEYS or any(types.get(key) != "S" for key in KEYS):
         has = ", ".join(f"{key} ({kind}, {types.get(key)})" for key, kind in keys.items())
         raise StoreError(
@@ -59,7 +61,7 @@ class Made:
     bucket_exists: bool
 
 
-async def create(place: Place, table: str, bucket: str | None) -> Made:
+async def create(table: str, bucket: str | None, place: Place) -> Made:
     """What is there already is left as it is, but for TTL, which is turned on."""
     async with AsyncExitStack() as stack:
         dynamodb, s3 = await _services(stack, place, table, bucket)
@@ -69,7 +71,7 @@ async def create(place: Place, table: str, bucket: str | None) -> Made:
         return await _made(dynamodb, s3, table, bucket)
 
 
-async def describe(place: Place, table: str, bucket: str | None) -> Made:
+async def describe(table: str, bucket: str | None, place: Place) -> Made:
     async with AsyncExitStack() as stack:
         return await _made(*await _services(stack, place, table, bucket), table, bucket)
 
@@ -109,7 +111,7 @@ async def _ready(dynamodb: Service, table: str) -> dict[str, Any]:
         if described["TableStatus"] == "ACTIVE":
             return described
         await asyncio.sleep(PAUSE)
-    raise StoreError(f"table {table!r}: still {described['TableStatus']} after a minute")
+    raise StoreError(f"table {table!r}: not ready after {LOOKS * PAUSE:.0f} s")
 
 
 async def _ttl_attribute(dynamodb: Service, table: str) -> str | None:

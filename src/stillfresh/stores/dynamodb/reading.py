@@ -46,11 +46,11 @@ class Reader:
 
     def note_lease(self, pk: str) -> None:
         """Somebody holds a lease here: a fresh copy does not hide it from who waits for it."""
-        self._leased.insert(pk, True)  # noqa: FBT003 (a set that forgets)
+        self._leased.insert(pk, True)
 
     def note_change(self, pk: str) -> None:
         """What this process has changed it reads consistently, whatever lag it allows."""
-        self._changed.insert(pk, True)  # noqa: FBT003 (a set that forgets)
+        self._changed.insert(pk, True)
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str], *, lagging: bool = False

@@ -196,9 +196,7 @@ def _failure(item: Mapping[str, Mapping[str, Any]]) -> Failure | None:
 
 def lock_of(item: Mapping[str, Mapping[str, Any]]) -> Lock:
     is_lease = text(item, "lease_token") != RELEASED
-    return Lock(
-        number(item, "lease_expires_at") if is_lease else None, _failure(item), _tags(item)
-    )
+    return Lock(number(item, "lease_expires_at") if is_lease else None, _failure(item), _tags(item))
 
 
 def row_of(item: Mapping[str, Mapping[str, Any]], now: float) -> Row:
@@ -209,9 +207,7 @@ def row_of(item: Mapping[str, Mapping[str, Any]], now: float) -> Row:
     return Row(copy, meta, _failure(item), _tags(item), bytes(extra), int(size or 0))
 
 
-def _copy(
-    meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]], now: float
-) -> Copy:
+def _copy(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]], now: float) -> Copy:
     generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
     is_ours = (
         generation is not None

@@ -132,9 +132,7 @@ class FaceTheoryCacheMetadata:
         return item | _optional(etag=self.etag, ttl=self.ttl)
 
     @classmethod
-    def from_item(
-        cls, item: Mapping[str, Mapping[str, Any]]
-    ) -> "FaceTheoryCacheMetadata | None":
+    def from_item(cls, item: Mapping[str, Mapping[str, Any]]) -> "FaceTheoryCacheMetadata | None":
         """Whoever wrote it; attributes that are not known are left alone. None: not usable."""
         s3_key, generated_at = text(item, "s3_key"), _integer(item, "generated_at")
         revalidate_seconds = _integer(item, "revalidate_seconds")

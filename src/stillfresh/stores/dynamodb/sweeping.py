@@ -15,7 +15,7 @@ from stillfresh.freshness import is_over
 from stillfresh.stores.aws import Meter
 from stillfresh.stores.bodies import S3Bodies
 from stillfresh.stores.contract import StoreStats
-from stillfresh.stores.dynamodb.rows import Lock, Names, Row, lock_of, row_of
+from stillfresh.stores.dynamodb.rows import Lock, Names, Row, lock_of, merged, row_of
 from stillfresh.stores.dynamodb.schema import LOCK, META, Item, text
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
@@ -63,7 +63,7 @@ class Sweeper:
         ends = [0.0]
         if row is not None and row.copy is not None:
             ends.append(row.copy.fetched_at + row.copy.policy.lasts)
-        elif (failure := (row and row.failure) or (lock and lock.failure)) is not None:
+        elif (failure := merged(row, lock).failure) is not None:
             ends.append(failure.retry_at)
         if lock is not None and lock.held_until is not None:
             ends.append(lock.held_until)
@@ -115,8 +115,8 @@ class Sweeper:
                 is_whole = "LastEvaluatedKey" not in page
                 break
         share = 1.0 if is_whole else await self._share(scanned)
-        counts = (round(count / share) for count in (copies, leases, size))
-        return StoreStats(*counts, costs=meter.costs())
+        copies, leases, size = (round(count / share) for count in (copies, leases, size))
+        return StoreStats(copies, leases, size, meter.costs())
 
     def _counted(self, items: Sequence[Item]) -> tuple[int, int, int]:
         now = self._clock()
@@ -128,7 +128,7 @@ class Sweeper:
 
     async def _share(self, scanned: int) -> float:
         described: dict[str, Any] = await self._table.describe()
-        return min(1.0, scanned / max(scanned, described.get("ItemCount", 0)))
+        return scanned / max(1, scanned, int(described.get("ItemCount", 0)))
 
 
 def _pk(item: Item) -> str:

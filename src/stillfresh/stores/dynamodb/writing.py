@@ -102,8 +102,9 @@ class Writer:
         pk, nonce = self.names.pk(kind, id_), uuid4().hex
         claim = self.claims.remove(lease.token, Claim())
         s3_key = self.names.body(pk, copy.generation, nonce)
-        body = self.reader.shape(kind).outside(copy.value) if copy.value is not None else None
-        if body is not None:
+        body = None
+        if isinstance(copy.value, bytes):
+            body = self.reader.shape(kind).outside(copy.value)
             await self.bodies.put(s3_key, body)
         item = self._meta(copy, pk, s3_key, body, claim)
         ttl = float(item["ttl"]["N"])
