@@ -48,6 +48,9 @@ class Reader:
         """Somebody holds a lease here: a fresh copy does not hide it from who waits for it."""
         self._leased.insert(pk, True)
 
+    def forget_lease(self, pk: str) -> None:
+        self._leased.remove(pk)
+
     def note_change(self, pk: str) -> None:
         """What this process has changed it reads consistently, whatever lag it allows."""
         self._changed.insert(pk, True)

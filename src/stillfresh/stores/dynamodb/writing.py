@@ -115,6 +115,7 @@ class Writer:
         except LeaseLost:
             self._discard(s3_key if body is not None else None)
             return False
+        self.reader.forget_lease(pk)
         self.reader.note_change(pk)
         self._discard(claim.replaces)
         return True
