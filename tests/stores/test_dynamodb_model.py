@@ -58,9 +58,7 @@ class DynamoModel(SqliteModel):
                 return answer
 
     @rule(kind=KINDS, ids=SOME_IDS, lease_for=SECONDS, data=st.data())
-    def acquire(  # type: ignore[override]
-        self, kind: str, ids: list[str], lease_for: float, data: st.DataObject
-    ) -> None:
+    def acquire(self, kind: str, ids: list[str], lease_for: float, data: st.DataObject) -> None:
         records, asks = self.memory.read_now(kind, ids), []
         for id_ in ids:
             copy = records[id_].copy if id_ in records else None
