@@ -28,7 +28,7 @@ format: $(VENV)/.dev ## format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.bench ## measure side by side with the peers; rewrites docs/benchmarks.md
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use

@@ -377,6 +377,15 @@ class TestI5Publish:
             await bench.store.evict(0)
             assert await bench.raw.objects() == kept
 
+    async def test_an_eviction_leaves_others_rows_alone(self, bench: Bench) -> None:
+        """Of another language, of another role, or of a shape that we do not understand."""
+        await bench.raw.put(pk=PK, sk="META", s3_key="theirs", generated_at=1, revalidate_seconds=1)
+        await bench.raw.put(pk="CACHE#odd", sk="META", s3_key="theirs")
+        await bench.raw.put(pk="CACHE#odd", sk="VERSION#7", ttl=1)
+        rows = await bench.raw.rows()
+        assert await bench.store.evict(NOW * 2) == 0
+        assert await bench.raw.rows() == rows
+
 
 class TestI6Tags:
     async def test_a_tag_is_a_row_of_its_own(self, bench: Bench) -> None:
@@ -479,7 +488,8 @@ class TestI7Costs:
 
     async def test_a_cache_shows_them(self, aws: Aws) -> None:
         """`stats()`: read and write units, S3 calls; nothing is asked within `memory_for`."""
-        async with Cache(aws.address(aws.new_table())) as cache:
+        address = aws.address(aws.new_table())
+        async with Cache(address) as cache:
 
             @cache.cached("report", fresh_for="1h", memory_for="1m")
             async def report(year: int) -> str:
@@ -489,6 +499,15 @@ class TestI7Costs:
             before = (await cache.stats()).store
             assert await report(2026) == "2026"
             after = (await cache.stats()).store
+        async with Cache(address) as other:
+
+            @other.cached("report", fresh_for="1h", memory_for="1m")
+            async def same(year: int) -> str:
+                raise AssertionError(year)
+
+            assert await same(2026) == "2026"
+            costs = other._store._meter.costs()  # type: ignore[attr-defined]
+            assert (costs.read_units, costs.s3_gets) == (0.5, 1)
         assert before is not None
         assert before.costs is not None
         assert after is not None

@@ -146,6 +146,16 @@ class TestI5LostAnswers:
             assert (await store.read(KIND, ["a"]))["a"] == Record(copy_by(lease))
 
 
+class TestI6SecondLook:
+    async def test_a_failed_second_look_frees_the_lease(self, aws: Aws) -> None:
+        """Who won it and could not look has no use for it; others need not wait for its end."""
+        async with troubled(aws) as (store, proxy, _):
+            proxy.refuse["GetItem"] = (5, "ThrottlingException")
+            with pytest.raises(StoreError):
+                await store.acquire(KIND, [Ask("a")], 5)
+            await leased(store)
+
+
 class TestI4Errors:
     async def test_held_lost_and_failed_are_told_apart(self, aws: Aws) -> None:
         """Three errors for three things."""

@@ -35,6 +35,8 @@ __all__ = ["CONDITION", "DENIED", "Meter", "Place", "Refused", "Service", "opene
 ATTEMPTS: Final = 5
 FIRST_PAUSE: Final = 0.05
 """Doubling, each drawn between half and all of it: 0.4 to 0.75 s in all."""
+PATIENCE: Final = 3.0
+"""Seconds after which nothing is tried again: who waits has other means."""
 CONNECT_TIMEOUT: Final = 2.0
 READ_TIMEOUT: Final = 5.0
 CONNECTIONS: Final = 32
@@ -166,7 +168,8 @@ class Service:
         **arguments: Any,  # noqa: ANN401 (as the service describes them)
     ) -> Any:  # noqa: ANN401
         """The answer, or what `then` makes of it; `Refused`, or `StoreError` if none came."""
-        for pause in self._pauses():
+        patience = asyncio.get_running_loop().time() + PATIENCE
+        for pause in self._pauses(patience):
             try:
                 return await self._once(operation, then, arguments)
             except ClientError as exc:
@@ -183,9 +186,12 @@ class Service:
             await self._sleep(pause)
         raise AssertionError("the last pause is None")
 
-    def _pauses(self) -> Iterator[float | None]:
-        """After each attempt; None after the last."""
+    def _pauses(self, patience: float) -> Iterator[float | None]:
+        """After each attempt; None after the last, or when patience has ended."""
+        loop = asyncio.get_running_loop()
         for attempt in range(ATTEMPTS - 1):
+            if loop.time() > patience:
+                break
             yield FIRST_PAUSE * 2**attempt * (1 + self._dice()) / 2
         yield None
 

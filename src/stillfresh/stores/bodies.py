@@ -126,8 +126,11 @@ class Trash:
         self._sleep = sleep
         self._waiting: deque[tuple[float, str]] = deque(maxlen=MOST_WAITING)
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def add(self, keys: Iterable[str]) -> None:
+        if self._is_closed:
+            return
         due = self._clock() + self._delay
         self._waiting.extend((due, key) for key in keys)
         if self._waiting and (self._task is None or self._task.done()):
@@ -151,6 +154,7 @@ class Trash:
 
     async def close(self) -> None:
         """What is due goes; what may still be read is left to the next eviction."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -36,6 +36,11 @@ EVENTUALLY: Final = 1.0
 """Seconds of lag that an eventually consistent read needs to be allowed (I7)."""
 
 
+def random_uuid() -> str:
+    """I4: what tokens are, in every language."""
+    return str(uuid.uuid4())
+
+
 class DynamoStore:
     """Any number of machines may use one table; one store belongs to one event loop."""
 
@@ -57,7 +62,7 @@ class DynamoStore:
         clock: Clock = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
-        new_token: Callable[[], str] = lambda: str(uuid.uuid4()),
+        new_token: Callable[[], str] = random_uuid,
     ) -> None:
         self._names = Names(table_name(table), checked_tenant(tenant))
         self._bucket = _named(bucket, "bucket")
@@ -82,7 +87,10 @@ class DynamoStore:
             except BaseException:
                 await parts.stack.aclose()
                 raise
-            self._parts = parts
+            if self._parts is None:
+                self._parts = parts
+            else:  # another was quicker
+                await parts.stack.aclose()
 
     async def _connect(self, parts: "Parts") -> None:
         names, clock = self._names, self._clock

@@ -52,15 +52,18 @@ class Sweeper:
         """The rows of each entry together; an entry may be cut by the end of a page."""
         kept: list[Item] = []
         async for page in self._table.scan(self._names.pk_prefix):
-            groups = [list(rows) for _, rows in groupby([*kept, *page["Items"]], _pk)]
+            rows = [row for row in page["Items"] if row["sk"]["S"] in {META, LOCK}]
+            groups = [list(group) for _, group in groupby([*kept, *rows], _pk)]
             kept = groups.pop() if groups else []
             yield groups
         yield [kept] if kept else []
 
     def _is_gone(self, rows: Sequence[Item], before: float) -> bool:
-        """Nothing that anybody could be served, and nothing under way."""
+        """Nothing that anybody could be served, and nothing under way; a row of ours."""
         row, lock = self._parsed(rows)
         ends = [0.0]
+        if any(each_row["sk"]["S"] == META and "generation" not in each_row for each_row in rows):
+            return False
         if row is not None and row.copy is not None:
             ends.append(row.copy.fetched_at + row.copy.policy.lasts)
         elif (failure := merged(row, lock).failure) is not None:

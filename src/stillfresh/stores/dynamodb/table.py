@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 from stillfresh.errors import StoreError
 from stillfresh.stores.aws import CONDITION, Refused, Service
 from stillfresh.stores.dynamodb.schema import Item, key_of
+from stillfresh.stores.dynamodb.workers import each
 
 __all__ = ["Key", "Table", "changes_of", "values"]
 
@@ -41,15 +42,22 @@ class Table:
             item = await self.get(*keys[0], consistent=consistent)
             return {} if item is None else {keys[0]: item}
         found: dict[Key, Item] = {}
-        for start in range(0, len(keys), AT_ONCE):
+
+        async def get_some(start: int) -> None:
             wanted = [key_of(*key) for key in keys[start : start + AT_ONCE]]
-            for pause in PAUSES:
-                if not (wanted := await self._get_batch(wanted, found, consistent=consistent)):
-                    break
-                await self._sleep(pause)
-            else:
-                raise StoreError(f"{self._service.target}: busy; {len(wanted)} rows were not read")
+            pauses = iter(PAUSES)
+            while left := await self._get_batch(wanted, found, consistent=consistent):
+                if len(left) == len(wanted):
+                    await self._pause(next(pauses, None), left)
+                wanted = left
+
+        await each(range(0, len(keys), AT_ONCE), get_some)
         return found
+
+    async def _pause(self, pause: float | None, left: list[Item]) -> None:
+        if pause is None:
+            raise StoreError(f"{self._service.target}: busy; {len(left)} rows were not read")
+        await self._sleep(pause)
 
     async def _get_batch(
         self, wanted: list[Item], found: dict[Key, Item], *, consistent: bool

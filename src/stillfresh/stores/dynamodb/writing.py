@@ -1,12 +1,13 @@
 """One id at a time: leased, published, released, invalidated, deleted (I3-I6)."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
 from stillfresh.clock import Clock
-from stillfresh.errors import LeaseHeld, LeaseLost
+from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
 from stillfresh.stores.bodies import Body, S3Bodies, Trash
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Newer, Record
 from stillfresh.stores.dynamodb.leases import Leases
@@ -62,14 +63,23 @@ class Writer:
         except LeaseHeld as exc:
             grant = Held(exc.until)
         self.reader.note_lease(pk)
+        try:
+            return await self._looked(kind, ask, grant, old)
+        except StoreError:
+            if isinstance(grant, Lease):  # won, and of no use: others need not wait for its end
+                with suppress(StoreError):
+                    await self.leases.release(pk, grant.token, now=now)
+            raise
+
+    async def _looked(self, kind: str, ask: Ask, grant: Held | Lease, old: Item | None) -> Grant:
+        pk = self.names.pk(kind, ask.id)
         row = await self.reader.row(pk)
-        if (newer := await self._newer(kind, pk, row, ask.seen, grant)) is not None:
-            if isinstance(grant, Lease):
-                await self.leases.release(pk, grant.token, now=now)
-            return newer
-        if isinstance(grant, Lease):
+        newer = await self._newer(kind, pk, row, ask.seen, grant)
+        if newer is None and isinstance(grant, Lease):
             await self._claim(kind, ask, grant, row, old)
-        return grant
+        elif isinstance(grant, Lease):
+            await self.leases.release(pk, grant.token, now=self.clock())
+        return newer or grant
 
     async def _newer(
         self, kind: str, pk: str, row: Row | None, seen: str | None, grant: Held | Lease
