@@ -1,4 +1,4 @@
-"""S6 and I2-I7: the DynamoDB store on a real server, with values in a real S3."""
+"""S6 and I2, I3, I4, I5, I6, I7: the store on a real DynamoDB server, values in a real S3."""
 
 import asyncio
 import time

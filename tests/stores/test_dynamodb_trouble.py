@@ -1,4 +1,4 @@
-"""S6, I4, I5: what a table, a bucket, a network or a user may do wrong, and what is said then."""
+"""S6, I4, I5, I6: what a table, a bucket, a network or a user may do wrong; what is said then."""
 
 import asyncio
 import random
