@@ -12,7 +12,7 @@ import pytest
 from aws_servers import Aws, Raw
 from lossy_proxy import lossy
 
-from stillfresh import Cache, Clock, Policy
+from stillfresh import Cache, Clock, NotOpen, Policy
 from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import (
     UNREAD,
@@ -111,6 +111,37 @@ async def bench_on(aws: Aws, **options: Any) -> AsyncIterator[Bench]:
 async def bench(aws: Aws) -> AsyncIterator[Bench]:
     async with bench_on(aws) as bench:
         yield bench
+
+
+class TestS6Closing:
+    async def test_lets_requests_under_way_end(self, aws: Aws) -> None:
+        """Nobody who was not cancelled is told so: served, or told that the store is closed."""
+        async with bench_on(aws) as bench:
+            ids = [str(number) for number in range(40)]
+            grants = await bench.store.acquire(PAGE, [Ask(id_) for id_ in ids], 5)
+            copies = {
+                id_: (lease, Copy(lease.token, NOW, Policy(60), b"value"))
+                for id_, lease in grants.items()
+                if isinstance(lease, Lease)
+            }
+            publishing = asyncio.create_task(bench.store.publish(PAGE, copies))
+            reading = [asyncio.create_task(bench.store.read(PAGE, [id_])) for id_ in ids]
+            while len(await bench.raw.objects()) < 3:
+                pass
+            await bench.store.close()
+            ended = await asyncio.gather(publishing, *reading, return_exceptions=True)
+            for answer in ended:
+                assert isinstance(answer, dict | set | NotOpen), answer
+            assert [
+                task for task in asyncio.all_tasks() if task is not asyncio.current_task()
+            ] == []
+
+    async def test_opens_once_for_many_who_ask(self, aws: Aws) -> None:
+        """One of them opens it, and closing it once leaves no connection behind."""
+        store = aws.store(aws.new_table())
+        await asyncio.gather(*(store.open() for _ in range(3)))
+        assert await store.read(PAGE, ["a"]) == {}
+        await store.close()
 
 
 class TestI2Interop:
@@ -401,6 +432,15 @@ class TestI6Tags:
             "ttl": {"N": str(1_700_000_005 + 30 * 86400)},
         }
         assert rows[0]["tags"] == {"SS": ["shop"]}
+
+    async def test_of_any_text(self, bench: Bench) -> None:
+        """Empty ones and odd ones are found, and leave nothing behind."""
+        tags = ["", "\0", "\0\0", "ü", "x" * 3_000]
+        await bench.publish(await bench.lease(None, *tags))
+        for tag in tags:
+            assert await bench.store.invalidate_tag(tag) == [(PAGE, "/pricing")]
+        await bench.store.delete(PAGE, ["/pricing"])
+        assert await bench.raw.rows() == []
 
     async def test_outlives_its_copy(self, bench: Bench) -> None:
         """A copy with long terms takes its tags along."""

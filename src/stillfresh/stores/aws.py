@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
@@ -27,10 +27,12 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NotConnected
 from botocore.loaders import Loader, create_loader
 
-from stillfresh.errors import ConfigError, StoreError
+from stillfresh.errors import ConfigError, NotOpen, StoreError
 from stillfresh.stores.contract import Costs
 
 __all__ = ["CONDITION", "DENIED", "Meter", "Place", "Refused", "Service", "opened"]
+
+Then: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 ATTEMPTS: Final = 5
 FIRST_PAUSE: Final = 0.05
@@ -96,6 +98,10 @@ class Refused(StoreError):
         self.reasons: tuple[str, ...] = tuple(each.get("Code", "None") for each in reasons)
 
 
+class Unanswered(StoreError):
+    """Worth another try: the service was busy, or its answer got lost."""
+
+
 class Meter:
     """What was asked, in the units that are paid for; a refused write is paid for as well."""
 
@@ -153,6 +159,9 @@ class Service:
         self._meter = meter
         self._sleep = sleep
         self._dice = dice
+        self._under_way = 0
+        self._is_closed = False
+        self._idle = asyncio.Event()
 
     @property
     def region(self) -> str:
@@ -163,48 +172,63 @@ class Service:
     async def ask(
         self,
         operation: str,
-        then: Callable[[Any], Awaitable[Any]] | None = None,
+        then: Then | None = None,
         /,
         **arguments: Any,  # noqa: ANN401 (as the service describes them)
     ) -> Any:  # noqa: ANN401
         """The answer, or what `then` makes of it; `Refused`, or `StoreError` if none came."""
-        patience = asyncio.get_running_loop().time() + PATIENCE
-        for pause in self._pauses(patience):
+        self._under_way += 1
+        try:
+            return await self._ask(operation, then, arguments)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def close(self) -> None:
+        """Requests under way end; without this the client would cancel who waits for them."""
+        self._is_closed = True
+        if self._under_way:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _ask(self, operation: str, then: Then | None, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        for pause in self._pauses():
+            if self._is_closed:
+                raise NotOpen("this store is closed")
             try:
                 return await self._once(operation, then, arguments)
-            except ClientError as exc:
-                error = self._refused(operation, exc, arguments)
-                if not _is_busy(exc, error):
-                    raise error from exc
+            except Unanswered:
                 if pause is None:
-                    raise StoreError(f"{error}; asked {ATTEMPTS} times") from exc
-            except NO_ANSWER as exc:
-                if pause is None:
-                    raise StoreError(f"{self.target}: no answer to {operation}: {exc}") from exc
-            except BotoCoreError as exc:
-                raise StoreError(f"{self.target}: {exc}") from exc
+                    raise
             await self._sleep(pause)
         raise AssertionError("the last pause is None")
 
-    def _pauses(self, patience: float) -> Iterator[float | None]:
+    def _pauses(self) -> Iterator[float | None]:
         """After each attempt; None after the last, or when patience has ended."""
         loop = asyncio.get_running_loop()
+        patience = loop.time() + PATIENCE
         for attempt in range(ATTEMPTS - 1):
             if loop.time() > patience:
                 break
             yield FIRST_PAUSE * 2**attempt * (1 + self._dice()) / 2
         yield None
 
-    async def _once(
-        self,
-        operation: str,
-        then: Callable[[Any], Awaitable[Any]] | None,
-        arguments: Mapping[str, Any],
-    ) -> Any:  # noqa: ANN401
+    async def _once(self, operation: str, then: Then | None, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
         self._meter.asked(operation)
-        response = await getattr(self._client, operation)(**arguments)
-        self._meter.answered(operation, response)
-        return response if then is None else await then(response)
+        try:
+            response = await getattr(self._client, operation)(**arguments)
+            self._meter.answered(operation, response)
+            return response if then is None else await then(response)
+        except ClientError as exc:
+            error = self._refused(operation, exc, arguments)
+            if _is_busy(exc, error):
+                raise Unanswered(f"{error}; asked up to {ATTEMPTS} times") from exc
+            raise error from exc
+        except NO_ANSWER as exc:
+            raise Unanswered(f"{self.target}: no answer to {operation}: {exc}") from exc
+        except BotoCoreError as exc:
+            raise StoreError(f"{self.target}: {exc}") from exc
 
     def _refused(self, operation: str, exc: ClientError, arguments: Mapping[str, Any]) -> Refused:
         error = exc.response.get("Error", {})
@@ -251,7 +275,9 @@ async def opened(
             ) from exc
         except (BotoCoreError, ValueError) as exc:
             raise ConfigError(f"{target}: {exc}") from exc
-        services.append(Service(client, target=target, meter=meter, sleep=sleep, dice=dice))
+        service = Service(client, target=target, meter=meter, sleep=sleep, dice=dice)
+        stack.push_async_callback(service.close)
+        services.append(service)
     return services
 
 

@@ -164,12 +164,12 @@ def _digits(value: float) -> str:
 
 def tag_set(tags: Sequence[str]) -> Item:
     """DynamoDB knows no empty set, and no empty text in one."""
-    named = sorted({tag or "\0" for tag in tags})
+    named = sorted({tag if tag and tag[0] != "\0" else f"\0{tag}" for tag in tags})
     return {"tags": {"SS": named}} if named else {}
 
 
 def _tags(item: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
-    return frozenset("" if tag == "\0" else tag for tag in item.get("tags", {}).get("SS", ()))
+    return frozenset(tag.removeprefix("\0") for tag in item.get("tags", {}).get("SS", ()))
 
 
 def tag_item(names: Names, tag: str, *, kind: str, id_: str, token: str, ttl: int) -> Item:

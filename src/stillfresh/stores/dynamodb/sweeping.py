@@ -43,8 +43,10 @@ class Sweeper:
         dropped = 0
         async for entries in self._entries():
             gone = {_pk(rows[0]): rows for rows in entries if self._is_gone(rows, before)}
-            done = await each(gone, partial(self._drop, gone))
-            dropped += sum(done.values())
+            bodies = (await each(gone, partial(self._drop, gone))).values()
+            went = [keys for keys in bodies if keys is not None]
+            await self._bodies.delete([key for keys in went for key in keys])
+            dropped += len(went)
         await self._drop_orphans()
         return dropped
 
@@ -78,17 +80,16 @@ class Sweeper:
         now = self._clock()
         return (row_of(row, now) if row else None), (lock_of(lock) if lock else None)
 
-    async def _drop(self, gone: Mapping[str, Sequence[Item]], pk: str) -> bool:
-        """Only what is still as it was read; whether it was."""
+    async def _drop(self, gone: Mapping[str, Sequence[Item]], pk: str) -> list[str] | None:
+        """The body to delete, if there is one; None if the rows are not as they were read."""
         row, lock = self._parsed(gone[pk])
         went = [await self._drop_row(each_row) for each_row in gone[pk]]
         if not all(went):
-            return False
+            return None
         tags = (row.tags if row else frozenset()) | (lock.tags if lock else frozenset())
         await self._tags.remove(tags, pk)
-        if row is not None and row.meta is not None and self._names.is_ours(row.meta.s3_key):
-            await self._bodies.delete([row.meta.s3_key])
-        return True
+        key = row.meta.s3_key if row is not None and row.meta is not None else ""
+        return [key] if self._names.is_ours(key) else []
 
     async def _drop_row(self, row: Item) -> bool:
         name = "lease_token" if row["sk"]["S"] == LOCK else "s3_key"
