@@ -125,9 +125,10 @@ class TestS6Closing:
                 if isinstance(lease, Lease)
             }
             publishing = asyncio.create_task(bench.store.publish(PAGE, copies))
-            reading = [asyncio.create_task(bench.store.read(PAGE, [id_])) for id_ in ids]
             while len(await bench.raw.objects()) < 3:
                 pass
+            reading = [asyncio.create_task(bench.store.read(PAGE, [id_])) for id_ in ids * 3]
+            await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
             await bench.store.close()
             ended = await asyncio.gather(publishing, *reading, return_exceptions=True)
             for answer in ended:
@@ -291,6 +292,22 @@ class TestI4Lease:
         assert isinstance(await bench.ask(), Held)
         bench.clock.advance(0.25)
         assert isinstance(await bench.ask(), Lease)
+
+    async def test_a_fresh_copy_does_not_hide_it_from_who_knows(
+        self, bench: Bench, aws: Aws
+    ) -> None:
+        """Its holder, and who was denied it and waits for its end, see it in every read."""
+        copy = await bench.publish(await bench.lease())
+        lease = await bench.lease(copy.generation)
+        assert await bench.record() == Record(copy, lease.expires_at)
+        other = aws.store(bench.raw.table, bench.clock)
+        await other.open()
+        assert (await other.read(PAGE, ["/pricing"]))["/pricing"] == Record(copy)
+        asked = await other.acquire(PAGE, [Ask("/pricing", copy.generation)], 5)
+        assert asked["/pricing"] == Held(lease.expires_at)
+        known = (await other.read(PAGE, ["/pricing"]))["/pricing"]
+        assert known == Record(copy, lease.expires_at)
+        await other.close()
 
     async def test_another_languages_lease_is_respected(self, bench: Bench) -> None:
         """Until its end, whoever holds it."""
