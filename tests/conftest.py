@@ -1,11 +1,15 @@
-"""Servers that tests in several places share: one of each for a worker, ended with it."""
+"""Servers that the tests of one worker share, started for the first who asks, ended with it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 from valkey_server import Server, binary_of, free_port, serving
+
+if TYPE_CHECKING:
+    from aws_servers import Aws
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +36,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 @pytest.fixture(scope="session")
 def valkey(servers: Callable[[str], Server]) -> Server:
     return servers("valkey")
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Aws]":
+    """DynamoDB and S3."""
+    import aws_servers  # noqa: PLC0415 (a second of imports that most tests do not need)
+
+    if why := aws_servers.missing():
+        pytest.skip(why)
+    folder = tmp_path_factory.mktemp("aws")
+    with pytest.MonkeyPatch.context() as patch, aws_servers.both(folder) as aws:
+        for name, value in aws_servers.ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield aws

@@ -75,7 +75,7 @@ class Core(Generic[K, V]):
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._reads = Reads(self.spec.kind, runtime)
+        self._reads = Reads(self.spec.kind, runtime, lag=self.spec.memory_for)
         tower = self._tower = self._new_tower()
         loader = Loader(
             self.spec,

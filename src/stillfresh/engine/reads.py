@@ -36,9 +36,10 @@ class Question:
 class Reads:
     """The reads of one resource while its cache is open."""
 
-    def __init__(self, kind: str, runtime: Runtime) -> None:
+    def __init__(self, kind: str, runtime: Runtime, *, lag: float) -> None:
         self._kind = kind
         self._runtime = runtime
+        self._lag = lag
         self._next: tuple[Question, asyncio.Task[dict[str, Record]]] | None = None
 
     async def read(self, ids: Sequence[str], known: Mapping[str, str]) -> dict[str, Record]:
@@ -58,10 +59,12 @@ class Reads:
         return {id_: records[id_] for id_ in ids if id_ in records}
 
     async def _ask(self, question: Question) -> dict[str, Record]:
-        """Begins when the turn is over."""
+        """Begins when the turn is over. E9, I7: who allows a lag may be read for at a lower price."""
         self._next = None
-        ids, known = list(question.ids), question.known
-        return await self._runtime.store.read(self._kind, ids, known)
+        ids, known, runtime = list(question.ids), question.known, self._runtime
+        if self._lag and runtime.read_lagging is not None:
+            return await runtime.read_lagging(self._kind, ids, known, self._lag)
+        return await runtime.store.read(self._kind, ids, known)
 
 
 def _is_cancelled() -> bool:
