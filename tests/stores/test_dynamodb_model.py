@@ -1,10 +1,11 @@
 """S3, S6: the DynamoDB store answers as the memory store does, whatever is asked, in any order.
 
-The rules are those of the SQLite store's model; times are whole seconds here, and the tags of a
+The rules are those of the other stores' model; times are whole seconds here, and the tags of a
 key are a function of it, as they are in the engine (E8).
 """
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
-from test_sqlite_model import IDS, KINDS, SECONDS, SOME_IDS, SqliteModel, new_tokens
+from store_model import IDS, KINDS, SECONDS, SOME_IDS, StoreModel
 
 from stillfresh.stores.contract import Ask, Lease, Newer, Record
 from stillfresh.stores.memory import MemoryStore
@@ -24,16 +25,16 @@ from stillfresh.testing import ManualClock
 TAGS = {"a": ("eu",), "b": ("eu", "us"), "c": ()}
 
 
-class DynamoModel(SqliteModel):
+class DynamoModel(StoreModel):
     aws: Aws
 
     def __init__(self) -> None:
         RuleBasedStateMachine.__init__(self)
         self.clock = ManualClock(start=1_700_000_000.0)
         self.tokens: list[str] = []
-        table = self.aws.new_table()
-        self.dynamodb = self.aws.store(table, self.clock, new_token=lambda: self.tokens.pop(0))
-        self.memory = MemoryStore(clock=self.clock, new_token=new_tokens())
+        table, count = self.aws.new_table(), itertools.count()
+        self.store = self.aws.store(table, self.clock, new_token=lambda: self.tokens.pop(0))
+        self.memory = MemoryStore(clock=self.clock, new_token=lambda: f"token-{next(count)}")
         self.runner = asyncio.Runner()
         self.both(lambda store: store.open())
         self.leases: dict[str, list[Lease]] = {"post": [], "page": []}
@@ -41,7 +42,7 @@ class DynamoModel(SqliteModel):
 
     def both(self, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         expected = self.plain(self.runner.run(ask(self.memory)))
-        assert self.plain(self.runner.run(ask(self.dynamodb))) == expected
+        assert self.plain(self.runner.run(ask(self.store))) == expected
         return expected
 
     def plain(self, answer: Any) -> Any:
@@ -68,7 +69,7 @@ class DynamoModel(SqliteModel):
         expected = self.runner.run(self.memory.acquire(kind, asks, lease_for))
         granted = {id_: it for id_, it in expected.items() if isinstance(it, Lease)}
         self.tokens = [granted[id_].token if id_ in granted else f"no-{id_}" for id_ in ids]
-        actual = self.runner.run(self.dynamodb.acquire(kind, asks, lease_for))
+        actual = self.runner.run(self.store.acquire(kind, asks, lease_for))
         assert self.plain(actual) == self.plain(expected)
         self.leases[kind] += granted.values()
         self.generations += [lease.token for lease in granted.values()]
@@ -81,11 +82,11 @@ class DynamoModel(SqliteModel):
     def both_hold_the_same(self) -> None:
         for kind in ("post", "page"):
             self.both(lambda store, kind=kind: store.read(kind, IDS))  # type: ignore[misc]
-        stats, expected = (self.runner.run(each.stats()) for each in (self.dynamodb, self.memory))
+        stats, expected = (self.runner.run(each.stats()) for each in (self.store, self.memory))
         assert (stats.copies, stats.leases) == (expected.copies, expected.leases)
 
     def teardown(self) -> None:
-        self.runner.run(self.dynamodb.close())
+        self.runner.run(self.store.close())
         self.runner.close()
 
 

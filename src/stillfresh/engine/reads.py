@@ -59,7 +59,7 @@ class Reads:
         return {id_: records[id_] for id_ in ids if id_ in records}
 
     async def _ask(self, question: Question) -> dict[str, Record]:
-        """Begins when the turn is over. E9, I7: who allows a lag may be read for at a lower price."""
+        """Begins when the turn is over. E9, I7: who allows a lag is read for at a lower price."""
         self._next = None
         ids, known, runtime = list(question.ids), question.known, self._runtime
         if self._lag and runtime.read_lagging is not None:

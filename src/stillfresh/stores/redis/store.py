@@ -281,10 +281,11 @@ class RedisStore:
             counts = [count + more for count, more in zip(counts, some, strict=True)]
             slices += 1
             if slices == SAMPLE and at != b"0":
-                (size,) = await link.run([("DBSIZE",)])
-                counts = [round(count * max(1.0, size / (SAMPLE * LOOKED_AT))) for count in counts]
+                (keys,) = await link.run([("DBSIZE",)])
+                counts = [round(count * max(1.0, keys / (SAMPLE * LOOKED_AT))) for count in counts]
                 break
-        return StoreStats(*counts)
+        copies, leases, size = counts
+        return StoreStats(copies, leases, size)
 
     def _now(self) -> str:
         """What the scripts take for the time; nothing: the server's own."""
