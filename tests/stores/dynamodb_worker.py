@@ -13,7 +13,7 @@ from stillfresh.stores.contract import Ask, Copy, Lease, Record, Store
 from stillfresh.stores.urls import store_for
 
 KIND = "post"
-PAUSE = 0.02
+PAUSE = 0.05
 
 
 def copy_by(lease: Lease, times: int = 1) -> Copy:
