@@ -1,0 +1,126 @@
+"""The rules with one of their corrections taken back, each of which the exploration must catch (W13).
+
+A mutant replaces one function of the rules by what the seed, or a hasty reader, would have written.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from stillfresh.waiting import rules, rules_refetch
+from stillfresh.waiting.model import Failed, GameState, Reconnected, Request, Snapshot, State, Step
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`changes` maps a function's name to its replacement, in both modules of rules."""
+
+    rule: str
+    what: str
+    changes: dict[str, Callable[..., Any]]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            table = dict(rules.RULES)
+            for name, change in self.changes.items():
+                table |= {event: change for event, rule in table.items() if rule.__name__ == name}
+                for module in (rules, rules_refetch):
+                    if hasattr(module, name):
+                        stack.enter_context(patch.object(module, name, change))
+            stack.enter_context(patch.object(rules, "RULES", table))
+            yield
+
+
+def forgets(state: State, _event: Failed) -> Step:
+    return Step(replace(state, in_flight=None, follows=None))
+
+
+def keeps_all(_state: State, pool: tuple[str, ...]) -> tuple[str, ...]:
+    return pool
+
+
+def does_nothing(state: State, *_rest: object) -> Step:
+    return Step(state)
+
+
+def never_asks(state: State, game_id: str, _snapshot_of: str | None) -> Step:
+    pool = state.pool if game_id in state.pool else (*state.pool, game_id)
+    return Step(replace(state, pool=pool, snapshot=rules.kept_for(state.snapshot, game_id)))
+
+
+def of_this_game(state: State, game_id: str) -> bool:
+    return rules.kept_for(state.snapshot, game_id) is not None and not state.is_busy
+
+
+def in_any_flight(state: State, game_id: str) -> bool:
+    return rules.kept_for(state.snapshot, game_id) is not None and state.is_played
+
+
+def never_late(_state: State, _game_id: str, _version: int | None) -> bool:
+    return False
+
+
+def always_anew(state: State, game_id: str, version: int | None, *, anew: bool = True) -> Step:
+    return TURN_CAME(state, game_id, version, anew=anew or True)
+
+
+def keeps_old(state: State, asked: Request, pool: tuple[str, ...], **is_complete: bool) -> Any:
+    return TAKEN(state, asked, pool, **is_complete) or state.snapshot
+
+
+def any_game(snapshot: Snapshot | None, _game_id: str) -> Snapshot | None:
+    return snapshot
+
+
+def drops(state: State, snapshot_of: str | None = None) -> Step:
+    if state.in_flight is not None:
+        return Step(state)
+    return rules_refetch.begin(state, Request(snapshot_of))
+
+
+def only_the_pool(state: State, event: GameState) -> Step:
+    return NOT_MY_TURN(replace(state, in_flight=None), event)
+
+
+def trusts_the_answer(state: State, event: GameState) -> Step:
+    after, effects = NOT_MY_TURN(state, event)
+    return Step(replace(after, away=()), effects)
+
+
+def stays_pending(state: State, event: Reconnected) -> Step:
+    after, effects = RECONNECTED(state, event)
+    return Step(replace(after, pending=state.pending), effects)
+
+
+def asks_nothing(state: State, event: Reconnected) -> Step:
+    return Step(RECONNECTED(state, event).state if state.in_flight else state)
+
+
+TURN_CAME, TAKEN, NOT_MY_TURN = rules.turn_came, rules_refetch.taken, rules.not_my_turn
+RECONNECTED = rules.reconnected
+
+MUTANTS = [
+    Mutant("W3", "a failed refetch is forgotten", {"failed": forgets}),
+    Mutant("W3", "what is asked during a flight is not asked after it", {"request": drops}),
+    Mutant("W5", "an answer shows games whose move is pending", {"still_ours": keeps_all}),
+    Mutant("W5", "an answer that our moves emptied is good enough", {"look_again": does_nothing}),
+    Mutant("W5, W10", "a snapshot survives what happens in other games", {"kept_for": any_game}),
+    Mutant("W6", "a game that was played elsewhere stays", {"not_my_turn": does_nothing}),
+    Mutant("W6", "an answer may bring back what was played elsewhere", {"not_my_turn": trusts_the_answer}),
+    Mutant("W7", "with fewer than two games nobody is asked", {"appended": never_asks}),
+    Mutant("W7", "a snapshot is put back though we did not play", {"is_provable": of_this_game}),
+    Mutant("W7", "a snapshot is put back while news is under way", {"is_provable": in_any_flight}),
+    Mutant("W7", "a turn that is told twice counts twice", {"is_late": never_late}),
+    Mutant("W8", "a turn that never left us makes a snapshot", {"turn_came": always_anew}),
+    Mutant("W9", "after reconnecting, moves are pending still", {"reconnected": stays_pending}),
+    Mutant("W9", "after reconnecting, nobody is asked", {"reconnected": asks_nothing}),
+    Mutant("W9", "a failed move asks nobody", {"move_failed": does_nothing}),
+    Mutant("W10", "an answer without a snapshot keeps the old one", {"taken": keeps_old}),
+]
