@@ -63,9 +63,7 @@ def explore(
 
 
 class _Search(Generic[S]):
-    def __init__(
-        self, start: S, steps: Steps[S], promises: Promises[S], max_states: int
-    ) -> None:
+    def __init__(self, start: S, steps: Steps[S], promises: Promises[S], max_states: int) -> None:
         self._steps = steps
         self._promises = tuple(promises.items())
         self._max_states = max_states

@@ -1,4 +1,4 @@
-"""A model of all that surrounds the cache: a backend, its messages, a second device, bad luck (W13).
+"""A model of what surrounds the cache: a backend, its messages, another device, bad luck (W13).
 
 Four games and answers of three, so that truncation matters. D is against bots only, so the others
 come before it. Times are an order: whose turn came last waits last. Versions are renumbered after
@@ -30,8 +30,7 @@ from stillfresh.waiting.model import (
     YourTurn,
 )
 
-__all__ = ["PROMISES", "World", "begin", "is_at_rest", "steps"]
-
+__all__ = ["ALL", "PROMISES", "Happening", "World", "begin", "settled", "steps", "turn"]
 
 
 class Kept(Struct, frozen=True):
@@ -41,16 +40,14 @@ class Kept(Struct, frozen=True):
     version: int
 
 
-V = TypeVar("V", YourTurn, GameState, Kept, Screen)
+V = TypeVar("V", bound="YourTurn | GameState | Kept | Screen")
 Message: TypeAlias = YourTurn | GameState | Kept | Invalidated | MoveFailed
 Next: TypeAlias = tuple[str, "World"]
 Happening: TypeAlias = Callable[["World"], Iterator[Next]]
 
-GAMES = ("A", "B", "C", "D")
 ALONE = "D"
 PLAYED = ("A", "B")
 """Looked at, and played here and elsewhere; the others only wait, and C may end."""
-LIMIT = 3
 ROOM = 3
 """Messages on the wire at once."""
 
@@ -80,8 +77,26 @@ class World(Struct, frozen=True):
     """Played elsewhere while nobody here looked: the backend has no message for that."""
 
 
-def begin(*ours: str) -> World:
-    return World(State(limit=LIMIT), ours=ours or GAMES)
+def begin(*ours: str, limit: int) -> World:
+    """Nothing known yet, the first refetch in flight."""
+    return heard(World(State(limit=limit), ours=ours), Started())
+
+
+def settled(*ours: str, limit: int) -> World:
+    """The first answer is here, and A is being looked at."""
+    world = landed(begin(*ours, limit=limit))
+    return looking(heard(world, Answered(ours[:limit])), "A")
+
+
+def turn(*ours: str, limit: int) -> World:
+    """A, which is being looked at, has just become ours: a snapshot has been asked for."""
+    world = looking(settled(*left(ours, "A"), limit=limit), "A")
+    world = newer(replace(world, ours=ours), "A")
+    message, state = (
+        YourTurn("A", version(world, "A")),
+        GameState("A", my_turn=True, version=version(world, "A")),
+    )
+    return renumbered(heard(heard(world, message), state))
 
 
 def steps(*happenings: Happening) -> Callable[[World], Iterator[Next]]:
@@ -247,7 +262,7 @@ def refetches(world: World) -> Iterator[Next]:
     if not world.flights:
         return
     if world.answer is None:
-        read = world.ours[:LIMIT]
+        read = world.ours[: world.client.limit]
         # An older message that says "yours" may still come after the answer.
         on_the_wire = {message.game_id for message in world.wire if isinstance(message, YourTurn)}
         untold = tuple(game for game in world.untold if game in on_the_wire)
@@ -294,7 +309,7 @@ def renumbered(world: World) -> World:
     By twos, since the rules may speak of the version before one.
     """
     for at, game in enumerate(PLAYED):
-        known = {number for number in versions_of(world, at, game)}
+        known = set(versions_of(world, at, game))
         ranks = {old: 2 * new for new, old in enumerate(sorted(known))}
         if any(old != new for old, new in ranks.items()):
             world = ranked(world, at, game, ranks)

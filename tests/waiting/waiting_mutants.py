@@ -1,6 +1,6 @@
-"""The rules with one of their corrections taken back, each of which the exploration must catch (W13).
+"""The rules with a correction taken back: the exploration must catch each of them (W13).
 
-A mutant replaces one function of the rules by what the seed, or a hasty reader, would have written.
+A mutant replaces one function of the rules by what the seed, or a hasty reader, would write.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from stillfresh.waiting import rules, rules_refetch
-from stillfresh.waiting.model import Failed, GameState, Reconnected, Request, Snapshot, State, Step
+from stillfresh.waiting.model import Failed, GameState, Reconnected, Request, State, Step
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -75,8 +75,15 @@ def keeps_old(state: State, asked: Request, pool: tuple[str, ...], **is_complete
     return TAKEN(state, asked, pool, **is_complete) or state.snapshot
 
 
-def any_game(snapshot: Snapshot | None, _game_id: str) -> Snapshot | None:
-    return snapshot
+def keeps_snapshot(state: State, game_id: str) -> Step:
+    """R2, but for the snapshots of other games."""
+    after, effects = TAKEN_OUT(state, game_id)
+    return Step(replace(after, snapshot=state.snapshot), effects)
+
+
+def appends_to_any(state: State, game_id: str, snapshot_of: str | None) -> Step:
+    after, effects = APPENDED(state, game_id, snapshot_of)
+    return Step(replace(after, snapshot=state.snapshot), effects)
 
 
 def drops(state: State, snapshot_of: str | None = None) -> Step:
@@ -104,16 +111,21 @@ def asks_nothing(state: State, event: Reconnected) -> Step:
 
 
 TURN_CAME, TAKEN, NOT_MY_TURN = rules.turn_came, rules_refetch.taken, rules.not_my_turn
-RECONNECTED = rules.reconnected
+RECONNECTED, TAKEN_OUT, APPENDED = rules.reconnected, rules.taken_out, rules.appended
 
 MUTANTS = [
     Mutant("W3", "a failed refetch is forgotten", {"failed": forgets}),
     Mutant("W3", "what is asked during a flight is not asked after it", {"request": drops}),
     Mutant("W5", "an answer shows games whose move is pending", {"still_ours": keeps_all}),
     Mutant("W5", "an answer that our moves emptied is good enough", {"look_again": does_nothing}),
-    Mutant("W5, W10", "a snapshot survives what happens in other games", {"kept_for": any_game}),
+    Mutant("W5", "a snapshot survives a move in another game", {"taken_out": keeps_snapshot}),
+    Mutant("W10", "a snapshot survives a game added here", {"appended": appends_to_any}),
     Mutant("W6", "a game that was played elsewhere stays", {"not_my_turn": does_nothing}),
-    Mutant("W6", "an answer may bring back what was played elsewhere", {"not_my_turn": trusts_the_answer}),
+    Mutant(
+        "W6",
+        "an answer may bring back what was played elsewhere",
+        {"not_my_turn": trusts_the_answer},
+    ),
     Mutant("W7", "with fewer than two games nobody is asked", {"appended": never_asks}),
     Mutant("W7", "a snapshot is put back though we did not play", {"is_provable": of_this_game}),
     Mutant("W7", "a snapshot is put back while news is under way", {"is_provable": in_any_flight}),
