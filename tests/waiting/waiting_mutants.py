@@ -10,7 +10,9 @@ from typing import Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
+from waiting_explorations import CUT, FRESH, LOOP, PAIR, TURN, Exploration
 
+from stillfresh.testing import PromiseBroken
 from stillfresh.waiting import rules, rules_refetch
 from stillfresh.waiting.model import Failed, GameState, Reconnected, Request, State, Step
 
@@ -24,6 +26,16 @@ class Mutant:
     rule: str
     what: str
     changes: dict[str, Callable[..., Any]]
+    where: Exploration
+    """The exploration that catches it."""
+
+    def caught(self) -> PromiseBroken | None:
+        with self.applied():
+            try:
+                self.where.run()
+            except PromiseBroken as broken:
+                return broken
+        return None
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -42,8 +54,8 @@ def forgets(state: State, _event: Failed) -> Step:
     return Step(replace(state, in_flight=None, follows=None))
 
 
-def keeps_all(_state: State, pool: tuple[str, ...]) -> tuple[str, ...]:
-    return pool
+def keeps_pending(state: State, pool: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(game for game in pool if game not in state.away)
 
 
 def does_nothing(state: State, *_rest: object) -> Step:
@@ -65,6 +77,10 @@ def in_any_flight(state: State, game_id: str) -> bool:
 
 def never_late(_state: State, _game_id: str, _version: int | None) -> bool:
     return False
+
+
+def always_complete(state: State, *rest: Any) -> State:
+    return replace(APPLIED(state, *rest), is_complete_from_server=True)
 
 
 def always_anew(state: State, game_id: str, version: int | None, *, anew: bool = True) -> Step:
@@ -111,28 +127,26 @@ def asks_nothing(state: State, event: Reconnected) -> Step:
 
 
 TURN_CAME, TAKEN, NOT_MY_TURN = rules.turn_came, rules_refetch.taken, rules.not_my_turn
+APPLIED = rules_refetch.applied
 RECONNECTED, TAKEN_OUT, APPENDED = rules.reconnected, rules.taken_out, rules.appended
 
 MUTANTS = [
-    Mutant("W3", "a failed refetch is forgotten", {"failed": forgets}),
-    Mutant("W3", "what is asked during a flight is not asked after it", {"request": drops}),
-    Mutant("W5", "an answer shows games whose move is pending", {"still_ours": keeps_all}),
-    Mutant("W5", "an answer that our moves emptied is good enough", {"look_again": does_nothing}),
-    Mutant("W5", "a snapshot survives a move in another game", {"taken_out": keeps_snapshot}),
-    Mutant("W10", "a snapshot survives a game added here", {"appended": appends_to_any}),
-    Mutant("W6", "a game that was played elsewhere stays", {"not_my_turn": does_nothing}),
-    Mutant(
-        "W6",
-        "an answer may bring back what was played elsewhere",
-        {"not_my_turn": trusts_the_answer},
-    ),
-    Mutant("W7", "with fewer than two games nobody is asked", {"appended": never_asks}),
-    Mutant("W7", "a snapshot is put back though we did not play", {"is_provable": of_this_game}),
-    Mutant("W7", "a snapshot is put back while news is under way", {"is_provable": in_any_flight}),
-    Mutant("W7", "a turn that is told twice counts twice", {"is_late": never_late}),
-    Mutant("W8", "a turn that never left us makes a snapshot", {"turn_came": always_anew}),
-    Mutant("W9", "after reconnecting, moves are pending still", {"reconnected": stays_pending}),
-    Mutant("W9", "after reconnecting, nobody is asked", {"reconnected": asks_nothing}),
-    Mutant("W9", "a failed move asks nobody", {"move_failed": does_nothing}),
-    Mutant("W10", "an answer without a snapshot keeps the old one", {"taken": keeps_old}),
+    Mutant("W2", "an answer that was cut counts as complete", {"applied": always_complete}, CUT),
+    Mutant("W3", "a failed refetch is forgotten", {"failed": forgets}, FRESH),
+    Mutant("W3", "what is asked during a flight is not asked after it", {"request": drops}, CUT),
+    Mutant("W5", "an answer shows games with a pending move", {"still_ours": keeps_pending}, TURN),
+    Mutant("W5", "an answer that our moves emptied will do", {"look_again": does_nothing}, CUT),
+    Mutant("W5", "a snapshot survives a move elsewhere", {"taken_out": keeps_snapshot}, LOOP),
+    Mutant("W6", "a game played on another device stays", {"not_my_turn": does_nothing}, CUT),
+    Mutant("W6", "an answer under way brings it back", {"not_my_turn": trusts_the_answer}, CUT),
+    Mutant("W7", "with fewer than two games nobody is asked", {"appended": never_asks}, PAIR),
+    Mutant("W7", "a snapshot is put back unplayed", {"is_provable": of_this_game}, LOOP),
+    Mutant("W7", "a snapshot is put back during a flight", {"is_provable": in_any_flight}, LOOP),
+    Mutant("W7", "a turn that is told twice counts twice", {"is_late": never_late}, PAIR),
+    Mutant("W8", "a turn that never left us makes a snapshot", {"turn_came": always_anew}, PAIR),
+    Mutant("W9", "a failed move asks nobody", {"move_failed": does_nothing}, TURN),
+    Mutant("W9", "after reconnecting, moves stay pending", {"reconnected": stays_pending}, CUT),
+    Mutant("W9", "after reconnecting, nobody is asked", {"reconnected": asks_nothing}, CUT),
+    Mutant("W10", "an answer without a snapshot keeps the old", {"taken": keeps_old}, LOOP),
+    Mutant("W10", "a snapshot survives a game added here", {"appended": appends_to_any}, PAIR),
 ]

@@ -72,7 +72,7 @@ class WaitingClient:
         self._socket: ClientConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_started = False
-        self._is_rejoining = False
+        self._rejoining: ClientConnection | None = None
         self._watched: str | None = None
         self._version: int | None = None
         self._looking: tuple[str, asyncio.Future[bool]] | None = None
@@ -154,23 +154,24 @@ class WaitingClient:
 
     async def _welcomed(self, socket: ClientConnection) -> None:
         """Nothing is missed from here on, and all before may have been."""
-        self._socket, self._failures = socket, 0
+        self._failures = 0
         if self._watched is None:
-            self._caught_up()
+            self._caught_up(socket)
         else:
-            self._is_rejoining = True
-            await self._send(Watch(self._watched))
+            self._rejoining = socket
+            await socket.send(encode(Watch(self._watched)).decode())
 
-    def _caught_up(self) -> None:
-        """What is asked from now on is not older than the news that will come."""
+    def _caught_up(self, socket: ClientConnection) -> None:
+        """From here on moves are sent on this socket: those of the last one are not pending."""
+        self._socket, self._rejoining = socket, None
         if self._has_started:
             self.cache.reconnected()
         else:
             self.cache.start()
-        self._has_started, self._is_rejoining = True, False
+        self._has_started = True
 
     def _hang_up(self) -> None:
-        self._socket = None
+        self._socket = self._rejoining = None
         self._not_looking(NotOpen(f"the connection to {self._url} was lost"))
 
     def _not_looking(self, reason: StillfreshError) -> None:
@@ -211,8 +212,8 @@ class WaitingClient:
         if isinstance(news, Watching):
             self._watched, self._version = news.game_id, news.version
             self.cache.opened(news.game_id, news.my_turn, news.version)
-        if self._is_rejoining:
-            self._caught_up()
+        if self._rejoining is not None:
+            self._caught_up(self._rejoining)
         if self._looking is not None and self._looking[0] == news.game_id:
             self._looked(self._looking[1], news)
 

@@ -1,6 +1,6 @@
 """What goes over the WebSocket between the games' service and its client (W12).
 
-Where, and which: one JSON object each, told apart by `type`. Decoding refuses whatever does not fit.
+One JSON object each, told apart by `type`. Decoding refuses whatever does not fit.
 """
 
 from typing import Final, TypeAlias
