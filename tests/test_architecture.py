@@ -103,7 +103,7 @@ class TestEveryModule:
         assert all(hasattr(module, public) for public in module.__all__)
 
 
-@pytest.mark.parametrize("package", ["stillfresh", "stillfresh.testing"])
+@pytest.mark.parametrize("package", ["stillfresh", "stillfresh.testing", "stillfresh.waiting"])
 def test_all_is_exact(package: str) -> None:
     """What a package shows and what it says it shows are the same."""
     module = importlib.import_module(package)

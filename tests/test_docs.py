@@ -15,6 +15,12 @@ import pytest
 import stillfresh
 import stillfresh.testing
 from stillfresh.testing import ManualClock
+from stillfresh.waiting import WaitingCache
+from stillfresh.waiting.backend import Games, Player
+from stillfresh.waiting.client import WaitingClient
+from stillfresh.waiting.model import LIMIT
+from stillfresh.waiting.rules import MEMORY
+from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -75,15 +81,22 @@ def described() -> dict[tuple[str, str], str]:
 def public_callables() -> Iterator[tuple[str, Any]]:
     for package in (stillfresh, stillfresh.testing):
         for name in package.__all__:
-            value = getattr(package, name)
-            if not inspect.isclass(value) or value.__init__ is object.__init__:
-                continue
-            if issubclass(value, Exception | str):
-                continue
-            yield name, value
-            for method, function in inspect.getmembers(value, inspect.isfunction):
-                if not method.startswith("_"):
-                    yield f"{name}.{method}", function
+            yield from callables_of(name, getattr(package, name))
+    for value in (WaitingCache, WaitingClient, Games, Player):
+        yield from callables_of(value.__name__, value)
+
+
+def callables_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.isfunction(value):
+        yield name, value
+    if not inspect.isclass(value) or value.__init__ is object.__init__:
+        return
+    if issubclass(value, Exception | str):
+        return
+    yield name, value
+    for method, function in inspect.getmembers(value, inspect.isfunction):
+        if not method.startswith("_"):
+            yield f"{name}.{method}", function
 
 
 def test_every_default_is_documented() -> None:
@@ -109,6 +122,7 @@ def test_fixed_numbers_are_as_written() -> None:
     """The constants that docs/defaults.md quotes."""
     assert (stillfresh.freshness.MAX_SKEW, stillfresh.ttl_cache.DROPPED_PER_INSERT) == (5, 2)
     assert stillfresh.ttl_cache.SLICE == 1_000
+    assert (LIMIT, MEMORY, PAUSE, LONGEST_PAUSE) == (5, 64, 0.5, 30)
 
 
 def rules() -> Iterator[Any]:
@@ -129,9 +143,9 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
 
 
 def test_every_rule_that_landed_is_listed() -> None:
-    """M1 to M12, E1 to E15, and the stores' rules but those of Redis and DynamoDB."""
+    """M1 to M12, E1 to E15, W1 to W14, and the stores' rules but those of Redis and DynamoDB."""
     landed = {f"M{number}" for number in range(1, 13)} | {f"E{number}" for number in range(1, 16)}
-    landed |= {"S1", "S2", "S3", "S4", "S7"}
+    landed |= {"S1", "S2", "S3", "S4", "S7"} | {f"W{number}" for number in range(1, 15)}
     assert {parameters.id for parameters in rules()} >= landed
 
 

@@ -1,4 +1,4 @@
-"""The real service, real HTTP and WebSockets, the cache, three users, a wire that is cut (W12)."""
+"""The real service, real HTTP and WebSockets, the cache, three users, a wire cut (W9, W12)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

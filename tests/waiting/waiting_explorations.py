@@ -1,6 +1,6 @@
 """Which histories are explored, and how far (W13). `make explore` goes on from there.
 
-`--deeper 2` explores two steps further: ten times the states, for a night.
+`--deeper 2` explores two steps further: eight times the states.
 """
 
 import argparse
