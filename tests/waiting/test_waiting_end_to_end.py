@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from waiting_kit import Sleeper, until
 from waiting_service import Served, Wire, served, wired
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
-from stillfresh import NotOpen, StillfreshError
+from stillfresh import ConfigError, NotOpen, StillfreshError
 from stillfresh.waiting import Proof
 from stillfresh.waiting.backend import Player
 from stillfresh.waiting.client import WaitingClient
+from stillfresh.waiting.messages import EVENTS
 
 ANN, BEN, EVE = Player("ann"), Player("ben"), Player("eve")
 BOT = Player("bot", is_human=False)
@@ -217,3 +221,54 @@ async def slept(sleeper: Sleeper, times: int) -> None:
     async with asyncio.timeout(30):
         while len(sleeper.slept) < times:
             await asyncio.sleep(0)
+
+
+class TestW12Rude:
+    """W12: what a client may do to the service, and a service to its client."""
+
+    @pytest.mark.parametrize(
+        "said", [b"\x00\xff", "not json", '{"type": "rob"}', '{"type": "move", "game_id": 5}']
+    )
+    async def test_nonsense_ends_that_connection_only(
+        self, service: Served, said: str | bytes
+    ) -> None:
+        """Others go on as if nothing had happened."""
+        await service.games.start("g1", [BEN, ANN])
+        address = service.url.replace("http", "ws") + EVENTS
+        async with client_of("ann", service.url) as ann:
+            await until(ann.cache, lambda: not ann.cache.navigation().pending)
+            async with connect(address, additional_headers={"Authorization": "Bearer eve"}) as rude:
+                assert b"welcome" in encoded(await rude.recv())
+                await rude.send(said)
+                with pytest.raises(ConnectionClosed):
+                    async with asyncio.timeout(30):
+                        await rude.recv()
+            await service.games.move("g1", "ben")
+            await until(ann.cache, shows(ann, "g1"))
+
+    async def test_a_service_that_talks_nonsense_is_left_and_tried_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """After a pause; nothing of it reaches the cache."""
+        sleeper = Sleeper()
+
+        async def talk(socket: ServerConnection) -> None:
+            await socket.send('{"type": "your_turn", "game_id": null}')
+
+        async with serve(talk, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            async with client_of("ann", f"http://127.0.0.1:{port}", sleeper) as ann:
+                await slept(sleeper, 1)
+                sleeper.wake()
+                await slept(sleeper, 2)
+                assert ann.cache.state.pool == ()
+        assert "cannot be understood" in caplog.text
+
+    def test_an_address_must_be_one(self) -> None:
+        """Refused where it is declared."""
+        with pytest.raises(ConfigError, match="http://"):
+            WaitingClient("ws://somewhere")
+
+
+def encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text

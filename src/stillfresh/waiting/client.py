@@ -134,8 +134,10 @@ class WaitingClient:
         while True:
             try:
                 await self._session()
-            except (OSError, TimeoutError, WebSocketException, msgspec.DecodeError) as exc:
+            except (OSError, EOFError, WebSocketException) as exc:
                 logger.info("the connection to %s was lost: %r", self._url, exc)
+            except Exception:
+                logger.exception("what %s said cannot be understood", self._url)
             finally:
                 self._hang_up()
             pause, self._failures = pause_after(self._failures), self._failures + 1

@@ -5,9 +5,9 @@ Needs the `web` extra. Who is signed in is for the application to say: `sign_in(
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TypeAlias
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeAlias
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from stillfresh.errors import StillfreshError
 from stillfresh.waiting.backend.games import Games
-from stillfresh.waiting.backend.hub import Hub, Listener
+from stillfresh.waiting.backend.listener import Listener
 from stillfresh.waiting.messages import (
     EVENTS,
     WAITING_LONGEST,
@@ -38,6 +38,9 @@ __all__ = ["SignIn", "games_app"]
 SignIn: TypeAlias = Callable[[HTTPConnection], str | None]
 """The id of the user who is signed in, by the headers of a request; None for nobody."""
 
+FAREWELL: Final = 5.0
+"""Seconds in which a slow connection may take its leave."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -48,22 +51,13 @@ def games_app(games: Games, sign_in: SignIn) -> Starlette:
         Route(WAITING_LONGEST, service.waiting_longest),
         WebSocketRoute(EVENTS, service.events),
     ]
-    return Starlette(routes=routes, lifespan=service.lifespan)
+    return Starlette(routes=routes)
 
 
 class _Service:
     def __init__(self, games: Games, sign_in: SignIn) -> None:
         self._games = games
         self._sign_in = sign_in
-        self._hub = Hub()
-
-    @asynccontextmanager
-    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        unsubscribe = self._games.on_happened(self._hub.publish)
-        try:
-            yield
-        finally:
-            unsubscribe()
 
     async def waiting_longest(self, request: Request) -> Response:
         user_id = self._sign_in(request)
@@ -77,12 +71,13 @@ class _Service:
             await socket.close(1008, "sign in first")
             return
         await socket.accept()
-        listener = self._hub.join(user_id)
+        listener = Listener(user_id)
+        unsubscribe = self._games.on_happened(listener.hear)
         listener.tell(Welcome())
         try:
             await self._serve(socket, listener)
         finally:
-            self._hub.leave(listener)
+            unsubscribe()
 
     async def _serve(self, socket: WebSocket, listener: Listener) -> None:
         """Until the client goes, or does not keep up, or says what nobody understands."""
@@ -141,7 +136,9 @@ async def send(socket: WebSocket, listener: Listener) -> None:
 async def lag(socket: WebSocket, listener: Listener) -> None:
     await listener.is_lagging.wait()
     logger.warning("a connection of %s does not keep up; it is ended", listener.user_id)
-    await socket.close(1013, "too slow")
+    with suppress(TimeoutError):  # who does not read may never take the farewell
+        async with asyncio.timeout(FAREWELL):
+            await socket.close(1013, "too slow")
 
 
 def json_response(content: object, status: int = 200) -> Response:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import apsw
 
-from stillfresh.errors import ConfigError, StillfreshError
+from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.waiting.backend import schema
 from stillfresh.waiting.messages import InvalidatedNews, News, YourTurnNews
 
@@ -67,6 +67,9 @@ def start(
     """The first player begins."""
     if not players:
         raise ConfigError(f"players: a game needs at least one, {game_id!r} has none")
+    for name in (game_id, *(player.user_id for player in players)):
+        if not isinstance(name, str):
+            raise ConfigError(f"ids of games and users must be strings, not {shown(name)}")
     try:
         connection.execute(schema.INSERT_GAME, (game_id, players[0].user_id, now))
         for number, player in enumerate(players):
