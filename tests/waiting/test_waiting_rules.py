@@ -346,6 +346,22 @@ class TestW7YourTurn:
         rules.hear(MoveSent("c"), YourTurn("c"))
         assert rules.asked() == 2
 
+    def test_a_snapshot_that_misses_its_game_is_never_put_back(self) -> None:
+        """It was read while the game was away, whoever played it: what comes back has no place."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("c", 1), Opened("c", my_turn=True, version=1))
+        rules.answer("a", "b")
+        rules.hear(GameState("c", my_turn=False, version=2), Opened("c", my_turn=True, version=3))
+        rules.hear(MoveSent("c"), YourTurn("c", 3))
+        rules.asked()
+        assert rules.hear(YourTurn("c", 5)).in_flight == Request("c")
+
+    def test_but_where_answers_are_cut_it_may_be_beyond_the_cut(self) -> None:
+        """A loop in the sixth game costs nothing either."""
+        rules = with_snapshot("z", *"abcde")
+        rules.hear(MoveSent("z"), YourTurn("z"), MoveSent("z"), YourTurn("z"))
+        assert (rules.state.pool, rules.asked()) == (tuple("abcde"), 0)
+
     def test_no_snapshot_is_put_back_while_news_is_under_way(self) -> None:
         """Neither in flight nor due."""
         rules = with_snapshot("c")

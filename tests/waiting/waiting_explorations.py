@@ -13,7 +13,7 @@ from waiting_world import ALL, PROMISES, Happening, World
 
 from stillfresh.testing import Explored, explore
 
-__all__ = ["CUT", "EXPLORATIONS", "FRESH", "LOOP", "PAIR", "TURN", "Exploration"]
+__all__ = ["BLIND", "CUT", "EXPLORATIONS", "FRESH", "LOOP", "PAIR", "TURN", "WISHES", "Exploration"]
 
 PLAY: tuple[Happening, ...] = (
     world.messages,
@@ -26,16 +26,17 @@ PLAY: tuple[Happening, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """From one world, all that may happen of these kinds, up to so many steps."""
+    """From one world, after a history, all that may happen of these kinds, up to so many steps."""
 
     name: str
     start: World
     happenings: Sequence[Happening]
     depth: int
+    history: tuple[str, ...] = ()
 
     def run(self, deeper: int = 0) -> Explored:
         return explore(
-            self.start,
+            world.after(self.start, *self.history),
             world.steps(*self.happenings),
             PROMISES,
             depth=self.depth + deeper,
@@ -79,7 +80,38 @@ PAIR = Exploration(
     PLAY,
     13,
 )
-EXPLORATIONS = [FRESH, CUT, TURN, ELSEWHERE, LOOP, PAIR]
+BLIND = Exploration(
+    "from a snapshot that misses its game, play",
+    TURN.start,
+    PLAY,
+    9,
+    (
+        "the backend reads C A D",
+        "plays A",
+        "the answer comes",
+        "the move in A is made",
+        "hears GameState(A, False, 4)",
+    ),
+)
+WISHES = Exploration(
+    "from two refetches, the second without the snapshot once wished for, play",
+    TURN.start,
+    PLAY,
+    9,
+    (
+        "the backend reads C A D",
+        "the answer comes",
+        "plays A",
+        "the move in A is made, our turn goes on",
+        "hears Kept(A, 4)",
+        "B becomes ours",
+        "hears YourTurn(B, 0)",
+        "plays A",
+        "the move in A is made, our turn goes on",
+        "hears Kept(A, 4)",
+    ),
+)
+EXPLORATIONS = [FRESH, CUT, TURN, ELSEWHERE, LOOP, PAIR, BLIND, WISHES]
 
 
 def main() -> None:

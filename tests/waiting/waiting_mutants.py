@@ -10,11 +10,11 @@ from typing import Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
-from waiting_explorations import CUT, FRESH, LOOP, PAIR, TURN, Exploration
+from waiting_explorations import BLIND, CUT, FRESH, LOOP, PAIR, TURN, WISHES, Exploration
 
 from stillfresh.testing import PromiseBroken
 from stillfresh.waiting import rules, rules_refetch
-from stillfresh.waiting.model import Failed, GameState, Reconnected, Request, State, Step
+from stillfresh.waiting.model import Failed, GameState, Played, Reconnected, Request, State, Step
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -72,10 +72,11 @@ def of_this_game(state: State, game_id: str) -> bool:
 
 
 def in_any_flight(state: State, game_id: str) -> bool:
-    return rules.kept_for(state.snapshot, game_id) is not None and state.is_played
+    is_own = rules.kept_for(state.snapshot, game_id) is not None
+    return is_own and state.played is Played.SINCE
 
 
-def never_late(_state: State, _game_id: str, _version: int | None) -> bool:
+def never(*_any: object) -> bool:
     return False
 
 
@@ -142,11 +143,12 @@ MUTANTS = [
     Mutant("W7", "with fewer than two games nobody is asked", {"appended": never_asks}, PAIR),
     Mutant("W7", "a snapshot is put back unplayed", {"is_provable": of_this_game}, LOOP),
     Mutant("W7", "a snapshot is put back during a flight", {"is_provable": in_any_flight}, LOOP),
-    Mutant("W7", "a turn that is told twice counts twice", {"is_late": never_late}, PAIR),
+    Mutant("W7", "a snapshot counts though it misses its game", {"is_blind": never}, BLIND),
+    Mutant("W7", "a turn that is told twice counts twice", {"is_late": never}, PAIR),
     Mutant("W8", "a turn that never left us makes a snapshot", {"turn_came": always_anew}, PAIR),
     Mutant("W9", "a failed move asks nobody", {"move_failed": does_nothing}, TURN),
     Mutant("W9", "after reconnecting, moves stay pending", {"reconnected": stays_pending}, CUT),
     Mutant("W9", "after reconnecting, nobody is asked", {"reconnected": asks_nothing}, CUT),
-    Mutant("W10", "an answer without a snapshot keeps the old", {"taken": keeps_old}, LOOP),
+    Mutant("W10", "an answer without a snapshot keeps the old", {"taken": keeps_old}, WISHES),
     Mutant("W10", "a snapshot survives a game added here", {"appended": appends_to_any}, PAIR),
 ]

@@ -118,8 +118,8 @@ def state_count(exploration: Exploration, explored: Explored) -> str:
 
 
 def mutant_row(mutant: Mutant, broken: PromiseBroken) -> str:
-    history = " · ".join(str(label) for label in broken.history)
-    cells = [mutant.rule, mutant.what, broken.promise, str(len(broken.history)), history]
+    history = [*mutant.where.history, *map(str, broken.history)]
+    cells = [mutant.rule, mutant.what, broken.promise, str(len(history)), " · ".join(history)]
     return f"| {' | '.join(cells)} |"
 
 

@@ -30,7 +30,17 @@ from stillfresh.waiting.model import (
     YourTurn,
 )
 
-__all__ = ["ALL", "PROMISES", "Happening", "World", "begin", "settled", "steps", "turn"]
+__all__ = [
+    "ALL",
+    "PROMISES",
+    "Happening",
+    "World",
+    "after",
+    "begin",
+    "settled",
+    "steps",
+    "turn",
+]
 
 
 class Kept(Struct, frozen=True):
@@ -97,6 +107,13 @@ def turn(*ours: str, limit: int) -> World:
         GameState("A", my_turn=True, version=version(world, "A")),
     )
     return renumbered(heard(heard(world, message), state))
+
+
+def after(world: World, *labels: str) -> World:
+    """The world that a history leads to."""
+    for label in labels:
+        world = dict(steps(*ALL)(world))[label]
+    return world
 
 
 def steps(*happenings: Happening) -> Callable[[World], Iterator[Next]]:

@@ -23,6 +23,7 @@ __all__ = [
     "Opened",
     "Pause",
     "PauseOver",
+    "Played",
     "Pool",
     "Proof",
     "Reconnected",
@@ -73,6 +74,17 @@ class Snapshot(Struct, frozen=True):
     is_complete_from_server: bool
 
 
+class Played(StrEnum):
+    """When we ourselves played the snapshot's game."""
+
+    NOT_SINCE = "not since"
+    """Not since the snapshot was taken."""
+    SINCE = "since"
+    """Since it was taken: when the game comes back, the same order fits again."""
+    BEFORE = "before"
+    """It was away when the answer was read, or may have been: no order of this game is known."""
+
+
 class Request(Struct, frozen=True):
     """A refetch that is wanted: the game whose snapshot it is to become, if any."""
 
@@ -101,8 +113,8 @@ class State(Struct, frozen=True):
     is_complete_from_server: bool = False
     """The last answer was not cut: there are no other games."""
     snapshot: Snapshot | None = None
-    is_played: bool = False
-    """The snapshot's game, by ourselves, since the snapshot was taken."""
+    played: Played = Played.NOT_SINCE
+    """The snapshot's game."""
     is_restored: bool = False
     """The pool was last put back from a snapshot, not answered."""
     in_flight: Request | None = None

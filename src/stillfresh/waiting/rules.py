@@ -21,6 +21,7 @@ from stillfresh.waiting.model import (
     Navigation,
     Opened,
     PauseOver,
+    Played,
     Pool,
     Proof,
     Reconnected,
@@ -68,10 +69,11 @@ def move_sent(state: State, event: MoveSent) -> Step:
     """R2, W5: taking a game out never reorders the rest, so it is always safe."""
     game_id = event.game_id
     is_own = kept_for(state.snapshot, game_id) is not None
+    counts = is_own and state.played is Played.NOT_SINCE
     state = replace(
         state,
         pending=(*without(state.pending, game_id), game_id)[-MEMORY:],
-        is_played=state.is_played or (is_own and game_id not in state.pending),
+        played=Played.SINCE if counts else state.played,
         versions=known(state.versions, game_id, seen(state.screen, game_id)),
     )
     return taken_out(state, game_id)
@@ -157,7 +159,7 @@ def appended(state: State, game_id: GameId, snapshot_of: GameId | None) -> Step:
 def is_provable(state: State, game_id: GameId) -> bool:
     """W7: of this game, which we ourselves played since, and no news is under way."""
     is_own = kept_for(state.snapshot, game_id) is not None
-    return is_own and state.is_played and not state.is_busy
+    return is_own and state.played is Played.SINCE and not state.is_busy
 
 
 def restored(state: State) -> Step:
@@ -167,7 +169,7 @@ def restored(state: State) -> Step:
             state,
             pool=state.snapshot.pool,
             is_complete_from_server=state.snapshot.is_complete_from_server,
-            is_played=False,
+            played=Played.NOT_SINCE,
             is_restored=True,
         )
     )

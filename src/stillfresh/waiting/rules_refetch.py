@@ -13,6 +13,7 @@ from stillfresh.waiting.model import (
     GameId,
     Pause,
     PauseOver,
+    Played,
     Pool,
     Refetch,
     Request,
@@ -27,6 +28,7 @@ __all__ = [
     "answered",
     "begin",
     "failed",
+    "is_blind",
     "is_starved",
     "pause_after",
     "pause_over",
@@ -76,12 +78,13 @@ def answered(state: State, event: Answered) -> Step:
 def applied(state: State, game_ids: Pool, asked: Request) -> State:
     pool = still_ours(state, unique(game_ids)[: state.limit])
     is_complete = len(game_ids) < state.limit
+    snapshot = taken(state, asked, pool, is_complete=is_complete)
     return replace(
         state,
         pool=pool,
         is_complete_from_server=is_complete,
-        snapshot=taken(state, asked, pool, is_complete=is_complete),
-        is_played=False,
+        snapshot=snapshot,
+        played=Played.BEFORE if is_blind(state, snapshot) else Played.NOT_SINCE,
         is_restored=False,
         in_flight=None,
         away=(),
@@ -99,6 +102,14 @@ def taken(_state: State, asked: Request, pool: Pool, *, is_complete: bool) -> Sn
     if asked.snapshot_of is None:
         return None
     return Snapshot(asked.snapshot_of, pool, is_complete)
+
+
+def is_blind(state: State, snapshot: Snapshot | None) -> bool:
+    """W7: its game was played while the answer was under way, here or, by all signs, elsewhere."""
+    if snapshot is None:
+        return False
+    is_missing = snapshot.is_complete_from_server and snapshot.game_id not in snapshot.pool
+    return is_missing or snapshot.game_id in state.pending + state.away
 
 
 def is_starved(state: State) -> bool:
