@@ -1,5 +1,6 @@
 """Every interleaving, to a depth, keeps the promises, and every mutant breaks one: W13."""
 
+import random
 import re
 
 import pytest
@@ -31,6 +32,21 @@ class TestW13Explored:
         print(broken)
         assert mutant_row(mutant, broken) in PAGE.read_text()
 
+    @pytest.mark.parametrize("seed", range(8))
+    def test_long_walks_keep_every_promise(self, seed: int) -> None:
+        """Histories far longer than can be explored, with a rest now and then."""
+        dice, steps = random.Random(seed), world.steps(*world.ALL)
+        at, rests, is_calm = dice.choice(EXPLORATIONS).start, 0, False
+        for _ in range(1_000):
+            is_calm = (is_calm or dice.random() < 0.15) and not world.is_at_rest(at)
+            choices = list(steps(at))
+            at = dice.choice([step for step in choices if is_calm and settles(step[0])] or choices)[
+                1
+            ]
+            rests += world.is_at_rest(at)
+            assert [name for name, holds in world.PROMISES.items() if not holds(at)] == []
+        assert rests > 20
+
     @pytest.mark.parametrize("name", from_rules())
     def test_the_page_is_current(self, name: str) -> None:
         """Tables and diagrams of docs/waiting.md are as `waiting_page.py` would write them."""
@@ -51,6 +67,12 @@ class TestW13Explored:
                 pass
         assert rules.RULES is table
         assert rules.turn_came is turn_came
+
+
+def settles(label: str) -> bool:
+    """What is under way arrives; nothing new is set going."""
+    ends = ("hears", "the answer", "the backend", "the move", "the pause", "reconnects")
+    return label.startswith(ends)
 
 
 class TestW13World:
