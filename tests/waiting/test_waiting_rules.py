@@ -412,11 +412,15 @@ class TestW7YourTurn:
         assert rules.hear(YourTurn("c", 5)).pending == ("c",)
         assert rules.asked() == 0
 
-    def test_a_turn_that_was_only_looked_at_still_counts(self) -> None:
-        """Looking changes nothing, so its message does."""
+    @pytest.mark.parametrize(("opened_at", "asks"), [(None, 0), (5, 1)])
+    def test_a_turn_that_was_only_looked_at(self, opened_at: int | None, asks: int) -> None:
+        """Its message is no news; unless we know that it was opened before the message came."""
         rules = Rules("a", "b")
-        rules.hear(Opened("c", my_turn=True), GameState("c", my_turn=True, version=5))
-        assert rules.hear(YourTurn("c", 5)).in_flight == Request("c")
+        rules.hear(Opened("c", my_turn=True, version=opened_at))
+        rules.hear(GameState("c", my_turn=True, version=5), YourTurn("c", 4))
+        assert rules.asked() == 0
+        rules.hear(YourTurn("c", 5))
+        assert rules.asked() == asks
 
     def test_versions_are_remembered_within_bounds(self) -> None:
         """Of the games with the latest news."""

@@ -192,10 +192,17 @@ def game_state(state: State, event: GameState) -> Step:
 
 def looked_at(state: State, screen: Screen, event: GameState, *, owes_message: bool) -> State:
     version = screen.version if event.version is None else event.version
+    told = overtaken(screen, event.version)
     screen = replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message)
-    # A message that is older has been overtaken; one of this very version may still count.
-    older = None if event.version is None else event.version - 1
-    return replace(state, screen=screen, versions=known(state.versions, event.game_id, older))
+    return replace(state, screen=screen, versions=known(state.versions, event.game_id, told))
+
+
+def overtaken(screen: Screen, version: int | None) -> int | None:
+    """Up to where a state makes messages late, W7.
+
+    Where we know at which version the game was opened, its own message may still have to count.
+    """
+    return version if version is None or screen.opened_at is None else version - 1
 
 
 def is_old(state: State, screen: Screen, version: int | None) -> bool:
