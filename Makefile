@@ -16,6 +16,8 @@ demo: $(VENV)/.core ## short, watchable examples
 	@echo
 	@$(BIN)/python examples/prices.py
 	@echo
+	@$(BIN)/python examples/feed.py
+	@echo
 	@$(BIN)/python examples/next_game.py
 
 test: check ## lint, types and every test

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import behaviours, engine, ttl_cache, waiting
+from benchmarks import behaviours, engine, feed, ttl_cache, waiting
 from benchmarks.harness import Progress, Row, Section
 
 SECTIONS: dict[str, Callable[[Progress], Section]] = {
     "ttl_cache": ttl_cache.section,
     "engine": engine.section,
+    "feed": feed.section,
     "behaviours": behaviours.section,
     "waiting": waiting.section,
 }

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import stillfresh
+import stillfresh.feed
+import stillfresh.feed.http
 import stillfresh.testing
 from stillfresh.testing import ManualClock
 from stillfresh.waiting import WaitingCache
@@ -78,8 +80,12 @@ def described() -> dict[tuple[str, str], str]:
     return {(row[0].strip("`"), row[1].strip("`")): row[2].strip("`") for row in rows}
 
 
+def _is_written(member: object) -> bool:
+    return inspect.isfunction(member) or inspect.ismethod(member)
+
+
 def public_callables() -> Iterator[tuple[str, Any]]:
-    for package in (stillfresh, stillfresh.testing):
+    for package in (stillfresh, stillfresh.feed, stillfresh.feed.http, stillfresh.testing):
         for name in package.__all__:
             yield from callables_of(name, getattr(package, name))
     for value in (WaitingCache, WaitingClient, Games, Player):
@@ -94,7 +100,7 @@ def callables_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if issubclass(value, Exception | str):
         return
     yield name, value
-    for method, function in inspect.getmembers(value, inspect.isfunction):
+    for method, function in inspect.getmembers(value, _is_written):
         if not method.startswith("_"):
             yield f"{name}.{method}", function
 
@@ -138,25 +144,30 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
     assert named
     for file, test in named:
         source = (ROOT / file).read_text()
-        assert re.search(rf"\b{rule}\b", source), f"{file} does not mention {rule}"
+        assert re.search(rf"(\b|Test){rule}(?!\d)", source), f"{file} does not mention {rule}"
         assert not test or re.search(rf"^(async )?(class|def) {test}\b", source, re.MULTILINE), test
 
 
 def test_every_rule_that_landed_is_listed() -> None:
-    """M1 to M12, E1 to E15, W1 to W14, and the stores' rules but those of Redis and DynamoDB."""
+    """All of M, E, F and W, and the stores' rules but those of Redis and DynamoDB."""
     landed = {f"M{number}" for number in range(1, 13)} | {f"E{number}" for number in range(1, 16)}
-    landed |= {"S1", "S2", "S3", "S4", "S7"} | {f"W{number}" for number in range(1, 15)}
+    landed |= {f"F{number}" for number in range(1, 15)} | {f"W{number}" for number in range(1, 15)}
+    landed |= {"S1", "S2", "S3", "S4", "S7"}
     assert {parameters.id for parameters in rules()} >= landed
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """What `make demo` shows, on a manual clock: approved in time, too late, and once of eight."""
-    path = ROOT / "examples" / "approvals.py"
-    spec = importlib.util.spec_from_file_location("approvals", path)
+def the_example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    return example
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `make demo` shows, on a manual clock: approved in time, too late, and once of eight."""
+    example = the_example("approvals")
     clock = ManualClock()
 
     async def sleep(seconds: float) -> None:
@@ -172,3 +183,18 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "r2 → nothing to approve" in said
     assert "at once: 1 approval" in said
     assert "swept 5,000" in said
+
+
+def test_the_feed_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `make demo` shows of a feed: cold, again, stale, without a network, commented on."""
+    example = the_example("feed")
+    asyncio.run(asyncio.wait_for(example.main(sleep=lambda _: asyncio.sleep(0)), 30))
+    said = capsys.readouterr().out.splitlines()
+    opened, counted, again, stale, event, updated, gone, why, comment, published = said
+    assert counted == "  7 topics, 7 lookups side by side, not in a row"
+    assert event == "  FeedCacheUpdated(cache_key='index:all:7', changed=True)"
+    shown = [line.split("edition ")[1][:8] for line in (opened, again, stale, updated, gone)]
+    assert shown == ["1  fresh", "1  fresh", "1  stale", "2  fresh", "2  stale"]
+    assert "ConnectionError: the network is down" in why
+    assert comment == "a comment: 'Well said!' is shown, published: False"
+    assert published == "  and a lookup later, published: True"

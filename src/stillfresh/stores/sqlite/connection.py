@@ -14,9 +14,9 @@ from urllib.parse import quote
 import apsw
 
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, StoreError
+from stillfresh.errors import StoreError
 from stillfresh.stores.sqlite.files import on_read_only_mount
-from stillfresh.stores.sqlite.schema import APPLICATION_ID, BEGIN_FILE, VERSION
+from stillfresh.stores.sqlite.format import Format, not_ours
 
 __all__ = [
     "BUSY",
@@ -92,34 +92,15 @@ def connect_reader(path: Path) -> apsw.Connection:
     return connection
 
 
-def admit(connection: apsw.Connection, path: Path) -> None:
+def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
     """Begin an empty file, take one of ours, refuse any other without touching it."""
-    application, version = (connection.pragma(name) for name in ("application_id", "user_version"))
-    if application != APPLICATION_ID and not _is_empty(connection, application, version):
-        raise _not_ours(path, application)
-    if application == APPLICATION_ID and version != VERSION:
-        raise ConfigError(
-            f"{path}: is of schema version {version}, this release of stillfresh knows {VERSION}; "
-            "use another file, or delete this one: it is a cache"
-        )
+    is_begun = kind.is_begun(connection, path)
     if not connection.readonly("main"):
-        _prepare(connection, is_new=application != APPLICATION_ID)
+        _prepare(connection, None if is_begun else kind.begin)
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 
-def _is_empty(connection: apsw.Connection, application: int, version: int) -> bool:
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-    return (application, version, tables) == (0, 0, 0)
-
-
-def _not_ours(path: Path, application: int) -> ConfigError:
-    return ConfigError(
-        f"{path}: is another application's SQLite file (application_id {application}); "
-        "give stillfresh a file of its own"
-    )
-
-
-def check_owner(path: Path) -> None:
+def check_owner(path: Path, kind: Format) -> None:
     """A corrupt file whose header is whole and not ours is somebody's, and not to be renamed.
 
     Read through SQLite's own files, which keep their locks when one of them is closed.
@@ -129,14 +110,14 @@ def check_owner(path: Path) -> None:
     header = file.xRead(min(file.xFileSize(), 100), 0)
     file.xClose()
     application = int.from_bytes(header[68:72])
-    if header.startswith(b"SQLite format 3\0") and application != APPLICATION_ID:
-        raise _not_ours(path, application)
+    if header.startswith(b"SQLite format 3\0") and application != kind.application_id:
+        raise not_ours(path, application)
 
 
-def _prepare(connection: apsw.Connection, *, is_new: bool) -> None:
-    if is_new:
+def _prepare(connection: apsw.Connection, begin: str | None) -> None:
+    if begin is not None:
         # Before there is a log, so that the header itself says whose file it is.
-        connection.execute(f"BEGIN IMMEDIATE; {BEGIN_FILE}; COMMIT")
+        connection.execute(f"BEGIN IMMEDIATE; {begin}; COMMIT")
     if connection.pragma("journal_mode") != "wal":
         connection.pragma("journal_mode", "wal")
     connection.execute(_PRAGMAS)

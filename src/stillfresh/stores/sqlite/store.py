@@ -19,8 +19,9 @@ from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record,
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import CORRUPT, abandon, explained
 from stillfresh.stores.sqlite.files import Identity, identity_of
+from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.schema import Row, record_of, select_many, statements
-from stillfresh.stores.sqlite.writer import Writer
+from stillfresh.stores.sqlite.writer import LoopWriter
 
 __all__ = ["SqliteStore"]
 
@@ -47,7 +48,7 @@ class SqliteStore:
         self._path = Path(path).absolute()
         self._clock = clock
         self._new_token = new_token
-        self._writer: Writer | None = None
+        self._writer: LoopWriter | None = None
         self._reader: apsw.Connection | None = None
         self._execute: Callable[[str, Sequence[str | None]], apsw.Cursor] = _closed
         self._identity: Identity | None = None
@@ -57,7 +58,7 @@ class SqliteStore:
         if self._writer is not None and self._writer.is_stopping:
             await self.close()
         if self._writer is None:
-            self._writer = Writer(self._path, self._adopt)
+            self._writer = LoopWriter(self._path, STORE, self._adopt)
         writer = self._writer
         try:
             await writer.opened()
@@ -73,7 +74,7 @@ class SqliteStore:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        await writer.stop()
+        await writer.stopped()
         if self._writer is writer:
             self._writer = None
 
@@ -210,7 +211,7 @@ class SqliteStore:
             lambda connection: steps.count(connection, now=self._clock()), writes=False
         )
 
-    def _opened(self) -> Writer:
+    def _opened(self) -> LoopWriter:
         if self._writer is None:
             raise NotOpen("this store is closed")
         return self._writer
