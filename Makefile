@@ -6,7 +6,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench pins clean
+.PHONY: help demo test check format bench explore pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -17,6 +17,8 @@ demo: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/prices.py
 	@echo
 	@$(BIN)/python examples/feed.py
+	@echo
+	@$(BIN)/python examples/next_game.py
 
 test: check $(VENV)/.servers ## lint, types and every test
 	$(BIN)/pytest --numprocesses auto
@@ -32,6 +34,9 @@ format: $(VENV)/.dev ## format the code and mend what can be mended
 
 bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write
+
+explore: $(VENV)/.dev ## check the waiting rules further than the tests do: make explore DEEPER=2
+	$(BIN)/python tests/waiting/waiting_explorations.py --deeper $(or $(DEEPER),1)
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
 	@for group in dev bench; do \

@@ -19,6 +19,12 @@ import stillfresh.stores.dynamodb
 import stillfresh.testing
 from stillfresh.stores.dynamodb.store import random_uuid
 from stillfresh.testing import ManualClock
+from stillfresh.waiting import WaitingCache
+from stillfresh.waiting.backend import Games, Player
+from stillfresh.waiting.client import WaitingClient
+from stillfresh.waiting.model import LIMIT
+from stillfresh.waiting.rules import MEMORY
+from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -90,15 +96,22 @@ def public_callables() -> Iterator[tuple[str, Any]]:
     )
     for package in packages:
         for name in package.__all__:
-            value = getattr(package, name)
-            if not inspect.isclass(value) or value.__init__ is object.__init__:
-                continue
-            if issubclass(value, Exception | str):
-                continue
-            yield name, value
-            for method, function in inspect.getmembers(value, _is_written):
-                if not method.startswith("_"):
-                    yield f"{name}.{method}", function
+            yield from callables_of(name, getattr(package, name))
+    for value in (WaitingCache, WaitingClient, Games, Player):
+        yield from callables_of(value.__name__, value)
+
+
+def callables_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.isfunction(value):
+        yield name, value
+    if not inspect.isclass(value) or value.__init__ is object.__init__:
+        return
+    if issubclass(value, Exception | str):
+        return
+    yield name, value
+    for method, function in inspect.getmembers(value, _is_written):
+        if not method.startswith("_"):
+            yield f"{name}.{method}", function
 
 
 def test_every_default_is_documented() -> None:
@@ -125,6 +138,7 @@ def test_fixed_numbers_are_as_written() -> None:
     """The constants that docs/defaults.md quotes."""
     assert (stillfresh.freshness.MAX_SKEW, stillfresh.ttl_cache.DROPPED_PER_INSERT) == (5, 2)
     assert stillfresh.ttl_cache.SLICE == 1_000
+    assert (LIMIT, MEMORY, PAUSE, LONGEST_PAUSE) == (5, 64, 0.5, 30)
 
 
 def rules() -> Iterator[Any]:
@@ -145,8 +159,8 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
 
 
 def test_every_rule_that_landed_is_listed() -> None:
-    """All of M, E, S and F, and what the DynamoDB store keeps of I."""
-    counts = {"M": 12, "E": 15, "S": 7, "F": 14, "I": 7}
+    """All of M, E, S, F and W, and what the DynamoDB store keeps of I."""
+    counts = {"M": 12, "E": 15, "S": 7, "F": 14, "I": 7, "W": 14}
     landed = {f"{letter}{n + 1}" for letter, count in counts.items() for n in range(count)}
     assert {parameters.id for parameters in rules()} >= landed
 

@@ -1,4 +1,4 @@
-"""M12, E15: how the public API looks to a type checker. Checked by `mypy --strict`, never run.
+"""M12, E15, W1: how the public API looks to a type checker. Checked by `mypy --strict`, never run.
 
 A line that must be refused carries an ignore; strict mode fails if it is not needed.
 """
@@ -24,7 +24,8 @@ from stillfresh import (
     Verdict,
 )
 from stillfresh.events import Events, Unsubscribe
-from stillfresh.testing import ManualClock
+from stillfresh.testing import Explored, ManualClock, explore
+from stillfresh.waiting import GameId, Navigation, Snapshot, State, WaitingCache
 
 MISSING = object()
 
@@ -148,3 +149,25 @@ async def engines() -> None:
         assert_type(opened.from_thread(prices, "sku-1"), float)
         assert_type(opened.from_thread(report.get, 2026, deep=True), Answer[list[str]])
         opened.from_thread(report, "2026")  # type: ignore[arg-type]
+
+
+async def fetched() -> list[str]:
+    return ["a"]
+
+
+async def navigated() -> None:
+    waiting = WaitingCache(fetched)
+    waiting.start()
+    waiting.opened("a", my_turn=True)
+    waiting.your_turn(1, version=2)
+    waiting.game_state("a", my_turn=False, version=3)
+    await waiting.settled()
+    assert_type(waiting.state, State)
+    assert_type(waiting.state.pool, tuple[GameId, ...])
+    assert_type(waiting.state.snapshot, Snapshot | None)
+    assert_type(waiting.navigation(current="a"), Navigation)
+    assert_type(waiting.on_changed(print), Unsubscribe)
+    waiting.your_turn(None)  # type: ignore[arg-type]
+    waiting.your_turn("a", version="2")  # type: ignore[arg-type]
+    WaitingCache(lambda: ["a"])  # type: ignore[arg-type, return-value]
+    assert_type(explore(0, lambda at: [("on", at + 1)], {}, depth=3), Explored)
