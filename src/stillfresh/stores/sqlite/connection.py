@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -16,11 +17,11 @@ import apsw
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.files import on_read_only_mount
-from stillfresh.stores.sqlite.schema import APPLICATION_ID, BEGIN_FILE, VERSION
 
 __all__ = [
     "BUSY",
     "CORRUPT",
+    "Format",
     "abandon",
     "admit",
     "check_owner",
@@ -48,6 +49,15 @@ _REASONS: Final = {
     apsw.SQLITE_CANTOPEN: "cannot be opened; is its directory readable and writable?",
     apsw.SQLITE_BUSY: f"other processes have kept it busy for {PATIENCE:.0f} s",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Whose file it is, by its header, and the SQL that begins one and writes that header."""
+
+    application_id: int
+    version: int
+    begin: str
 
 
 class Patience:
@@ -92,18 +102,18 @@ def connect_reader(path: Path) -> apsw.Connection:
     return connection
 
 
-def admit(connection: apsw.Connection, path: Path) -> None:
+def admit(connection: apsw.Connection, path: Path, ours: Format) -> None:
     """Begin an empty file, take one of ours, refuse any other without touching it."""
     application, version = (connection.pragma(name) for name in ("application_id", "user_version"))
-    if application != APPLICATION_ID and not _is_empty(connection, application, version):
+    if application != ours.application_id and not _is_empty(connection, application, version):
         raise _not_ours(path, application)
-    if application == APPLICATION_ID and version != VERSION:
+    if application == ours.application_id and version != ours.version:
         raise ConfigError(
-            f"{path}: is of schema version {version}, this release of stillfresh knows {VERSION}; "
-            "use another file, or delete this one: it is a cache"
+            f"{path}: is of schema version {version}, this release of stillfresh knows "
+            f"{ours.version}; use another file, or delete this one: it is a cache"
         )
     if not connection.readonly("main"):
-        _prepare(connection, is_new=application != APPLICATION_ID)
+        _prepare(connection, ours.begin if application != ours.application_id else None)
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 
@@ -119,7 +129,7 @@ def _not_ours(path: Path, application: int) -> ConfigError:
     )
 
 
-def check_owner(path: Path) -> None:
+def check_owner(path: Path, ours: Format) -> None:
     """A corrupt file whose header is whole and not ours is somebody's, and not to be renamed.
 
     Read through SQLite's own files, which keep their locks when one of them is closed.
@@ -129,14 +139,14 @@ def check_owner(path: Path) -> None:
     header = file.xRead(min(file.xFileSize(), 100), 0)
     file.xClose()
     application = int.from_bytes(header[68:72])
-    if header.startswith(b"SQLite format 3\0") and application != APPLICATION_ID:
+    if header.startswith(b"SQLite format 3\0") and application != ours.application_id:
         raise _not_ours(path, application)
 
 
-def _prepare(connection: apsw.Connection, *, is_new: bool) -> None:
-    if is_new:
+def _prepare(connection: apsw.Connection, begin: str | None) -> None:
+    if begin is not None:
         # Before there is a log, so that the header itself says whose file it is.
-        connection.execute(f"BEGIN IMMEDIATE; {BEGIN_FILE}; COMMIT")
+        connection.execute(f"BEGIN IMMEDIATE; {begin}; COMMIT")
     if connection.pragma("journal_mode") != "wal":
         connection.pragma("journal_mode", "wal")
     connection.execute(_PRAGMAS)

@@ -16,6 +16,7 @@ from stillfresh.errors import StoreError
 from stillfresh.stores.sqlite.connection import (
     BUSY,
     CORRUPT,
+    Format,
     abandon,
     admit,
     check_owner,
@@ -48,8 +49,11 @@ class Outcome:
 class Database:
     """`adopt` receives the connection for reading, again whenever the file was opened anew."""
 
-    def __init__(self, path: Path, adopt: Callable[[apsw.Connection], object]) -> None:
+    def __init__(
+        self, path: Path, file_format: Format, adopt: Callable[[apsw.Connection], object]
+    ) -> None:
         self._path = path
+        self._format = file_format
         self._adopt = adopt
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
@@ -71,7 +75,7 @@ class Database:
         try:
             self._connect()
         except CORRUPT:
-            check_owner(self._path)
+            check_owner(self._path, self._format)
             self._set_aside(is_locked=is_locked)
             self._connect()
 
@@ -81,7 +85,7 @@ class Database:
     def _connect(self) -> None:
         writer = connect(self._path)
         try:
-            admit(writer, self._path)
+            admit(writer, self._path, self._format)
             reader = connect_reader(self._path)
         except BaseException:
             abandon(writer)

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from stillfresh.errors import NotOpen
+from stillfresh.stores.sqlite.connection import Format
 from stillfresh.stores.sqlite.database import Database, Job, Outcome
 
 __all__ = ["Writer"]
@@ -40,13 +41,15 @@ class Work:
 class Writer:
     """Lives from `open` to `close` of the store, on the loop that opened it."""
 
-    def __init__(self, path: Path, adopt: Callable[[apsw.Connection], None]) -> None:
+    def __init__(
+        self, path: Path, file_format: Format, adopt: Callable[[apsw.Connection], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(MAX_QUEUED)
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        self._database = Database(path, partial(self._tell, adopt))
+        self._database = Database(path, file_format, partial(self._tell, adopt))
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
         self.is_stopping = False
         self._thread.start()
