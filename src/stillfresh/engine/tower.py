@@ -11,7 +11,7 @@ from stillfresh.engine.answers import Answers
 from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, waits_for
 from stillfresh.engine.front import NEVER
 from stillfresh.engine.loader import Landing
-from stillfresh.engine.model import Origin
+from stillfresh.engine.model import Answer, Origin
 from stillfresh.engine.rules import Fail, Load, Serve, plan_read, verdict_of
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
@@ -33,11 +33,13 @@ class Tower(Generic[K, V]):
         self._kind = kind
         self._shelf = shelf
         self._start: Callable[[], None] | None = None
+        self._landed: Callable[[K, Answer[V], Copy], None] | None = None
         self._flushing = False
 
-    def open(self, start: Callable[[], None]) -> None:
-        """`start` begins as many batches as there are places for."""
+    def open(self, start: Callable[[], None], landed: Callable[[K, Answer[V], Copy], None]) -> None:
+        """`start` begins as many batches as there are places for; `landed` hears of new copies."""
         self._start = start
+        self._landed = landed
 
     def close(self) -> None:
         """Nobody waits for ever."""
@@ -111,6 +113,7 @@ class Tower(Generic[K, V]):
                 answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER)
             ):
                 _settle(flight, early, answer)
+                self._tell_landed(flight, answer, plan.copy)
                 flight.wanted = plan.refresh
                 if late or flight.wanted:  # who came since then may know better
                     self._again(flight, late)
@@ -142,6 +145,8 @@ class Tower(Generic[K, V]):
                 origin = Origin.ANOTHER
             if not overtaken:
                 self._shelf.landed(flight.key, copy, landing.value, verdict, now, stored=stored)
+                answer = self._shelf.made(copy, landing.value, verdict, Origin.LOADED)
+                self._tell_landed(flight, answer, copy)
         # Overtaken by an invalidation, one more load follows; who only lost the lease, by running
         # past it, may do so for ever, and gives up unless somebody waits.
         flight.wanted = landing.error is None and (
@@ -149,6 +154,10 @@ class Tower(Generic[K, V]):
         )
         if flight.wanted or others:
             self._again(flight, others)
+
+    def _tell_landed(self, flight: Flight[K, V], answer: Answer[V], copy: Copy) -> None:
+        if self._landed is not None:
+            self._landed(flight.key, answer, copy)
 
     def _tell_failure(
         self, flight: Flight[K, V], told: list[Waiter[K, V]], error: LoadFailed
