@@ -11,13 +11,12 @@ from stillfresh.coordinator.coordinator import TtlCoordinator
 from stillfresh.coordinator.database import Database
 from stillfresh.coordinator.hub import Connection, Hub, HubUpdate
 from stillfresh.coordinator.manager import CoordinatorsManager
-from stillfresh.coordinator.model import Absent, Kind, Snapshot, Updated
+from stillfresh.coordinator.model import Kind, Snapshot
 
 if TYPE_CHECKING:
     from stillfresh.coordinator.nexus import NexusClient
 
 __all__ = [
-    "Absent",
     "Connection",
     "CoordinatorsManager",
     "Database",
@@ -29,7 +28,6 @@ __all__ = [
     "TtlConfig",
     "TtlController",
     "TtlCoordinator",
-    "Updated",
 ]
 
 

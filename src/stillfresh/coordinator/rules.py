@@ -3,11 +3,10 @@
 Pure: rows, views and times in milliseconds in, decisions out. No clock, database or asyncio.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import floor
 from typing import Any, Final, TypeAlias
 
-from stillfresh.engine.results import ABSENT, results_of
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import is_fresh_inclusive
 
@@ -128,7 +127,7 @@ def _is_whole(view: View, parts: Mapping[str, type]) -> bool:
 
 
 def by_id(
-    kind: str, ids: Sequence[str], entries: Iterable[object], id_of: Callable[[View], str]
+    kind: str, ids: Iterable[str], entries: Iterable[object], id_of: Callable[[View], str]
 ) -> dict[str, object]:
     """C12: each id's view; a broken entry fails alone.
 
@@ -136,17 +135,14 @@ def by_id(
     failed, since they cannot be called absent.
     """
     error = LoadFailed(f"{kind}: its view in the answer is broken, or it may be one that is")
-    broken = list(getattr(entries, "broken", ()))
-    found: dict[str, object] = {id_: error for id_ in broken if id_ in ids}
+    broken = set(getattr(entries, "broken", ()))
+    found: dict[str, object] = {id_: error for id_ in ids if id_ in broken}
     for entry in entries:
-        id_ = _named(entry, id_of)
-        broken.append(id_)
-        if id_ is not None:
+        if (id_ := _named(entry, id_of)) is None:
+            broken.add(None)
+        else:
             found[id_] = entry
-    results = results_of(kind, ids, found)
-    if None not in broken:
-        return results
-    return {id_: error if it is ABSENT else it for id_, it in results.items()}
+    return dict.fromkeys(ids, error) | found if None in broken else found
 
 
 def original_of(view: View) -> str | None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from stillfresh.clock import Clock
 from stillfresh.coordinator.controller import TtlController
-from stillfresh.coordinator.model import Kind
+from stillfresh.coordinator.model import Kind, Outcome
 from stillfresh.coordinator.rules import MISSING_ROW, milliseconds, stale_at
 from stillfresh.engine.lane import Lane
 from stillfresh.engine.model import RetryAfter
@@ -52,16 +52,13 @@ class Track:
 
     async def tick(self, batches: int, is_open: Callable[[], bool]) -> None:
         """C5: one look at what is due, then up to so many batches; nothing once it is shut."""
-        try:
-            while is_open() and (due := self.lane.due(self.now(), SLICE)):
-                self.look_up(due)
-                await asyncio.sleep(0)
-            for _ in range(batches):
-                if not is_open() or not (batch := self._take()):
-                    break
-                await self._refresh(batch)
-        except Exception:
-            logger.exception("%s: stillfresh itself failed; the next tick goes on", self._name)
+        while is_open() and (due := self.lane.due(self.now(), SLICE)):
+            self.look_up(due)
+            await asyncio.sleep(0)
+        for _ in range(batches):
+            if not is_open() or not (batch := self._take()):
+                break
+            await self._refresh(batch)
 
     def _take(self) -> list[str]:
         """C5: up to a batch of what is still stale: another writer may have refreshed some."""
@@ -81,9 +78,12 @@ class Track:
         self.requested += len(batch)
         try:
             outcome = await self._controller.refresh(self.kind, batch)
-        except BaseException:
+        except asyncio.CancelledError:
             self.lane.land(batch)
             raise
+        except Exception as exc:
+            logger.exception("%s: stillfresh itself failed", self._name)
+            outcome = Outcome(failed=dict.fromkeys(batch, exc))
         self._fail(outcome.failed, len(batch))
         kind, now = self.kind, self.now()
         found = {id_: stale_at(row, kind.ttl_ms, now) for id_, row in outcome.rows.items()}
