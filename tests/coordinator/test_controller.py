@@ -266,3 +266,39 @@ class TestC2File:
         for site in (first, second):
             await site.ttl.stop()
             await site.controller.close()
+
+
+class TestC2Viewers:
+    async def test_the_views_outlive_a_restart(self, tmp_path: Path, clock: ManualClock) -> None:
+        """The same viewer, in another process: what is fresh is not fetched again."""
+        for calls in ([["a:1"]], []):
+            site = made(tmp_path, clock)
+            async with site.controller, site.ttl:
+                site.ttl.sign_in(VIEWER)
+                site.ttl.set_visible(True)
+                site.ttl.subscribe_post(composite_post_id="a:1")
+                await site.ttl.tick()
+                assert site.nexus.posts == calls
+                assert await site.version("a:1") == 1
+
+    async def test_signing_out_hides_the_views_and_keeps_them(self, site: Site) -> None:
+        """Nobody is shown them; the same viewer finds them again."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        site.ttl.sign_out()
+        assert await site.controller.get("post", "a:1") is None
+        await site.controller.touch("post", "a:1")
+        with pytest.raises(LoadFailed, match="another viewer"):
+            await site.controller.force_refresh_users_by_ids(["ann"])
+        site.ttl.sign_in(VIEWER)
+        assert await site.version("a:1") == 1
+
+    async def test_a_guest_has_views_of_their_own(self, tmp_path: Path, clock: ManualClock) -> None:
+        """Gone when somebody signs in: they were nobody's."""
+        site = made(tmp_path, clock)
+        async with site.controller:
+            await site.controller.force_refresh_users_by_ids(["ann"])
+            assert await site.version("ann", "user") == 1
+            assert site.nexus.viewers == [None]
+            site.ttl.sign_in(VIEWER)
+            assert await site.version("ann", "user") is None

@@ -91,11 +91,16 @@ class TtlController:
         return owner_of(self.session.viewer_id, per_viewer=kind.per_viewer)
 
     async def prepare(self) -> None:
-        """The file is open, and holds nothing of another viewer."""
+        """The file is open, and holds nothing of another viewer.
+
+        While nobody is signed in, the views of who was here last stay: they may come back.
+        """
         session = self.session
         if session.is_served and self.database.is_open:
             return
-        await self.database.serve({name: self.owner(kind) for name, kind in self.kinds.items()})
+        kinds = self.kinds.values()
+        served = [kind for kind in kinds if session.viewer_id is not None or not kind.per_viewer]
+        await self.database.serve({kind.name: self.owner(kind) for kind in served})
         session.is_served = True
 
     def rows(self, kind: Kind, ids: Sequence[str]) -> dict[str, int]:
@@ -119,10 +124,11 @@ class TtlController:
         known = self.kind(kind)
         checked_id(kind, id)
         self._refresher.edited(kind, id)
-        now = milliseconds(self.clock())
         data = None if view is None else msgspec.msgpack.encode(view)
-        await self.database.touch(kind, self.owner(known), id, now, data)
-        self.refreshed.emit(Refreshed(kind, {id: now}))
+        await self.prepare()
+        now = milliseconds(self.clock())
+        if await self.database.touch(kind, self.owner(known), id, now, data):
+            self.refreshed.emit(Refreshed(kind, {id: now}))
 
     async def force_refresh_posts_by_ids(
         self, post_ids: Iterable[str], viewer_id: str | None

@@ -160,18 +160,23 @@ class Database(SqliteFile):
 
         return await self._opened().run(job)
 
-    async def touch(self, kind: str, owner: str, id_: str, now: int, view: bytes | None) -> None:
-        """C11: the copy is as new as this moment; the view is the edited one, if it is given."""
+    async def touch(self, kind: str, owner: str, id_: str, now: int, view: bytes | None) -> bool:
+        """C11: the copy is as new as this moment; the view is the edited one, if it is given.
+
+        False if the file serves another viewer.
+        """
         await self.open()
 
-        def job(connection: apsw.Connection) -> None:
-            if _owns(connection, kind, owner):
-                sql = statements(kind)
-                connection.execute(sql.set_row, (id_, now))
-                if view is not None:
-                    connection.execute(sql.set_view, (id_, view))
+        def job(connection: apsw.Connection) -> bool:
+            sql = statements(kind)
+            if not _owns(connection, kind, owner):
+                return False
+            connection.execute(sql.set_row, (id_, now))
+            if view is not None:
+                connection.execute(sql.set_view, (id_, view))
+            return True
 
-        await self._opened().run(job)
+        return await self._opened().run(job)
 
     async def changed(self) -> bool:
         """Has anybody else written to the file since this was asked last?"""

@@ -148,7 +148,7 @@ class Refresher:
             edited=flight.edited,
         )
         if rows is None and not self._is_over(kind, flight):
-            raise StillfreshError("the file serves another viewer, signed in by another process")
+            raise StillfreshError("the file serves another viewer, who signed in last")
         return rows or {}
 
     def _is_over(self, kind: Kind, flight: Flight) -> bool:
