@@ -119,24 +119,39 @@ class Coordinators(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
+        self.go("home")
         self.start()
         self.sign_in("ann")
         self.show(visible=True)
 
-    @rule()
+    @rule(what=st.sampled_from(["stop", "out", "out and in", "ann", "bob", "home", "profile"]))
+    def leave(self, what: str) -> None:
+        """One rule for all that clears the screen, so that there is something to be cleared."""
+        match what:
+            case "stop":
+                self.stop()
+                self.start()
+            case "out":
+                self.sign_out()
+            case "out and in":
+                self.sign_out()
+                self.sign_in("ann")
+            case "ann" | "bob":
+                self.sign_in(what)
+            case route:
+                self.go(route)
+
     def start(self) -> None:
         self.call("start")
         self.started = True
         self.tick()
 
-    @rule()
     def stop(self) -> None:
         self.run(self.site.ttl.stop())
         self.started = False
         for model in self.models.values():
             model.clear()
 
-    @rule(viewer=st.sampled_from(["ann", "bob"]))
     def sign_in(self, viewer: str) -> None:
         self.call("sign_in", viewer)
         if viewer != self.viewer and self.viewer is not None:
@@ -145,7 +160,6 @@ class Coordinators(RuleBasedStateMachine):
         self.viewer = viewer
         self.tick()
 
-    @rule()
     def sign_out(self) -> None:
         self.call("sign_out")
         if self.viewer is not None:
@@ -159,7 +173,6 @@ class Coordinators(RuleBasedStateMachine):
         self.visible = visible
         self.tick()
 
-    @rule(route=st.sampled_from(["/home", "/profile"]))
     def go(self, route: str) -> None:
         self.call("set_route", route)
         if self.route not in {None, route}:
@@ -191,9 +204,29 @@ class Coordinators(RuleBasedStateMachine):
         else:
             model.forget(id_)
 
+    @rule(kind=kinds, many=st.lists(ids, min_size=3, unique=True))
+    def scroll_away(self, kind: str, many: list[str]) -> None:
+        self.scroll(kind, many[1:])
+        for id_ in many:
+            self.unsubscribe(kind, id_)
+
     @rule(by=st.sampled_from([1, COOLDOWN - 1, COOLDOWN, TTL - 1, TTL, TTL + 1, 5 * TTL]))
     def passes(self, by: int) -> None:
         self.clock.advance(by / 1000)
+
+    @rule(by=st.sampled_from([1, COOLDOWN, TTL, TTL + 1, 2 * TTL]))
+    def passes_and_ticks(self, by: int) -> None:
+        self.clock.advance(by / 1000)
+        self.tick()
+
+    @rule(kind=kinds, by=st.sampled_from([TTL, TTL + 1]))
+    def refreshed_together(self, kind: str, by: int) -> None:
+        """All are fresh, wait for one moment, and it comes, or nearly."""
+        self.changes(set(), set())
+        self.scroll(kind, IDS)
+        for _ in range(3):
+            self.tick()
+        self.passes_and_ticks(by)
 
     @rule(failing=st.sets(ids, max_size=3), absent=st.sets(ids, max_size=2))
     def changes(self, failing: set[str], absent: set[str]) -> None:
@@ -326,4 +359,4 @@ class Coordinators(RuleBasedStateMachine):
 class TestC5AgainstAModel(Coordinators.TestCase):  # type: ignore[misc, valid-type]
     """Any sequence of calls, times and failures."""
 
-    settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
