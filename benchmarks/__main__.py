@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import behaviours, engine, ttl_cache
+from benchmarks import behaviours, coordinator, engine, ttl_cache
 from benchmarks.harness import Progress, Row, Section
 
 SECTIONS: dict[str, Callable[[Progress], Section]] = {
     "ttl_cache": ttl_cache.section,
     "engine": engine.section,
+    "coordinator": coordinator.section,
     "behaviours": behaviours.section,
 }
 PEERS = [

@@ -286,7 +286,7 @@ class TestC14Watch:
             prices.watch(5)  # type: ignore[arg-type]
         watch = prices.watch("a")
         assert [update async for update in watch] == []
-        with watch, pytest.raises(StillfreshError, match="open already"), watch:
+        with watch, pytest.raises(StillfreshError, match="entered already"), watch:
             pass
 
     async def test_one_load_for_all_processes(
@@ -318,6 +318,8 @@ class TestC14Watch:
             assert seen == set(keys)
             assert len(upstream.calls) == 100
             assert len(asyncio.all_tasks()) < 20
+        watcher = prices._core.watcher
+        await until(lambda: not watcher._watches and len(watcher._lane) == 0)
 
 
 async def _all(watch: object) -> list[object]:

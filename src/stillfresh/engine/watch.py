@@ -4,7 +4,7 @@ What somebody holds in the hand; what keeps the keys fresh is in `watcher.py` (C
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
@@ -42,6 +42,9 @@ class Watching(Protocol[K, V]):
     def leave(self, key: K, watch: "Watch[K, V]") -> None:
         """Not for this watch any more."""
 
+    def leave_all(self, keys: Sequence[K], watch: "Watch[K, V]") -> None:
+        """The watch is closed."""
+
 
 class Watch(Generic[K, V]):
     """Some keys of a resource, kept fresh between enter and exit; iterate to see the new copies.
@@ -67,7 +70,7 @@ class Watch(Generic[K, V]):
             self._ended.subscribe(lambda _: end())
         self._news: dict[K, Update[K, V]] = {}
         self._changed = asyncio.Event()
-        self._is_open = False
+        self._is_open = self._was_entered = False
         watcher.check(self._keys)
 
     def add(self, *keys: K) -> None:
@@ -96,13 +99,14 @@ class Watch(Generic[K, V]):
         """Nothing is watched any more, and whoever iterates comes to the end."""
         if self._is_open:
             self._is_open = False
-            for key in self._keys:
-                self._watcher.leave(key, self)
+            self._watcher.leave_all(self.keys, self)
             self._ended.emit(None)
         self._changed.set()
 
     def tell(self, update: Update[K, V]) -> None:
-        """Kept until it is looked at, or passed on at once."""
+        """Kept until it is looked at, or passed on at once; nothing once it is closed."""
+        if not self._is_open:
+            return
         if len(self._told):
             self._told.emit(update)
             return
@@ -110,10 +114,10 @@ class Watch(Generic[K, V]):
         self._changed.set()
 
     def __enter__(self) -> Self:
-        if self._is_open:
-            raise StillfreshError("this watch is open already; make another one")
+        if self._was_entered:
+            raise StillfreshError("this watch was entered already; make another one")
         self._watcher.check_open()
-        self._is_open = True
+        self._is_open = self._was_entered = True
         for key in self._keys:
             self._watcher.enter(key, self)
         return self

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from stillfresh.engine.flights import Outcome
-from stillfresh.engine.lane import Lane
+from stillfresh.engine.lane import Lane, State
 from stillfresh.engine.model import Answer
 from stillfresh.engine.spec import Runtime
 from stillfresh.engine.watch import Update, Watch
@@ -21,8 +21,8 @@ __all__ = ["Watched", "Watcher"]
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-SLICE: Final = 200
-"""Keys read or loaded in one turn of the loop."""
+SLICE: Final = 50
+"""Keys read, loaded or let go in one turn of the loop."""
 SHORTEST_PAUSE: Final = 0.1
 """A watched key is loaded at most ten times a second, however short its freshness."""
 LONGEST_PAUSE: Final = 30.0
@@ -62,6 +62,9 @@ class Watcher(Generic[K, V]):
         self.check_open = watched.check_not_closed
         self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
         self._watches: dict[K, dict[Watch[K, V], None]] = {}
+        self._stale_at: dict[K, float] = {}
+        """Of what landed while it is being renewed: it need not be read again."""
+        self._leaving: list[tuple[K, Watch[K, V]]] = []
         self._driver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -80,11 +83,20 @@ class Watcher(Generic[K, V]):
             del self._watches[key]
         self._changed.set()
 
+    def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
+        """Many at once would hold up the loop: the driver lets the rest go, slice by slice."""
+        for key in keys[:SLICE]:
+            self.leave(key, watch)
+        self._leaving += [(key, watch) for key in keys[SLICE:]]
+        self._changed.set()
+
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
         """A new copy is here: tell those who watch, and look again when its time comes."""
         if (watches := self._watches.get(key)) is None:
             return
         self._lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
+        if self._lane.state(key) is State.FLYING:
+            self._stale_at[key] = stale_at
         update = Update(key, answer)
         for watch in tuple(watches):
             watch.tell(update)
@@ -97,9 +109,13 @@ class Watcher(Generic[K, V]):
 
     def close(self) -> None:
         """The cache closes: whoever iterates comes to the end."""
-        for watch in {watch for watches in self._watches.values() for watch in watches}:
-            watch.close()
+        open_ = {watch for watches in self._watches.values() for watch in watches}
+        self._watches.clear()
+        self._leaving.clear()
         self._lane.reset()
+        for watch in open_:
+            watch.close()
+        self._leaving.clear()
         if self._driver is not None:
             self._driver.cancel()
 
@@ -122,6 +138,11 @@ class Watcher(Generic[K, V]):
     async def _drive(self, runtime: Runtime) -> None:
         while self._watches:
             self._changed.clear()
+            while self._leaving:
+                for key, watch in self._leaving[-SLICE:]:
+                    self.leave(key, watch)
+                del self._leaving[-SLICE:]
+                await asyncio.sleep(0)
             while due := self._lane.due(runtime.clock(), SLICE):
                 await self._look_up(runtime, due)
                 await asyncio.sleep(0)
@@ -139,8 +160,13 @@ class Watcher(Generic[K, V]):
         """Told by `landed` what came; here only when to look again."""
         try:
             outcomes = await self._watched.renew(keys)
-            times, now = await self._watched.refresh_times(keys), runtime.clock()
+            times = {key: self._stale_at[key] for key in keys if key in self._stale_at}
+            if untold := [key for key in keys if key not in times]:
+                times |= await self._watched.refresh_times(untold)
+            now = runtime.clock()
         finally:
+            for key in keys:
+                self._stale_at.pop(key, None)
             self._lane.land(keys)
             self._changed.set()
         for key in keys:
