@@ -71,7 +71,7 @@ class Core(Generic[K, V]):
         self._tower = self._new_tower()
         self._steps: set[Step[K]] = set()
         self._runtime: Runtime | None = None
-        self.watcher: Watcher[K, V] = Watcher(self)
+        self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
 
     def _new_tower(self) -> Tower[K, V]:
         queue: Queue[K, V] = Queue(self.spec.max_batch, self.spec.concurrency)

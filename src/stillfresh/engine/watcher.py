@@ -56,8 +56,10 @@ class Watched(Protocol[K, V]):
 class Watcher(Generic[K, V]):
     """All that is watched of one resource."""
 
-    def __init__(self, watched: Watched[K, V]) -> None:
+    def __init__(self, watched: Watched[K, V], max_batch: int) -> None:
         self._watched = watched
+        self._batches = max_batch * max(1, SLICE // max_batch)
+        """Whole batches: a slice that cuts one would cost a request."""
         self.check = watched.check
         self.check_open = watched.check_not_closed
         self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
@@ -146,7 +148,7 @@ class Watcher(Generic[K, V]):
             while due := self._lane.due(runtime.clock(), SLICE):
                 await self._look_up(runtime, due)
                 await asyncio.sleep(0)
-            while batch := self._lane.take(SLICE):
+            while batch := self._lane.take(self._batches):
                 runtime.spawn(self._renew(runtime, batch), runtime.context)
                 await asyncio.sleep(0)
             await self._pause(runtime)
