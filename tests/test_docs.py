@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import stillfresh
+import stillfresh.coordinator
 import stillfresh.testing
 from stillfresh.testing import ManualClock
 
@@ -73,7 +74,7 @@ def described() -> dict[tuple[str, str], str]:
 
 
 def public_callables() -> Iterator[tuple[str, Any]]:
-    for package in (stillfresh, stillfresh.testing):
+    for package in (stillfresh, stillfresh.coordinator, stillfresh.testing):
         for name in package.__all__:
             value = getattr(package, name)
             if not inspect.isclass(value) or value.__init__ is object.__init__:
@@ -129,20 +130,45 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
 
 
 def test_every_rule_that_landed_is_listed() -> None:
-    """M1 to M12, E1 to E15, and the stores' rules but those of Redis and DynamoDB."""
+    """M1 to M12, E1 to E15, C1 to C14, and the stores' rules but those of Redis and DynamoDB."""
     landed = {f"M{number}" for number in range(1, 13)} | {f"E{number}" for number in range(1, 16)}
+    landed |= {f"C{number}" for number in range(1, 15)}
     landed |= {"S1", "S2", "S3", "S4", "S7"}
     assert {parameters.id for parameters in rules()} >= landed
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """What `make demo` shows, on a manual clock: approved in time, too late, and once of eight."""
-    path = ROOT / "examples" / "approvals.py"
-    spec = importlib.util.spec_from_file_location("approvals", path)
+def test_diagrams_are_drawn_from_the_code() -> None:
+    """What `make diagrams` would write is what the page shows."""
+    page = ROOT / "docs" / "coordinator.md"
+    assert loaded(ROOT / "scripts" / "diagrams.py").drawn(page.read_text()) == page.read_text()
+    assert "due --> queued" in page.read_text()
+
+
+def loaded(path: Path) -> Any:
+    """A script, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_viewport_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """C13: what `make demo` shows: a fraction of the requests that polling makes."""
+    asyncio.run(loaded(ROOT / "examples" / "viewport.py").scroll(minutes=10))
+    said = capsys.readouterr().out
+    polled, made = (
+        int(found.replace(",", "")) for found in re.findall(r"([\d,]+) requests", said)[::2]
+    )
+    assert "requests made" in said
+    assert polled == 10 * 60 // 5 * 12
+    assert made < polled / 20
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `make demo` shows, on a manual clock: approved in time, too late, and once of eight."""
+    example = loaded(ROOT / "examples" / "approvals.py")
     clock = ManualClock()
 
     async def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""C10, C11: forced refreshes, one transaction, reposts, and local edits that win."""
+"""C2, C10, C11: the file and its viewers, forced refreshes, reposts, local edits that win."""
 
 import asyncio
 from pathlib import Path
