@@ -1,6 +1,7 @@
 """C12: NexusClient against a real HTTP server that is slow, fails, lies, and never ends."""
 
 import asyncio
+import gzip
 import json
 import subprocess
 import sys
@@ -132,6 +133,21 @@ class TestC12BadAnswers:
         with pytest.raises(LoadFailed, match="longer than 100,000 bytes"):
             await client.posts_by_ids(["a:1"])
         assert sent < 100_000_000
+
+    async def test_packed(self, server: NexusServer, client: NexusClient) -> None:
+        """gzip is understood; what it unpacks to is bounded too, and nonsense has failed."""
+        server.headers = {"content_encoding": "gzip"}
+        server.body = gzip.compress(json.dumps([post("a:1")]).encode())
+        assert await client.posts_by_ids(["a:1"]) == [post("a:1")]
+        server.body = gzip.compress(b"[" + b" " * 50_000_000)
+        with pytest.raises(LoadFailed, match="longer than"):
+            await client.posts_by_ids(["a:1"])
+        server.body = b"not packed at all"
+        with pytest.raises(LoadFailed, match="error"):
+            await client.posts_by_ids(["a:1"])
+        server.headers = {"content_encoding": "br"}
+        with pytest.raises(LoadFailed, match="not asked for"):
+            await client.posts_by_ids(["a:1"])
 
     async def test_too_slow_to_begin_and_to_end(self, server: NexusServer) -> None:
         """The time-out is for the whole answer: one byte now and then does not extend it."""

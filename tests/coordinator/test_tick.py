@@ -174,6 +174,19 @@ class TestC5Tick:
                     await asyncio.sleep(0)
         assert [len(batch) for batch in site.nexus.posts] == [20, 20, 1]
 
+    async def test_a_clock_that_was_set_back_freezes_nothing(self, site: Site) -> None:
+        """Rows from the future are stale at the next tick, and their cooldowns are over."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.nexus.error = ConnectionError()
+        subscribe(site, 2)
+        await site.ttl.tick()
+        site.nexus.error = None
+        site.clock.advance(-3600)
+        await site.ttl.tick()
+        assert sorted(site.nexus.posts[-1]) == ["a:1", "a:2"]
+        assert site.ttl.snapshot().cooling["post"] == {}
+
     async def test_a_listener_that_fails_stops_nothing(
         self, site: Site, caplog: pytest.LogCaptureFixture
     ) -> None:

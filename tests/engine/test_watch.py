@@ -319,7 +319,7 @@ class TestC14Watch:
             assert len(upstream.calls) == 100
             assert len(asyncio.all_tasks()) < 20
         watcher = prices._core.watcher
-        await until(lambda: not watcher._watches and len(watcher._lane) == 0)
+        await until(lambda: not watcher.watches and len(watcher._lane) == 0)
 
 
 async def _all(watch: object) -> list[object]:

@@ -6,7 +6,8 @@ errors end here: a request that failed is `LoadFailed`, one that was told when t
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -35,6 +36,7 @@ except ModuleNotFoundError as exc:
 __all__ = ["NexusClient"]
 
 MAX_BYTES: Final = 8 * 1024 * 1024
+ACCEPT: Final = {"accept": "application/json", "accept-encoding": "gzip"}
 
 
 class NexusClient:
@@ -97,24 +99,35 @@ class NexusClient:
                 body = await self._body(response)
         except TimeoutError as exc:
             raise LoadFailed(f"{path}: no whole answer within {self._timeout:g} s") from exc
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx.HTTPError, httpx.InvalidURL, zlib.error) as exc:
             raise LoadFailed(f"{path}: {type(exc).__name__}: {exc}") from exc
         return _listed(path, body)
 
     @asynccontextmanager
     async def _response(self, path: str, asked: dict[str, Any]) -> AsyncIterator["httpx.Response"]:
         url = f"{self._url}/{path}"
-        async with self._client.stream("POST", url, json=asked) as response:
+        async with self._client.stream("POST", url, json=asked, headers=ACCEPT) as response:
             yield response
 
     async def _body(self, response: "httpx.Response") -> bytes:
-        """Read as it comes, so that more than is allowed is never held."""
-        body = bytearray()
-        async for part in response.aiter_bytes():
-            body += part
+        """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
+        body, unpack = bytearray(), _unpacker(response)
+        async for part in response.aiter_raw():
+            body += unpack(part, self._max_bytes + 1 - len(body))
             if len(body) > self._max_bytes:
                 raise LoadFailed(f"the answer is longer than {self._max_bytes:,} bytes (max_bytes)")
         return bytes(body)
+
+
+def _unpacker(response: "httpx.Response") -> Callable[[bytes, int], bytes]:
+    """httpx would unpack a part whole: a few bytes can be a thousand times as many."""
+    match response.headers.get("content-encoding", "identity").lower():
+        case "identity":
+            return lambda part, _limit: part
+        case "gzip":
+            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress
+        case other:
+            raise LoadFailed(f"the answer is packed as {other}, which was not asked for")
 
 
 def _check_status(response: "httpx.Response") -> None:

@@ -68,14 +68,14 @@ class Core(Generic[K, V]):
         self._text = text
         self._key = key
         self._owner = owner
+        self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
         self._tower = self._new_tower()
         self._steps: set[Step[K]] = set()
         self._runtime: Runtime | None = None
-        self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
 
     def _new_tower(self) -> Tower[K, V]:
         queue: Queue[K, V] = Queue(self.spec.max_batch, self.spec.concurrency)
-        return Tower(self.spec.kind, self.shelf, queue)
+        return Tower(self.spec.kind, self.shelf, queue, self.watcher.watches)
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -93,6 +93,7 @@ class Lane(Generic[K]):
         """The same by time: ids that were refreshed together share one entry of the heap."""
         self._times: list[float] = []
         self._again: list[K] = []
+        self._now = float("-inf")
         self._cooldowns: dict[K, Cooldown] = {}
         self._members: dict[State, dict[K, None]] = {
             DUE: self._due,
@@ -135,7 +136,13 @@ class Lane(Generic[K]):
             self._move(key, Event.TIME)
 
     def due(self, now: float, limit: int) -> list[K]:
-        """The next ids to look up: those whose time has come, and nothing of those that wait."""
+        """The next ids to look up: those whose time has come, and nothing of those that wait.
+
+        A clock that was set back has planned nothing: then all are looked up.
+        """
+        if now < self._now:
+            self.recheck()
+        self._now = now
         found = list(islice(self._due, limit))
         while len(found) < limit and (key := self._next(now)) is not None:
             if self._move(key, Event.TIME) is DUE:
@@ -153,15 +160,14 @@ class Lane(Generic[K]):
         """C3, C5: fresh until `stale_at`, or stale by now: then queued, unless it is cooling."""
         if stale_at > now:
             self._move(key, Event.FRESH, stale_at)
-        elif (cooldown := self._cooldowns.get(key)) and not is_over(cooldown.until, now):
-            self._move(key, Event.COOL, cooldown.until)
+        elif (until := self._cooling_until(key, now)) is not None:
+            self._move(key, Event.COOL, until)
         else:
             self._move(key, Event.STALE)
 
     def refer(self, key: K, now: float) -> None:
         """C10: fetch it once, whoever looks at it; not while it is cooling."""
-        cooldown = self._cooldowns.get(key)
-        if cooldown is None or is_over(cooldown.until, now):
+        if self._cooling_until(key, now) is None:
             self._move(key, Event.REFER)
 
     def take(self, limit: int) -> list[K]:
@@ -181,8 +187,7 @@ class Lane(Generic[K]):
         before = self._cooldowns.pop(key, None)
         failures = before.failures + 1 if before is not None else 1
         doubled = self.cooldown * 2.0 ** min(failures - 1, 30)
-        longest = max(self._longest, self.cooldown)
-        until = now + min(max(doubled, pause), longest)
+        until = now + min(max(doubled, pause), self._most)
         self._cooldowns[key] = Cooldown(failures, until)
         while len(self._cooldowns) > MAX_REMEMBERED + len(self._counts):
             del self._cooldowns[next(iter(self._cooldowns))]
@@ -217,8 +222,19 @@ class Lane(Generic[K]):
 
     def cooling(self, now: float) -> dict[K, float]:
         """Until when each id is left alone."""
-        known = self._cooldowns.items()
-        return {key: it.until for key, it in known if not is_over(it.until, now)}
+        found = {key: self._cooling_until(key, now) for key in self._cooldowns}
+        return {key: until for key, until in found.items() if until is not None}
+
+    def _cooling_until(self, key: K, now: float) -> float | None:
+        """Further away than the longest there is, it was a clock that has been set back since."""
+        cooldown = self._cooldowns.get(key)
+        if cooldown is None or is_over(cooldown.until, now):
+            return None
+        return cooldown.until if cooldown.until - now <= self._most else None
+
+    @property
+    def _most(self) -> float:
+        return max(self._longest, self.cooldown)
 
     def _move(self, key: K, event: Event, at: float | None = None) -> State:
         old = self._states.get(key, OUT)

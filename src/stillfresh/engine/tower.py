@@ -4,7 +4,7 @@ Every flight that ends settles all who wait for it, here and nowhere else.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from typing import Any, Final, Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
@@ -28,8 +28,11 @@ MAX_ROUNDS: Final = 2
 class Tower(Generic[K, V]):
     """The flights of one resource, from the first who asks to the last who is told."""
 
-    def __init__(self, kind: str, shelf: Answers[K, V], queue: Queue[K, V]) -> None:
+    def __init__(
+        self, kind: str, shelf: Answers[K, V], queue: Queue[K, V], watched: Container[K]
+    ) -> None:
         self.queue = queue
+        self._watched = watched
         self._kind = kind
         self._shelf = shelf
         self._start: Callable[[], None] | None = None
@@ -145,8 +148,9 @@ class Tower(Generic[K, V]):
                 origin = Origin.ANOTHER
             if not overtaken:
                 self._shelf.landed(flight.key, copy, landing.value, verdict, now, stored=stored)
-                answer = self._shelf.made(copy, landing.value, verdict, Origin.LOADED)
-                self._tell_landed(flight, answer, copy)
+                if flight.key in self._watched:
+                    answer = self._shelf.made(copy, landing.value, verdict, Origin.LOADED)
+                    self._tell_landed(flight, answer, copy)
         # Overtaken by an invalidation, one more load follows; who only lost the lease, by running
         # past it, may do so for ever, and gives up unless somebody waits.
         flight.wanted = landing.error is None and (

@@ -63,7 +63,7 @@ class Watcher(Generic[K, V]):
         self.check = watched.check
         self.check_open = watched.check_not_closed
         self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
-        self._watches: dict[K, dict[Watch[K, V], None]] = {}
+        self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self._stale_at: dict[K, float] = {}
         """Of what landed while it is being renewed: it need not be read again."""
         self._leaving: list[tuple[K, Watch[K, V]]] = []
@@ -71,18 +71,18 @@ class Watcher(Generic[K, V]):
         self._changed = asyncio.Event()
 
     def enter(self, key: K, watch: Watch[K, V]) -> None:
-        self._watches.setdefault(key, {})[watch] = None
+        self.watches.setdefault(key, {})[watch] = None
         self._lane.subscribe(key, counted=True)
         self._wake()
 
     def leave(self, key: K, watch: Watch[K, V]) -> None:
-        watches = self._watches.get(key, {})
+        watches = self.watches.get(key, {})
         if watch not in watches:
             return
         del watches[watch]
         self._lane.unsubscribe(key)
         if not watches:
-            del self._watches[key]
+            del self.watches[key]
         self._changed.set()
 
     def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
@@ -94,7 +94,7 @@ class Watcher(Generic[K, V]):
 
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
         """A new copy is here: tell those who watch, and look again when its time comes."""
-        if (watches := self._watches.get(key)) is None:
+        if (watches := self.watches.get(key)) is None:
             return
         self._lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
         if self._lane.state(key) is State.FLYING:
@@ -105,14 +105,14 @@ class Watcher(Generic[K, V]):
 
     def overtaken(self, keys: Iterable[K]) -> None:
         """Invalidated: its time has come."""
-        if self._watches:
+        if self.watches:
             self._lane.recheck(keys)
             self._changed.set()
 
     def close(self) -> None:
         """The cache closes: whoever iterates comes to the end."""
-        open_ = {watch for watches in self._watches.values() for watch in watches}
-        self._watches.clear()
+        open_ = {watch for watches in self.watches.values() for watch in watches}
+        self.watches.clear()
         self._leaving.clear()
         self._lane.reset()
         for watch in open_:
@@ -138,7 +138,7 @@ class Watcher(Generic[K, V]):
         self._driver = runtime.spawn(self._drive(runtime), runtime.context)
 
     async def _drive(self, runtime: Runtime) -> None:
-        while self._watches:
+        while self.watches:
             self._changed.clear()
             while self._leaving:
                 for key, watch in self._leaving[-SLICE:]:
