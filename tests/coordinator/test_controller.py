@@ -1,15 +1,16 @@
 """C2, C10, C11: the file and its viewers, forced refreshes, reposts, local edits that win."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ttl_kit import VIEWER, Nexus, Site, made, milliseconds, post, reposting, until
+from ttl_kit import VIEWER, Nexus, Site, made, milliseconds, post, reposting
 
-from stillfresh import ConfigError, LoadFailed
+from stillfresh import ConfigError, LoadFailed, NotOpen
 from stillfresh.coordinator import Database, TtlController
 from stillfresh.coordinator.rules import original_of
 from stillfresh.testing import ManualClock
@@ -78,8 +79,9 @@ class TestC10ForceRefresh:
         """It joins the queue of the coordinator that is running."""
         site.nexus.special = {"a:1": reposting("a:1", "b:9")}
         await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
-        await until(lambda: site.nexus.posts[-1] == ["b:9"] or site.queued() == ("b:9",))
         await site.ttl.tick()
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"], ["b:9"]]
         await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
         assert site.queued() == ()
 
@@ -227,6 +229,31 @@ class TestC2File:
         await site.ttl.tick()
         assert await site.version("a:1") == 1
         assert list(site.folder.glob("app.db.corrupt-*"))
+
+    async def test_who_gives_up_waiting_closes_it_for_nobody(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """While it is being opened, and when it is open."""
+        site = made(tmp_path, clock)
+        reading = [asyncio.create_task(site.controller.get("post", "a:1")) for _ in range(3)]
+        await asyncio.sleep(0)
+        reading[0].cancel()
+        assert await asyncio.gather(*reading[1:]) == [None, None]
+        await site.controller.close()
+        reading = [asyncio.create_task(site.controller.get("post", "a:1"))]
+        await asyncio.sleep(0)
+        await site.controller.close()
+        assert not site.controller.database.is_open
+        with suppress(NotOpen):
+            assert await reading[0] is None
+        await site.controller.get("post", "a:1")
+        for _ in range(20):
+            touching = asyncio.create_task(site.controller.touch("post", "a:1"))
+            await asyncio.sleep(0)
+            touching.cancel()
+            await asyncio.wait([touching])
+            assert site.controller.database.is_open
+        await site.controller.close()
 
     async def test_another_programs_file_is_refused(self, tmp_path: Path) -> None:
         """Without touching it."""

@@ -5,6 +5,7 @@ milliseconds). Whose views they are is in the file too, and is compared in the s
 transaction as every read and write: one viewer's view is never shown to another.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -97,10 +98,28 @@ class Database(SqliteFile):
     def __init__(self, path: str | PathLike[str]) -> None:
         super().__init__(path, Format(APPLICATION_ID, VERSION, _BEGIN))
         self._seen: tuple[apsw.Connection, int] | None = None
+        self._opening: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
         return self._reader is not None
+
+    async def open(self) -> None:
+        """Once for all who wait: one of them giving up is no reason to close it."""
+        if self.is_open:
+            return
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(super().open())
+            self._opening.add_done_callback(_looked_at)
+        await asyncio.shield(self._opening)
+
+    async def close(self) -> None:
+        """Also what is only being opened; opening itself closes what it could not open."""
+        opening = self._opening
+        is_ours = opening is asyncio.current_task()
+        if opening is not None and not opening.done() and not is_ours:
+            await asyncio.wait([opening])
+        await super().close()
 
     def rows(self, kind: str, owner: str, ids: Sequence[str]) -> dict[str, int]:
         """`last_updated_at` of each id that has a row, in one query."""
@@ -202,6 +221,12 @@ class Database(SqliteFile):
             if following is None:
                 return dropped
             start = following
+
+
+def _looked_at(opening: "asyncio.Task[None]") -> None:
+    """Why it could not be opened is told to who waits, if anybody does."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def decoded(data: Any) -> Any:  # noqa: ANN401 (what is in the file, what JSON can say)
