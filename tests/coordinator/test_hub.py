@@ -201,8 +201,12 @@ class TestC14Hub:
             ann = hub.connect("ann")
             ann.subscribe("price", "a")
             await news(ann)
+            guest = hub.connect()
         assert [update async for update in ann] == []
+        assert [update async for update in guest] == []
         assert len(hub) == 0
+        with pytest.raises(NotOpen):
+            hub.connect()
         assert len(asyncio.all_tasks()) == 1
 
 

@@ -143,6 +143,18 @@ class TestC3Subscribe:
             assert await site.controller.get("price", "a") == 5
             assert set(site.rows("price_ttl")) == {"a", "b", "c"}
 
+    async def test_a_kind_declared_later(self, site: Site) -> None:
+        """While it runs: it is looked up and fetched like the others."""
+
+        async def fetch(ids: list[str]) -> dict[str, int]:
+            return dict.fromkeys(ids, 5)
+
+        await site.ttl.tick()
+        site.controller.declare([Kind("price", fetch=fetch, fresh_for="30s")])
+        site.ttl.subscribe("price", "a")
+        await site.ttl.tick()
+        assert await site.controller.get("price", "a") == 5
+
     @pytest.mark.parametrize("wrong", ["", None, 5, b"a:1", "a" * 70_000, "\ud800"])
     async def test_a_bad_id_is_refused(self, site: Site, wrong: str) -> None:
         """With what it was, and nothing is remembered."""

@@ -247,13 +247,16 @@ class TestC14Watch:
     ) -> None:
         """Cleanly, with what was not looked at yet; and a closed cache refuses another."""
         ended: list[bool] = []
-        with prices.watch("a", end=lambda: ended.append(True)) as watch:
+        with (
+            prices.watch("a", end=lambda: ended.append(True)) as watch,
+            prices.watch([], end=lambda: ended.append(True)) as empty,
+        ):
             await anext(watch)
-            reading = asyncio.create_task(_all(watch))
+            reading = [asyncio.create_task(_all(one)) for one in (watch, empty)]
             await turns()
             await cache.close()
-            assert await reading == []
-        assert ended == [True]
+            assert await asyncio.gather(*reading) == [[], []]
+        assert ended == [True, True]
         with pytest.raises(NotOpen), prices.watch("a"):
             pass
         await cache.open()

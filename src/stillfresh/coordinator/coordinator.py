@@ -210,7 +210,9 @@ class TtlCoordinator:
         await self.stop()
 
     def _track(self, kind: str) -> Track:
-        return self._tracks[self._controller.kind(kind).name]
+        if self._controller.kind(kind).name not in self._tracks:
+            self._lay_tracks()
+        return self._tracks[kind]
 
     def _lay_tracks(self) -> None:
         for name in self._controller.kinds:

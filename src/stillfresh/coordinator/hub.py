@@ -61,6 +61,10 @@ class Hub:
         """How many are connected."""
         return len(self._connections)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self._kinds)
+
     def kind(self, name: str, viewer_id: str | None) -> Kind:
         """Refuses what this viewer may not look at."""
         if (kind := self._kinds.get(name)) is None:
@@ -90,10 +94,10 @@ class Connection:
         self._is_visible = visible
         self._closed = closed
         self._counts: dict[tuple[str, str], int] = {}
-        self._watches: dict[str, Watch[str, Any]] = {}
         self._news: dict[tuple[str, str], HubUpdate] = {}
         self._changed = asyncio.Event()
         self._is_open = True
+        self._watches = {kind: self._watched(kind) for kind in hub.kinds}
 
     def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """On this viewer's screen from now on; counted if the kind is."""
@@ -106,7 +110,7 @@ class Connection:
             )
         self._counts[kind, id] = count + 1 if known.counted else 1
         if not count and self._is_visible:
-            self._watch(kind).add(self._key(known, id))
+            self._watches[kind].add(self._key(known, id))
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """Known or not, once or often."""
@@ -117,7 +121,7 @@ class Connection:
         elif count:
             del self._counts[kind, id]
             self._news.pop((kind, id), None)
-            self._watch(kind).discard(self._key(known, id))
+            self._watches[kind].discard(self._key(known, id))
 
     @property
     def subscribed(self) -> dict[tuple[str, str], int]:
@@ -132,7 +136,7 @@ class Connection:
         self._is_visible = visible
         for kind, id_ in self._counts:
             key = self._key(self._hub.kind(kind, self.viewer_id), id_)
-            watch = self._watch(kind)
+            watch = self._watches[kind]
             (watch.add if visible else watch.discard)(key)
 
     def reset(self) -> None:
@@ -182,15 +186,13 @@ class Connection:
             await self._changed.wait()
         return self._news.pop(next(iter(self._news)))
 
-    def _watch(self, kind: str) -> Watch[str, Any]:
-        if (watch := self._watches.get(kind)) is None:
+    def _watched(self, kind: str) -> Watch[str, Any]:
+        """Also of what nothing is subscribed of yet: it ends with the cache."""
 
-            def tell(update: Update[str, Any]) -> None:
-                self._tell(kind, update)
+        def tell(update: Update[str, Any]) -> None:
+            self._tell(kind, update)
 
-            watch = self._hub.resource(kind).watch(tell=tell, end=self.close)
-            self._watches[kind] = watch.__enter__()
-        return watch
+        return self._hub.resource(kind).watch(tell=tell, end=self.close).__enter__()
 
     def _tell(self, kind: str, update: Update[str, Any]) -> None:
         is_own = self._hub.kind(kind, self.viewer_id).per_viewer

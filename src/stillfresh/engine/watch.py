@@ -33,8 +33,8 @@ class Watching(Protocol[K, V]):
     def check(self, keys: Iterable[K]) -> None:
         """ConfigError if one is no key."""
 
-    def check_open(self) -> None:
-        """NotOpen if the cache is closed."""
+    def begin(self, watch: "Watch[K, V]") -> None:
+        """It ends with the cache; NotOpen if that is closed."""
 
     def enter(self, key: K, watch: "Watch[K, V]") -> None:
         """Keep it fresh, and tell this watch."""
@@ -116,7 +116,7 @@ class Watch(Generic[K, V]):
     def __enter__(self) -> Self:
         if self._was_entered:
             raise StillfreshError("this watch was entered already; make another one")
-        self._watcher.check_open()
+        self._watcher.begin(self)
         self._is_open = self._was_entered = True
         for key in self._keys:
             self._watcher.enter(key, self)

@@ -61,7 +61,7 @@ class Watcher(Generic[K, V]):
         self._batches = max_batch * max(1, SLICE // max_batch)
         """Whole batches: a slice that cuts one would cost a request."""
         self.check = watched.check
-        self.check_open = watched.check_not_closed
+        self._open: set[Watch[K, V]] = set()
         self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self._stale_at: dict[K, float] = {}
@@ -69,6 +69,10 @@ class Watcher(Generic[K, V]):
         self._leaving: list[tuple[K, Watch[K, V]]] = []
         self._driver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+
+    def begin(self, watch: Watch[K, V]) -> None:
+        self._watched.check_not_closed()
+        self._open.add(watch)
 
     def enter(self, key: K, watch: Watch[K, V]) -> None:
         self.watches.setdefault(key, {})[watch] = None
@@ -87,6 +91,7 @@ class Watcher(Generic[K, V]):
 
     def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
         """Many at once would hold up the loop: the driver lets the rest go, slice by slice."""
+        self._open.discard(watch)
         for key in keys[:SLICE]:
             self.leave(key, watch)
         self._leaving += [(key, watch) for key in keys[SLICE:]]
@@ -111,11 +116,10 @@ class Watcher(Generic[K, V]):
 
     def close(self) -> None:
         """The cache closes: whoever iterates comes to the end."""
-        open_ = {watch for watches in self.watches.values() for watch in watches}
         self.watches.clear()
         self._leaving.clear()
         self._lane.reset()
-        for watch in open_:
+        for watch in tuple(self._open):
             watch.close()
         self._leaving.clear()
         if self._driver is not None:
