@@ -17,6 +17,8 @@ demo: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/prices.py
 	@echo
 	@$(BIN)/python examples/viewport.py
+	@echo
+	@$(BIN)/python examples/feed.py
 
 test: check ## lint, types and every test
 	$(BIN)/pytest --numprocesses auto

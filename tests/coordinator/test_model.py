@@ -236,7 +236,7 @@ class Coordinators(RuleBasedStateMachine):
     @rule(kind=kinds, id_=ids, age=st.sampled_from([-5, 0, TTL, TTL + 1]))
     def another_process_writes(self, kind: str, id_: str, age: int) -> None:
         row = self.now - age
-        self.write_row(f"INSERT OR REPLACE INTO {kind}_ttl VALUES (?, ?)", id_, row)  # noqa: S608
+        self.write_row(f"INSERT OR REPLACE INTO {kind}_ttl VALUES (?, ?)", id_, row)
         model = self.models[kind]
         model.rows[id_] = row
         if id_ in model.queue:
@@ -244,7 +244,7 @@ class Coordinators(RuleBasedStateMachine):
 
     @rule(kind=kinds, id_=ids)
     def another_process_deletes(self, kind: str, id_: str) -> None:
-        self.write_row(f"DELETE FROM {kind}_ttl WHERE id = ?", id_)  # noqa: S608
+        self.write_row(f"DELETE FROM {kind}_ttl WHERE id = ?", id_)
         self.models[kind].rows.pop(id_, None)
 
     def write_row(self, sql: str, *values: Any) -> None:

@@ -18,8 +18,8 @@ import msgspec
 
 from stillfresh.coordinator.rules import overtaken
 from stillfresh.engine.keys import checked_kind
-from stillfresh.stores.sqlite.connection import Format
 from stillfresh.stores.sqlite.file import SqliteFile
+from stillfresh.stores.sqlite.format import by_header
 
 __all__ = ["Database", "decoded"]
 
@@ -96,7 +96,7 @@ class Database(SqliteFile):
     """Opened by its first use; reads on the spot once it is open."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        super().__init__(path, Format(APPLICATION_ID, VERSION, _BEGIN))
+        super().__init__(path, by_header(APPLICATION_ID, VERSION, _BEGIN))
         self._seen: tuple[apsw.Connection, int] | None = None
         self._opening: asyncio.Task[None] | None = None
 

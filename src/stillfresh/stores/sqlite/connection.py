@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -15,13 +14,13 @@ from urllib.parse import quote
 import apsw
 
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, StoreError
+from stillfresh.errors import StoreError
 from stillfresh.stores.sqlite.files import on_read_only_mount
+from stillfresh.stores.sqlite.format import Format, not_ours
 
 __all__ = [
     "BUSY",
     "CORRUPT",
-    "Format",
     "abandon",
     "admit",
     "check_owner",
@@ -49,15 +48,6 @@ _REASONS: Final = {
     apsw.SQLITE_CANTOPEN: "cannot be opened; is its directory readable and writable?",
     apsw.SQLITE_BUSY: f"other processes have kept it busy for {PATIENCE:.0f} s",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """Whose file it is, by its header, and the SQL that begins one and writes that header."""
-
-    application_id: int
-    version: int
-    begin: str
 
 
 class Patience:
@@ -102,34 +92,15 @@ def connect_reader(path: Path) -> apsw.Connection:
     return connection
 
 
-def admit(connection: apsw.Connection, path: Path, ours: Format) -> None:
+def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
     """Begin an empty file, take one of ours, refuse any other without touching it."""
-    application, version = (connection.pragma(name) for name in ("application_id", "user_version"))
-    if application != ours.application_id and not _is_empty(connection, application, version):
-        raise _not_ours(path, application)
-    if application == ours.application_id and version != ours.version:
-        raise ConfigError(
-            f"{path}: is of schema version {version}, this release of stillfresh knows "
-            f"{ours.version}; use another file, or delete this one: it is a cache"
-        )
+    is_begun = kind.is_begun(connection, path)
     if not connection.readonly("main"):
-        _prepare(connection, ours.begin if application != ours.application_id else None)
+        _prepare(connection, None if is_begun else kind.begin)
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 
-def _is_empty(connection: apsw.Connection, application: int, version: int) -> bool:
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-    return (application, version, tables) == (0, 0, 0)
-
-
-def _not_ours(path: Path, application: int) -> ConfigError:
-    return ConfigError(
-        f"{path}: is another application's SQLite file (application_id {application}); "
-        "give stillfresh a file of its own"
-    )
-
-
-def check_owner(path: Path, ours: Format) -> None:
+def check_owner(path: Path, kind: Format) -> None:
     """A corrupt file whose header is whole and not ours is somebody's, and not to be renamed.
 
     Read through SQLite's own files, which keep their locks when one of them is closed.
@@ -139,8 +110,8 @@ def check_owner(path: Path, ours: Format) -> None:
     header = file.xRead(min(file.xFileSize(), 100), 0)
     file.xClose()
     application = int.from_bytes(header[68:72])
-    if header.startswith(b"SQLite format 3\0") and application != ours.application_id:
-        raise _not_ours(path, application)
+    if header.startswith(b"SQLite format 3\0") and application != kind.application_id:
+        raise not_ours(path, application)
 
 
 def _prepare(connection: apsw.Connection, begin: str | None) -> None:

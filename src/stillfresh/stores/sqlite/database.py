@@ -16,7 +16,6 @@ from stillfresh.errors import StoreError
 from stillfresh.stores.sqlite.connection import (
     BUSY,
     CORRUPT,
-    Format,
     abandon,
     admit,
     check_owner,
@@ -26,6 +25,7 @@ from stillfresh.stores.sqlite.connection import (
     translated,
 )
 from stillfresh.stores.sqlite.files import Identity, check_place, identity_of, locked, set_aside
+from stillfresh.stores.sqlite.format import Format
 
 __all__ = ["Database", "Job", "Outcome"]
 
@@ -50,10 +50,10 @@ class Database:
     """`adopt` receives the connection for reading, again whenever the file was opened anew."""
 
     def __init__(
-        self, path: Path, file_format: Format, adopt: Callable[[apsw.Connection], object]
+        self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], object]
     ) -> None:
         self._path = path
-        self._format = file_format
+        self._kind = kind
         self._adopt = adopt
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
@@ -75,7 +75,7 @@ class Database:
         try:
             self._connect()
         except CORRUPT:
-            check_owner(self._path, self._format)
+            check_owner(self._path, self._kind)
             self._set_aside(is_locked=is_locked)
             self._connect()
 
@@ -85,7 +85,7 @@ class Database:
     def _connect(self) -> None:
         writer = connect(self._path)
         try:
-            admit(writer, self._path, self._format)
+            admit(writer, self._path, self._kind)
             reader = connect_reader(self._path)
         except BaseException:
             abandon(writer)

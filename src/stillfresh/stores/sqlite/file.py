@@ -12,9 +12,10 @@ from typing import Any, Final
 import apsw
 
 from stillfresh.errors import ConfigError, NotOpen
-from stillfresh.stores.sqlite.connection import CORRUPT, Format, abandon, explained
+from stillfresh.stores.sqlite.connection import CORRUPT, abandon, explained
 from stillfresh.stores.sqlite.files import Identity, identity_of
-from stillfresh.stores.sqlite.writer import Writer
+from stillfresh.stores.sqlite.format import Format
+from stillfresh.stores.sqlite.writer import LoopWriter
 
 __all__ = ["SqliteFile"]
 
@@ -25,12 +26,12 @@ LOOK_EVERY: Final = 0.1
 class SqliteFile:
     """Any number of processes may use one file; one object belongs to one event loop at a time."""
 
-    def __init__(self, path: str | PathLike[str], file_format: Format) -> None:
+    def __init__(self, path: str | PathLike[str], kind: Format) -> None:
         if fspath(path) in {"", ":memory:"}:
             raise ConfigError(f"path: must name a file, not {path!r}; in memory use MemoryStore")
         self._path = Path(path).absolute()
-        self._format = file_format
-        self._writer: Writer | None = None
+        self._kind = kind
+        self._writer: LoopWriter | None = None
         self._reader: apsw.Connection | None = None
         self._execute: Callable[[str, Sequence[Any]], apsw.Cursor] = _closed
         self._identity: Identity | None = None
@@ -40,7 +41,7 @@ class SqliteFile:
         if self._writer is not None and self._writer.is_stopping:
             await self.close()
         if self._writer is None:
-            self._writer = Writer(self._path, self._format, self._adopt)
+            self._writer = LoopWriter(self._path, self._kind, self._adopt)
         writer = self._writer
         try:
             await writer.opened()
@@ -56,7 +57,7 @@ class SqliteFile:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        await writer.stop()
+        await writer.stopped()
         if self._writer is writer:
             self._writer = None
 
@@ -86,7 +87,7 @@ class SqliteFile:
             self._opened().wake()
         return is_replaced
 
-    def _opened(self) -> Writer:
+    def _opened(self) -> LoopWriter:
         if self._writer is None:
             raise NotOpen("this store is closed")
         return self._writer

@@ -15,17 +15,9 @@ import apsw
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, StoreStats
 from stillfresh.stores.sqlite import steps
-from stillfresh.stores.sqlite.connection import Format
 from stillfresh.stores.sqlite.file import SqliteFile
-from stillfresh.stores.sqlite.schema import (
-    APPLICATION_ID,
-    BEGIN_FILE,
-    VERSION,
-    Row,
-    record_of,
-    select_many,
-    statements,
-)
+from stillfresh.stores.sqlite.format import STORE
+from stillfresh.stores.sqlite.schema import Row, record_of, select_many, statements
 
 __all__ = ["SqliteStore"]
 
@@ -33,7 +25,6 @@ SLICE: Final = 500
 """Ids that one job of an eviction looks at, so that others' writes pass between them."""
 CHUNK: Final = 128
 """Ids in one statement; more are read in one transaction."""
-STORE_FORMAT: Final = Format(APPLICATION_ID, VERSION, BEGIN_FILE)
 
 
 class SqliteStore(SqliteFile):
@@ -46,7 +37,7 @@ class SqliteStore(SqliteFile):
         clock: Clock = time.time,
         new_token: Callable[[], str] = lambda: token_hex(16),
     ) -> None:
-        super().__init__(path, STORE_FORMAT)
+        super().__init__(path, STORE)
         self._clock = clock
         self._new_token = new_token
 

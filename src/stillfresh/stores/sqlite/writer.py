@@ -1,6 +1,7 @@
-"""The one thread that writes: jobs come from the event loop and are committed in groups (S4).
+"""The one thread that writes: jobs come from other threads and are committed in groups (S4).
 
-The loop never waits for the file: it puts a job on the queue and awaits its future.
+`Writer` serves threads, which wait for their jobs; `LoopWriter` an event loop, which never waits
+for the file: it puts a job on the queue and awaits its future.
 """
 
 import asyncio
@@ -8,18 +9,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 
 from stillfresh.errors import NotOpen
-from stillfresh.stores.sqlite.connection import Format
 from stillfresh.stores.sqlite.database import Database, Job, Outcome
+from stillfresh.stores.sqlite.format import Format
 
-__all__ = ["Writer"]
+__all__ = ["MAX_QUEUED", "LoopWriter", "Writer"]
 
 T = TypeVar("T")
 
@@ -34,39 +34,36 @@ class Work:
     """A job, and who waits for it."""
 
     job: Job
-    future: asyncio.Future[Any] | None
+    future: "asyncio.Future[Any] | Future[Any] | None"
     writes: bool
 
 
-class Writer:
-    """Lives from `open` to `close` of the store, on the loop that opened it."""
+Settled: TypeAlias = list[tuple[Work, Outcome]]
 
-    def __init__(
-        self, path: Path, file_format: Format, adopt: Callable[[apsw.Connection], None]
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Semaphore(MAX_QUEUED)
+
+class Writer:
+    """Lives from its making to `stop`; `adopt` is told of each connection for reading."""
+
+    def __init__(self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], None]) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._gate = threading.Lock()
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        self._database = Database(path, file_format, partial(self._tell, adopt))
+        self._database = Database(path, kind, lambda reader: self._tell(adopt, reader))
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
         self.is_stopping = False
         self._thread.start()
 
-    async def opened(self) -> None:
-        """Raises why it could not be opened; any number may wait, and give up waiting."""
-        await asyncio.shield(asyncio.wrap_future(self._opened))
+    def wait_until_open(self) -> None:
+        """Raises why it could not be opened."""
+        self._opened.result()
 
-    async def run(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> T:
+    def submit(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> "Future[T]":
         """What is queued is done, whether or not its caller waits for it."""
-        await self._room.acquire()
-        if self.is_stopping:
-            self._room.release()
-            raise NotOpen("this store is closed")
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(Work(job, future, writes))
-        return await future
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        self._put(Work(job, future, writes))
+        return future
 
     def mend(self, damaged: apsw.Connection) -> None:
         """A reader met corruption: the next group sets the file aside first, so have one."""
@@ -78,13 +75,36 @@ class Writer:
         """An empty group: it looks whether the file is still the one that was opened."""
         self._queue.put(Work(lambda _: None, None, writes=False))
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """What is queued is done first; returns when the thread has ended."""
-        if not self.is_stopping:
-            self.is_stopping = True
-            self._queue.put(None)
-        await asyncio.shield(asyncio.wrap_future(self._closed))
+        self._refuse()
         self._thread.join()
+
+    def _put(self, work: Work) -> None:
+        with self._gate:
+            if self.is_stopping:
+                raise NotOpen("this file is closed")
+            self._queue.put(work)
+
+    def _refuse(self) -> None:
+        with self._gate:
+            if not self.is_stopping:
+                self.is_stopping = True
+                self._queue.put(None)
+
+    def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
+        """False if nobody is left to tell. Here on the writer's own thread."""
+        callback(argument)
+        return True
+
+    def _settle(self, settled: Settled) -> None:
+        for work, outcome in settled:
+            if work.future is None or work.future.done():
+                continue  # its caller was cancelled
+            if outcome.error is not None:
+                work.future.set_exception(outcome.error)
+            else:
+                work.future.set_result(outcome.result)
 
     def _main(self) -> None:
         try:
@@ -121,22 +141,46 @@ class Writer:
             pass
         return group, False
 
-    def _tell(self, callback: Callable[[Any], None], argument: object) -> bool:
-        """False if nobody is left to tell: the loop ended without closing its store."""
+
+class LoopWriter(Writer):
+    """For the loop that made it: outcomes arrive there, a whole group in one turn."""
+
+    def __init__(self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Semaphore(MAX_QUEUED)
+        super().__init__(path, kind, adopt)
+
+    async def opened(self) -> None:
+        """Raises why it could not be opened; any number may wait, and give up waiting."""
+        await asyncio.shield(asyncio.wrap_future(self._opened))
+
+    async def run(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> T:
+        """What is queued is done, whether or not its caller waits for it."""
+        await self._room.acquire()
+        future: asyncio.Future[T] = self._loop.create_future()
+        try:
+            self._put(Work(job, future, writes))
+        except NotOpen:
+            self._room.release()
+            raise
+        return await future
+
+    async def stopped(self) -> None:
+        """As `stop`, without holding the loop."""
+        self._refuse()
+        await asyncio.shield(asyncio.wrap_future(self._closed))
+        self._thread.join()
+
+    def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
+        """False if the loop ended without closing its store."""
         try:
             self._loop.call_soon_threadsafe(callback, argument)
         except RuntimeError:
             return False
         return True
 
-    def _settle(self, settled: list[tuple[Work, Outcome]]) -> None:
-        for work, outcome in settled:
-            if work.future is None:
-                continue
-            self._room.release()
-            if work.future.done():
-                continue  # its caller was cancelled
-            if outcome.error is not None:
-                work.future.set_exception(outcome.error)
-            else:
-                work.future.set_result(outcome.result)
+    def _settle(self, settled: Settled) -> None:
+        for work, _ in settled:
+            if work.future is not None:
+                self._room.release()
+        super()._settle(settled)

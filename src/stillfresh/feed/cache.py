@@ -1,0 +1,250 @@
+"""FeedCache: topics, comments and when they were fetched, in one SQLite file (F1-F5, F11, F12).
+
+The seed's C functions with Python manners: plain calls, from any thread. Reads take a failing file
+for a miss; writes raise StoreError. `FeedEngine` is what a feed screen uses.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import apsw
+
+from stillfresh.clock import Clock, checked_clock
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import ConfigError, StoreError, shown
+from stillfresh.feed import steps, upkeep
+from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
+from stillfresh.feed.file import FeedFile
+from stillfresh.feed.keys import (
+    Index,
+    canonical,
+    checked_uuid,
+    comments_key,
+    index_of,
+    named_category,
+)
+from stillfresh.feed.model import Comment, FeedStats, Topic
+from stillfresh.feed.rules import DAY, is_stale, window
+from stillfresh.feed.shelf import Shelf
+
+__all__ = ["FeedCache"]
+
+T = TypeVar("T")
+
+FRESH_FOR: Final = 300.0
+KEEP_FOR: Final = 30.0 * DAY
+MOST_DAYS: Final = 10**9
+"""Longer ago than anything; a float can still count it in seconds."""
+
+logger = logging.getLogger(__name__)
+
+
+class FeedCache:
+    """`with FeedCache.open("feed_cache.db") as cache:`; any number of processes share the file."""
+
+    def __init__(self, file: FeedFile, *, clock: Clock, fresh_for: float, keep_for: float) -> None:
+        self.file = file
+        self.clock = clock
+        self.fresh_for = fresh_for
+        self.keep_for = keep_for
+        self._evict_at = 0.0
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        clock: Clock = time.time,
+        fresh_for: Duration = FRESH_FOR,
+        keep_for: Duration = KEEP_FOR,
+    ) -> Self:
+        """Without a path: `feed_cache.db` in the user's data directory."""
+        checked_clock(clock)
+        fresh = seconds(fresh_for, name="fresh_for")
+        keep = seconds(keep_for, name="keep_for", positive=True)
+        file = FeedFile(_default_path() if path is None else _given_path(path))
+        cache = cls(file, clock=clock, fresh_for=fresh, keep_for=keep)
+        try:
+            cache.evict_expired()
+        except StoreError as exc:
+            logger.warning("the feed cache could not evict: %s", exc)
+        except BaseException:
+            cache.close()
+            raise
+        return cache
+
+    def close(self) -> None:
+        """What was being written is written; closing twice changes nothing."""
+        if not self.file.is_closed:
+            self.file.close()
+
+    def __enter__(self) -> Self:
+        self.file.check_open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def put_topic(self, topic: Topic) -> None:
+        """A full topic and its meta row `topic:{uuid}`."""
+        kept, now = checked_topic(topic), self.clock()
+        self._write(lambda connection: steps.put_topic(connection, kept, at=now))
+
+    def get_topic(self, uuid: str) -> Topic | None:
+        """What is stored, deleted or not."""
+        name = checked_uuid(uuid)
+        return self._read(lambda connection, shelf: shelf.topic(connection, name).value, None)
+
+    def delete_topic(self, uuid: str) -> bool:
+        """With its comments and meta rows; False if there was none."""
+        name, now = checked_uuid(uuid), self.clock()
+        removed = self._write(lambda connection: steps.delete_topic(connection, name, at=now))
+        return removed.topic is not None
+
+    def put_topics(
+        self, topics: Iterable[Topic], cache_key: str, *, complete: bool = False
+    ) -> None:
+        """An index result and its meta row; `complete`: what its window lacks is gone upstream."""
+        key, now = canonical(cache_key), self.clock()
+        kept = checked_topics(topics)
+        index = index_of(key)
+        if complete and index is None:
+            raise ConfigError(
+                f"complete: only for an index key such as 'index:all:7', not {shown(cache_key)}"
+            )
+        covers = window(index.days, now) if complete and index is not None else None
+        self._write(
+            lambda connection: steps.put_topics(
+                connection, kept, key, at=now, fresh_for=self.fresh_for, covers=covers
+            )
+        )
+
+    def get_topics_all(self, days_back: int) -> list[Topic]:
+        """Newest first; `days_back` of 0 or less: all there are."""
+        return self._topics(None, days_back)
+
+    def get_topics_by_category(self, category: str, days_back: int) -> list[Topic]:
+        return self._topics(named_category(category), days_back)
+
+    def _topics(self, category: str | None, days_back: int) -> list[Topic]:
+        index, now = Index(category, _whole(days_back)), self.clock()
+        return self._read(
+            lambda connection, shelf: list(shelf.listed(connection, index, now).value), []
+        )
+
+    def put_comments(self, topic_uuid: str, comments: Iterable[Comment]) -> None:
+        """All comments of a topic, and their meta row `comments:{uuid}`."""
+        name, now = checked_uuid(topic_uuid), self.clock()
+        kept = checked_comments(name, comments)
+        self._write(lambda connection: steps.put_comments(connection, name, kept, at=now))
+
+    def get_comments(self, topic_uuid: str) -> list[Comment] | None:
+        """None: never stored; an empty list: stored, and there are none."""
+        name = checked_uuid(topic_uuid)
+
+        def comments(connection: apsw.Connection, shelf: Shelf) -> list[Comment] | None:
+            found = shelf.comments(connection, name)
+            return found.value if found.is_hit else None
+
+        return self._read(comments, None)
+
+    def invalidate_comments(self, topic_uuid: str) -> None:
+        """They are served on, as stale."""
+        key = comments_key(checked_uuid(topic_uuid))
+        self._write(lambda connection: steps.forget(connection, [key]))
+
+    def is_stale(self, cache_key: str) -> bool:
+        """F3; a key that was never fetched is stale."""
+        key, now = canonical(cache_key), self.clock()
+        last_fetched = self._read(
+            lambda connection, shelf: shelf.last_fetched(connection, key), None
+        )
+        return is_stale(last_fetched, self.fresh_for, now)
+
+    def evict_expired(self) -> int:
+        """F11: drop what was stored longer than `keep_for` ago; how many rows."""
+        self._evict_at = self.clock() + DAY
+        total, dropped = 0, upkeep.SLICE
+        while dropped == upkeep.SLICE:
+            dropped = self._write(self._evict_slice)
+            total += dropped
+        return total
+
+    def _evict_slice(self, connection: apsw.Connection) -> int:
+        now = self.clock()
+        return upkeep.evict_slice(
+            connection, before=now - self.keep_for, written_before=now - self.fresh_for
+        )
+
+    def _evict_if_due(self) -> None:
+        """F11: daily while open, behind whatever is asked of it."""
+        if self.clock() >= self._evict_at:
+            self._evict_at = self.clock() + DAY
+            self._evict_behind()
+
+    def _evict_behind(self) -> None:
+        self.file.submit(self._evict_slice).add_done_callback(self._evict_on)
+
+    def _evict_on(self, slice_: "Future[int]") -> None:
+        """On the writer's thread: the next slice, if there may be one."""
+        if (error := slice_.exception()) is not None:
+            logger.warning("the feed cache could not evict: %s", error)
+        elif slice_.result() == upkeep.SLICE and not self.file.is_closed:
+            self._evict_behind()
+
+    def stats(self) -> FeedStats:
+        before = self.clock() - self.keep_for
+        return self.file.submit(
+            lambda connection: upkeep.count(connection, before=before, skipped=self.file.skipped),
+            writes=False,
+        ).result()
+
+    def _write(self, job: Callable[[apsw.Connection], T]) -> T:
+        """Waits for the writer's thread."""
+        result = self.file.submit(job).result()
+        self._evict_if_due()
+        return result
+
+    def _read(self, job: Callable[[apsw.Connection, Shelf], T], miss: T) -> T:
+        self.file.check_open()
+        self._evict_if_due()
+        try:
+            return self.file.read(job)
+        except StoreError as exc:
+            logger.warning("the feed cache could not be read: %s", exc)
+            return miss
+
+
+def _whole(days_back: object) -> int:
+    if not isinstance(days_back, int) or isinstance(days_back, bool):
+        raise ConfigError(f"days_back: must be a whole number of days, not {shown(days_back)}")
+    return max(0, min(days_back, MOST_DAYS))
+
+
+def _given_path(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike) or str(path) in {"", ":memory:"}:
+        raise ConfigError(f"path: must name a file, not {shown(path)}")
+    if "\0" in str(path):
+        raise ConfigError(f"path: {shown(path)} names no file: it holds a NUL")
+    return Path(path).absolute()
+
+
+def _default_path() -> Path:
+    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    directory = Path(home) / "stillfresh"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StoreError(f"{directory}: cannot be made: {exc.strerror}; give a path") from exc
+    return directory / "feed_cache.db"

@@ -1,0 +1,147 @@
+"""The feed's file as one process uses it: reads on the caller's thread, writes on one other.
+
+Threads that read at the same time have a connection each. A file that turns out to be corrupt, or
+that another process has replaced, is opened anew by the writer (F12); readers follow.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final, TypeVar
+
+import apsw
+
+from stillfresh.errors import NotOpen
+from stillfresh.feed.schema import FEED, OWN
+from stillfresh.feed.shelf import Shelf
+from stillfresh.stores.sqlite.connection import (
+    CORRUPT,
+    abandon,
+    connect_reader,
+    explained,
+    translated,
+)
+from stillfresh.stores.sqlite.files import Identity, identity_of, locked
+from stillfresh.stores.sqlite.writer import Writer
+
+__all__ = ["FeedFile"]
+
+T = TypeVar("T")
+
+LOOK_EVERY: Final = 0.1
+"""Seconds after which a reader notices that another process has replaced the file."""
+
+
+class Reader:
+    """A connection, its memory, and which opening of the file it belongs to."""
+
+    __slots__ = ("connection", "epoch", "shelf")
+
+    def __init__(self, connection: apsw.Connection, epoch: int) -> None:
+        self.connection = connection
+        self.epoch = epoch
+        self.shelf = Shelf()
+
+
+class FeedFile:
+    """Open from its making to `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[Reader] = []
+        self._first: apsw.Connection | None = None
+        self._epoch = 0
+        self._identity: Identity | None = None
+        self._look_at = 0.0
+        self._skipped = 0
+        self.is_closed = False
+        self._writer = Writer(path, FEED, self._adopt)
+        try:
+            self._writer.wait_until_open()
+        except BaseException:
+            self._writer.stop()
+            raise
+
+    def _adopt(self, connection: apsw.Connection) -> None:
+        """On the writer's thread: the file was opened, perhaps anew."""
+        _complete(connection)
+        self._epoch += 1
+        self._identity = identity_of(self._path)
+        self._first = connection
+        self._idle.append(Reader(connection, self._epoch))
+
+    def read(self, job: Callable[[apsw.Connection, Shelf], T]) -> T:
+        """On this thread; StoreError if the file cannot be read."""
+        self.check_open()
+        if time.monotonic() > self._look_at:
+            self._look()
+        reader = self._take()
+        try:
+            return job(reader.connection, reader.shelf)
+        except apsw.Error as exc:
+            if isinstance(exc, CORRUPT) and self._first is not None:
+                self._writer.mend(self._first)
+            raise explained(self._path, exc) from exc
+        finally:
+            self._give_back(reader)
+
+    def _take(self) -> Reader:
+        try:
+            while (reader := self._idle.pop()).epoch != self._epoch:
+                self._end(reader)
+        except IndexError:
+            reader = self._another()
+        return reader
+
+    def _another(self) -> Reader:
+        """Under the lock, so that nobody sets the file aside meanwhile."""
+        epoch = self._epoch
+        with translated(self._path), locked(self._path):
+            connection = connect_reader(self._path)
+        _complete(connection)
+        return Reader(connection, epoch)
+
+    def _give_back(self, reader: Reader) -> None:
+        if self.is_closed or reader.epoch != self._epoch:
+            self._end(reader)
+        else:
+            self._idle.append(reader)
+
+    def _end(self, reader: Reader) -> None:
+        self._skipped += reader.shelf.skipped
+        abandon(reader.connection)
+
+    def _look(self) -> None:
+        self._look_at = time.monotonic() + LOOK_EVERY
+        if identity_of(self._path) != self._identity:
+            self._writer.wake()
+
+    def submit(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> "Future[T]":
+        """On the writer's thread, in a transaction of its own; others may share its commit."""
+        self.check_open()
+        return self._writer.submit(job, writes=writes)
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise NotOpen("this feed cache is closed; open it with FeedCache.open(path)")
+
+    @property
+    def skipped(self) -> int:
+        return self._skipped + sum(reader.shelf.skipped for reader in list(self._idle))
+
+    def close(self) -> None:
+        """What is queued is done first; the last to close leaves no log behind."""
+        self.is_closed = True
+        while self._idle:
+            self._end(self._idle.pop())
+        self._writer.stop()
+
+
+def _complete(connection: apsw.Connection) -> None:
+    """A file that cannot be written may lack our own tables: then they are empty."""
+    if not connection.table_exists("main", "stillfresh_writes"):
+        connection.execute("PRAGMA query_only = 0")
+        for text in OWN:
+            connection.execute(text.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+        connection.execute("PRAGMA query_only = 1")

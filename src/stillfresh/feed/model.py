@@ -1,0 +1,163 @@
+"""What a feed is made of, and what its readers are given (seed 001).
+
+Pure data: no clock is read here but through an answer's own `age`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from msgspec import Struct, field
+
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict, age_of
+
+__all__ = [
+    "Comment",
+    "CommentsAnswer",
+    "Dated",
+    "Feed",
+    "FeedCacheUpdated",
+    "FeedJson",
+    "FeedStats",
+    "Freshness",
+    "Topic",
+    "TopicAnswer",
+]
+
+T = TypeVar("T")
+
+
+class Topic(Struct, frozen=True):
+    """A topic as upstream has it; in an index `body` is None. Shared: treat it as frozen."""
+
+    topic_uuid: str
+    author: str
+    title: str
+    created_at: int
+    body: str | None = None
+    category_id: str = ""
+    tags: list[str] = field(default_factory=list)
+    deleted: bool = False
+    deleted_at: int | None = None
+    verified: bool = False
+
+
+class Comment(Struct, frozen=True):
+    """A comment on a topic, or (with `parent_comment_uuid`) on another comment."""
+
+    comment_uuid: str
+    topic_uuid: str
+    author: str
+    created_at: int
+    body: str = ""
+    parent_comment_uuid: str | None = None
+    mentions: list[str] = field(default_factory=list)
+    verified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FeedCacheUpdated:
+    """F7: a revalidation has stored what it fetched under this key."""
+
+    cache_key: str
+    changed: bool
+    """False: upstream said the same as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStats:
+    """What the file holds; `comments` is the sum of `comment_count`."""
+
+    topics: int
+    comments: int
+    expired: int
+    """Rows that eviction would drop now."""
+    bytes: int
+    """Of the database; its log comes and goes."""
+    skipped: int
+    """F12: how often a row that could not be read was met since opening."""
+
+
+class Freshness(Struct, frozen=True):
+    """How fresh an answer is; shared by all kinds of answers."""
+
+    verdict: Verdict
+    fetched_at: float
+    clock: Callable[[], float]
+    error: LoadFailed | None = None
+
+
+class Dated:
+    """What every answer says besides its data."""
+
+    freshness: Freshness
+
+    @property
+    def verdict(self) -> Verdict:
+        """As it was when served: FRESH, or STALE."""
+        return self.freshness.verdict
+
+    @property
+    def fetched_at(self) -> float:
+        return self.freshness.fetched_at
+
+    @property
+    def error(self) -> LoadFailed | None:
+        """Why this is not newer: the last revalidation failed, and the next must wait."""
+        return self.freshness.error
+
+    @property
+    def age(self) -> float:
+        """Seconds since upstream was asked, at the moment you look."""
+        return age_of(self.freshness.fetched_at, self.freshness.clock())
+
+
+class _Answer(Dated, Generic[T]):
+    __slots__ = ("_value", "freshness")
+
+    def __init__(self, value: T, freshness: Freshness) -> None:
+        self._value = value
+        self.freshness = freshness
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._value!r} {self.verdict} age={self.age:.3g}s>"
+
+
+class Feed(_Answer[list[Topic]]):
+    """The topics of a list, newest first."""
+
+    __slots__ = ()
+
+    @property
+    def topics(self) -> list[Topic]:
+        return self._value
+
+
+class TopicAnswer(_Answer[Topic | None]):
+    """One topic; None: upstream has no such topic."""
+
+    __slots__ = ()
+
+    @property
+    def topic(self) -> Topic | None:
+        return self._value
+
+
+class CommentsAnswer(_Answer[list[Comment]]):
+    """All comments of a topic, in upstream's order."""
+
+    __slots__ = ()
+
+    @property
+    def comments(self) -> list[Comment]:
+        return self._value
+
+
+class FeedJson(Dated, bytes):
+    """A list as one JSON array, ready for an HTTP answer: bytes that say how fresh they are."""
+
+    def __new__(cls, data: bytes, freshness: Freshness) -> "FeedJson":
+        made = super().__new__(cls, data)
+        made.freshness = freshness
+        return made

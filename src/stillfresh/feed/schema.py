@@ -1,0 +1,98 @@
+"""The feed's file: the seed's tables literally, our own beside them, and whose file it is (F1).
+
+Times are seconds, whole ones in the seed's tables.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from stillfresh.errors import ConfigError
+from stillfresh.stores.sqlite.format import Format, not_ours
+
+__all__ = ["FEED", "OWN", "SEED", "TABLES"]
+
+SEED: Final = (
+    """CREATE TABLE IF NOT EXISTS feed_topics (
+    topic_uuid   TEXT PRIMARY KEY,
+    topic_json   TEXT NOT NULL,
+    category_id  TEXT NOT NULL,
+    created_at   INTEGER NOT NULL,
+    deleted      INTEGER DEFAULT 0,
+    cached_at    INTEGER NOT NULL
+)""",
+    """CREATE INDEX IF NOT EXISTS idx_feed_topics_category
+    ON feed_topics(category_id, created_at DESC)""",
+    "CREATE INDEX IF NOT EXISTS idx_feed_topics_created  ON feed_topics(created_at DESC)",
+    "CREATE INDEX IF NOT EXISTS idx_feed_topics_cached   ON feed_topics(cached_at)",
+    """CREATE TABLE IF NOT EXISTS feed_comments (
+    topic_uuid    TEXT PRIMARY KEY,
+    comments_json TEXT NOT NULL,
+    comment_count INTEGER DEFAULT 0,
+    cached_at     INTEGER NOT NULL
+)""",
+    "CREATE INDEX IF NOT EXISTS idx_feed_comments_cached ON feed_comments(cached_at)",
+    """CREATE TABLE IF NOT EXISTS feed_cache_meta (
+    cache_key    TEXT PRIMARY KEY,
+    last_fetched INTEGER NOT NULL
+)""",
+)
+OWN: Final = (
+    # Who refreshes a key, and how the last attempt ended (F7, F8).
+    """CREATE TABLE IF NOT EXISTS stillfresh_refreshes(
+    cache_key TEXT PRIMARY KEY NOT NULL,
+    generation TEXT,
+    lease_token TEXT,
+    lease_expires_at REAL,
+    leased_at REAL,
+    seen_fetched INTEGER,
+    failures INTEGER,
+    retry_at REAL,
+    error TEXT,
+    failed_at REAL
+) WITHOUT ROWID""",
+    # What was written or deleted here, and which upstream may not show yet (F9, F10).
+    """CREATE TABLE IF NOT EXISTS stillfresh_writes(
+    topic_uuid TEXT NOT NULL,
+    comment_uuid TEXT NOT NULL,
+    written_at REAL NOT NULL,
+    deleted INTEGER NOT NULL,
+    PRIMARY KEY (topic_uuid, comment_uuid)
+) WITHOUT ROWID""",
+)
+TABLES: Final = {
+    "feed_topics": {
+        "topic_uuid",
+        "topic_json",
+        "category_id",
+        "created_at",
+        "deleted",
+        "cached_at",
+    },
+    "feed_comments": {"topic_uuid", "comments_json", "comment_count", "cached_at"},
+    "feed_cache_meta": {"cache_key", "last_fetched"},
+}
+_NAMES: Final = {text.split()[5].partition("(")[0] for text in (*SEED, *OWN)}
+
+
+def _is_feed(connection: apsw.Connection, path: Path) -> bool:
+    """By its tables: files of other implementations of the same design carry no mark."""
+    if application := connection.pragma("application_id"):
+        raise not_ours(path, application)
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    if names and not names & TABLES.keys():
+        raise ConfigError(
+            f"{path}: is a SQLite file without the tables of a feed cache; give it one of its own"
+        )
+    for table in names & TABLES.keys():
+        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        if missing := TABLES[table] - columns:
+            raise ConfigError(
+                f"{path}: its table {table} lacks {', '.join(sorted(missing))}; "
+                "it is not of a feed cache; give stillfresh a file of its own"
+            )
+    return names >= _NAMES
+
+
+FEED: Final = Format(0, ";\n".join((*SEED, *OWN)), _is_feed)

@@ -1,0 +1,79 @@
+"""The slow network behind a feed, and how one key is fetched from it (F6; seed 001).
+
+A cold list costs one slow lookup, not one for each day: days are looked up side by side.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import date
+from typing import Protocol
+
+from stillfresh.engine.model import RetryAfter
+from stillfresh.engine.results import error_text
+from stillfresh.errors import LoadFailed
+from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
+from stillfresh.feed.keys import Index, comments_key, index_of, subject
+from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.rules import Fetched, buckets, covered
+
+__all__ = ["FeedSource", "fetch"]
+
+logger = logging.getLogger(__name__)
+
+
+class FeedSource(Protocol):
+    """A DHT, an HTTP API, …: every method is as slow as the network is, and raises if it fails."""
+
+    async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
+        """The topics of one day (UTC), without bodies; of all categories if None."""
+
+    async def topic(self, uuid: str) -> Topic | None:
+        """The whole topic; None if there is no such topic."""
+
+    async def comments(self, uuid: str) -> Sequence[Comment]:
+        """All comments of a topic."""
+
+    async def create_topic(self, topic: Topic) -> object:
+        """Publish it; whatever it returns is ignored, as with the other two."""
+
+    async def delete_topic(self, uuid: str) -> object: ...
+
+    async def add_comment(self, topic_uuid: str, comment: Comment) -> object: ...
+
+
+async def fetch(source: FeedSource, key: str, *, now: float, lookups: int) -> Fetched:
+    """What upstream says of this key; raises if it says nothing at all."""
+    if (index := index_of(key)) is not None:
+        return await _fetch_list(source, index, now=now, lookups=lookups)
+    uuid = subject(key)
+    if key == comments_key(uuid):
+        return Fetched(comments=tuple(checked_comments(uuid, await source.comments(uuid))))
+    topic = await source.topic(uuid)
+    if topic is not None and checked_topic(topic).topic_uuid != uuid:
+        raise LoadFailed(f"asked for topic {uuid!r}, got {topic.topic_uuid!r}")
+    return Fetched(topics=() if topic is None else (topic,))
+
+
+async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: int) -> Fetched:
+    days, places = buckets(index.days, now), asyncio.Semaphore(lookups)
+
+    async def look_up(day: date) -> Sequence[Topic]:
+        async with places:
+            return checked_topics(await source.day_index(day, index.category))
+
+    answers = await asyncio.gather(*map(look_up, days), return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    pauses = [error for error in errors if isinstance(error, RetryAfter)]
+    longest = max(pauses, key=lambda error: error.seconds, default=None)
+    if len(errors) == len(days):
+        raise longest or errors[0]
+    topics = [
+        topic for answer in answers if not isinstance(answer, BaseException) for topic in answer
+    ]
+    if not errors:
+        return Fetched(tuple(topics), covers=covered(days))
+    failed = f"{len(errors)} of {len(days)} days failed; the first: {error_text(errors[0])}"
+    logger.warning("%s: %s", index.key, failed)
+    pause = None if longest is None else longest.seconds
+    return Fetched(tuple(topics), failed=failed, pause=pause)
