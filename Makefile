@@ -6,7 +6,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench explore pins clean
+.PHONY: help demo test check format diagrams bench explore pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -15,6 +15,8 @@ demo: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/approvals.py
 	@echo
 	@$(BIN)/python examples/prices.py
+	@echo
+	@$(BIN)/python examples/viewport.py
 	@echo
 	@$(BIN)/python examples/feed.py
 	@echo
@@ -31,6 +33,10 @@ check: $(VENV)/.dev ## lint and types
 format: $(VENV)/.dev ## format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+diagrams: $(VENV)/.dev ## write what the docs take from the code: diagrams and tables
+	$(BIN)/python scripts/diagrams.py
+	$(BIN)/python tests/waiting/waiting_page.py
 
 bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write

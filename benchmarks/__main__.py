@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import behaviours, dynamodb, engine, feed, redis_store, ttl_cache, waiting
+from benchmarks import (
+    behaviours,
+    coordinator,
+    dynamodb,
+    engine,
+    feed,
+    redis_store,
+    ttl_cache,
+    waiting,
+)
 from benchmarks.harness import Progress, Row, Section
 
 SECTIONS: dict[str, Callable[[Progress], Section]] = {
@@ -19,6 +28,7 @@ SECTIONS: dict[str, Callable[[Progress], Section]] = {
     "engine": engine.section,
     "redis": redis_store.section,
     "dynamodb": dynamodb.section,
+    "coordinator": coordinator.section,
     "feed": feed.section,
     "waiting": waiting.section,
     "behaviours": behaviours.section,

@@ -143,7 +143,8 @@ class Refuse:
         if top not in allowed:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
-import stillfresh, stillfresh.testing, stillfresh.waiting, stillfresh.waiting.backend
+import stillfresh, stillfresh.coordinator, stillfresh.testing
+import stillfresh.waiting, stillfresh.waiting.backend
 assert threading.active_count() == 1
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import stillfresh
+import stillfresh.coordinator
 import stillfresh.feed
 import stillfresh.feed.http
 import stillfresh.stores.dynamodb
@@ -27,6 +28,14 @@ from stillfresh.waiting.rules import MEMORY
 from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE
 
 ROOT = Path(__file__).parent.parent
+PACKAGES = (
+    stillfresh,
+    stillfresh.coordinator,
+    stillfresh.feed,
+    stillfresh.feed.http,
+    stillfresh.stores.dynamodb,
+    stillfresh.testing,
+)
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -87,14 +96,7 @@ def _is_written(member: object) -> bool:
 
 
 def public_callables() -> Iterator[tuple[str, Any]]:
-    packages = (
-        stillfresh,
-        stillfresh.feed,
-        stillfresh.feed.http,
-        stillfresh.stores.dynamodb,
-        stillfresh.testing,
-    )
-    for package in packages:
+    for package in PACKAGES:
         for name in package.__all__:
             yield from callables_of(name, getattr(package, name))
     for value in (WaitingCache, WaitingClient, Games, Player):
@@ -159,19 +161,43 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
 
 
 def test_every_rule_that_landed_is_listed() -> None:
-    """All of M, E, S, F and W, and what the DynamoDB store keeps of I."""
-    counts = {"M": 12, "E": 15, "S": 7, "F": 14, "I": 7, "W": 14}
+    """All of M, E, S, F, W and C, and what the DynamoDB store keeps of I."""
+    counts = {"M": 12, "E": 15, "S": 7, "F": 14, "I": 7, "W": 14, "C": 14}
     landed = {f"{letter}{n + 1}" for letter, count in counts.items() for n in range(count)}
     assert {parameters.id for parameters in rules()} >= landed
 
 
-def the_example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+def test_diagrams_are_drawn_from_the_code() -> None:
+    """What `make diagrams` would write is what the page shows."""
+    page = ROOT / "docs" / "coordinator.md"
+    assert loaded(ROOT / "scripts" / "diagrams.py").drawn(page.read_text()) == page.read_text()
+    assert "due --> queued" in page.read_text()
+
+
+def loaded(path: Path) -> Any:
+    """A script, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    return example
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_viewport_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """C13: what `make demo` shows: a fraction of the requests that polling makes."""
+    asyncio.run(the_example("viewport").scroll(minutes=10))
+    said = capsys.readouterr().out
+    polled, made = (
+        int(found.replace(",", "")) for found in re.findall(r"([\d,]+) requests", said)[::2]
+    )
+    assert "requests made" in said
+    assert polled == 10 * 60 // 5 * 12
+    assert made < polled / 20
+
+
+def the_example(name: str) -> Any:
+    return loaded(ROOT / "examples" / f"{name}.py")
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

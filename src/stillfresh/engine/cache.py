@@ -185,6 +185,11 @@ class Cache:
             self._opening = asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
 
+    @property
+    def is_closed(self) -> bool:
+        """Closed by hand; a read opens what was never opened, not this."""
+        return self._closed
+
     async def _open(self) -> Runtime:
         try:
             await self._store.open()
