@@ -6,7 +6,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench pins clean
+.PHONY: help demo test check format diagrams bench explore pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -16,9 +16,13 @@ demo: $(VENV)/.core ## short, watchable examples
 	@echo
 	@$(BIN)/python examples/prices.py
 	@echo
+	@$(BIN)/python examples/viewport.py
+	@echo
 	@$(BIN)/python examples/feed.py
+	@echo
+	@$(BIN)/python examples/next_game.py
 
-test: check ## lint, types and every test
+test: check $(VENV)/.servers ## lint, types and every test
 	$(BIN)/pytest --numprocesses auto
 
 check: $(VENV)/.dev ## lint and types
@@ -30,8 +34,15 @@ format: $(VENV)/.dev ## format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.bench ## measure side by side with the peers; rewrites docs/benchmarks.md
+diagrams: $(VENV)/.dev ## write what the docs take from the code: diagrams and tables
+	$(BIN)/python scripts/diagrams.py
+	$(BIN)/python tests/waiting/waiting_page.py
+
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write
+
+explore: $(VENV)/.dev ## check the waiting rules further than the tests do: make explore DEEPER=2
+	$(BIN)/python tests/waiting/waiting_explorations.py --deeper $(or $(DEEPER),1)
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
 	@for group in dev bench; do \
@@ -53,6 +64,10 @@ $(VENV)/.core: $(VENV)/.uv pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.core requirements/dev.txt
 	@$(UV) --requirement requirements/dev.txt
+	@touch $@
+
+$(VENV)/.servers: $(VENV)/.dev scripts/servers requirements/servers.txt
+	@scripts/servers $(VENV)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.core requirements/bench.txt

@@ -11,13 +11,26 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import behaviours, engine, feed, ttl_cache
+from benchmarks import (
+    behaviours,
+    coordinator,
+    dynamodb,
+    engine,
+    feed,
+    redis_store,
+    ttl_cache,
+    waiting,
+)
 from benchmarks.harness import Progress, Row, Section
 
 SECTIONS: dict[str, Callable[[Progress], Section]] = {
     "ttl_cache": ttl_cache.section,
     "engine": engine.section,
+    "redis": redis_store.section,
+    "dynamodb": dynamodb.section,
+    "coordinator": coordinator.section,
     "feed": feed.section,
+    "waiting": waiting.section,
     "behaviours": behaviours.section,
 }
 PEERS = [

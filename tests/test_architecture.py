@@ -103,7 +103,7 @@ class TestEveryModule:
         assert all(hasattr(module, public) for public in module.__all__)
 
 
-@pytest.mark.parametrize("package", ["stillfresh", "stillfresh.testing"])
+@pytest.mark.parametrize("package", ["stillfresh", "stillfresh.testing", "stillfresh.waiting"])
 def test_all_is_exact(package: str) -> None:
     """What a package shows and what it says it shows are the same."""
     module = importlib.import_module(package)
@@ -143,7 +143,8 @@ class Refuse:
         if top not in allowed:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
-import stillfresh, stillfresh.testing
+import stillfresh, stillfresh.coordinator, stillfresh.testing
+import stillfresh.waiting, stillfresh.waiting.backend
 assert threading.active_count() == 1
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

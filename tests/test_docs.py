@@ -13,12 +13,29 @@ from typing import Any
 import pytest
 
 import stillfresh
+import stillfresh.coordinator
 import stillfresh.feed
 import stillfresh.feed.http
+import stillfresh.stores.dynamodb
 import stillfresh.testing
+from stillfresh.stores.dynamodb.store import random_uuid
 from stillfresh.testing import ManualClock
+from stillfresh.waiting import WaitingCache
+from stillfresh.waiting.backend import Games, Player
+from stillfresh.waiting.client import WaitingClient
+from stillfresh.waiting.model import LIMIT
+from stillfresh.waiting.rules import MEMORY
+from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE
 
 ROOT = Path(__file__).parent.parent
+PACKAGES = (
+    stillfresh,
+    stillfresh.coordinator,
+    stillfresh.feed,
+    stillfresh.feed.http,
+    stillfresh.stores.dynamodb,
+    stillfresh.testing,
+)
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -79,17 +96,24 @@ def _is_written(member: object) -> bool:
 
 
 def public_callables() -> Iterator[tuple[str, Any]]:
-    for package in (stillfresh, stillfresh.feed, stillfresh.feed.http, stillfresh.testing):
+    for package in PACKAGES:
         for name in package.__all__:
-            value = getattr(package, name)
-            if not inspect.isclass(value) or value.__init__ is object.__init__:
-                continue
-            if issubclass(value, Exception | str):
-                continue
-            yield name, value
-            for method, function in inspect.getmembers(value, _is_written):
-                if not method.startswith("_"):
-                    yield f"{name}.{method}", function
+            yield from callables_of(name, getattr(package, name))
+    for value in (WaitingCache, WaitingClient, Games, Player):
+        yield from callables_of(value.__name__, value)
+
+
+def callables_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.isfunction(value):
+        yield name, value
+    if not inspect.isclass(value) or value.__init__ is object.__init__:
+        return
+    if issubclass(value, Exception | str):
+        return
+    yield name, value
+    for method, function in inspect.getmembers(value, _is_written):
+        if not method.startswith("_"):
+            yield f"{name}.{method}", function
 
 
 def test_every_default_is_documented() -> None:
@@ -99,6 +123,7 @@ def test_every_default_is_documented() -> None:
         time.time: "time.time",
         asyncio.sleep: "asyncio.sleep",
         random.random: "random.random",
+        random_uuid: "random_uuid",
     }
     actual = {
         (where, parameter.name): known.get(parameter.default, repr(parameter.default))
@@ -115,6 +140,7 @@ def test_fixed_numbers_are_as_written() -> None:
     """The constants that docs/defaults.md quotes."""
     assert (stillfresh.freshness.MAX_SKEW, stillfresh.ttl_cache.DROPPED_PER_INSERT) == (5, 2)
     assert stillfresh.ttl_cache.SLICE == 1_000
+    assert (LIMIT, MEMORY, PAUSE, LONGEST_PAUSE) == (5, 64, 0.5, 30)
 
 
 def rules() -> Iterator[Any]:
@@ -135,20 +161,43 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
 
 
 def test_every_rule_that_landed_is_listed() -> None:
-    """All of M, E and F, and the stores' rules but those of Redis and DynamoDB."""
-    landed = {f"M{number}" for number in range(1, 13)} | {f"E{number}" for number in range(1, 16)}
-    landed |= {f"F{number}" for number in range(1, 15)}
-    landed |= {"S1", "S2", "S3", "S4", "S7"}
+    """All of M, E, S, F, W and C, and what the DynamoDB store keeps of I."""
+    counts = {"M": 12, "E": 15, "S": 7, "F": 14, "I": 7, "W": 14, "C": 14}
+    landed = {f"{letter}{n + 1}" for letter, count in counts.items() for n in range(count)}
     assert {parameters.id for parameters in rules()} >= landed
 
 
-def the_example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+def test_diagrams_are_drawn_from_the_code() -> None:
+    """What `make diagrams` would write is what the page shows."""
+    page = ROOT / "docs" / "coordinator.md"
+    assert loaded(ROOT / "scripts" / "diagrams.py").drawn(page.read_text()) == page.read_text()
+    assert "due --> queued" in page.read_text()
+
+
+def loaded(path: Path) -> Any:
+    """A script, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    return example
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_viewport_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """C13: what `make demo` shows: a fraction of the requests that polling makes."""
+    asyncio.run(the_example("viewport").scroll(minutes=10))
+    said = capsys.readouterr().out
+    polled, made = (
+        int(found.replace(",", "")) for found in re.findall(r"([\d,]+) requests", said)[::2]
+    )
+    assert "requests made" in said
+    assert polled == 10 * 60 // 5 * 12
+    assert made < polled / 20
+
+
+def the_example(name: str) -> Any:
+    return loaded(ROOT / "examples" / f"{name}.py")
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,8 @@ from stillfresh.engine import (
     Resource,
     ResourceStats,
     RetryAfter,
+    Update,
+    Watch,
     prometheus_text,
 )
 from stillfresh.errors import (
@@ -62,6 +64,8 @@ __all__ = [
     "Sweeper",
     "TtlCache",
     "TtlStats",
+    "Update",
     "Verdict",
+    "Watch",
     "prometheus_text",
 ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from engine_kit import Price, Sleeper, Upstream, declare
+from valkey_server import Server
 
 from stillfresh import Cache, Resource
 from stillfresh.testing import ManualClock
@@ -25,8 +26,11 @@ def upstream() -> Upstream:
     return Upstream()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        server: Server = request.getfixturevalue("valkey")
+        return server.url()
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/cache.db"
 
 

@@ -1,7 +1,7 @@
-"""A process that reads one price through the engine on a SQLite file: `FILE LOG SECONDS [die]`.
+"""A process that reads one price through the engine on a shared store: `URL LOG SECONDS [die]`.
 
 Every load adds a line to LOG. With `die` the loader never answers: it says so and waits to be
-killed. Otherwise the process prints the value it was served.
+killed. Otherwise the process prints the value it was served, when it is no longer a stale one.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from stillfresh import Cache
+from stillfresh import Cache, Verdict
 
 
-async def main(file: str, log: str, takes: float, *, dies: bool) -> None:
-    cache = Cache(f"sqlite:///{file}")
+async def main(url: str, log: str, takes: float, *, dies: bool) -> None:
+    cache = Cache(url)
 
     @cache.batched("price", fresh_for=60, stale_for=60, error_for=60, lease_for="1s")
     async def prices(skus: list[str]) -> Mapping[str, int]:
@@ -29,7 +29,9 @@ async def main(file: str, log: str, takes: float, *, dies: bool) -> None:
     async with cache:
         print("ready", flush=True)
         sys.stdin.readline()
-        print(await prices("sku-1"), flush=True)
+        while (answer := await prices.get("sku-1")).verdict is Verdict.STALE:
+            await asyncio.sleep(0.02)
+        print(answer.value, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
-"""E5, S7: the engine in real processes on one SQLite file; holders are really killed and paused."""
+"""E5, S7: the engine in real processes on one store; holders are really killed and paused."""
 
+import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from valkey_server import Server
+
+from stillfresh import Cache
 
 WORKER = Path(__file__).parent / "process_worker.py"
 
@@ -15,15 +20,13 @@ WORKER = Path(__file__).parent / "process_worker.py"
 class Process:
     """A worker, its standard input and output in our hands."""
 
-    def __init__(self, folder: Path, *options: str, takes: float = 0.3) -> None:
-        files = [str(folder / "cache.db"), str(folder / "loads")]
+    def __init__(self, url: str, folder: Path, *options: str, takes: float = 0.3) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), *files, str(takes), *options],
+            [sys.executable, str(WORKER), url, str(folder / "loads"), str(takes), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.line() == "ready"
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -39,62 +42,98 @@ class Process:
         self.process.communicate(timeout=30)
 
 
-@pytest.fixture
-def started() -> Iterator[ExitStack]:
+class Stage:
+    """The processes of one test, on one store, and what they have loaded."""
+
+    def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
+        self.url = url
+        self._folder = folder
+        self._stack = stack
+
+    def start(self, *options: str, takes: float = 0.3) -> Process:
+        (process,) = self.start_all(1, *options, takes=takes)
+        return process
+
+    def start_all(self, count: int, *options: str, takes: float = 0.3) -> list[Process]:
+        """Until each is ready."""
+        processes = []
+        for _ in range(count):
+            processes.append(Process(self.url, self._folder, *options, takes=takes))
+            self._stack.callback(processes[-1].end)
+        assert [process.line() for process in processes] == ["ready"] * count
+        return processes
+
+    def loads(self) -> list[str]:
+        log = self._folder / "loads"
+        return log.read_text().split() if log.exists() else []
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     """Ends every process that a test started, however the test ends."""
+    url = f"sqlite:///{tmp_path}/cache.db"
+    if request.param == "redis":
+        server: Server = request.getfixturevalue("valkey")
+        url = server.url(timeout="10s")
     with ExitStack() as stack:
-        yield stack
+        yield Stage(url, tmp_path, stack)
 
 
-def start(started: ExitStack, folder: Path, *options: str, takes: float = 0.3) -> Process:
-    process = Process(folder, *options, takes=takes)
-    started.callback(process.end)
-    return process
+async def store_an_old_copy(url: str) -> None:
+    """Seventy seconds old: ten seconds past its freshness."""
+    cache = Cache(url, clock=lambda: time.time() - 70)
 
+    @cache.batched("price", fresh_for=60, stale_for=60, error_for=60)
+    async def prices(skus: list[str]) -> Mapping[str, int]:
+        return dict.fromkeys(skus, 0)
 
-def loads(folder: Path) -> list[str]:
-    return (folder / "loads").read_text().split()
+    async with cache:
+        assert await prices("sku-1") == 0
 
 
 class TestE5Processes:
-    def test_eight_processes_one_cold_key_one_load(
-        self, tmp_path: Path, started: ExitStack
-    ) -> None:
+    def test_eight_processes_one_cold_key_one_load(self, stage: Stage) -> None:
         """All eight are served what the one has loaded."""
-        processes = [start(started, tmp_path) for _ in range(8)]
+        processes = stage.start_all(8)
         for process in processes:
             process.go()
         values = {process.line() for process in processes}
-        assert len(loads(tmp_path)) == 1
-        assert values == set(loads(tmp_path))
+        assert len(stage.loads()) == 1
+        assert values == set(stage.loads())
 
-    def test_a_holder_that_was_killed_is_replaced_when_its_lease_ends(
-        self, tmp_path: Path, started: ExitStack
-    ) -> None:
+    def test_eight_processes_one_stale_key_one_load(self, stage: Stage) -> None:
+        """All eight serve the old copy, one refreshes it, and all eight see the new one."""
+        asyncio.run(store_an_old_copy(stage.url))
+        processes = stage.start_all(8)
+        for process in processes:
+            process.go()
+        values = {process.line() for process in processes}
+        assert len(stage.loads()) == 1
+        assert values == set(stage.loads())
+
+    def test_a_holder_that_was_killed_is_replaced_when_its_lease_ends(self, stage: Stage) -> None:
         """`kill -9` in the middle of a load: the next one takes over, and answers."""
-        dying = start(started, tmp_path, "die")
+        dying = stage.start("die")
         dying.go()
         assert dying.line() == "loading"
-        waiting = start(started, tmp_path, takes=0)
+        waiting = stage.start(takes=0)
         waiting.go()
         dying.process.send_signal(signal.SIGKILL)
         assert waiting.line() == str(waiting.process.pid)
-        assert loads(tmp_path) == [str(dying.process.pid), str(waiting.process.pid)]
+        assert stage.loads() == [str(dying.process.pid), str(waiting.process.pid)]
 
-    def test_a_holder_paused_past_its_lease_publishes_nothing(
-        self, tmp_path: Path, started: ExitStack
-    ) -> None:
+    def test_a_holder_paused_past_its_lease_publishes_nothing(self, stage: Stage) -> None:
         """SIGSTOP during its load; another takes over; after SIGCONT the other's copy stands."""
-        paused = start(started, tmp_path, takes=0.2)
+        paused = stage.start(takes=0.2)
         paused.go()
-        while not (tmp_path / "loads").exists() or not loads(tmp_path):
+        while not stage.loads():
             continue
         paused.process.send_signal(signal.SIGSTOP)
-        other = start(started, tmp_path, takes=0)
+        other = stage.start(takes=0)
         other.go()
         assert other.line() == str(other.process.pid)
         paused.process.send_signal(signal.SIGCONT)
         paused.line()
-        third = start(started, tmp_path)
+        third = stage.start()
         third.go()
         assert third.line() == str(other.process.pid)

@@ -189,13 +189,16 @@ class TestE4Batches:
 
     async def test_at_most_concurrency_calls_at_once(self, cache: Cache) -> None:
         """The others wait for a place."""
-        running, most = 0, 0
+        running, most, three = 0, 0, asyncio.Event()
 
         @cache.batched("slow", fresh_for=1, max_batch=1, concurrency=3)
         async def slow(keys: list[int]) -> dict[int, int]:
             nonlocal running, most
             running += 1
             most = max(most, running)
+            if running == 3:
+                three.set()
+            await three.wait()
             for _ in range(5):
                 await asyncio.sleep(0)
             running -= 1

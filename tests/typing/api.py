@@ -1,4 +1,4 @@
-"""M12, E15: how the public API looks to a type checker. Checked by `mypy --strict`, never run.
+"""M12, E15, W1: how the public API looks to a type checker. Checked by `mypy --strict`, never run.
 
 A line that must be refused carries an ignore; strict mode fails if it is not needed.
 """
@@ -21,10 +21,26 @@ from stillfresh import (
     Sweeper,
     TtlCache,
     TtlStats,
+    Update,
     Verdict,
+    Watch,
+)
+from stillfresh.coordinator import (
+    Connection,
+    Database,
+    Hub,
+    HubUpdate,
+    Kind,
+    NexusClient,
+    Snapshot,
+    TtlConfig,
+    TtlController,
+    TtlCoordinator,
 )
 from stillfresh.events import Events, Unsubscribe
-from stillfresh.testing import ManualClock
+from stillfresh.testing import Explored, ManualClock, explore
+from stillfresh.waiting import GameId, Navigation, State, WaitingCache
+from stillfresh.waiting import Snapshot as PoolSnapshot
 
 MISSING = object()
 
@@ -148,3 +164,61 @@ async def engines() -> None:
         assert_type(opened.from_thread(prices, "sku-1"), float)
         assert_type(opened.from_thread(report.get, 2026, deep=True), Answer[list[str]])
         opened.from_thread(report, "2026")  # type: ignore[arg-type]
+
+
+async def fetched() -> list[str]:
+    return ["a"]
+
+
+async def navigated() -> None:
+    waiting = WaitingCache(fetched)
+    waiting.start()
+    waiting.opened("a", my_turn=True)
+    waiting.your_turn(1, version=2)
+    waiting.game_state("a", my_turn=False, version=3)
+    await waiting.settled()
+    assert_type(waiting.state, State)
+    assert_type(waiting.state.pool, tuple[GameId, ...])
+    assert_type(waiting.state.snapshot, PoolSnapshot | None)
+    assert_type(waiting.navigation(current="a"), Navigation)
+    assert_type(waiting.on_changed(print), Unsubscribe)
+    waiting.your_turn(None)  # type: ignore[arg-type]
+    waiting.your_turn("a", version="2")  # type: ignore[arg-type]
+    WaitingCache(lambda: ["a"])  # type: ignore[arg-type, return-value]
+    assert_type(explore(0, lambda at: [("on", at + 1)], {}, depth=3), Explored)
+
+
+async def watching() -> None:
+    with prices.watch("sku-1", ["sku-2"]) as watch:
+        assert_type(watch, Watch[str, float])
+        async for update in watch:
+            assert_type(update, Update[str, float])
+            assert_type(update.answer.value, float)
+        watch.add("sku-3")
+        watch.add(3)  # type: ignore[arg-type]
+    assert_type(counts.watch(1, [2]), Watch[int, int])
+    prices.watch(1)  # type: ignore[arg-type]
+    prices.watch("a", tell=lambda update: update.answer.value + 1)
+    with report.of(2026).watch() as one:
+        async for new in one:
+            assert_type(new.answer, Answer[list[str]])
+
+
+async def coordinating(kind: Kind) -> None:
+    nexus = NexusClient("http://127.0.0.1:8080", timeout="5s")
+    controller = TtlController(nexus=nexus, database=Database("app.db"), kinds=[kind])
+    async with controller, TtlCoordinator(controller, TtlConfig.from_env({})) as ttl:
+        ttl.subscribe_post(composite_post_id="author:post")
+        ttl.subscribe_user(pubky="ann")
+        ttl.subscribe(kind.name, "sku-1")
+        assert_type(ttl.snapshot(), Snapshot)
+        off: Unsubscribe = ttl.on_updated(lambda kind, ids: print(kind.upper(), ids[0].upper()))
+        off()
+    TtlController(nexus=object(), database=Database("app.db"))  # type: ignore[arg-type]
+
+
+async def connected(hub: Hub) -> None:
+    with hub.connect("ann") as connection:
+        assert_type(connection, Connection)
+        async for update in connection:
+            assert_type(update, HubUpdate)

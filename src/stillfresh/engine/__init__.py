@@ -6,6 +6,7 @@ from stillfresh.engine.metrics import CacheStats, ResourceStats
 from stillfresh.engine.model import Answer, Explanation, Loaded, Origin, RetryAfter
 from stillfresh.engine.prometheus import prometheus_text
 from stillfresh.engine.resource import Function, Handle, Resource
+from stillfresh.engine.watch import Update, Watch
 
 __all__ = [
     "Answer",
@@ -20,5 +21,7 @@ __all__ = [
     "Resource",
     "ResourceStats",
     "RetryAfter",
+    "Update",
+    "Watch",
     "prometheus_text",
 ]

@@ -185,6 +185,11 @@ class Cache:
             self._opening = asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
 
+    @property
+    def is_closed(self) -> bool:
+        """Closed by hand; a read opens what was never opened, not this."""
+        return self._closed
+
     async def _open(self) -> Runtime:
         try:
             await self._store.open()
@@ -196,6 +201,7 @@ class Cache:
             store=self._store,
             clock=self._clock,
             read_now=getattr(self._store, "read_now", None),
+            read_lagging=getattr(self._store, "read_lagging", None),
             sleep=self._sleep,
             dice=self._dice,
             spawn=self._tasks.spawn,
@@ -205,7 +211,8 @@ class Cache:
         )
         for core in self._cores.values():
             core.open(self._runtime)
-        self._tasks.spawn(self._evict_now_and_then(), None)
+        if getattr(self._store, "needs_eviction", True):
+            self._tasks.spawn(self._evict_now_and_then(), None)
         self._opening = None
         return self._runtime
 

@@ -15,11 +15,13 @@ from stillfresh.engine.flights import Outcome, Queue, Waiter
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import ResourceStats
 from stillfresh.engine.model import Answer, Explanation
-from stillfresh.engine.rules import Fail, Load, Serve, plan_read
+from stillfresh.engine.reads import Reads
+from stillfresh.engine.rules import Fail, Load, Serve, fresh_until, plan_read, refresh_at
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tower import Tower
+from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
-from stillfresh.stores.contract import Record
+from stillfresh.stores.contract import Copy, Record
 
 __all__ = ["Core", "Owner"]
 
@@ -34,6 +36,10 @@ class Owner(Protocol):
 
     async def runtime(self) -> Runtime:
         """Opens the cache if it was never opened; NotOpen if it was closed."""
+
+    @property
+    def is_closed(self) -> bool:
+        """It was open, and is not to be opened by a read."""
 
 
 class Step(Generic[K]):
@@ -63,16 +69,19 @@ class Core(Generic[K, V]):
         self._text = text
         self._key = key
         self._owner = owner
+        self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
         self._tower = self._new_tower()
         self._steps: set[Step[K]] = set()
         self._runtime: Runtime | None = None
+        self._reads: Reads
 
     def _new_tower(self) -> Tower[K, V]:
         queue: Queue[K, V] = Queue(self.spec.max_batch, self.spec.concurrency)
-        return Tower(self.spec.kind, self.shelf, queue)
+        return Tower(self.spec.kind, self.shelf, queue, self.watcher.watches)
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._reads = Reads(self.spec.kind, runtime, lag=self.spec.memory_for)
         tower = self._tower = self._new_tower()
         loader = Loader(
             self.spec,
@@ -82,17 +91,18 @@ class Core(Generic[K, V]):
             land=tower.land,
             look=tower.look,
         )
-        tower.open(loader.flush)
+        tower.open(loader.flush, self._on_landed)
 
     def close(self) -> None:
         """Nothing is served from memory any more, and nobody waits for ever."""
         self._runtime = None
         self.shelf.front.clear()
         self._tower.close()
+        self.watcher.close()
 
     async def answers(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """E2, for each key; those that need a load are loaded together."""
-        runtime = await self._ready()
+        runtime = await self.ready()
         now = runtime.clock()
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
         texts: dict[K, str] = {}
@@ -132,7 +142,7 @@ class Core(Generic[K, V]):
 
     async def reload(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
-        runtime = await self._ready()
+        runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
         records = await self._records(runtime, texts)
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
@@ -141,15 +151,45 @@ class Core(Generic[K, V]):
         await self._tower.wait(waiter, texts)
         return waiter.outcomes
 
+    async def renew(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
+        """For who watches: what is not fresh is loaded, by us or another; cooldowns hold."""
+        runtime = await self.ready()
+        texts = {key: self._text(key) for key in keys}
+        records, now = await self._records(runtime, texts), runtime.clock()
+        waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
+        stale = [key for key, id_ in texts.items() if _is_due(records.get(id_, NOTHING), now)]
+        for key in stale:
+            self._tower.join(key, texts[key], records.get(texts[key], NOTHING), waiter)
+        await self._tower.wait(waiter, stale)
+        return waiter.outcomes
+
+    async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
+        """For who watches: when each is to be refreshed."""
+        runtime = await self.ready()
+        texts = {key: self._text(key) for key in keys}
+        records, now = await self._records(runtime, texts), runtime.clock()
+        return {key: refresh_at(records.get(id_, NOTHING), now) for key, id_ in texts.items()}
+
+    def check(self, keys: Iterable[K]) -> None:
+        for key in keys:
+            self._text(key)
+
+    def check_not_closed(self) -> None:
+        if self._owner.is_closed:
+            raise NotOpen(f"{self.spec.kind}: the cache is closed")
+
+    def _on_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
+        self.watcher.landed(key, answer, fresh_until(copy), self.shelf.now())
+
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""
-        runtime = await self._ready()
+        runtime = await self.ready()
         texts = [self._text(key) for key in keys]
         with self._overtaking(keys):
             await runtime.store.invalidate(self.spec.kind, texts, soft=soft)
 
     async def delete(self, keys: Sequence[K]) -> None:
-        runtime = await self._ready()
+        runtime = await self.ready()
         texts = [self._text(key) for key in keys]
         with self._overtaking(keys):
             await runtime.store.delete(self.spec.kind, texts)
@@ -165,6 +205,8 @@ class Core(Generic[K, V]):
 
     def overtake(self, keys: Iterable[K]) -> None:
         """E6: what is under way for these keys came too early to be kept."""
+        keys = list(keys)
+        self.watcher.overtaken(keys)
         for key in keys:
             self.shelf.front.drop(key)
             if (flight := self._tower.queue.flights.get(key)) is not None and flight.began:
@@ -184,7 +226,7 @@ class Core(Generic[K, V]):
             self.overtake([key for key in known if _is_tagged(tags, key, tag)])
 
     async def explain(self, key: K) -> Explanation:
-        runtime = await self._ready()
+        runtime = await self.ready()
         id_ = self._text(key)
         records = await runtime.store.read(self.spec.kind, [id_])
         return explain(
@@ -203,7 +245,7 @@ class Core(Generic[K, V]):
             entries=len(front.entries), loading=len(self._tower.queue.flights)
         )
 
-    async def _ready(self) -> Runtime:
+    async def ready(self) -> Runtime:
         """E13: a cache belongs to the loop that opened it."""
         runtime = self._runtime or await self._owner.runtime()
         self._check_open(runtime)
@@ -242,7 +284,7 @@ class Core(Generic[K, V]):
         entries = self.shelf.front.entries
         pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
         try:
-            records = await runtime.store.read(self.spec.kind, ids, known)
+            records = await self._reads.read(ids, known)
         finally:
             self._steps.discard(step)
         self._check_open(runtime)
@@ -269,6 +311,10 @@ class Core(Generic[K, V]):
                 self._tower.join(key, id_, record, waiter)
             case Fail(failure):
                 waiter.outcomes[key] = self.shelf.cooling(key, failure, now)
+
+
+def _is_due(record: Record, now: float) -> bool:
+    return refresh_at(record, now) <= now
 
 
 def _is_tagged(tags: Callable[[K], Sequence[str]], key: K, tag: str) -> bool:

@@ -4,7 +4,7 @@ The hit is written out twice, in `get` and in the call: one lookup, one clock re
 (E14). Everything else is in `core.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 from stillfresh.clock import Clock
@@ -13,6 +13,7 @@ from stillfresh.engine.flights import Outcome
 from stillfresh.engine.front import Entry
 from stillfresh.engine.keys import Call, Signature
 from stillfresh.engine.model import Answer, Explanation, Origin
+from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.freshness import Verdict
 
@@ -51,6 +52,15 @@ class Handle(Generic[V]):
     async def delete(self) -> None:
         """Forget it altogether."""
         await self._core.delete([self._key])
+
+    def watch(
+        self,
+        *,
+        tell: Callable[[Update[Any, V]], object] | None = None,
+        end: Callable[[], object] | None = None,
+    ) -> Watch[Any, V]:
+        """Kept fresh inside `with`; iterate over it, or give `tell`, to see each new copy."""
+        return Watch(self._core.watcher, [self._key], tell=tell, end=end)
 
     async def explain(self) -> Explanation:
         """Why this value, why now, who refreshes it, when."""
@@ -113,6 +123,19 @@ class Resource(Generic[K, V]):
     async def delete(self, *keys: K) -> None:
         """Forget them altogether."""
         await self._core.delete(list(dict.fromkeys(keys)))
+
+    def watch(
+        self,
+        *keys: K | Iterable[K],
+        tell: Callable[[Update[K, V]], object] | None = None,
+        end: Callable[[], object] | None = None,
+    ) -> Watch[K, V]:
+        """Kept fresh inside `with`: keys one by one, or many in a list.
+
+        Iterate over it (`async for update in watch`), or give `tell`, to see each new copy. `end`
+        is called when it is closed, by you or with the cache.
+        """
+        return Watch(self._core.watcher, _flat(keys), tell=tell, end=end)
 
     def of(self, key: K) -> Handle[V]:
         """One entry's handle."""
@@ -179,6 +202,15 @@ class Function(Generic[P, V]):
 
     def __set_name__(self, owner: type, name: str) -> NoReturn:
         _refuse_method(self._core.spec.kind, owner, name)
+
+
+def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
+    """A text is one key, not many of one letter."""
+    for key in keys:
+        if isinstance(key, str | int) or not isinstance(key, Iterable):
+            yield key
+        else:
+            yield from key
 
 
 def _raised(outcome: Outcome[V]) -> Answer[V]:

@@ -26,6 +26,7 @@ __all__ = [
     "jittered",
     "plan_read",
     "plan_wait",
+    "refresh_at",
     "unchanged_until",
     "verdict_of",
 ]
@@ -120,6 +121,14 @@ def plan_wait(record: Record, seen: str | None, now: float) -> Plan | None:
 def fresh_until(copy: Copy) -> float:
     """The end of its freshness; an invalidated copy has none left."""
     return copy.fetched_at + copy.policy.fresh_for if copy.mark is Mark.NONE else copy.fetched_at
+
+
+def refresh_at(record: Record, now: float) -> float:
+    """When one who watches wants a new copy: at the end of freshness, or of the cooldown."""
+    copy, failure = record.copy, record.failure
+    if copy is not None and verdict_of(copy, now) is Verdict.FRESH:
+        return fresh_until(copy)
+    return failure.retry_at if failure is not None else float("-inf")
 
 
 def unchanged_until(copy: Copy, now: float) -> float:

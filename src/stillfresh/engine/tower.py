@@ -4,14 +4,14 @@ Every flight that ends settles all who wait for it, here and nowhere else.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from typing import Any, Final, Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, waits_for
 from stillfresh.engine.front import NEVER
 from stillfresh.engine.loader import Landing
-from stillfresh.engine.model import Origin
+from stillfresh.engine.model import Answer, Origin
 from stillfresh.engine.rules import Fail, Load, Serve, plan_read, verdict_of
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
@@ -28,16 +28,21 @@ MAX_ROUNDS: Final = 2
 class Tower(Generic[K, V]):
     """The flights of one resource, from the first who asks to the last who is told."""
 
-    def __init__(self, kind: str, shelf: Answers[K, V], queue: Queue[K, V]) -> None:
+    def __init__(
+        self, kind: str, shelf: Answers[K, V], queue: Queue[K, V], watched: Container[K]
+    ) -> None:
         self.queue = queue
+        self._watched = watched
         self._kind = kind
         self._shelf = shelf
         self._start: Callable[[], None] | None = None
+        self._landed: Callable[[K, Answer[V], Copy], None] | None = None
         self._flushing = False
 
-    def open(self, start: Callable[[], None]) -> None:
-        """`start` begins as many batches as there are places for."""
+    def open(self, start: Callable[[], None], landed: Callable[[K, Answer[V], Copy], None]) -> None:
+        """`start` begins as many batches as there are places for; `landed` hears of new copies."""
         self._start = start
+        self._landed = landed
 
     def close(self) -> None:
         """Nobody waits for ever."""
@@ -111,6 +116,7 @@ class Tower(Generic[K, V]):
                 answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER)
             ):
                 _settle(flight, early, answer)
+                self._tell_landed(flight, answer, plan.copy)
                 flight.wanted = plan.refresh
                 if late or flight.wanted:  # who came since then may know better
                     self._again(flight, late)
@@ -142,6 +148,9 @@ class Tower(Generic[K, V]):
                 origin = Origin.ANOTHER
             if not overtaken:
                 self._shelf.landed(flight.key, copy, landing.value, verdict, now, stored=stored)
+                if flight.key in self._watched:
+                    answer = self._shelf.made(copy, landing.value, verdict, Origin.LOADED)
+                    self._tell_landed(flight, answer, copy)
         # Overtaken by an invalidation, one more load follows; who only lost the lease, by running
         # past it, may do so for ever, and gives up unless somebody waits.
         flight.wanted = landing.error is None and (
@@ -149,6 +158,10 @@ class Tower(Generic[K, V]):
         )
         if flight.wanted or others:
             self._again(flight, others)
+
+    def _tell_landed(self, flight: Flight[K, V], answer: Answer[V], copy: Copy) -> None:
+        if self._landed is not None:
+            self._landed(flight.key, answer, copy)
 
     def _tell_failure(
         self, flight: Flight[K, V], told: list[Waiter[K, V]], error: LoadFailed

@@ -2,5 +2,6 @@
 
 from stillfresh.testing.clocks import ManualClock
 from stillfresh.testing.conformance import StoreConformance
+from stillfresh.testing.explore import Explored, PromiseBroken, explore
 
-__all__ = ["ManualClock", "StoreConformance"]
+__all__ = ["Explored", "ManualClock", "PromiseBroken", "StoreConformance", "explore"]

@@ -1,7 +1,7 @@
 """Whose a SQLite file is, and how a new one begins: what differs from one kind of file to another.
 
-The store's files (S4) say by their application id whose they are; a feed cache's (F1) by their
-tables.
+The store's files (S4) and the coordinator's (C2) say by their header whose they are; a feed
+cache's (F1) by their tables.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import apsw
 from stillfresh.errors import ConfigError
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, BEGIN_FILE, VERSION
 
-__all__ = ["STORE", "Format", "not_ours"]
+__all__ = ["STORE", "Format", "by_header", "not_ours"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,26 @@ def not_ours(path: Path, application: int) -> ConfigError:
     )
 
 
-def _is_store(connection: apsw.Connection, path: Path) -> bool:
-    application, version = (connection.pragma(name) for name in ("application_id", "user_version"))
-    if application != APPLICATION_ID:
-        tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-        if (application, version, tables) != (0, 0, 0):
-            raise not_ours(path, application)
-        return False
-    if version != VERSION:
-        raise ConfigError(
-            f"{path}: is of schema version {version}, this release of stillfresh knows {VERSION}; "
-            "use another file, or delete this one: it is a cache"
+def by_header(application_id: int, version: int, begin: str) -> Format:
+    """A kind of file whose header says whose it is; an empty one is begun, any other refused."""
+
+    def is_begun(connection: apsw.Connection, path: Path) -> bool:
+        found, its_version = (
+            connection.pragma(name) for name in ("application_id", "user_version")
         )
-    return True
+        if found != application_id:
+            tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+            if (found, its_version, tables) != (0, 0, 0):
+                raise not_ours(path, found)
+            return False
+        if its_version != version:
+            raise ConfigError(
+                f"{path}: is of schema version {its_version}, this release of stillfresh knows "
+                f"{version}; use another file, or delete this one: it is a cache"
+            )
+        return True
+
+    return Format(application_id, begin, is_begun)
 
 
-STORE: Final = Format(APPLICATION_ID, BEGIN_FILE, _is_store)
+STORE: Final = by_header(APPLICATION_ID, VERSION, BEGIN_FILE)

@@ -6,22 +6,18 @@ It maps the contract to steps and decides nothing. No work is done before `open`
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from secrets import token_hex
 from typing import Final
 
 import apsw
 
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, StoreStats
 from stillfresh.stores.sqlite import steps
-from stillfresh.stores.sqlite.connection import CORRUPT, abandon, explained
-from stillfresh.stores.sqlite.files import Identity, identity_of
+from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.schema import Row, record_of, select_many, statements
-from stillfresh.stores.sqlite.writer import LoopWriter
 
 __all__ = ["SqliteStore"]
 
@@ -29,11 +25,9 @@ SLICE: Final = 500
 """Ids that one job of an eviction looks at, so that others' writes pass between them."""
 CHUNK: Final = 128
 """Ids in one statement; more are read in one transaction."""
-LOOK_EVERY: Final = 0.1
-"""Seconds after which a reader notices that another process has replaced the file."""
 
 
-class SqliteStore:
+class SqliteStore(SqliteFile):
     """Any number of processes may use one file; one store belongs to one event loop at a time."""
 
     def __init__(
@@ -43,51 +37,9 @@ class SqliteStore:
         clock: Clock = time.time,
         new_token: Callable[[], str] = lambda: token_hex(16),
     ) -> None:
-        if fspath(path) in {"", ":memory:"}:
-            raise ConfigError(f"path: must name a file, not {path!r}; in memory use MemoryStore")
-        self._path = Path(path).absolute()
+        super().__init__(path, STORE)
         self._clock = clock
         self._new_token = new_token
-        self._writer: LoopWriter | None = None
-        self._reader: apsw.Connection | None = None
-        self._execute: Callable[[str, Sequence[str | None]], apsw.Cursor] = _closed
-        self._identity: Identity | None = None
-        self._look_at = 0.0
-
-    async def open(self) -> None:
-        if self._writer is not None and self._writer.is_stopping:
-            await self.close()
-        if self._writer is None:
-            self._writer = LoopWriter(self._path, STORE, self._adopt)
-        writer = self._writer
-        try:
-            await writer.opened()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        """Waits for what is queued; the last to close leaves no log behind."""
-        if (writer := self._writer) is None:
-            return
-        self._execute = _closed
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        await writer.stopped()
-        if self._writer is writer:
-            self._writer = None
-
-    def _adopt(self, reader: apsw.Connection) -> None:
-        """A connection for reading: the first, or that of a file that was opened anew."""
-        if self._writer is None or self._writer.is_stopping:
-            reader.close()
-            return
-        old, self._reader = self._reader, reader
-        self._execute = reader.cursor().execute
-        self._identity = identity_of(self._path)
-        if old is not None:
-            abandon(old)
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
@@ -142,21 +94,6 @@ class SqliteStore:
         pairs += [None] * (2 * (size - len(asked)))
         return self._execute(select_many(kind, size), pairs).fetchall()
 
-    def _cannot_read(self, exc: apsw.Error) -> None:
-        """A kind nobody wrote yet, or a file that is broken or gone, holds nothing."""
-        if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
-            self._writer.mend(self._reader)
-        elif not str(exc).startswith("no such table") and not self._look():
-            raise explained(self._path, exc) from exc
-
-    def _look(self) -> bool:
-        """Another process may have set the file aside and begun a new one: then open that."""
-        self._look_at = time.monotonic() + LOOK_EVERY
-        is_replaced = self._reader is not None and identity_of(self._path) != self._identity
-        if is_replaced:
-            self._opened().wake()
-        return is_replaced
-
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         def job(connection: apsw.Connection) -> dict[str, Grant]:
             return steps.acquire(
@@ -210,12 +147,3 @@ class SqliteStore:
         return await self._opened().run(
             lambda connection: steps.count(connection, now=self._clock()), writes=False
         )
-
-    def _opened(self) -> LoopWriter:
-        if self._writer is None:
-            raise NotOpen("this store is closed")
-        return self._writer
-
-
-def _closed(_sql: str, _bindings: Sequence[str | None]) -> apsw.Cursor:
-    raise NotOpen("this store is closed")

@@ -1,15 +1,14 @@
-"""One of several processes on one file, told by stdin, telling by stdout (S7)."""
+"""One of several processes on one store, told by stdin, telling by stdout (S7)."""
 
 import asyncio
 import json
 import random
 import sys
 import time
-from pathlib import Path
 
 from stillfresh import Policy
-from stillfresh.stores.contract import Ask, Copy, Lease, Record
-from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.contract import Ask, Copy, Lease, Record, Store
+from stillfresh.stores.urls import store_for
 
 POLICY = Policy(3_600)
 KIND = "post"
@@ -38,13 +37,17 @@ def generation(record: Record) -> str | None:
     return record.copy.generation
 
 
-async def lease_of(store: SqliteStore, key: str, lease_for: float) -> Lease | None:
-    seen = generation(store.read_now(KIND, [key]).get(key, Record()))
+async def record_of(store: Store, key: str) -> Record:
+    return (await store.read(KIND, [key])).get(key, Record())
+
+
+async def lease_of(store: Store, key: str, lease_for: float) -> Lease | None:
+    seen = generation(await record_of(store, key))
     grant = (await store.acquire(KIND, [Ask(key, seen)], lease_for))[key]
     return grant if isinstance(grant, Lease) else None
 
 
-async def hammer(store: SqliteStore, seconds: str, seed: str) -> None:
+async def hammer(store: Store, seconds: str, seed: str) -> None:
     """Four tasks that read, lease, publish and invalidate; what was done, and when."""
     dice, until = random.Random(seed), time.monotonic() + float(seconds)
     events: list[dict[str, object]] = []
@@ -59,7 +62,7 @@ async def hammer(store: SqliteStore, seconds: str, seed: str) -> None:
                     {"what": "invalidate", "key": key, "began": began, "ended": time.monotonic()}
                 )
                 continue
-            seen = generation(store.read_now(KIND, [key]).get(key, Record()))
+            seen = generation(await record_of(store, key))
             grant = (await store.acquire(KIND, [Ask(key, seen)], 30))[key]
             if not isinstance(grant, Lease):
                 await asyncio.sleep(0)
@@ -84,7 +87,7 @@ async def hammer(store: SqliteStore, seconds: str, seed: str) -> None:
     tell(events)
 
 
-async def contend(store: SqliteStore, contenders: str) -> None:
+async def contend(store: Store, contenders: str) -> None:
     """For each key told: so many tasks want it; how many of them loaded it."""
     tell("ready")
     while key := told():
@@ -92,9 +95,9 @@ async def contend(store: SqliteStore, contenders: str) -> None:
         tell(sum(loads))
 
 
-async def want(store: SqliteStore, key: str) -> int:
+async def want(store: Store, key: str) -> int:
     """Reads first and asks then, however late: only the copy seen keeps it from loading again."""
-    while generation(store.read_now(KIND, [key]).get(key, Record())) is None:
+    while generation(await record_of(store, key)) is None:
         await asyncio.sleep(0)
         grant = (await store.acquire(KIND, [Ask(key)], 30))[key]
         if isinstance(grant, Lease):
@@ -104,7 +107,7 @@ async def want(store: SqliteStore, key: str) -> int:
     return 0
 
 
-async def hold(store: SqliteStore, key: str, lease_for: str) -> None:
+async def hold(store: Store, key: str, lease_for: str) -> None:
     """Leases the key; publishes when told; whether that was superseded."""
     lease = await lease_of(store, key, float(lease_for))
     assert lease is not None
@@ -113,7 +116,7 @@ async def hold(store: SqliteStore, key: str, lease_for: str) -> None:
     tell(await store.publish(KIND, {key: (lease, copy_by(lease))}) == {key})
 
 
-async def publish_for_ever(store: SqliteStore, key: str) -> None:
+async def publish_for_ever(store: Store, key: str) -> None:
     """Values of many pages, until killed."""
     while True:
         lease = await lease_of(store, key, 0.05)
@@ -122,17 +125,17 @@ async def publish_for_ever(store: SqliteStore, key: str) -> None:
         tell("published")
 
 
-async def meet_corruption(store: SqliteStore) -> None:
+async def meet_corruption(store: Store) -> None:
     """When told, reads what is damaged, then asks for the lease of one key."""
     tell("ready")
     told()
-    assert store.read_now(KIND, ["id-1"]) == {}
+    assert await store.read(KIND, ["id-1"]) == {}
     tell(await lease_of(store, "new", 30) is not None)
 
 
-async def main(command: str, path: str, *arguments: str) -> None:
+async def main(command: str, url: str, *arguments: str) -> None:
     commands = (hammer, contend, hold, publish_for_ever, meet_corruption)
-    store = SqliteStore(Path(path))
+    store = store_for(url, time.time)
     await store.open()
     await {each.__name__: each for each in commands}[command](store, *arguments)
     await store.close()

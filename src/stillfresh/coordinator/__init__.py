@@ -1,0 +1,39 @@
+"""TTL Coordinator: refreshes what somebody looks at, in batches, when its time is up (seed 000).
+
+`NexusClient` is imported when it is named: it alone needs httpx, the extra `stillfresh[web]`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from stillfresh.coordinator.config import TtlConfig
+from stillfresh.coordinator.controller import TtlController
+from stillfresh.coordinator.coordinator import TtlCoordinator
+from stillfresh.coordinator.database import Database
+from stillfresh.coordinator.hub import Connection, Hub, HubUpdate
+from stillfresh.coordinator.manager import CoordinatorsManager
+from stillfresh.coordinator.model import Kind, Snapshot
+
+if TYPE_CHECKING:
+    from stillfresh.coordinator.nexus import NexusClient
+
+__all__ = [
+    "Connection",
+    "CoordinatorsManager",
+    "Database",
+    "Hub",
+    "HubUpdate",
+    "Kind",
+    "NexusClient",
+    "Snapshot",
+    "TtlConfig",
+    "TtlController",
+    "TtlCoordinator",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (a module's attribute)
+    if name == "NexusClient":
+        from stillfresh.coordinator.nexus import NexusClient  # noqa: PLC0415 (only when named)
+
+        return NexusClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

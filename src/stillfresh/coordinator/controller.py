@@ -1,0 +1,216 @@
+"""TtlController: fetches whole views and keeps them, whoever asks for it (C10, C11; seed 000).
+
+The one way a view is refreshed, by a tick or by force. Whose session it is decides what may be
+kept: a refresh in flight for a viewer who left is dropped (C7).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from stillfresh.clock import Clock, checked_clock
+from stillfresh.coordinator.config import TtlConfig
+from stillfresh.coordinator.database import Database
+from stillfresh.coordinator.model import Absent, Kind, Refreshed, Updated
+from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, nexus_kinds
+from stillfresh.coordinator.refresher import Refresher, Session
+from stillfresh.coordinator.rules import View, milliseconds, owner_of
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.keys import checked_id
+from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, shown
+from stillfresh.events import Events, Unsubscribe
+
+__all__ = ["TtlController"]
+
+logger = logging.getLogger(__name__)
+
+
+class TtlController:
+    """`async with TtlController(nexus=…, database=Database("app.db")) as controller:`"""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        nexus: Nexus | None = None,
+        kinds: Iterable[Kind] = (),
+        clock: Clock = time.time,
+        fetch_timeout: Duration = "30s",
+    ) -> None:
+        self.database = database
+        self.clock = checked_clock(clock)
+        self.kinds: dict[str, Kind] = {}
+        self.refreshed: Events[Refreshed] = Events()
+        self._nexus = nexus
+        self._updated: Events[Updated] = Events()
+        self._absent: Events[Absent] = Events()
+        self._refresher = Refresher(
+            database,
+            clock,
+            seconds(fetch_timeout, name="fetch_timeout", positive=True),
+            prepare=self.prepare,
+            tell=self._tell,
+        )
+        self.refresh = self._refresher.refresh
+        self.configure(TtlConfig())
+        self.declare(kinds)
+
+    def declare(self, kinds: Iterable[Kind]) -> None:
+        """More kinds, each of a name of its own."""
+        for kind in kinds:
+            if not isinstance(kind, Kind):
+                raise ConfigError(f"kinds: takes Kind(...), not {shown(kind)}")
+            if self.kinds.setdefault(kind.name, kind) != kind:
+                raise ConfigError(f"kind {kind.name!r}: declared already; use another name")
+            self.session.is_served = False
+
+    def configure(self, config: TtlConfig) -> None:
+        """C1: the terms of posts and users."""
+        if self._nexus is not None:
+            self.kinds |= {kind.name: kind for kind in nexus_kinds(self._nexus, config)}
+
+    @property
+    def session(self) -> Session:
+        return self._refresher.session
+
+    def begin_session(self, viewer_id: str | None) -> None:
+        """C7: what is in flight for the one before is dropped."""
+        self._refresher.begin(viewer_id)
+
+    def kind(self, name: str) -> Kind:
+        if (kind := self.kinds.get(name)) is None:
+            known = ", ".join(self.kinds) or "none"
+            raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
+        return kind
+
+    def owner(self, kind: Kind) -> str:
+        return owner_of(self.session.viewer_id, per_viewer=kind.per_viewer)
+
+    async def prepare(self) -> None:
+        """The file is open, and holds nothing of another viewer.
+
+        While nobody is signed in, the views of who was here last stay: they may come back.
+        """
+        session = self.session
+        if session.is_served and self.database.is_open:
+            return
+        kinds = self.kinds.values()
+        served = [kind for kind in kinds if session.viewer_id is not None or not kind.per_viewer]
+        await self.database.serve({kind.name: self.owner(kind) for kind in served})
+        session.is_served = True
+
+    def rows(self, kind: Kind, ids: Sequence[str]) -> dict[str, int]:
+        """C3: a look-up that fails counts as stale."""
+        try:
+            return self.database.rows(kind.name, self.owner(kind), ids)
+        except StillfreshError as exc:
+            logger.warning("%s: the rows could not be read: %s", kind.name, exc)
+            return {}
+
+    async def get(self, kind: str, id: str) -> View | None:  # noqa: A002 (as it is called)
+        """The stored view, fresh or not; None if there is none."""
+        known = self.kind(kind)
+        return await self.database.view(kind, self.owner(known), checked_id(kind, id))
+
+    async def touch(self, kind: str, id: str, view: View | None = None) -> None:  # noqa: A002
+        """C11: after a local edit; no refresh sent before it, or within one TTL, overwrites it.
+
+        With `view`, the edited view is stored in the same transaction.
+        """
+        known = self.kind(kind)
+        checked_id(kind, id)
+        self._refresher.edited(kind, id)
+        data = None if view is None else msgspec.msgpack.encode(view)
+        await self.prepare()
+        now = milliseconds(self.clock())
+        if await self.database.touch(kind, self.owner(known), id, now, data):
+            self.refreshed.emit(Refreshed(kind, {id: now}))
+
+    async def force_refresh_posts_by_ids(
+        self, post_ids: Iterable[str], viewer_id: str | None
+    ) -> dict[str, View]:
+        """C10: whole views, fetched and stored now; LoadFailed, when all have ended, if one failed.
+
+        An id that the server does not know is missing from the result.
+        """
+        return await self._force(POST, post_ids, viewer_id)
+
+    async def force_refresh_users_by_ids(
+        self, user_ids: Iterable[str], viewer_id: str | None = None
+    ) -> dict[str, View]:
+        """C10: the same for users; without a viewer, for whoever is signed in."""
+        return await self._force(USER, user_ids, viewer_id)
+
+    async def force_refresh(self, kind: str, ids: Iterable[str]) -> dict[str, View]:
+        """C10: the same for any kind, for whoever is signed in."""
+        return await self._force(kind, ids, None)
+
+    def on_updated(self, listener: Callable[[str, list[str]], object]) -> Unsubscribe:
+        """`listener(kind, ids)` whenever new views are stored."""
+        return self._updated.subscribe(lambda event: listener(event.kind, list(event.ids)))
+
+    def on_absent(self, listener: Callable[[str, list[str]], object]) -> Unsubscribe:
+        """`listener(kind, ids)` whenever the server does not know them any more (C9)."""
+        return self._absent.subscribe(lambda event: listener(event.kind, list(event.ids)))
+
+    async def evict(self, older_than: Duration = "30d") -> int:
+        """Drop what nobody has looked at for so long; returns how many views and rows."""
+        before = milliseconds(self.clock() - seconds(older_than, name="older_than"))
+        return sum([await self.database.evict(kind, before) for kind in self.kinds])
+
+    async def close(self) -> None:
+        """The file is closed; it opens again by itself when it is needed."""
+        self.session.is_served = False
+        await self.database.close()
+
+    async def __aenter__(self) -> Self:
+        await self.prepare()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _force(self, name: str, ids: Iterable[str], viewer_id: str | None) -> dict[str, View]:
+        kind = self.kind(name)
+        if isinstance(ids, str | bytes):
+            raise ConfigError(f"{name}: takes many ids; write [{ids!r}]")
+        wanted = [checked_id(name, id_) for id_ in dict.fromkeys(ids)]
+        self._admit(kind, viewer_id)
+        views: dict[str, View] = {}
+        failed: dict[str, BaseException] = {}
+        for start in range(0, len(wanted), kind.max_batch):
+            outcome = await self.refresh(kind, wanted[start : start + kind.max_batch])
+            originals = tuple(dict.fromkeys(outcome.originals.values()))
+            self.refreshed.emit(Refreshed(name, outcome.rows, originals))
+            views |= outcome.views
+            failed |= outcome.failed
+        if failed:
+            id_, error = next(iter(failed.items()))
+            raise LoadFailed(
+                f"{name}: {len(failed)} of {len(wanted)} failed; {id_!r}: {error}"
+            ) from error
+        return views
+
+    def _admit(self, kind: Kind, viewer_id: str | None) -> None:
+        """One viewer at a time: nobody is signed in and somebody comes, or it is who is here."""
+        here = self.session.viewer_id
+        if viewer_id is None or viewer_id == here or not kind.per_viewer:
+            return
+        if here is not None:
+            raise ConfigError(f"viewer_id: {viewer_id!r} is not who is signed in ({here!r})")
+        self.begin_session(viewer_id)
+
+    def _tell(self, kind: str, updated: tuple[str, ...], absent: tuple[str, ...]) -> None:
+        if updated:
+            self._updated.emit(Updated(kind, updated))
+        if absent:
+            self._absent.emit(Absent(kind, absent))

@@ -1,0 +1,305 @@
+"""TtlCoordinator: what is on screen is refreshed in batches, by one tick for all of it (seed 000).
+
+When it may tick is the gate (C7): started, signed in, and visible. One timer for everything, none
+per item; what a tick does for one kind is in `track.py`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from stillfresh.clock import Clock, checked_clock
+from stillfresh.coordinator.config import TtlConfig
+from stillfresh.coordinator.controller import TtlController
+from stillfresh.coordinator.model import Kind, Refreshed, Snapshot
+from stillfresh.coordinator.nexus_kinds import POST, USER
+from stillfresh.coordinator.rules import milliseconds
+from stillfresh.coordinator.track import Track
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.keys import checked_id
+from stillfresh.errors import ConfigError, StillfreshError, shown
+from stillfresh.events import Unsubscribe
+
+__all__ = ["TtlCoordinator"]
+
+logger = logging.getLogger(__name__)
+
+
+class TtlCoordinator:
+    """`async with TtlCoordinator(controller) as ttl:` starts it, and stops it."""
+
+    def __init__(
+        self,
+        controller: TtlController,
+        config: TtlConfig | None = None,
+        *,
+        kinds: Iterable[Kind] = (),
+        counted: bool = False,
+        visible: Callable[[], bool] | None = None,
+        clock: Clock | None = None,
+        grace: Duration = "5s",
+    ) -> None:
+        if visible is not None and not callable(visible):
+            raise ConfigError(f"visible: a function that says whether, not {shown(visible)}")
+        self._controller = controller
+        self._config = config if config is not None else TtlConfig()
+        self._counted = counted
+        self._asks_visible = visible
+        self._clock = controller.clock if clock is None else checked_clock(clock)
+        self._grace = seconds(grace, name="grace")
+        self._tracks: dict[str, Track] = {}
+        self._is_started = False
+        self._is_visible = False
+        self._viewer: str | None = None
+        self._route: str | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._tick_again = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_tick: float | None = None
+        self._detach: Unsubscribe | None = None
+        self.on_updated = controller.on_updated
+        self.on_absent = controller.on_absent
+        controller.declare(kinds)
+        controller.configure(self._config)
+        self._lay_tracks()
+
+    def start(self) -> None:
+        """C5: ticks at once, and then every BATCH_INTERVAL_MS; again changes nothing."""
+        asyncio.get_running_loop()
+        if not self._is_started:
+            self._is_started = True
+            self._detach = self._controller.refreshed.subscribe(self._on_refreshed)
+            self._tick_now()
+
+    async def stop(self) -> None:
+        """C13: nothing is subscribed; waits for the batch in flight, up to the grace."""
+        self._is_started = False
+        self.reset()
+        self._disarm()
+        if self._detach is not None:
+            self._detach()
+            self._detach = None
+        if (running := self._ticking) is None:
+            return
+        _, late = await asyncio.wait([running], timeout=self._grace)
+        if late:
+            running.cancel()
+            await asyncio.wait([running])
+
+    def sign_in(self, viewer_id: str) -> None:
+        """C7: resumes, with everything that is subscribed due; another viewer is signed out."""
+        if _text("viewer_id", viewer_id) == self._viewer:
+            return
+        if self._viewer is not None:
+            self.sign_out()
+        self._viewer = viewer_id
+        self._controller.begin_session(viewer_id)
+        for track in self._tracks.values():
+            track.lane.recheck()
+        self._tick_now()
+
+    def sign_out(self) -> None:
+        """C7: stops ticking and resets; what is in flight for this viewer is dropped."""
+        if self._viewer is None:
+            return
+        self._viewer = None
+        self._controller.begin_session(None)
+        self.reset()
+        self._disarm()
+
+    def set_visible(self, visible: bool) -> None:
+        """C7: becoming visible ticks at once; hiding keeps the subscriptions."""
+        was, self._is_visible = self._is_visible, bool(visible)
+        if self._is_visible and not was:
+            self._tick_now()
+
+    def set_route(self, route: str) -> None:
+        """C8: another path resets; the same, or the first, does not."""
+        before, self._route = self._route, _text("route", route)
+        if before not in {None, route}:
+            self.reset()
+
+    def reset(self) -> None:
+        """C8: subscriptions, counts and queues; a batch in flight completes and is kept."""
+        for track in self._tracks.values():
+            track.lane.reset()
+
+    def configure(self, config: TtlConfig | None = None, **changes: Any) -> None:  # noqa: ANN401
+        """C1: a new interval takes effect at once, a new TTL re-plans what is subscribed."""
+        old = self._config
+        try:
+            self._config = replace(old if config is None else config, **changes)
+        except TypeError as exc:
+            raise ConfigError(f"configure: {exc}") from None
+        self._controller.configure(self._config)
+        self._lay_tracks()
+        if self._config.batch_interval_ms != old.batch_interval_ms and self._timer is not None:
+            self._arm()
+        if self._is_open() and self._config.refresh_when_hidden and not old.refresh_when_hidden:
+            self._tick_now()
+
+    def subscribe_post(self, composite_post_id: str, *, counted: bool | None = None) -> None:
+        """C3: `author:post`, on screen from now on; a set, unless counted."""
+        self.subscribe(POST, composite_post_id, counted=counted)
+
+    def unsubscribe_post(self, composite_post_id: str) -> None:
+        """C4: scrolled away."""
+        self.unsubscribe(POST, composite_post_id)
+
+    def subscribe_user(self, pubky: str) -> None:
+        """C3: counted, one for each call."""
+        self.subscribe(USER, pubky)
+
+    def unsubscribe_user(self, pubky: str) -> None:
+        """C4: gone when as many have left as came."""
+        self.unsubscribe(USER, pubky)
+
+    def subscribe(self, kind: str, id: str, *, counted: bool | None = None) -> None:  # noqa: A002
+        """C3: remembered and looked up; queued if it is stale, unless it is cooling."""
+        track = self._track(kind)
+        if counted is None:
+            counted = track.kind.counted or (kind == POST and self._counted)
+        is_new = track.lane.subscribe(_text(kind, id), counted=counted)
+        if is_new and self._viewer is not None and self._controller.database.is_open:
+            track.look_up([id])
+
+    def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
+        """C4: known or not, once or often; what is in flight completes and is kept."""
+        self._track(kind).lane.unsubscribe(_text(kind, id))
+
+    def snapshot(self) -> Snapshot:
+        """C13: what is subscribed, queued, in flight and cooling, and what it cost so far."""
+        now = milliseconds(self._clock())
+        lanes = [(name, track.lane) for name, track in self._tracks.items()]
+        tracks = self._tracks.values()
+        return Snapshot(
+            subscribed={name: lane.subscribed for name, lane in lanes},
+            queued={name: tuple(lane.queued) for name, lane in lanes},
+            in_flight={name: tuple(lane.in_flight) for name, lane in lanes},
+            cooling={
+                name: {id_: until / 1000 for id_, until in lane.cooling(now).items()}
+                for name, lane in lanes
+            },
+            last_tick=self._last_tick,
+            requests_made=sum(track.requests for track in tracks),
+            requests_saved=sum(track.requested - track.requests for track in tracks),
+        )
+
+    async def tick(self) -> None:
+        """C5: what is due is looked up, what is stale is fetched; one at a time, joined by all."""
+        if self._ticking is None:
+            if not self._is_open():
+                return
+            self._begin_tick()
+        if self._ticking is not None:
+            await asyncio.shield(self._ticking)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def _track(self, kind: str) -> Track:
+        if self._controller.kind(kind).name not in self._tracks:
+            self._lay_tracks()
+        return self._tracks[kind]
+
+    def _lay_tracks(self) -> None:
+        for name in self._controller.kinds:
+            if name not in self._tracks:
+                self._tracks[name] = Track(name, self._controller, self._clock)
+            lane = self._tracks[name].lane
+            lane.cooldown = self._config.cooldown_ms
+            lane.recheck()
+
+    def _is_open(self) -> bool:
+        """C7: visibility is asked for, not assumed."""
+        if not self._is_started or self._viewer is None:
+            return False
+        return self._config.refresh_when_hidden or self._can_be_seen()
+
+    def _can_be_seen(self) -> bool:
+        if self._asks_visible is None:
+            return self._is_visible
+        try:
+            return bool(self._asks_visible())
+        except Exception:
+            logger.exception("visible= failed; taken for hidden")
+            return False
+
+    def _tick_now(self) -> None:
+        """At once, or as soon as the tick that is running ends."""
+        if not self._is_started or self._viewer is None:
+            return
+        self._tick_again = self._ticking is not None
+        if self._ticking is None:
+            self._arm(0)
+
+    def _arm(self, after: float | None = None) -> None:
+        """One timer; also while hidden if only asking can tell that it is over."""
+        self._disarm()
+        if self._is_started and self._viewer is not None:
+            pause = self._config.batch_interval_ms / 1000 if after is None else after
+            self._timer = asyncio.get_running_loop().call_later(pause, self._on_timer)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._is_open():
+            if self._ticking is None:
+                self._begin_tick()
+        elif self._asks_visible is not None:
+            self._arm()
+
+    def _begin_tick(self) -> None:
+        self._disarm()
+        self._last_tick = self._clock()
+        self._ticking = asyncio.create_task(self._tick(), name="stillfresh-tick")
+        self._ticking.add_done_callback(self._end_tick)
+
+    def _end_tick(self, tick: "asyncio.Task[None]") -> None:
+        """C5: the next one is planned when this one ends."""
+        self._ticking = None
+        if not tick.cancelled() and (error := tick.exception()) is not None:
+            logger.error("the tick failed; the next one goes on", exc_info=error)
+        again, self._tick_again = self._tick_again, False
+        self._arm(0 if again else None)
+
+    async def _tick(self) -> None:
+        try:
+            await self._controller.prepare()
+            others_wrote = await self._controller.database.changed()
+        except StillfreshError as exc:
+            logger.warning("the database is away, what is due counts as stale: %s", exc)
+            others_wrote = False
+        async with asyncio.TaskGroup() as group:
+            for track in self._tracks.values():
+                if others_wrote:
+                    track.lane.recheck()
+                group.create_task(track.tick(self._config.max_batches_per_tick, self._is_open))
+
+    def _on_refreshed(self, event: Refreshed) -> None:
+        if (track := self._tracks.get(event.kind)) is not None:
+            track.refreshed(event.rows)
+            if self._viewer is not None:
+                track.refer(event.originals)
+
+
+def _text(name: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}: must be text, not {shown(value)}")
+    return checked_id(name, value)

@@ -1,0 +1,254 @@
+"""Hub: the subscriptions of many viewers over one cache (C14).
+
+Each kind is a resource of the engine, watched by whoever is connected: an id that any number of
+viewers look at is refreshed once, and once for all processes that share the store (E5). A kind that
+is per viewer is keyed by viewer and id, and is never shown to another.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from stillfresh.coordinator.model import Kind
+from stillfresh.engine import Answer, Cache, Resource, Update, Watch
+from stillfresh.engine.keys import checked_id
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+
+__all__ = ["Connection", "Hub", "HubUpdate"]
+
+KEPT_FOR: Final = "1d"
+"""An old view is shown while its refresh runs, or fails, for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubUpdate:
+    """A new view of something that this viewer looks at."""
+
+    kind: str
+    id: str
+    answer: Answer[Any]
+    """`value` is the view; `found` is False if it does not exist (any more)."""
+
+
+class Hub:
+    """`Hub(cache, kinds=[Kind("price", fetch=…, fresh_for="30s")])`, one for a process."""
+
+    def __init__(
+        self, cache: Cache, *, kinds: Iterable[Kind], max_subscriptions: int = 1_000
+    ) -> None:
+        if not isinstance(max_subscriptions, int) or max_subscriptions < 1:
+            raise ConfigError(
+                f"max_subscriptions: a whole number of 1 or more, not {shown(max_subscriptions)}"
+            )
+        self.max_subscriptions = max_subscriptions
+        self._kinds = {kind.name: kind for kind in kinds}
+        self._resources = {name: _resource(cache, kind) for name, kind in self._kinds.items()}
+        self._connections: set[Connection] = set()
+
+    def connect(self, viewer_id: str | None = None, *, visible: bool = True) -> "Connection":
+        """A viewer has come, or a guest; `with hub.connect("ann") as connection:`"""
+        if viewer_id is not None:
+            checked_id("viewer_id", viewer_id)
+        connection = Connection(self, viewer_id, visible=visible, closed=self._connections.discard)
+        self._connections.add(connection)
+        return connection
+
+    def __len__(self) -> int:
+        """How many are connected."""
+        return len(self._connections)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self._kinds)
+
+    def kind(self, name: str, viewer_id: str | None) -> Kind:
+        """Refuses what this viewer may not look at."""
+        if (kind := self._kinds.get(name)) is None:
+            known = ", ".join(self._kinds) or "none"
+            raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
+        if kind.per_viewer and viewer_id is None:
+            raise ConfigError(f"kind {name!r}: differs by viewer, and a guest is none; sign in")
+        return kind
+
+    def resource(self, name: str) -> Resource[str, Any]:
+        return self._resources[name]
+
+
+class Connection:
+    """What one viewer looks at; iterate to see each new view, the newest of each id only."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        viewer_id: str | None,
+        *,
+        visible: bool,
+        closed: Callable[["Connection"], object],
+    ) -> None:
+        self.viewer_id = viewer_id
+        self._hub = hub
+        self._is_visible = visible
+        self._closed = closed
+        self._counts: dict[tuple[str, str], int] = {}
+        self._news: dict[tuple[str, str], HubUpdate] = {}
+        self._changed = asyncio.Event()
+        self._is_open = True
+        self._watches = {kind: self._watched(kind) for kind in hub.kinds}
+
+    def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
+        """On this viewer's screen from now on; counted if the kind is."""
+        self._check_open()
+        known = self._hub.kind(kind, self.viewer_id)
+        count = self._counts.get((kind, checked_id(kind, id)), 0)
+        if not count and len(self._counts) >= self._hub.max_subscriptions:
+            raise StillfreshError(
+                f"this viewer has {len(self._counts)} subscriptions, the most that are allowed"
+            )
+        self._counts[kind, id] = count + 1 if known.counted else 1
+        if not count and self._is_visible:
+            self._watches[kind].add(self._key(known, id))
+
+    def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
+        """Known or not, once or often."""
+        known = self._hub.kind(kind, self.viewer_id)
+        count = self._counts.get((kind, id), 0)
+        if count > 1:
+            self._counts[kind, id] = count - 1
+        elif count:
+            del self._counts[kind, id]
+            self._news.pop((kind, id), None)
+            self._watches[kind].discard(self._key(known, id))
+
+    @property
+    def subscribed(self) -> dict[tuple[str, str], int]:
+        """Each kind and id, and how often."""
+        return dict(self._counts)
+
+    def set_visible(self, visible: bool) -> None:
+        """Hidden, nothing is refreshed for this viewer; the subscriptions stay."""
+        self._check_open()
+        if visible == self._is_visible:
+            return
+        self._is_visible = visible
+        for kind, id_ in self._counts:
+            key = self._key(self._hub.kind(kind, self.viewer_id), id_)
+            watch = self._watches[kind]
+            (watch.add if visible else watch.discard)(key)
+
+    def reset(self) -> None:
+        """Another route: nothing is subscribed any more."""
+        self._counts.clear()
+        self._news.clear()
+        for watch in self._watches.values():
+            watch.discard(*watch.keys)
+
+    async def get(self, kind: str, id: str) -> Answer[Any]:  # noqa: A002 (as it is called)
+        """The view as it is now, loaded if there is none."""
+        self._check_open()
+        known = self._hub.kind(kind, self.viewer_id)
+        return await self._hub.resource(kind).get(self._key(known, checked_id(kind, id)))
+
+    def close(self) -> None:
+        """The viewer has gone, and their subscriptions with them."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._counts.clear()
+        for watch in self._watches.values():
+            watch.close()
+        self._closed(self)
+        self._changed.set()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncIterator[HubUpdate]:
+        return self
+
+    async def __anext__(self) -> HubUpdate:
+        while not self._news:
+            if not self._is_open:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        return self._news.pop(next(iter(self._news)))
+
+    def _watched(self, kind: str) -> Watch[str, Any]:
+        """Also of what nothing is subscribed of yet: it ends with the cache."""
+
+        def tell(update: Update[str, Any]) -> None:
+            self._tell(kind, update)
+
+        return self._hub.resource(kind).watch(tell=tell, end=self.close).__enter__()
+
+    def _tell(self, kind: str, update: Update[str, Any]) -> None:
+        is_own = self._hub.kind(kind, self.viewer_id).per_viewer
+        id_ = _parts(update.key)[1] if is_own else update.key
+        self._news[kind, id_] = HubUpdate(kind, id_, update.answer)
+        self._changed.set()
+
+    def _key(self, kind: Kind, id_: str) -> str:
+        return _joined(str(self.viewer_id), id_) if kind.per_viewer else id_
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise NotOpen("this connection is closed")
+
+
+def _joined(viewer_id: str, id_: str) -> str:
+    return msgspec.json.encode((viewer_id, id_)).decode()
+
+
+def _parts(key: str) -> tuple[str, str]:
+    return msgspec.json.decode(key, type=tuple[str, str])
+
+
+def _resource(cache: Cache, kind: Kind) -> Resource[str, Any]:
+    if not isinstance(kind, Kind):
+        raise ConfigError(f"kinds: takes Kind(...), not {shown(kind)}")
+
+    async def shared(ids: list[str]) -> dict[str, Any]:
+        return dict(await kind.fetch(ids))
+
+    async def per_viewer(keys: list[str]) -> dict[str, Any]:
+        """One request for each viewer among them; one that fails, fails its own."""
+        asked: dict[str, list[str]] = {}
+        for viewer_id, id_ in map(_parts, keys):
+            asked.setdefault(viewer_id, []).append(id_)
+        answers = await asyncio.gather(
+            *(kind.fetch(ids, viewer_id) for viewer_id, ids in asked.items()),
+            return_exceptions=True,
+        )
+        return {
+            _joined(viewer_id, id_): found
+            for (viewer_id, ids), answer in zip(asked.items(), answers, strict=True)
+            for id_, found in _each(ids, answer).items()
+        }
+
+    declare = cache.batched(
+        kind.name,
+        fresh_for=kind.fresh_for,
+        stale_for=KEPT_FOR,
+        error_for=KEPT_FOR,
+        max_batch=kind.max_batch,
+    )
+    return declare(per_viewer if kind.per_viewer else shared)
+
+
+def _each(ids: list[str], answer: object) -> dict[str, Any]:
+    if isinstance(answer, BaseException):
+        return dict.fromkeys(ids, answer)
+    return {id_: it for id_, it in dict(answer).items() if id_ in ids}  # type: ignore[call-overload]

@@ -1,0 +1,60 @@
+"""CoordinatorsManager: starts, stops and routes several coordinators together (C13; seed 000)."""
+
+import asyncio
+from types import TracebackType
+from typing import Protocol, Self
+
+from stillfresh.errors import ConfigError
+
+__all__ = ["Coordinator", "CoordinatorsManager"]
+
+
+class Coordinator(Protocol):
+    """A `TtlCoordinator`, or anything of yours with these methods."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def set_route(self, route: str) -> None: ...
+
+
+class CoordinatorsManager:
+    """`async with CoordinatorsManager(posts, prices) as manager: manager.set_route("/home")`"""
+
+    def __init__(self, *coordinators: Coordinator) -> None:
+        for one in coordinators:
+            if not all(callable(getattr(one, it, None)) for it in ("start", "stop", "set_route")):
+                raise ConfigError(
+                    f"CoordinatorsManager: takes coordinators one by one, (a, b), not {one!r}"
+                )
+        self._coordinators = coordinators
+
+    def start(self) -> None:
+        for coordinator in self._coordinators:
+            coordinator.start()
+
+    async def stop(self) -> None:
+        """All of them, side by side; the first error is raised when all have ended."""
+        ended = await asyncio.gather(
+            *(coordinator.stop() for coordinator in self._coordinators), return_exceptions=True
+        )
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
+
+    def set_route(self, route: str) -> None:
+        for coordinator in self._coordinators:
+            coordinator.set_route(route)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()

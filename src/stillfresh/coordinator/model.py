@@ -1,0 +1,104 @@
+"""What the coordinator is told and tells: kinds, events, and what can be looked at (C5, C9, C13).
+
+Pure data: checked when it is made, and frozen.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.keys import checked_kind
+from stillfresh.errors import ConfigError, shown
+
+__all__ = ["Absent", "Fetch", "Kind", "Outcome", "Refreshed", "Snapshot", "Updated"]
+
+Fetch: TypeAlias = Callable[..., Awaitable[Mapping[str, Any]]]
+"""`fetch(ids)`, or `fetch(ids, viewer_id)` for a kind whose views differ by viewer.
+
+A mapping from id to view: an id left out is absent, one mapped to an exception failed alone.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of entity: how it is fetched, and how long a view of it is fresh."""
+
+    name: str
+    fetch: Fetch = field(kw_only=True)
+    fresh_for: Duration = field(kw_only=True)
+    max_batch: int = field(default=20, kw_only=True)
+    counted: bool = field(default=False, kw_only=True)
+    """One for each call of subscribe; else a set, in which twice is once."""
+    per_viewer: bool = field(default=False, kw_only=True)
+    """Its views differ by viewer, and are never shown to another."""
+
+    def __post_init__(self) -> None:
+        checked_kind(self.name)
+        seconds(self.fresh_for, name=f"{self.name}: fresh_for", positive=True)
+        if not callable(self.fetch):
+            raise ConfigError(f"{self.name}: fetch is an async function, not {shown(self.fetch)}")
+        number = self.max_batch
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ConfigError(
+                f"{self.name}: max_batch must be a whole number of 1 or more, not {shown(number)}"
+            )
+
+    @property
+    def ttl_ms(self) -> int:
+        return max(1, round(seconds(self.fresh_for) * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """New views of these are stored."""
+
+    kind: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The server says that these do not exist; their views are gone."""
+
+    kind: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """The rows of these were moved, by whomever; and what was forced refers to other posts."""
+
+    kind: str
+    rows: Mapping[str, int]
+    originals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a batch ended, id by id."""
+
+    views: Mapping[str, Any] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    failed: Mapping[str, BaseException] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    originals: Mapping[str, str] = field(default_factory=dict)
+    """Of the reposts among them: the post that each one reposts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The coordinator's state at one moment, kind by kind."""
+
+    subscribed: Mapping[str, Mapping[str, int]]
+    """Each id, and how often."""
+    queued: Mapping[str, tuple[str, ...]]
+    """The longest queued first."""
+    in_flight: Mapping[str, tuple[str, ...]]
+    cooling: Mapping[str, Mapping[str, float]]
+    """Until when each id is left alone, in seconds."""
+    last_tick: float | None
+    """When the last tick that did anything began, in seconds."""
+    requests_made: int
+    requests_saved: int
+    """One request for each id would have been so many more."""

@@ -1,0 +1,157 @@
+"""What rows, answers and views mean (C2, C9-C12): seed 000's comparisons, and nothing else.
+
+Pure: rows, views and times in milliseconds in, decisions out. No clock, database or asyncio.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from math import floor
+from typing import Any, Final, TypeAlias
+
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import is_fresh_inclusive
+
+__all__ = [
+    "GUEST",
+    "MISSING_ROW",
+    "POST_PARTS",
+    "SHARED",
+    "USER_PARTS",
+    "View",
+    "Views",
+    "by_id",
+    "milliseconds",
+    "original_of",
+    "overtaken",
+    "owner_of",
+    "post_id",
+    "sorted_out",
+    "stale_at",
+    "user_id",
+]
+
+View: TypeAlias = Any
+"""A whole entity as the server shows it to one viewer: what JSON can say."""
+
+POST_PARTS: Final[Mapping[str, type]] = {
+    "details": dict,
+    "counts": dict,
+    "relationships": dict,
+    "tags": list,
+    "bookmark": dict,
+}
+USER_PARTS: Final[Mapping[str, type]] = {
+    "details": dict,
+    "counts": dict,
+    "relationship": dict,
+    "tags": list,
+}
+MISSING_ROW: Final = float("-inf")
+SHARED: Final = "shared"
+GUEST: Final = "guest"
+
+
+def milliseconds(seconds: float) -> int:
+    """As the rows have it; rounded first, since 0.3 s may be a hair less than 300 ms."""
+    return floor(round(seconds * 1000, 3))
+
+
+def stale_at(row: int | None, ttl: int, now: int) -> float:
+    """C2: the first moment at which it is stale; equality is fresh, the future is stale by now."""
+    if row is None or not is_fresh_inclusive(row, ttl, now):
+        return MISSING_ROW
+    return row + ttl + 1
+
+
+def overtaken(row: int | None, sent: int, now: int) -> bool:
+    """C11: the row was moved since the request was sent; one from the future proves nothing."""
+    return row is not None and sent < row <= now
+
+
+def owner_of(viewer_id: str | None, *, per_viewer: bool) -> str:
+    """Whose views a kind's rows are: everybody's, nobody's in particular, or one viewer's."""
+    if not per_viewer:
+        return SHARED
+    return GUEST if viewer_id is None else f"viewer:{viewer_id}"
+
+
+def post_id(view: View) -> str:
+    """C12: `details.author:details.id`; KeyError or TypeError if the view is broken."""
+    return f"{_text(view['details']['author'])}:{_text(view['details']['id'])}"
+
+
+def user_id(view: View) -> str:
+    return _text(view["details"]["id"])
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"an id is a text, not {value!r}")
+    return value
+
+
+class Views(list[View]):
+    """The whole views of an answer; `broken` are the ids of the others, None where untold."""
+
+    def __init__(self, views: Iterable[View], broken: Iterable[str | None]) -> None:
+        super().__init__(views)
+        self.broken = tuple(broken)
+
+
+def sorted_out(
+    entries: Iterable[object], id_of: Callable[[View], str], parts: Mapping[str, type]
+) -> Views:
+    """C12: a view is whole if it says whose it is and each part that it has is of its type."""
+    whole: list[View] = []
+    broken: list[str | None] = []
+    for entry in entries:
+        if (id_ := _named(entry, id_of)) is not None and _is_whole(entry, parts):
+            whole.append(entry)
+        else:
+            broken.append(id_)
+    return Views(whole, broken)
+
+
+def _named(entry: View, id_of: Callable[[View], str]) -> str | None:
+    try:
+        return id_of(entry)
+    except (KeyError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def _is_whole(view: View, parts: Mapping[str, type]) -> bool:
+    return all(
+        view[name] is None or isinstance(view[name], of)
+        for name, of in parts.items()
+        if name in view
+    )
+
+
+def by_id(
+    kind: str, ids: Iterable[str], entries: Iterable[object], id_of: Callable[[View], str]
+) -> dict[str, object]:
+    """C12: each id's view; a broken entry fails alone.
+
+    An entry that does not say whose it is may be any of those that are missing: then they have
+    failed, since they cannot be called absent.
+    """
+    error = LoadFailed(f"{kind}: its view in the answer is broken, or it may be one that is")
+    broken = set(getattr(entries, "broken", ()))
+    found: dict[str, object] = {id_: error for id_ in ids if id_ in broken}
+    for entry in entries:
+        if (id_ := _named(entry, id_of)) is None:
+            broken.add(None)
+        else:
+            found[id_] = entry
+    return dict.fromkeys(ids, error) | found if None in broken else found
+
+
+def original_of(view: View) -> str | None:
+    """C10: the post that this one reposts, by its URI (`pubky://author/…/posts/id`) or its id."""
+    relationships = view.get("relationships") if isinstance(view, Mapping) else None
+    uri = relationships.get("reposted") if isinstance(relationships, Mapping) else None
+    if not isinstance(uri, str):
+        return None
+    scheme, separator, rest = uri.partition("://")
+    parts = rest.split("/") if separator else scheme.split(":")
+    is_post = len(parts) == 2 or "posts" in parts[1:-1]
+    return f"{parts[0]}:{parts[-1]}" if is_post and parts[0] and parts[-1] else None

@@ -1,0 +1,299 @@
+"""Which of the ids that somebody looks at are refreshed next (C3-C6, C8, C9; seed 000's queues).
+
+Pure: what happened and the time go in, ids to look up or to fetch come out. Times are in any one
+unit. Everything an id can go through is in `NEXT`; docs/coordinator.md draws it from there. Nothing
+else may live here: no clock, no store, no asyncio.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from stillfresh.freshness import is_over
+
+__all__ = ["NEXT", "Cooldown", "Event", "Lane", "State"]
+
+K = TypeVar("K", bound=Hashable)
+
+MAX_REMEMBERED: Final = 10_000
+"""Cooldowns kept of ids that nobody looks at any more; beyond that the oldest are forgotten."""
+
+
+class State(StrEnum):
+    """Where an id stands."""
+
+    OUT = "out"
+    DUE = "due"
+    WAITING = "waiting"
+    COOLING = "cooling"
+    QUEUED = "queued"
+    REFERRED = "referred"
+    """Queued once although nobody subscribed to it: the original of a repost (C10)."""
+    FLYING = "flying"
+    LEAVING = "leaving"
+    """In flight, and nobody looks at it any more (C4)."""
+
+
+class Event(StrEnum):
+    """What happens to an id."""
+
+    SUBSCRIBE = "subscribed"
+    UNSUBSCRIBE = "unsubscribed"
+    TIME = "its time comes"
+    FRESH = "looked up: fresh"
+    STALE = "looked up: stale"
+    COOL = "looked up: stale, cooling"
+    TAKE = "taken into a batch"
+    LAND = "the batch ends"
+    REFER = "a repost names it"
+
+
+OUT, DUE, WAITING, COOLING, QUEUED, REFERRED, FLYING, LEAVING = State
+
+_LOOKED_UP: Final = {Event.FRESH: WAITING, Event.STALE: QUEUED, Event.COOL: COOLING}
+
+NEXT: Final[dict[State, dict[Event, State]]] = {
+    OUT: {Event.SUBSCRIBE: DUE, Event.REFER: REFERRED},
+    DUE: {Event.UNSUBSCRIBE: OUT, **_LOOKED_UP},
+    WAITING: {Event.UNSUBSCRIBE: OUT, Event.TIME: DUE},
+    COOLING: {Event.UNSUBSCRIBE: OUT, Event.TIME: DUE, Event.FRESH: WAITING},
+    QUEUED: {Event.UNSUBSCRIBE: OUT, Event.FRESH: WAITING, Event.TAKE: FLYING},
+    REFERRED: {Event.SUBSCRIBE: QUEUED, Event.UNSUBSCRIBE: OUT, Event.FRESH: OUT}
+    | {Event.TAKE: LEAVING},
+    FLYING: {Event.UNSUBSCRIBE: LEAVING, Event.LAND: DUE},
+    LEAVING: {Event.SUBSCRIBE: FLYING, Event.LAND: OUT},
+}
+"""From state and event to state; an event that is not listed changes nothing."""
+
+
+class Cooldown(NamedTuple):
+    """How often in a row an id has failed, and until when it is left alone."""
+
+    failures: int
+    until: float
+
+
+class Lane(Generic[K]):
+    """The subscriptions of one kind, and what is to be done about each."""
+
+    def __init__(self, *, cooldown: float, longest_cooldown: float) -> None:
+        self.cooldown = cooldown
+        self._longest = longest_cooldown
+        self._counts: dict[K, int] = {}
+        self._states: dict[K, State] = {}
+        # Ordered: the first of a plain dict is found by walking over all that left before it.
+        self._due: OrderedDict[K, None] = OrderedDict()
+        self._queue: OrderedDict[K, None] = OrderedDict()
+        self._flying: dict[K, None] = {}
+        self._planned: dict[K, float] = {}
+        self._plan: dict[float, dict[K, None]] = {}
+        """The same by time: ids that were refreshed together share one entry of the heap."""
+        self._times: list[float] = []
+        self._again: list[K] = []
+        self._now = float("-inf")
+        self._cooldowns: dict[K, Cooldown] = {}
+        self._members: dict[State, dict[K, None]] = {
+            DUE: self._due,
+            QUEUED: self._queue,
+            REFERRED: self._queue,
+            FLYING: self._flying,
+            LEAVING: self._flying,
+        }
+
+    def subscribe(self, key: K, *, counted: bool) -> bool:
+        """C3: counted, one for each call; else a set, in which twice is once. True: look it up."""
+        count = self._counts.get(key, 0)
+        self._counts[key] = count + 1 if counted else max(count, 1)
+        return self._move(key, Event.SUBSCRIBE) is DUE and count == 0
+
+    def unsubscribe(self, key: K) -> bool:
+        """C4: known or not, once or often; True if nobody looks at it any more."""
+        count = self._counts.get(key, 0)
+        if count > 1:
+            self._counts[key] = count - 1
+            return False
+        self._counts.pop(key, None)
+        self._move(key, Event.UNSUBSCRIBE)
+        return True
+
+    def reset(self) -> None:
+        """C8: nothing is subscribed or queued; what is in flight lands, and cooldowns stay."""
+        for known in (self._counts, self._due, self._queue, self._planned, self._plan):
+            known.clear()
+        self._times.clear()
+        self._again.clear()
+        self._states = dict.fromkeys(self._flying, LEAVING)
+
+    def recheck(self, keys: Iterable[K] | None = None) -> None:
+        """C5, C7: these, or all that wait, are to be looked up as if their time had come."""
+        if keys is None:
+            self._again = list(reversed(self._planned))
+            return
+        for key in keys:
+            self._move(key, Event.TIME)
+
+    def due(self, now: float, limit: int) -> list[K]:
+        """The next ids to look up: those whose time has come, and nothing of those that wait.
+
+        A clock that was set back has planned nothing: then all are looked up.
+        """
+        if now < self._now:
+            self.recheck()
+        self._now = now
+        found = list(islice(self._due, limit))
+        while len(found) < limit and (key := self._next(now)) is not None:
+            if self._move(key, Event.TIME) is DUE:
+                found.append(key)
+        return found
+
+    def next_time(self) -> float | None:
+        """When the next id is due; None if nothing waits."""
+        if self._due or self._again:
+            return float("-inf")
+        self._drop_empty_times()
+        return self._times[0] if self._times else None
+
+    def looked_up(self, key: K, stale_at: float, now: float) -> None:
+        """C3, C5: fresh until `stale_at`, or stale by now: then queued, unless it is cooling."""
+        if stale_at > now:
+            self._move(key, Event.FRESH, stale_at)
+        elif (until := self._cooling_until(key, now)) is not None:
+            self._move(key, Event.COOL, until)
+        else:
+            self._move(key, Event.STALE)
+
+    def refer(self, key: K, now: float) -> None:
+        """C10: fetch it once, whoever looks at it; not while it is cooling."""
+        if self._cooling_until(key, now) is None:
+            self._move(key, Event.REFER)
+
+    def take(self, limit: int) -> list[K]:
+        """C5: the longest queued first; never what is in flight."""
+        taken = list(islice(self._queue, limit))
+        for key in taken:
+            self._move(key, Event.TAKE)
+        return taken
+
+    def refreshed(self, key: K, stale_at: float, now: float) -> None:
+        """C9: the first success ends the cooldown."""
+        self._cooldowns.pop(key, None)
+        self.looked_up(key, stale_at, now)
+
+    def failed(self, key: K, now: float, pause: float = 0.0) -> None:
+        """C9: each id on its own cooldown, doubling; `pause` is the least that was asked for."""
+        before = self._cooldowns.pop(key, None)
+        failures = before.failures + 1 if before is not None else 1
+        doubled = self.cooldown * 2.0 ** min(failures - 1, 30)
+        until = now + min(max(doubled, pause), self._most)
+        self._cooldowns[key] = Cooldown(failures, until)
+        while len(self._cooldowns) > MAX_REMEMBERED + len(self._counts):
+            del self._cooldowns[next(iter(self._cooldowns))]
+
+    def land(self, keys: Iterable[K]) -> None:
+        """The batch has ended; what is still subscribed is due until it is looked up."""
+        for key in keys:
+            self._move(key, Event.LAND)
+
+    def state(self, key: K) -> State:
+        return self._states.get(key, OUT)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._counts
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @property
+    def subscribed(self) -> dict[K, int]:
+        """Each id, and how often."""
+        return dict(self._counts)
+
+    @property
+    def queued(self) -> list[K]:
+        """The longest queued first."""
+        return list(self._queue)
+
+    @property
+    def in_flight(self) -> list[K]:
+        return list(self._flying)
+
+    def cooling(self, now: float) -> dict[K, float]:
+        """Until when each id is left alone."""
+        found = {key: self._cooling_until(key, now) for key in self._cooldowns}
+        return {key: until for key, until in found.items() if until is not None}
+
+    def _cooling_until(self, key: K, now: float) -> float | None:
+        """Further away than the longest there is, it was a clock that has been set back since."""
+        cooldown = self._cooldowns.get(key)
+        if cooldown is None or is_over(cooldown.until, now):
+            return None
+        return cooldown.until if cooldown.until - now <= self._most else None
+
+    @property
+    def _most(self) -> float:
+        return max(self._longest, self.cooldown)
+
+    def _move(self, key: K, event: Event, at: float | None = None) -> State:
+        old = self._states.get(key, OUT)
+        new = NEXT[old].get(event, old)
+        if new is not old:
+            self._enter(key, old, new)
+        if at is not None and (new is WAITING or new is COOLING):
+            self._plan_at(key, at)
+        return new
+
+    def _enter(self, key: K, old: State, new: State) -> None:
+        """Out of one collection and into another; in the same one it keeps its place."""
+        leaves, enters = self._members.get(old), self._members.get(new)
+        if leaves is not enters:
+            if leaves is not None:
+                del leaves[key]
+            if enters is not None:
+                enters[key] = None
+        if new is OUT:
+            del self._states[key]
+        else:
+            self._states[key] = new
+        if old is WAITING or old is COOLING:
+            self._unplan(key)
+
+    def _plan_at(self, key: K, at: float) -> None:
+        self._unplan(key)
+        self._planned[key] = at
+        if (together := self._plan.get(at)) is None:
+            together = self._plan[at] = {}
+            heappush(self._times, at)
+            self._compact()
+        together[key] = None
+
+    def _unplan(self, key: K) -> None:
+        at = self._planned.pop(key, None)
+        if at is None or (together := self._plan.get(at)) is None:
+            return
+        together.pop(key, None)
+        if not together:
+            del self._plan[at]
+
+    def _compact(self) -> None:
+        """Times that nothing is planned for any more stay in the heap; never most of them."""
+        if len(self._times) > 2 * len(self._plan) + 64:
+            self._times = list(self._plan)
+            heapify(self._times)
+
+    def _next(self, now: float) -> K | None:
+        """From those to be looked up again, then from those whose time has come, in that order."""
+        while True:
+            while self._again:
+                if (key := self._again.pop()) in self._planned:
+                    return key
+            self._drop_empty_times()
+            if not self._times or self._times[0] > now:
+                return None
+            self._again.extend(reversed(self._plan.pop(heappop(self._times))))
+
+    def _drop_empty_times(self) -> None:
+        while self._times and self._times[0] not in self._plan:
+            heappop(self._times)

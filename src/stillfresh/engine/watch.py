@@ -1,0 +1,142 @@
+"""Watch: some keys of a resource, kept fresh while somebody looks (`with prices.watch("sku-1")`).
+
+What somebody holds in the hand; what keeps the keys fresh is in `watcher.py` (C3, C4, C14).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from stillfresh.engine.model import Answer
+from stillfresh.errors import StillfreshError
+from stillfresh.events import Events
+
+__all__ = ["Update", "Watch", "Watching"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Generic[K, V]):
+    """A new copy of a watched key came, by whoever's load."""
+
+    key: K
+    answer: Answer[V]
+
+
+class Watching(Protocol[K, V]):
+    """What a watch asks of the watcher of its resource."""
+
+    def check(self, keys: Iterable[K]) -> None:
+        """ConfigError if one is no key."""
+
+    def begin(self, watch: "Watch[K, V]") -> None:
+        """It ends with the cache; NotOpen if that is closed."""
+
+    def enter(self, key: K, watch: "Watch[K, V]") -> None:
+        """Keep it fresh, and tell this watch."""
+
+    def leave(self, key: K, watch: "Watch[K, V]") -> None:
+        """Not for this watch any more."""
+
+    def leave_all(self, keys: Sequence[K], watch: "Watch[K, V]") -> None:
+        """The watch is closed."""
+
+
+class Watch(Generic[K, V]):
+    """Some keys of a resource, kept fresh between enter and exit; iterate to see the new copies.
+
+    Of several new copies of a key that nobody has looked at yet, the newest is kept.
+    """
+
+    def __init__(
+        self,
+        watcher: Watching[K, V],
+        keys: Iterable[K],
+        *,
+        tell: Callable[[Update[K, V]], object] | None = None,
+        end: Callable[[], object] | None = None,
+    ) -> None:
+        self._watcher = watcher
+        self._keys = dict.fromkeys(keys)
+        self._told: Events[Update[K, V]] = Events()
+        self._ended: Events[None] = Events()
+        if tell is not None:
+            self._told.subscribe(tell)
+        if end is not None:
+            self._ended.subscribe(lambda _: end())
+        self._news: dict[K, Update[K, V]] = {}
+        self._changed = asyncio.Event()
+        self._is_open = self._was_entered = False
+        watcher.check(self._keys)
+
+    def add(self, *keys: K) -> None:
+        """Watch these as well."""
+        self._watcher.check(keys)
+        for key in keys:
+            if key not in self._keys:
+                self._keys[key] = None
+                if self._is_open:
+                    self._watcher.enter(key, self)
+
+    def discard(self, *keys: K) -> None:
+        """Watch these no longer."""
+        for key in keys:
+            if key in self._keys:
+                del self._keys[key]
+                self._news.pop(key, None)
+                if self._is_open:
+                    self._watcher.leave(key, self)
+
+    @property
+    def keys(self) -> tuple[K, ...]:
+        return tuple(self._keys)
+
+    def close(self) -> None:
+        """Nothing is watched any more, and whoever iterates comes to the end."""
+        if self._is_open:
+            self._is_open = False
+            self._watcher.leave_all(self.keys, self)
+            self._ended.emit(None)
+        self._changed.set()
+
+    def tell(self, update: Update[K, V]) -> None:
+        """Kept until it is looked at, or passed on at once; nothing once it is closed."""
+        if not self._is_open:
+            return
+        if len(self._told):
+            self._told.emit(update)
+            return
+        self._news[update.key] = update
+        self._changed.set()
+
+    def __enter__(self) -> Self:
+        if self._was_entered:
+            raise StillfreshError("this watch was entered already; make another one")
+        self._watcher.begin(self)
+        self._is_open = self._was_entered = True
+        for key in self._keys:
+            self._watcher.enter(key, self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncIterator[Update[K, V]]:
+        return self
+
+    async def __anext__(self) -> Update[K, V]:
+        while not self._news:
+            if not self._is_open:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        return self._news.pop(next(iter(self._news)))

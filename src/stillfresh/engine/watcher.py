@@ -1,0 +1,198 @@
+"""What keeps watched keys fresh: one lane and one pause for all of a resource (C3-C6, C14).
+
+The lane says what is next; the core reads, leases and loads, so that one load serves every process
+on the store (E5). No timer per key, and no work for a key before its time comes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from stillfresh.engine.flights import Outcome
+from stillfresh.engine.lane import Lane, State
+from stillfresh.engine.model import Answer
+from stillfresh.engine.spec import Runtime
+from stillfresh.engine.watch import Update, Watch
+from stillfresh.errors import LoadFailed, StillfreshError
+
+__all__ = ["Watched", "Watcher"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+SLICE: Final = 50
+"""Keys read, loaded or let go in one turn of the loop."""
+SHORTEST_PAUSE: Final = 0.1
+"""A watched key is loaded at most ten times a second, however short its freshness."""
+LONGEST_PAUSE: Final = 30.0
+"""A wall clock that was set is noticed after so long."""
+COOLDOWN: Final = 1.0
+LONGEST_COOLDOWN: Final = 60.0
+"""Of a key that fails while the store, which remembers failures, is away (E7 otherwise)."""
+
+logger = logging.getLogger(__name__)
+
+
+class Watched(Protocol[K, V]):
+    """What a watcher needs of its resource."""
+
+    def check(self, keys: Iterable[K]) -> None:
+        """ConfigError if one is no key."""
+
+    def check_not_closed(self) -> None:
+        """NotOpen if it is closed."""
+
+    async def ready(self) -> Runtime:
+        """Opens the cache if it was never opened."""
+
+    async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
+        """When each is to be refreshed; in the past: now."""
+
+    async def renew(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
+        """Load what is not fresh, and wait for it."""
+
+
+class Watcher(Generic[K, V]):
+    """All that is watched of one resource."""
+
+    def __init__(self, watched: Watched[K, V], max_batch: int) -> None:
+        self._watched = watched
+        self._batches = max_batch * max(1, SLICE // max_batch)
+        """Whole batches: a slice that cuts one would cost a request."""
+        self.check = watched.check
+        self._open: set[Watch[K, V]] = set()
+        self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
+        self.watches: dict[K, dict[Watch[K, V], None]] = {}
+        self._stale_at: dict[K, float] = {}
+        """Of what landed while it is being renewed: it need not be read again."""
+        self._leaving: list[tuple[K, Watch[K, V]]] = []
+        self._driver: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    def begin(self, watch: Watch[K, V]) -> None:
+        self._watched.check_not_closed()
+        self._open.add(watch)
+
+    def enter(self, key: K, watch: Watch[K, V]) -> None:
+        self.watches.setdefault(key, {})[watch] = None
+        self._lane.subscribe(key, counted=True)
+        self._wake()
+
+    def leave(self, key: K, watch: Watch[K, V]) -> None:
+        watches = self.watches.get(key, {})
+        if watch not in watches:
+            return
+        del watches[watch]
+        self._lane.unsubscribe(key)
+        if not watches:
+            del self.watches[key]
+        self._changed.set()
+
+    def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
+        """Many at once would hold up the loop: the driver lets the rest go, slice by slice."""
+        self._open.discard(watch)
+        for key in keys[:SLICE]:
+            self.leave(key, watch)
+        self._leaving += [(key, watch) for key in keys[SLICE:]]
+        self._changed.set()
+
+    def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
+        """A new copy is here: tell those who watch, and look again when its time comes."""
+        if (watches := self.watches.get(key)) is None:
+            return
+        self._lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
+        if self._lane.state(key) is State.FLYING:
+            self._stale_at[key] = stale_at
+        update = Update(key, answer)
+        for watch in tuple(watches):
+            watch.tell(update)
+
+    def overtaken(self, keys: Iterable[K]) -> None:
+        """Invalidated: its time has come."""
+        if self.watches:
+            self._lane.recheck(keys)
+            self._changed.set()
+
+    def close(self) -> None:
+        """The cache closes: whoever iterates comes to the end."""
+        self.watches.clear()
+        self._leaving.clear()
+        self._lane.reset()
+        for watch in tuple(self._open):
+            watch.close()
+        self._leaving.clear()
+        if self._driver is not None:
+            self._driver.cancel()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        """The cache may have to be opened first; then the driver is one of its tasks."""
+        try:
+            runtime = await self._watched.ready()
+        except StillfreshError as exc:
+            logger.error("nothing is watched, since the cache did not open: %s", exc)  # noqa: TRY400
+            self.close()
+            return
+        self._changed = asyncio.Event()  # of this loop; the cache may be opened on another later
+        self._driver = runtime.spawn(self._drive(runtime), runtime.context)
+
+    async def _drive(self, runtime: Runtime) -> None:
+        while self.watches:
+            self._changed.clear()
+            while self._leaving:
+                for key, watch in self._leaving[-SLICE:]:
+                    self.leave(key, watch)
+                del self._leaving[-SLICE:]
+                await asyncio.sleep(0)
+            while due := self._lane.due(runtime.clock(), SLICE):
+                await self._look_up(runtime, due)
+                await asyncio.sleep(0)
+            while batch := self._lane.take(self._batches):
+                runtime.spawn(self._renew(runtime, batch), runtime.context)
+                await asyncio.sleep(0)
+            await self._pause(runtime)
+
+    async def _look_up(self, runtime: Runtime, keys: Sequence[K]) -> None:
+        times, now = await self._watched.refresh_times(keys), runtime.clock()
+        for key in keys:
+            self._lane.looked_up(key, times[key], now)
+
+    async def _renew(self, runtime: Runtime, keys: Sequence[K]) -> None:
+        """Told by `landed` what came; here only when to look again."""
+        try:
+            outcomes = await self._watched.renew(keys)
+            times = {key: self._stale_at[key] for key in keys if key in self._stale_at}
+            if untold := [key for key in keys if key not in times]:
+                times |= await self._watched.refresh_times(untold)
+            now = runtime.clock()
+        finally:
+            for key in keys:
+                self._stale_at.pop(key, None)
+            self._lane.land(keys)
+            self._changed.set()
+        for key in keys:
+            if isinstance(outcomes.get(key), LoadFailed):
+                self._lane.failed(key, now)
+                self._lane.looked_up(key, times[key], now)
+            else:
+                self._lane.refreshed(key, max(times[key], now + SHORTEST_PAUSE), now)
+
+    async def _pause(self, runtime: Runtime) -> None:
+        """Until the next key's time comes, or something changes."""
+        at, now = self._lane.next_time(), runtime.clock()
+        pause = LONGEST_PAUSE if at is None else min(max(at - now, 0.0), LONGEST_PAUSE)
+        waits = [
+            asyncio.ensure_future(runtime.sleep(pause)),
+            asyncio.ensure_future(self._changed.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)

@@ -1,0 +1,45 @@
+"""When to ask a server that failed: at most one step for a growing pause (S5).
+
+Pure: `now` is an argument. So a server that is away costs one of many readers a time-out, and the
+others nothing; the first step that succeeds ends it.
+"""
+
+from typing import Final
+
+__all__ = ["Breaker"]
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 2.0
+
+
+class Breaker:
+    """Closed while all is well; after a failure it lets one step pass when each pause is over."""
+
+    def __init__(self) -> None:
+        self._pause = 0.0
+        self._opened_at = 0.0
+        self._next_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._pause > 0
+
+    def allows(self, now: float) -> bool:
+        """One who is allowed through takes the place of all until its pause is over."""
+        if not self.is_open:
+            return True
+        if now < self._next_at:
+            return False
+        self._next_at = now + self._pause
+        return True
+
+    def failed(self, began: float, now: float) -> None:
+        """Steps that began together count once."""
+        if self.is_open and began < self._opened_at:
+            return
+        self._pause = min(LONGEST_PAUSE, self._pause * 2 or FIRST_PAUSE)
+        self._opened_at = now
+        self._next_at = now + self._pause
+
+    def succeeded(self) -> None:
+        self._pause = 0.0

@@ -1,0 +1,211 @@
+"""How an id lies in Redis: one string for all that is known of it, and where its tags are (S5).
+
+Every id belongs to one of `BUCKETS` buckets, named in its key as a hash tag, and so do the sets
+that say which ids of that bucket have a tag: a step on an id, its tags included, stays in one hash
+slot. The string begins with `HEAD` bytes of fixed fields, so that a script changes a lease or a
+mark in place however long the value is; then come the tags, the error and the value.
+
+Pure: bytes in, records out. The scripts read the same fields (`scripts.py`).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from re import compile as pattern
+from struct import Struct
+from typing import Any, Final, TypeAlias
+from zlib import crc32
+
+from stillfresh.errors import ConfigError, shown
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread
+
+__all__ = [
+    "BUCKETS",
+    "HEAD",
+    "NAME",
+    "Command",
+    "Place",
+    "Places",
+    "Read",
+    "copy_fields",
+    "failure_fields",
+    "is_enough",
+    "name_of",
+    "number",
+    "packed_tags",
+    "padded",
+    "reads_of",
+    "record_of",
+]
+
+BUCKETS: Final = 32
+"""Part of the layout: an invalidation by tag asks each of them, a cluster can spread them."""
+NAME: Final = 36
+"""Bytes of a token or a generation, filled up with zeros."""
+NOBODY: Final = bytes(NAME)
+MAGIC: Final = b"SF\0\1"
+VALUE: Final = 1
+ABSENT: Final = 2
+
+FIELDS: Final = Struct(f">4sBBdddd{NAME}sd{NAME}sIdII")
+COPY: Final = Struct(f">4sBBdddd{NAME}s")
+FAILURE: Final = Struct(">Id")
+NUMBER: Final = Struct(">d")
+LENGTH: Final = Struct(">I")
+HEAD: Final = FIELDS.size
+GLANCE: Final = 512
+"""Bytes that tell all but the value, unless an error or the tags are very long."""
+
+MANY: Final = 500
+"""Ids in one MGET."""
+
+KIND: Final = pattern(r"[a-z][a-z0-9_]*")
+PREFIX: Final = pattern(r"[A-Za-z0-9_.:-]{1,64}")
+MARKS: Final = tuple(Mark)
+
+Command: TypeAlias = tuple[bytes | str | int, ...]
+Read: TypeAlias = tuple[Command, list[str]]
+"""A command, and the ids that its reply tells of."""
+
+
+class Place:
+    """Where one id lies: its key, and what a script needs to find its tags."""
+
+    __slots__ = ("base", "key", "member")
+
+    def __init__(self, base: bytes, member: bytes) -> None:
+        self.base = base
+        self.member = member
+        self.key = base + member
+
+
+class Places:
+    """The keys of one prefix: `<prefix>:v1:{07}:<kind>:<id>` and `<prefix>:v1:{07}:#<tag>`."""
+
+    def __init__(self, prefix: str) -> None:
+        if not isinstance(prefix, str) or not PREFIX.fullmatch(prefix):
+            raise ConfigError(
+                f"prefix: must be 1 to 64 letters, digits or any of _ . : -, not {shown(prefix)}"
+            )
+        self.bases = [f"{prefix}:v1:{{{bucket:02}}}:".encode() for bucket in range(BUCKETS)]
+        self.every = f"{prefix}:v1:{{*".encode()
+        """Matches every key of ours."""
+
+    def of(self, kind: str, ids: Sequence[str]) -> list[Place]:
+        if not KIND.fullmatch(kind):
+            raise ConfigError(f"kind: must be [a-z][a-z0-9_]*, not {shown(kind)}")
+        members = [f"{kind}:{id_}".encode(errors="surrogatepass") for id_ in ids]
+        return [Place(self.bases[crc32(member) % BUCKETS], member) for member in members]
+
+    def tagged(self, tag: str) -> list[tuple[bytes, bytes]]:
+        """For each bucket its base, and the key of its ids that have the tag."""
+        name = tag.encode(errors="surrogatepass")
+        return [(base, base + b"#" + name) for base in self.bases]
+
+
+def reads_of(places: Mapping[str, Place], known: Mapping[str, str], *, by_slot: bool) -> list[Read]:
+    """A glance at each that is known, and the others by MGET: one for all, or one for a slot."""
+    reads: list[Read] = []
+    groups: dict[bytes, list[str]] = defaultdict(list)
+    for id_, place in places.items():
+        if id_ in known:
+            reads.append((("GETRANGE", place.key, 0, GLANCE - 1), [id_]))
+        else:
+            groups[place.base if by_slot else b""].append(id_)
+    for ids in groups.values():
+        for first in range(0, len(ids), MANY):
+            some = ids[first : first + MANY]
+            reads.append((("MGET", *(places[id_].key for id_ in some)), some))
+    return reads
+
+
+def name_of(member: bytes) -> tuple[str, str]:
+    """The kind and the id that a set of tagged ids names."""
+    kind, _, id_ = _text(member).partition(":")
+    return kind, id_
+
+
+def padded(token: str | None) -> bytes:
+    """A token as it lies in the string; none is all zeros."""
+    name = (token or "").encode()
+    if len(name) > NAME:
+        raise ConfigError(f"token: at most {NAME} bytes, not {shown(token)}")
+    return name.ljust(NAME, b"\0")
+
+
+def packed_tags(tags: Sequence[str]) -> bytes:
+    names = [tag.encode(errors="surrogatepass") for tag in dict.fromkeys(tags)]
+    return b"".join(LENGTH.pack(len(name)) + name for name in names)
+
+
+def copy_fields(copy: Copy) -> bytes:
+    """The fields of a copy as they stand at the string's beginning."""
+    terms = copy.policy
+    return COPY.pack(
+        MAGIC,
+        ABSENT if copy.value is None else VALUE,
+        copy.mark,
+        copy.fetched_at,
+        terms.fresh_for,
+        terms.stale_for,
+        terms.error_for,
+        padded(copy.generation),
+    )
+
+
+def failure_fields(failure: Failure | None) -> tuple[bytes, bytes]:
+    """Its numbers and its text; both empty if nothing failed."""
+    if failure is None:
+        return b"", b""
+    numbers = FAILURE.pack(failure.count, failure.retry_at)
+    return numbers, failure.error.encode(errors="surrogatepass")
+
+
+def number(reply: bytes) -> float:
+    """A time, to the last bit."""
+    seconds: float = NUMBER.unpack(reply)[0]
+    return seconds
+
+
+def is_enough(glance: bytes | None, known: str) -> bool:
+    """Whether the first `GLANCE` bytes say all that who knows that generation has to be told."""
+    if glance is None or len(glance) < GLANCE:
+        return True
+    fields = FIELDS.unpack_from(glance)
+    return bool(fields[7] == padded(known)) and HEAD + fields[12] + fields[13] <= GLANCE
+
+
+def record_of(data: bytes | None, known: str | None = None) -> Record | None:
+    """What the string says, without the value for who knows the generation; None: not ours."""
+    if not data or len(data) < HEAD or not data.startswith(MAGIC):
+        return None
+    fields = FIELDS.unpack_from(data)
+    held_until, token, failures, retry_at, tags, error = fields[8:]
+    value_at = HEAD + tags + error
+    copy = _copy(fields, data, value_at, known) if fields[1] else None
+    failure = None
+    if failures:
+        failure = Failure(failures, retry_at, _text(data[HEAD + tags : value_at]))
+    return Record(copy, None if token == NOBODY else held_until, failure)
+
+
+def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None) -> Copy:
+    _, kind, mark, fetched_at, fresh_for, stale_for, error_for, name = fields[:8]
+    generation = _text(name.rstrip(b"\0"))
+    value: bytes | Unread | None = None
+    if kind == VALUE:
+        value = UNREAD if generation == known else data[value_at:]
+    return Copy(
+        generation, fetched_at, _policy(fresh_for, stale_for, error_for), value, MARKS[mark]
+    )
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="surrogatepass")
+
+
+@lru_cache(maxsize=4096)
+def _policy(fresh_for: float, stale_for: float, error_for: float) -> Policy:
+    """Terms repeat: most copies of a kind have the same."""
+    return Policy(fresh_for, stale_for, error_for)

@@ -1,0 +1,162 @@
+"""The way to the server: its failures are bounded in time, settled, and translated (S2, S5).
+
+A round trip whose reply got lost is run once more: every step can tell whether it was done
+already. A server that is away is asked now and then only.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.redis.breaker import Breaker
+from stillfresh.stores.redis.connections import Connections
+from stillfresh.stores.redis.layout import Command
+from stillfresh.stores.redis.scripts import BY_SHA
+
+__all__ = ["Link"]
+
+SLICE: Final = 500
+SLICE_BYTES: Final = 1 << 20
+"""One round trip carries no more than so many commands and, beyond the first, bytes."""
+LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
+"""The server did not answer: whether it did what it was asked is not known."""
+POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
+
+logger = logging.getLogger(__name__)
+
+
+class Link:
+    """Belongs to the event loop that uses it."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._breaker = Breaker()
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def greet(self) -> None:
+        """Whether the server would have us. One that is away will be asked again."""
+        began = time.monotonic()
+        try:
+            pong, memory = await self._once([("PING",), ("INFO", "memory")])
+            _checked([pong])
+            _warn_of_eviction(memory)
+        except AuthenticationError as exc:
+            raise _refused(exc) from exc
+        except LOST as exc:
+            self._failed(began, exc)
+        except RedisError as exc:
+            raise _refused(exc) from exc
+
+    async def run(
+        self, commands: Sequence[Command], *, settle: Sequence[Command] = (), urgent: bool = False
+    ) -> list[Any]:
+        """The replies, in order. `settle` is what to run if those of `commands` got lost.
+
+        Urgent is what nobody can do without: it is tried whatever happened before.
+        """
+        replies: list[Any] = []
+        for first, last in _slices(commands):
+            again = (settle or commands)[first:last]
+            replies += await self._round_trip(commands[first:last], again, urgent=urgent)
+        return replies
+
+    async def _round_trip(
+        self, commands: Sequence[Command], settle: Sequence[Command], *, urgent: bool
+    ) -> list[Any]:
+        began = time.monotonic()
+        if not self._breaker.allows(began) and not urgent:
+            raise StoreError("the Redis server is away; it is asked again in a moment")
+        try:
+            replies = await self._settled(commands, settle)
+        except LOST as exc:
+            self._failed(began, exc)
+            raise StoreError(f"the Redis server is away: {_said(exc)}") from exc
+        except RedisError as exc:
+            raise _refused(exc) from exc
+        if self._breaker.is_open:
+            self._breaker.succeeded()
+            logger.warning("the Redis server is back")
+        return await self._accepted(replies)
+
+    async def _settled(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
+        """Twice, on a new connection; once if it was away before."""
+        if self._breaker.is_open:
+            return await self._once(commands)
+        try:
+            return await self._once(commands)
+        except LOST:
+            await self._connections.drop_idle()
+            return await self._once(settle)
+
+    async def _once(self, commands: Sequence[Command]) -> list[Any]:
+        replies = await self._connections.send(commands)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            await self._teach(commands, replies)
+        return replies
+
+    async def _teach(self, commands: Sequence[Command], replies: list[Any]) -> None:
+        """A server that was started anew has forgotten the scripts, and ran none of these."""
+        places = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        texts = {BY_SHA[str(commands[at][1])].text for at in places}
+        await self._connections.send([("SCRIPT", "LOAD", text) for text in texts])
+        again = await self._connections.send([commands[at] for at in places])
+        for at, reply in zip(places, again, strict=True):
+            replies[at] = reply
+
+    async def _accepted(self, replies: list[Any]) -> list[Any]:
+        if any(isinstance(reply, ReadOnlyError) for reply in replies):
+            await self._connections.drop_idle()  # not the primary any more: find the new one
+        return _checked(replies)
+
+    def _failed(self, began: float, error: BaseException) -> None:
+        if not self._breaker.is_open:
+            logger.warning("the Redis server is away: %s", _said(error))
+        self._breaker.failed(began, time.monotonic())
+
+
+def _warn_of_eviction(memory: object) -> None:
+    """What `INFO memory` says, if we may ask: a server that drops a tag breaks its invalidation."""
+    if isinstance(memory, bytes) and b"maxmemory:0\r\n" not in memory:
+        found = POLICY.search(memory)
+        if found is not None and found[1] != b"noeviction":
+            logger.warning(
+                "the Redis server drops keys when it is full (maxmemory-policy %s), tags too: "
+                "an invalidation by tag may then miss entries; set it to noeviction",
+                found[1].decode(),
+            )
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, RedisError):
+            raise _refused(reply) from reply
+    return replies
+
+
+def _refused(error: RedisError) -> StoreError:
+    return StoreError(f"the Redis server refused: {_said(error)}")
+
+
+def _slices(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:
+    first = size = 0
+    for at, command in enumerate(commands):
+        length = sum(len(part) for part in command if isinstance(part, bytes))
+        if at > first and (at - first >= SLICE or size + length > SLICE_BYTES):
+            yield first, at
+            first, size = at, 0
+        size += length
+    if commands:
+        yield first, len(commands)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

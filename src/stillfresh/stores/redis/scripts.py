@@ -1,0 +1,277 @@
+"""The store's atomic steps, scripts that the server runs: each on keys of one slot (S2, S5).
+
+The token is the fence, compared in the step that writes; its time only permits a takeover. What a
+step leaves has a time to live that covers all who may be served, and a minute for clocks that
+differ; the sets of a tag live at least as long as any of their ids.
+
+`evict` and `count` walk over the whole database in slices and are no steps: they may cross slots.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import sha1
+from typing import Final
+
+from stillfresh.stores.redis.layout import HEAD, NAME, Command
+
+__all__ = [
+    "ACQUIRE",
+    "BY_SHA",
+    "COUNT",
+    "DELETE",
+    "EVICT",
+    "INVALIDATE",
+    "INVALIDATE_TAG",
+    "PUBLISH",
+    "RELEASE",
+    "RENEW",
+    "Script",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A text that the server keeps, and the name that it keeps it by."""
+
+    text: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        name = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "sha", name)
+
+    def call(self, keys: list[bytes], *arguments: bytes | str | int) -> Command:
+        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
+
+
+COMMON: Final = f"""
+local HEAD, KEPT, LONGEST = {HEAD}, 60, 315360000
+local NOBODY = string.rep('\\0', {NAME})
+local FIELDS = '>c4BBddddc{NAME}dc{NAME}IdII'
+local MAGIC = 'SF\\0\\1'
+local LEASE_AT = HEAD - 20 - {NAME} - 8
+local FREE = struct.pack('>dc{NAME}', 0, NOBODY)
+
+local function clock(given)
+  if given ~= '' then return tonumber(given) end
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local function head(key)
+  local text = redis.call('GETRANGE', key, 0, HEAD - 1)
+  if #text < HEAD or text:sub(1, 4) ~= MAGIC then return nil end
+  local h, magic = {{}}, nil
+  magic, h.copy, h.mark, h.fetched_at, h.fresh_for, h.stale_for, h.error_for, h.generation,
+    h.held_until, h.token, h.failures, h.retry_at, h.tags, h.error = struct.unpack(FIELDS, text)
+  return h
+end
+
+local function tags_text(key, h)
+  return redis.call('GETRANGE', key, HEAD, HEAD + h.tags - 1)
+end
+
+local function tags_of(text)
+  local found, at, tag = {{}}, 1, nil
+  while at <= #text do
+    tag, at = struct.unpack('>Ic0', text, at)
+    found[#found + 1] = tag
+  end
+  return found
+end
+
+local function untag(base, member, text)
+  for _, tag in ipairs(tags_of(text)) do redis.call('SREM', base .. '#' .. tag, member) end
+end
+
+local function forget(key, base, member, h)
+  untag(base, member, tags_text(key, h))
+  redis.call('DEL', key)
+end
+
+-- Ids that the server forgot are still named: who names a new one looks at two others.
+local function tidy(set, base)
+  if redis.call('SCARD', set) <= 64 then return end
+  for _, other in ipairs(redis.call('SRANDMEMBER', set, 2)) do
+    if redis.call('EXISTS', base .. other) == 0 then redis.call('SREM', set, other) end
+  end
+end
+
+local function served_until(h)
+  if h.copy == 0 then return h.retry_at end
+  return h.fetched_at + (h.fresh_for + math.max(h.stale_for, h.error_for))
+end
+
+local function keep(key, base, member, h, tags, now)
+  local lease = h.token ~= NOBODY and h.held_until or 0
+  local left = math.max(served_until(h), lease, h.retry_at) - now
+  local life = math.ceil((math.min(math.max(left, 0), LONGEST) + KEPT) * 1000)
+  local text = string.format('%.0f', life)
+  redis.call('PEXPIRE', key, text)
+  for _, tag in ipairs(tags_of(tags)) do
+    local set = base .. '#' .. tag
+    if redis.call('SADD', set, member) == 1 then tidy(set, base) end
+    if redis.call('PTTL', set) < life then redis.call('PEXPIRE', set, text) end
+  end
+end
+
+local function void(key, base, member, h, mark)
+  if h.copy == 0 and h.failures == 0 then return forget(key, base, member, h) end
+  redis.call('SETRANGE', key, LEASE_AT, FREE)
+  if h.copy > 0 and h.mark < mark then redis.call('SETRANGE', key, 5, string.char(mark)) end
+end
+"""
+
+ACQUIRE: Final = Script(f"""#!lua
+{COMMON}
+local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local seen, token, tags = ARGV[4], ARGV[5], ARGV[7]
+local h = head(key)
+if h and h.token == token then return {{'lease', struct.pack('>d', h.held_until)}} end
+if h and h.copy > 0 and h.generation ~= seen then return {{'newer', redis.call('GET', key)}} end
+if h and h.token ~= NOBODY and h.held_until > now then
+  return {{'held', struct.pack('>d', h.held_until)}}
+end
+local held_until = now + tonumber(ARGV[6])
+local lease = struct.pack('>dc{NAME}', held_until, token)
+if not h then
+  redis.call('SET', key, struct.pack('>c4BBddddc{NAME}', MAGIC, 0, 0, 0, 0, 0, 0, NOBODY) .. lease
+    .. struct.pack('>IdII', 0, 0, #tags, 0) .. tags)
+else
+  local before = tags_text(key, h)
+  if before == tags then
+    redis.call('SETRANGE', key, LEASE_AT, lease)
+  else
+    untag(base, member, before)
+    local text = redis.call('GET', key)
+    redis.call('SET', key, text:sub(1, LEASE_AT) .. lease
+      .. struct.pack('>IdII', h.failures, h.retry_at, #tags, h.error)
+      .. tags .. text:sub(HEAD + h.tags + 1))
+  end
+end
+keep(key, base, member, head(key), tags, now)
+return {{'lease', struct.pack('>d', held_until)}}
+""")
+
+PUBLISH: Final = Script(f"""#!lua
+{COMMON}
+local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local token, copy, value, again = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local h = head(key)
+if not h then return 0 end
+if h.token ~= token or h.held_until <= now then
+  local done = again == '1' and h.copy > 0 and h.generation == copy:sub(-{NAME})
+  return done and 1 or 0
+end
+local tags = tags_text(key, h)
+redis.call('SET', key, copy .. FREE .. struct.pack('>IdII', 0, 0, #tags, 0) .. tags .. value)
+keep(key, base, member, head(key), tags, now)
+return 1
+""")
+
+RENEW: Final = Script(f"""#!lua
+{COMMON}
+local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local h = head(key)
+if not h or h.token ~= ARGV[4] or h.held_until <= now then return 0 end
+h.held_until = now + tonumber(ARGV[5])
+redis.call('SETRANGE', key, LEASE_AT, struct.pack('>d', h.held_until))
+keep(key, base, member, h, tags_text(key, h), now)
+return 1
+""")
+
+RELEASE: Final = Script(f"""#!lua flags=allow-oom
+{COMMON}
+local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
+local failure, said = ARGV[5], ARGV[6]
+local h = head(key)
+if not h or h.token ~= ARGV[4] then return 0 end
+if failure == '' and h.copy == 0 and h.failures == 0 then
+  forget(key, base, member, h)
+  return 1
+end
+local tags = tags_text(key, h)
+if failure == '' then
+  redis.call('SETRANGE', key, LEASE_AT, FREE)
+else
+  local text = redis.call('GET', key)
+  redis.call('SET', key, text:sub(1, LEASE_AT) .. FREE .. failure
+    .. struct.pack('>II', #tags, #said) .. tags .. said
+    .. text:sub(HEAD + h.tags + h.error + 1))
+end
+keep(key, base, member, head(key), tags, now)
+return 1
+""")
+
+INVALIDATE: Final = Script(f"""#!lua flags=allow-oom
+{COMMON}
+local h = head(KEYS[1])
+if h then void(KEYS[1], ARGV[1], ARGV[2], h, tonumber(ARGV[3])) end
+return 1
+""")
+
+INVALIDATE_TAG: Final = Script(f"""#!lua flags=allow-oom
+{COMMON}
+local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 500), {{}}
+for _, member in ipairs(found[2]) do
+  local h = head(base .. member)
+  if h then
+    void(base .. member, base, member, h, mark)
+    reached[#reached + 1] = member
+  else
+    redis.call('SREM', set, member)
+  end
+end
+return {{found[1], reached}}
+""")
+
+DELETE: Final = Script(f"""#!lua flags=allow-oom
+{COMMON}
+local h = head(KEYS[1])
+if h then forget(KEYS[1], ARGV[1], ARGV[2], h) else redis.call('DEL', KEYS[1]) end
+return 1
+""")
+
+EVICT: Final = Script(f"""#!lua flags=allow-oom,allow-cross-slot-keys
+{COMMON}
+local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 500, 'TYPE', 'string')
+local before, dropped = tonumber(ARGV[3]), 0
+for _, key in ipairs(found[2]) do
+  local h = head(key)
+  if h and math.max(served_until(h), h.token ~= NOBODY and h.held_until or 0) < before then
+    local base = key:sub(1, key:find('}}:', 1, true) + 1)
+    forget(key, base, key:sub(#base + 1), h)
+    dropped = dropped + 1
+  end
+end
+return {{found[1], dropped}}
+""")
+
+COUNT: Final = Script(f"""#!lua flags=no-writes,allow-cross-slot-keys
+{COMMON}
+local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 500, 'TYPE', 'string')
+local now, copies, leases, bytes = clock(ARGV[3]), 0, 0, 0
+for _, key in ipairs(found[2]) do
+  local h = head(key)
+  if h and h.copy > 0 then copies = copies + 1 end
+  if h and h.token ~= NOBODY and h.held_until > now then leases = leases + 1 end
+  bytes = bytes + redis.call('STRLEN', key)
+end
+return {{found[1], copies, leases, bytes}}
+""")
+
+BY_SHA: Final = {
+    script.sha: script
+    for script in (
+        ACQUIRE,
+        PUBLISH,
+        RENEW,
+        RELEASE,
+        INVALIDATE,
+        INVALIDATE_TAG,
+        DELETE,
+        EVICT,
+        COUNT,
+    )
+}
+"""A server that was started anew has forgotten them."""

@@ -1,0 +1,307 @@
+"""The Redis store: the contract as commands and scripts, and nothing decided here (S1, S2, S5)."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Final
+
+from redis.exceptions import ClusterCrossSlotError
+
+from stillfresh.clock import Clock
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Failure,
+    Grant,
+    Held,
+    Lease,
+    Mark,
+    Newer,
+    Record,
+    StoreStats,
+)
+from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis.connections import Connections
+from stillfresh.stores.redis.layout import (
+    Command,
+    Place,
+    Places,
+    Read,
+    copy_fields,
+    failure_fields,
+    is_enough,
+    name_of,
+    number,
+    packed_tags,
+    padded,
+    reads_of,
+    record_of,
+)
+from stillfresh.stores.redis.link import Link
+
+__all__ = ["RedisStore"]
+
+SCHEMES: Final = ("redis://", "rediss://", "unix://")
+TIMEOUT: Final = 1.0
+MAX_CONNECTIONS: Final = 50
+PREFIX: Final = "stillfresh"
+LOOKED_AT: Final = 500
+SAMPLE: Final = 200
+"""So many keys a slice, so many slices: beyond that `stats` is an estimate."""
+
+
+class RedisStore:
+    """`url` is the client library's: `redis://`, `rediss://` or `unix://`.
+
+    Leases are judged by the server's own clock, the same for all, unless a clock is given.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = PREFIX,
+        timeout: Duration = TIMEOUT,
+        max_connections: int = MAX_CONNECTIONS,
+        clock: Clock | None = None,
+        new_token: Callable[[], str] = lambda: token_hex(16),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not url.startswith(SCHEMES):
+            raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
+        if max_connections < 1:
+            raise ConfigError(f"max_connections: must be 1 or more, not {max_connections!r}")
+        self._url = url
+        self._places = Places(prefix)
+        self._timeout = seconds(timeout, name="timeout", positive=True)
+        self._max_connections = max_connections
+        self._clock = clock
+        self._new_token = new_token
+        self._options = dict(options or {})
+        self._by_slot = False
+        self._link: Link | None = None
+
+    async def open(self) -> None:
+        """A server that is away is no reason not to begin; one that refuses us is."""
+        if self._link is not None:
+            return
+        link = Link(
+            Connections(
+                self._url,
+                most=self._max_connections,
+                timeout=self._timeout,
+                options=self._options,
+            )
+        )
+        try:
+            await link.greet()
+        except BaseException:
+            await link.close()
+            raise
+        if self._link is None:
+            self._link = link
+        else:  # two opened it at once
+            await link.close()
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        """One MGET; who knows a copy's generation is not sent its value."""
+        known = known or {}
+        places = dict(zip(ids, self._places.of(kind, ids), strict=True))
+        texts = await self._texts(places, known)
+        changed = [id_ for id_ in places if id_ in known and not is_enough(texts[id_], known[id_])]
+        if changed:
+            texts.update(await self._texts({id_: places[id_] for id_ in changed}, {}))
+        records = {id_: record_of(text, known.get(id_)) for id_, text in texts.items()}
+        return {id_: record for id_, record in records.items() if record is not None}
+
+    async def _texts(
+        self, places: Mapping[str, Place], known: Mapping[str, str]
+    ) -> dict[str, bytes | None]:
+        """All in one round trip; of what is known, the first bytes."""
+        try:
+            return await self._fetched(reads_of(places, known, by_slot=self._by_slot))
+        except StoreError as exc:
+            if self._by_slot or not isinstance(exc.__cause__, ClusterCrossSlotError):
+                raise
+        self._by_slot = True
+        return await self._fetched(reads_of(places, known, by_slot=True))
+
+    async def _fetched(self, reads: Sequence[Read]) -> dict[str, bytes | None]:
+        replies = await self._opened().run([command for command, _ in reads])
+        texts: dict[str, bytes | None] = {}
+        for (_, ids), reply in zip(reads, replies, strict=True):
+            texts.update(zip(ids, reply if isinstance(reply, list) else [reply], strict=True))
+        return texts
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        link, now, tokens = self._opened(), self._now(), [self._new_token() for _ in asks]
+        places = self._places.of(kind, [ask.id for ask in asks])
+        commands = [
+            scripts.ACQUIRE.call(
+                [place.key],
+                place.base,
+                place.member,
+                now,
+                padded(ask.seen),
+                padded(token),
+                repr(float(lease_for)),
+                packed_tags(ask.tags),
+            )
+            for place, ask, token in zip(places, asks, tokens, strict=True)
+        ]
+        replies = await link.run(commands)
+        answers = zip(asks, tokens, replies, strict=True)
+        return {ask.id: _grant(ask, token, reply) for ask, token, reply in answers}
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        """One whose reply got lost finds out by its generation whether it was done (S2)."""
+        link, now = self._opened(), self._now()
+        places = self._places.of(kind, list(copies))
+
+        def commands(again: str) -> list[Command]:
+            return [
+                scripts.PUBLISH.call(
+                    [place.key],
+                    place.base,
+                    place.member,
+                    now,
+                    padded(lease.token),
+                    copy_fields(copy),
+                    copy.value if isinstance(copy.value, bytes) else b"",
+                    again,
+                )
+                for place, (lease, copy) in zip(places, copies.values(), strict=True)
+            ]
+
+        replies = await link.run(commands("0"), settle=commands("1"))
+        return {id_ for id_, published in zip(copies, replies, strict=True) if not published}
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        link, now, lasts = self._opened(), self._now(), repr(float(lease_for))
+        places = self._places.of(kind, [lease.id for lease in leases])
+        replies = await link.run(
+            [
+                scripts.RENEW.call(
+                    [place.key], place.base, place.member, now, padded(lease.token), lasts
+                )
+                for place, lease in zip(places, leases, strict=True)
+            ]
+        )
+        return {lease.id for lease, held in zip(leases, replies, strict=True) if not held}
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        link, now, failures = self._opened(), self._now(), failures or {}
+        places = self._places.of(kind, [lease.id for lease in leases])
+        await link.run(
+            [
+                scripts.RELEASE.call(
+                    [place.key],
+                    place.base,
+                    place.member,
+                    now,
+                    padded(lease.token),
+                    *failure_fields(failures.get(lease.id)),
+                )
+                for place, lease in zip(places, leases, strict=True)
+            ]
+        )
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        """One script voids the lease and marks the copy; a mark never goes down."""
+        mark = int(Mark.SOFT if soft else Mark.HARD)
+        await self._opened().run(
+            [
+                scripts.INVALIDATE.call([place.key], place.base, place.member, mark)
+                for place in self._places.of(kind, ids)
+            ],
+            urgent=True,
+        )
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        """In every bucket, in slices: no id can be leased with the tag and not be named.
+
+        If a reply got lost, ids that had nothing but a lease are voided, and missing in the answer.
+        """
+        link, mark = self._opened(), int(Mark.SOFT if soft else Mark.HARD)
+        reached: set[bytes] = set()
+        walks = [(base, key, b"0") for base, key in self._places.tagged(tag)]
+        while walks:
+            replies = await link.run(
+                [scripts.INVALIDATE_TAG.call([key], base, mark, at) for base, key, at in walks],
+                urgent=True,
+            )
+            reached.update(member for _, members in replies for member in members)
+            walks = [
+                (base, key, at)
+                for (base, key, _), (at, _) in zip(walks, replies, strict=True)
+                if at != b"0"
+            ]
+        return sorted(name_of(member) for member in reached)
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        await self._opened().run(
+            [
+                scripts.DELETE.call([place.key], place.base, place.member)
+                for place in self._places.of(kind, ids)
+            ],
+            urgent=True,
+        )
+
+    async def evict(self, before: float) -> int:
+        """What the server forgets by itself on its own clock is dropped at once on a given one."""
+        link = self._opened()
+        if self._clock is None and before <= time.time():
+            return 0
+        dropped, at = 0, b"0"
+        while True:
+            ((at, some),) = await link.run(
+                [scripts.EVICT.call([], at, self._places.every, repr(float(before)))]
+            )
+            dropped += int(some)
+            if at == b"0":
+                return dropped
+
+    async def stats(self) -> StoreStats:
+        """Counted in slices; of a very large database the first ones stand for all."""
+        link, now, at, slices = self._opened(), self._now(), b"0", 0
+        counts = [0, 0, 0]
+        while at != b"0" or not slices:
+            ((at, *some),) = await link.run([scripts.COUNT.call([], at, self._places.every, now)])
+            counts = [count + more for count, more in zip(counts, some, strict=True)]
+            slices += 1
+            if slices == SAMPLE and at != b"0":
+                (keys,) = await link.run([("DBSIZE",)])
+                counts = [round(count * max(1.0, keys / (SAMPLE * LOOKED_AT))) for count in counts]
+                break
+        copies, leases, size = counts
+        return StoreStats(copies, leases, size)
+
+    def _now(self) -> str:
+        """What the scripts take for the time; nothing: the server's own."""
+        return "" if self._clock is None else repr(float(self._clock()))
+
+    def _opened(self) -> Link:
+        if self._link is None:
+            raise NotOpen("this store is closed")
+        return self._link
+
+
+def _grant(ask: Ask, token: str, reply: tuple[bytes, bytes]) -> Grant:
+    match reply[0]:
+        case b"lease":
+            return Lease(ask.id, token, number(reply[1]))
+        case b"held":
+            return Held(number(reply[1]))
+        case _:
+            return Newer(record_of(reply[1]) or Record())

@@ -1,0 +1,151 @@
+"""The games over HTTP: `GET /api/games/waiting-longest` and the user's events by WebSocket (W12).
+
+Needs the `web` extra. Who is signed in is for the application to say: `sign_in(connection)`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from stillfresh.errors import StillfreshError
+from stillfresh.waiting.backend.games import Games
+from stillfresh.waiting.backend.listener import Listener
+from stillfresh.waiting.messages import (
+    EVENTS,
+    WAITING_LONGEST,
+    Command,
+    Move,
+    Moved,
+    MoveFailedNews,
+    WatchFailed,
+    Watching,
+    Welcome,
+    encode,
+    read_command,
+)
+
+__all__ = ["SignIn", "games_app"]
+
+SignIn: TypeAlias = Callable[[HTTPConnection], str | None]
+"""The id of the user who is signed in, by the headers of a request; None for nobody."""
+
+FAREWELL: Final = 5.0
+"""Seconds in which a slow connection may take its leave."""
+
+logger = logging.getLogger(__name__)
+
+
+def games_app(games: Games, sign_in: SignIn) -> Starlette:
+    """An ASGI application; the games are opened and closed by who made them."""
+    service = _Service(games, sign_in)
+    routes = [
+        Route(WAITING_LONGEST, service.waiting_longest),
+        WebSocketRoute(EVENTS, service.events),
+    ]
+    return Starlette(routes=routes)
+
+
+class _Service:
+    def __init__(self, games: Games, sign_in: SignIn) -> None:
+        self._games = games
+        self._sign_in = sign_in
+
+    async def waiting_longest(self, request: Request) -> Response:
+        user_id = self._sign_in(request)
+        if user_id is None:
+            return json_response({"error": "sign in first"}, 401)
+        return json_response({"game_ids": self._games.waiting_longest(user_id)})
+
+    async def events(self, socket: WebSocket) -> None:
+        user_id = self._sign_in(socket)
+        if user_id is None:
+            await socket.close(1008, "sign in first")
+            return
+        await socket.accept()
+        listener = Listener(user_id)
+        unsubscribe = self._games.on_happened(listener.hear)
+        listener.tell(Welcome())
+        try:
+            await self._serve(socket, listener)
+        finally:
+            unsubscribe()
+
+    async def _serve(self, socket: WebSocket, listener: Listener) -> None:
+        """Until the client goes, or does not keep up, or says what nobody understands."""
+        works = [send(socket, listener), self._receive(socket, listener), lag(socket, listener)]
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception) and not isinstance(error, WebSocketDisconnect):
+                logger.warning("a connection of %s ended: %r", listener.user_id, error)
+
+    async def _receive(self, socket: WebSocket, listener: Listener) -> None:
+        while True:
+            text = await socket.receive_text()
+            try:
+                command = read_command(text)
+            except msgspec.DecodeError as exc:
+                await socket.close(1007, str(exc)[:100])
+                return
+            await self._obey(listener, command)
+
+    async def _obey(self, listener: Listener, command: Command) -> None:
+        if isinstance(command, Move):
+            await self._move(listener, command)
+            return
+        try:
+            game = self._games.view(command.game_id)
+        except StillfreshError as exc:
+            listener.tell(WatchFailed(command.game_id, str(exc)))
+            return
+        listener.watches = game.game_id
+        my_turn = game.actor == listener.user_id
+        listener.tell(Watching(game.game_id, my_turn, game.version))
+
+    async def _move(self, listener: Listener, command: Move) -> None:
+        game_id, user_id = command.game_id, listener.user_id
+        try:
+            game = await self._games.move(
+                game_id, user_id, version=command.version, keeps_turn=command.keeps_turn
+            )
+        except StillfreshError as exc:
+            listener.tell(MoveFailedNews(game_id, str(exc)))
+            return
+        listener.tell(Moved(game_id, command.keeps_turn, game.version))
+
+
+async def send(socket: WebSocket, listener: Listener) -> None:
+    while True:
+        await socket.send_text(encode(await listener.next()).decode())
+
+
+async def lag(socket: WebSocket, listener: Listener) -> None:
+    await listener.is_lagging.wait()
+    logger.warning("a connection of %s does not keep up; it is ended", listener.user_id)
+    with suppress(TimeoutError):  # who does not read may never take the farewell
+        async with asyncio.timeout(FAREWELL):
+            await socket.close(1013, "too slow")
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """One user's games are nobody else's: no cache may keep them."""
+    return Response(
+        encode(content),
+        status,
+        {"Cache-Control": "private, no-store"},
+        media_type="application/json",
+    )

@@ -1,0 +1,146 @@
+"""What players do to a game, and who is told what (W12). Each step runs inside one transaction.
+
+`your_turn` goes to a human who becomes the next actor; `long_wait_invalidated` to every human of
+a game that was started, ended or abandoned, or that somebody left or rejoined.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import apsw
+
+from stillfresh.errors import ConfigError, StillfreshError, shown
+from stillfresh.waiting.backend import schema
+from stillfresh.waiting.messages import InvalidatedNews, News, YourTurnNews
+
+__all__ = ["GameError", "GameView", "Happened", "Player", "finish", "move", "seat", "start", "view"]
+
+
+class GameError(StillfreshError):
+    """A step that the game does not allow: says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Who sits at the table; a bot is told nothing."""
+
+    user_id: str
+    is_human: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GameView:
+    """A game as it is."""
+
+    game_id: str
+    status: str
+    actor: str | None
+    """Whose turn it is; None when nobody is left or it is over."""
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """The game after a step, and the news that is for single users."""
+
+    game: GameView
+    news: tuple[tuple[str, News], ...] = ()
+
+
+def view(connection: apsw.Connection, game_id: str) -> GameView:
+    row = connection.execute(schema.GAME, (game_id,)).fetchone()
+    if row is None:
+        raise GameError(f"there is no game {game_id!r}")
+    return GameView(game_id, *row)
+
+
+def active(connection: apsw.Connection, game_id: str) -> GameView:
+    game = view(connection, game_id)
+    if game.status != "active":
+        raise GameError(f"the game {game_id!r} is {game.status}")
+    return game
+
+
+def start(
+    connection: apsw.Connection, game_id: str, players: Sequence[Player], now: int
+) -> Happened:
+    """The first player begins."""
+    if not players:
+        raise ConfigError(f"players: a game needs at least one, {game_id!r} has none")
+    for name in (game_id, *(player.user_id for player in players)):
+        if not isinstance(name, str):
+            raise ConfigError(f"ids of games and users must be strings, not {shown(name)}")
+    try:
+        connection.execute(schema.INSERT_GAME, (game_id, players[0].user_id, now))
+        for number, player in enumerate(players):
+            row = (game_id, player.user_id, number, int(player.is_human))
+            connection.execute(schema.INSERT_MEMBER, row)
+    except apsw.ConstraintError as exc:
+        raise GameError(f"the game {game_id!r} exists, or a player sits in it twice") from exc
+    return structural(connection, view(connection, game_id), turns=True)
+
+
+def move(
+    connection: apsw.Connection,
+    game_id: str,
+    user_id: str,
+    now: int,
+    *,
+    version: int | None = None,
+    keeps_turn: bool = False,
+) -> Happened:
+    """The turn passes on, or goes on: then the game keeps its place, and nobody is told."""
+    game = active(connection, game_id)
+    if game.actor != user_id:
+        raise GameError(f"it is not {user_id!r}'s turn in {game_id!r}")
+    if version not in {None, game.version}:
+        raise GameError(f"{game_id!r} is at version {game.version}, not {version}")
+    if keeps_turn:
+        connection.execute(schema.UPDATE_GAME, ("active", user_id, now, False, game_id))
+        return Happened(view(connection, game_id))
+    actor = after(connection, game_id, user_id)
+    connection.execute(schema.UPDATE_GAME, ("active", actor, now, True, game_id))
+    game = view(connection, game_id)
+    return Happened(game, turn_news(connection, game))
+
+
+def after(connection: apsw.Connection, game_id: str, user_id: str) -> str | None:
+    """The next active seat, round the table; oneself, if nobody else is there."""
+    row = connection.execute(schema.NEXT_SEAT, (game_id, user_id)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def turn_news(connection: apsw.Connection, game: GameView) -> tuple[tuple[str, News], ...]:
+    if game.actor is None or not connection.execute(schema.IS_TOLD, (game.game_id, game.actor)).get:
+        return ()
+    return ((game.actor, YourTurnNews(game.game_id, game.version)),)
+
+
+def structural(connection: apsw.Connection, game: GameView, *, turns: bool) -> Happened:
+    """All humans of the game are told, also who has left it."""
+    humans = [user for (user,) in connection.execute(schema.HUMANS_OF, (game.game_id,))]
+    news: list[tuple[str, News]] = [(user, InvalidatedNews()) for user in humans]
+    return Happened(game, (*news, *(turn_news(connection, game) if turns else ())))
+
+
+def finish(connection: apsw.Connection, game_id: str, status: str, now: int) -> Happened:
+    """It is over: `ended`, or `abandoned`."""
+    active(connection, game_id)
+    connection.execute(schema.UPDATE_GAME, (status, None, now, True, game_id))
+    return structural(connection, view(connection, game_id), turns=False)
+
+
+def seat(
+    connection: apsw.Connection, game_id: str, user_id: str, now: int, *, is_active: bool
+) -> Happened:
+    """Somebody leaves or rejoins; a turn that nobody has passes on."""
+    game = active(connection, game_id)
+    connection.execute(schema.SET_ACTIVE, (int(is_active), game_id, user_id))
+    if not connection.changes():
+        raise GameError(f"{user_id!r} has no such seat to leave or take in {game_id!r}")
+    actor = game.actor
+    if actor is None or actor == user_id:
+        actor = after(connection, game_id, user_id)
+    is_new = actor != game.actor
+    connection.execute(schema.UPDATE_GAME, ("active", actor, now, is_new, game_id))
+    return structural(connection, view(connection, game_id), turns=is_new)

@@ -1,0 +1,228 @@
+"""WaitingCache: hears events, asks the rules, carries out their refetches (seed 003; W1, W3, W11).
+
+It holds no policy. It belongs to one event loop; every method but `settled` and `close` is done
+when it returns, and what it sets going runs behind.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.events import Events, Unsubscribe
+from stillfresh.waiting import rules
+from stillfresh.waiting.model import (
+    Answered,
+    Event,
+    Failed,
+    GameId,
+    GameState,
+    Invalidated,
+    MoveFailed,
+    MoveSent,
+    Navigation,
+    Opened,
+    PauseOver,
+    Pool,
+    Reconnected,
+    Refetch,
+    Started,
+    State,
+    YourTurn,
+)
+from stillfresh.waiting.rules_refetch import pause_after
+
+__all__ = ["Fetch", "WaitingCache"]
+
+Fetch: TypeAlias = Callable[[], Awaitable[Iterable[GameId]]]
+
+logger = logging.getLogger(__name__)
+
+
+class WaitingCache:
+    """`fetch()` asks the backend: up to five ids, in its order. Call `start` first."""
+
+    def __init__(
+        self, fetch: Fetch, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    ) -> None:
+        for name, given in (("fetch", fetch), ("sleep", sleep)):
+            if not callable(given):
+                raise ConfigError(f"{name}: must be an async function, not {shown(given)}")
+        self._fetch = fetch
+        self._sleep = sleep
+        self._state = State()
+        self._tasks = set[asyncio.Task[None]]()
+        self._pause: asyncio.Task[None] | None = None
+        self._pauses = 0
+        self._is_closed = False
+        self._resting = asyncio.Event()
+        self._resting.set()
+        self._changed = Events["WaitingCache"]()
+
+    @property
+    def state(self) -> State:
+        """All that is known, frozen: `pool`, `is_complete_from_server`, `snapshot`, …"""
+        return self._state
+
+    def navigation(self, current: GameId | None = None) -> Navigation:
+        """W11: where "next game" may lead, and why that order may be trusted."""
+        return rules.navigation(self._state, current)
+
+    def on_changed(self, listener: Callable[["WaitingCache"], object]) -> Unsubscribe:
+        """`listener(cache)` is called after every change of the state."""
+        return self._changed.subscribe(listener)
+
+    def start(self) -> None:
+        """The first refetch."""
+        self._hear(Started())
+
+    def opened(self, game_id: GameId, my_turn: bool = True, version: int | None = None) -> None:
+        """A game is on screen; `version` is the one shown, if games have versions."""
+        self._hear(Opened(checked_id(game_id), checked_turn(my_turn), checked_version(version)))
+
+    def move_sent(self, game_id: GameId) -> None:
+        """R2: we have just played."""
+        self._hear(MoveSent(checked_id(game_id)))
+
+    def your_turn(self, game_id: GameId, version: int | None = None) -> None:
+        """R4: the backend says that a game has become ours to play."""
+        self._hear(YourTurn(checked_id(game_id), checked_version(version)))
+
+    def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
+        """R3, R5: what the backend says of the game on screen; others are ignored."""
+        self._hear(GameState(checked_id(game_id), checked_turn(my_turn), checked_version(version)))
+
+    def move_failed(self, game_id: GameId) -> None:
+        """W9: the backend refused our move, or it did not end our turn."""
+        self._hear(MoveFailed(checked_id(game_id)))
+
+    def reconnected(self) -> None:
+        """W9: messages may have been missed."""
+        self._hear(Reconnected())
+
+    def invalidated(self) -> None:
+        """R1: `long_wait_invalidated`."""
+        self._hear(Invalidated())
+
+    async def settled(self) -> None:
+        """Returns when nothing is in flight, and nothing due but after a retry's pause."""
+        while not self._resting.is_set():
+            await self._resting.wait()
+
+    async def close(self) -> None:
+        """Gives up what is under way; any number of times. Events are refused from now on."""
+        self._is_closed = True
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._resting.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _hear(self, event: Event) -> None:
+        if self._is_closed:
+            raise NotOpen("this WaitingCache is closed; make another one")
+        loop = asyncio.get_running_loop()
+        before = self._state
+        self._state, effects = rules.step(before, event)
+        for effect in effects:
+            self._stop_pausing()
+            if isinstance(effect, Refetch):
+                self._spawn(loop, self._fly())
+            else:
+                self._pause = self._spawn(loop, self._wait())
+        self._rest()
+        if self._state != before:
+            self._changed.emit(self)
+
+    def _spawn(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
+        task = loop.create_task(work, name="stillfresh-waiting")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _stop_pausing(self) -> None:
+        pause, self._pause = self._pause, None
+        if pause is not None and pause is not asyncio.current_task():
+            pause.cancel()
+
+    def _rest(self) -> None:
+        if self._state.in_flight is None:
+            self._resting.set()
+        else:
+            self._resting.clear()
+
+    async def _fly(self) -> None:
+        event = await self._asked()
+        if self._is_closed:
+            return
+        self._hear(event)
+        if isinstance(event, Answered) and self._pause is None:
+            self._pauses = 0
+
+    async def _asked(self) -> Answered | Failed:
+        try:
+            return Answered(checked_answer(await self._fetch()))
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            logger.warning("refetching was cancelled from within; it is tried again")
+        except Exception as exc:  # noqa: BLE001 (a fetch may raise anything)
+            logger.warning("refetching failed; it is tried again: %r", exc)
+        return Failed()
+
+    async def _wait(self) -> None:
+        seconds, self._pauses = pause_after(self._pauses), self._pauses + 1
+        try:
+            await self._sleep(seconds)
+        except Exception:
+            logger.exception("the pause before a refetch failed; the next event asks again")
+            return
+        if not self._is_closed:
+            self._hear(PauseOver())
+
+
+def is_cancelled() -> bool:
+    """Somebody ended this task; else the cancellation came out of what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def checked_id(game_id: GameId) -> GameId:
+    if not isinstance(game_id, str | int) or isinstance(game_id, bool):
+        raise ConfigError(f"game_id: must be a string or a whole number, not {shown(game_id)}")
+    return game_id
+
+
+def checked_turn(my_turn: bool) -> bool:
+    if not isinstance(my_turn, bool):
+        raise ConfigError(f"my_turn: must be True or False, not {shown(my_turn)}")
+    return my_turn
+
+
+def checked_version(version: int | None) -> int | None:
+    if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+        raise ConfigError(f"version: must be a whole number or None, not {shown(version)}")
+    return version
+
+
+def checked_answer(answer: Iterable[GameId]) -> Pool:
+    """A string or a mapping would be taken apart into something that looks like ids."""
+    if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
+        raise ConfigError(f"fetch: must return the ids of games, not {shown(answer)}")
+    return tuple(checked_id(game_id) for game_id in answer)

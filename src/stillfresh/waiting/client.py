@@ -1,0 +1,229 @@
+"""WaitingClient: a WaitingCache joined to the games' service, by HTTP and WebSocket (W9, W12).
+
+Needs the `web` extra. Moves go over the socket, so that none can be under way when a new socket
+says that nothing is pending any more.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+import httpx
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+from stillfresh.waiting.cache import WaitingCache
+from stillfresh.waiting.messages import (
+    EVENTS,
+    WAITING_LONGEST,
+    Command,
+    GameStateNews,
+    InvalidatedNews,
+    Move,
+    Moved,
+    MoveFailedNews,
+    News,
+    Watch,
+    WatchFailed,
+    Watching,
+    Welcome,
+    YourTurnNews,
+    encode,
+    read_news,
+)
+from stillfresh.waiting.rules_refetch import pause_after
+
+__all__ = ["WaitingClient"]
+
+logger = logging.getLogger(__name__)
+
+
+class _Answer(msgspec.Struct):
+    game_ids: list[str]
+
+
+_read_answer = msgspec.json.Decoder(_Answer).decode
+
+
+class WaitingClient:
+    """`async with WaitingClient("http://…", headers=…) as client:`; `client.cache` navigates."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"url: must begin with http:// or https://, not {shown(url)}")
+        self._url = url.rstrip("/")
+        self._headers = dict(headers or {})
+        self._sleep = sleep
+        self._dice = dice
+        self.cache = WaitingCache(self._fetch, sleep=sleep)
+        self._http: httpx.AsyncClient | None = None
+        self._socket: ClientConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._has_started = False
+        self._rejoining: ClientConnection | None = None
+        self._watched: str | None = None
+        self._version: int | None = None
+        self._looking: tuple[str, asyncio.Future[bool]] | None = None
+        self._failures = 0
+
+    async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise ConfigError("this WaitingClient is open already, or closed; make another one")
+        self._http = httpx.AsyncClient(base_url=self._url, headers=self._headers)
+        self._task = asyncio.create_task(self._run(), name="stillfresh-waiting-client")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._task is not None  # noqa: S101 (entered)
+        assert self._http is not None  # noqa: S101
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self.cache.close()
+        await self._http.aclose()
+
+    async def look(self, game_id: str) -> bool:
+        """The game comes on screen; returns whether it is ours to play."""
+        self._not_looking(StillfreshError(f"{game_id} was looked at instead"))
+        looking: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._looking = game_id, looking
+        await self._send(Watch(game_id))
+        return await looking
+
+    async def move(self, game_id: str, *, keeps_turn: bool = False) -> None:
+        """Play; the game leaves the pool at once, on trust."""
+        self._connected()
+        version = self._version if game_id == self._watched else None
+        self.cache.move_sent(game_id)
+        await self._send(Move(game_id, version, keeps_turn))
+
+    async def _fetch(self) -> list[str]:
+        assert self._http is not None  # noqa: S101 (entered)
+        response = await self._http.get(WAITING_LONGEST)
+        response.raise_for_status()
+        return _read_answer(response.content).game_ids
+
+    def _connected(self) -> ClientConnection:
+        if self._socket is None:
+            raise NotOpen(f"not connected to {self._url}; it is being tried")
+        return self._socket
+
+    async def _send(self, command: Command) -> None:
+        try:
+            await self._connected().send(encode(command).decode())
+        except WebSocketException as exc:
+            raise NotOpen(f"the connection to {self._url} was lost") from exc
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._session()
+            except (OSError, EOFError, WebSocketException) as exc:
+                logger.info("the connection to %s was lost: %r", self._url, exc)
+            except Exception:
+                logger.exception("what %s said cannot be understood", self._url)
+            finally:
+                self._hang_up()
+            pause, self._failures = pause_after(self._failures), self._failures + 1
+            # Not all at once, when a service comes back.
+            await self._sleep(pause * (0.5 + self._dice() / 2))
+
+    async def _session(self) -> None:
+        address = "ws" + self._url.removeprefix("http") + EVENTS
+        async with connect(address, additional_headers=self._headers) as socket:
+            async for text in socket:
+                news = read_news(text)
+                if isinstance(news, Welcome):
+                    await self._welcomed(socket)
+                else:
+                    self._hear(news)
+
+    async def _welcomed(self, socket: ClientConnection) -> None:
+        """Nothing is missed from here on, and all before may have been."""
+        self._failures = 0
+        if self._watched is None:
+            self._caught_up(socket)
+        else:
+            self._rejoining = socket
+            await socket.send(encode(Watch(self._watched)).decode())
+
+    def _caught_up(self, socket: ClientConnection) -> None:
+        """From here on moves are sent on this socket: those of the last one are not pending."""
+        self._socket, self._rejoining = socket, None
+        if self._has_started:
+            self.cache.reconnected()
+        else:
+            self.cache.start()
+        self._has_started = True
+
+    def _hang_up(self) -> None:
+        self._socket = self._rejoining = None
+        self._not_looking(NotOpen(f"the connection to {self._url} was lost"))
+
+    def _not_looking(self, reason: StillfreshError) -> None:
+        looking, self._looking = self._looking, None
+        if looking is not None and not looking[1].done():
+            looking[1].set_exception(reason)
+
+    def _hear(self, news: News) -> None:
+        match news:
+            case YourTurnNews():
+                self.cache.your_turn(news.game_id, news.version)
+            case InvalidatedNews():
+                self.cache.invalidated()
+            case GameStateNews():
+                self._saw(news.game_id, news.version)
+                self.cache.game_state(news.game_id, news.my_turn, news.version)
+            case Moved():
+                self._moved(news)
+            case MoveFailedNews():
+                logger.info("the move in %s was refused: %s", news.game_id, news.reason)
+                self.cache.move_failed(news.game_id)
+            case Watching() | WatchFailed():
+                self._shown(news)
+
+    def _saw(self, game_id: str, version: int) -> None:
+        if game_id == self._watched:
+            self._version = version
+
+    def _moved(self, news: Moved) -> None:
+        """A turn that goes on in a game that we left would else be pending for ever."""
+        self._saw(news.game_id, news.version)
+        if news.game_id == self._watched:
+            self.cache.game_state(news.game_id, news.goes_on, news.version)
+        elif news.goes_on:
+            self.cache.move_failed(news.game_id)
+
+    def _shown(self, news: Watching | WatchFailed) -> None:
+        if isinstance(news, Watching):
+            self._watched, self._version = news.game_id, news.version
+            self.cache.opened(news.game_id, news.my_turn, news.version)
+        if self._rejoining is not None:
+            self._caught_up(self._rejoining)
+        if self._looking is not None and self._looking[0] == news.game_id:
+            self._looked(self._looking[1], news)
+
+    def _looked(self, looking: asyncio.Future[bool], news: Watching | WatchFailed) -> None:
+        self._looking = None
+        if looking.done():
+            return  # who asked was cancelled
+        if isinstance(news, Watching):
+            looking.set_result(news.my_turn)
+        else:
+            looking.set_exception(StillfreshError(news.reason))

@@ -1,0 +1,229 @@
+"""What the Longest-Waiting cache knows, hears and asks for (seed 003; W1, W11).
+
+Frozen data only; what happens to it is decided in `rules` and `rules_refetch`.
+"""
+
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+__all__ = [
+    "LIMIT",
+    "Answered",
+    "Effect",
+    "Event",
+    "Failed",
+    "GameId",
+    "GameState",
+    "Invalidated",
+    "MoveFailed",
+    "MoveSent",
+    "Navigation",
+    "Opened",
+    "Pause",
+    "PauseOver",
+    "Played",
+    "Pool",
+    "Proof",
+    "Reconnected",
+    "Refetch",
+    "Request",
+    "Screen",
+    "Snapshot",
+    "Started",
+    "State",
+    "Step",
+    "Versions",
+    "YourTurn",
+]
+
+GameId: TypeAlias = str | int
+Pool: TypeAlias = tuple[GameId, ...]
+Versions: TypeAlias = tuple[tuple[GameId, int], ...]
+
+LIMIT: Final = 5
+"""Games in one answer of the backend: as many as this, and there may be more."""
+
+
+class Proof(StrEnum):
+    """Why the order that is shown is the backend's."""
+
+    IRRELEVANT = "irrelevant"
+    """Two games or fewer: any order leads to the same next game."""
+    SERVER = "server"
+    """The last answer, perhaps with games taken out since: that reorders nothing."""
+    SNAPSHOT = "snapshot"
+    """An earlier answer, put back because only its own game has come and gone since."""
+
+
+class Navigation(Struct, frozen=True):
+    """Where "next game" may lead from the game on screen."""
+
+    games: Pool
+    proof: Proof
+    pending: bool
+    """A refetch is under way or due: there may be better to know soon."""
+
+
+class Snapshot(Struct, frozen=True):
+    """An answer of the backend, kept for the one game whose turn it was asked for."""
+
+    game_id: GameId
+    pool: Pool
+    is_complete_from_server: bool
+
+
+class Played(StrEnum):
+    """When we ourselves played the snapshot's game."""
+
+    NOT_SINCE = "not since"
+    """Not since the snapshot was taken."""
+    SINCE = "since"
+    """Since it was taken: when the game comes back, the same order fits again."""
+    BEFORE = "before"
+    """It was away when the answer was read, or may have been: no order of this game is known."""
+
+
+class Request(Struct, frozen=True):
+    """A refetch that is wanted: the game whose snapshot it is to become, if any."""
+
+    snapshot_of: GameId | None = None
+    is_echo: bool = False
+    """Asked for by an answer, not by news: an answer to it that changes nothing asks slower."""
+
+
+class Screen(Struct, frozen=True):
+    """The game that is being looked at."""
+
+    game_id: GameId
+    my_turn: bool
+    opened_at: int | None = None
+    """The version that was opened."""
+    version: int | None = None
+    """That of the last state that was applied since."""
+    owes_message: bool = False
+    """Its state told of the turn that is running; the `your_turn` of the same turn is to come."""
+
+
+class State(Struct, frozen=True):
+    """All that the cache knows (W1)."""
+
+    pool: Pool = ()
+    is_complete_from_server: bool = False
+    """The last answer was not cut: there are no other games."""
+    snapshot: Snapshot | None = None
+    played: Played = Played.NOT_SINCE
+    """The snapshot's game."""
+    is_restored: bool = False
+    """The pool was last put back from a snapshot, not answered."""
+    in_flight: Request | None = None
+    follows: Request | None = None
+    """What is asked next: when the answer in flight is here, or else when a pause is over."""
+    pending: Pool = ()
+    """Games with a move of ours that nobody has confirmed, oldest first."""
+    away: Pool = ()
+    """Games that are not ours to play, though the answer in flight may still say so."""
+    screen: Screen | None = None
+    versions: Versions = ()
+    """For a game, the version up to which news of a turn is no news; the oldest entry first."""
+    limit: int = LIMIT
+
+    @property
+    def is_busy(self) -> bool:
+        """A refetch is in flight or due."""
+        return self.in_flight is not None or self.follows is not None
+
+
+class Started(Struct, frozen=True):
+    """The first refetch."""
+
+
+class Opened(Struct, frozen=True):
+    """A game came on screen."""
+
+    game_id: GameId
+    my_turn: bool
+    version: int | None = None
+
+
+class MoveSent(Struct, frozen=True):
+    """We sent a move."""
+
+    game_id: GameId
+
+
+class YourTurn(Struct, frozen=True):
+    """The backend says that a game has become ours to play."""
+
+    game_id: GameId
+    version: int | None = None
+
+
+class GameState(Struct, frozen=True):
+    """The backend's view of the game on screen."""
+
+    game_id: GameId
+    my_turn: bool
+    version: int | None = None
+
+
+class MoveFailed(Struct, frozen=True):
+    """The backend refused a move of ours."""
+
+    game_id: GameId
+
+
+class Reconnected(Struct, frozen=True):
+    """Messages may have been missed."""
+
+
+class Invalidated(Struct, frozen=True):
+    """`long_wait_invalidated`: games came or went in a way that no turn tells."""
+
+
+class Answered(Struct, frozen=True):
+    """The refetch in flight brought these games, in the backend's order."""
+
+    game_ids: Pool
+
+
+class Failed(Struct, frozen=True):
+    """The refetch in flight brought nothing."""
+
+
+class PauseOver(Struct, frozen=True):
+    """What was put off may be asked now."""
+
+
+Event: TypeAlias = (
+    Started
+    | Opened
+    | MoveSent
+    | YourTurn
+    | GameState
+    | MoveFailed
+    | Reconnected
+    | Invalidated
+    | Answered
+    | Failed
+    | PauseOver
+)
+
+
+class Refetch(Struct, frozen=True):
+    """Ask the backend now; answer with `Answered` or `Failed`."""
+
+
+class Pause(Struct, frozen=True):
+    """Wait a while, longer each time in a row; then say `PauseOver`."""
+
+
+Effect: TypeAlias = Refetch | Pause
+
+
+class Step(NamedTuple):
+    """What an event made of the state, and what is to be done."""
+
+    state: State
+    effects: tuple[Effect, ...] = ()

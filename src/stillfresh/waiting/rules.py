@@ -1,0 +1,278 @@
+"""What each event does to the pool: R1 to R5 of seed 003, one function a rule (W1, W4–W9, W11).
+
+Everything that decides is in this file and in `rules_refetch` (R0). Pure: no clock, no asyncio.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from stillfresh.waiting.model import (
+    Answered,
+    Event,
+    Failed,
+    GameId,
+    GameState,
+    Invalidated,
+    MoveFailed,
+    MoveSent,
+    Navigation,
+    Opened,
+    PauseOver,
+    Played,
+    Pool,
+    Proof,
+    Reconnected,
+    Request,
+    Screen,
+    Snapshot,
+    Started,
+    State,
+    Step,
+    Versions,
+    YourTurn,
+)
+from stillfresh.waiting.rules_refetch import (
+    answered,
+    failed,
+    is_starved,
+    pause_over,
+    request,
+    without,
+)
+
+__all__ = ["MEMORY", "RULES", "navigation", "step"]
+
+MEMORY: Final = 64
+"""Games whose unconfirmed move, and whose version, are remembered: the oldest news goes first."""
+
+
+def started(state: State, _event: Started) -> Step:
+    """W3: the first refetch."""
+    return request(state)
+
+
+def opened(state: State, event: Opened) -> Step:
+    """W8: looking at a game changes nothing but which game is looked at."""
+    return Step(replace(state, screen=Screen(event.game_id, event.my_turn, event.version)))
+
+
+def invalidated(state: State, _event: Invalidated) -> Step:
+    """R1, W4: no snapshot survives it, not even the one that is under way."""
+    in_flight = None if state.in_flight is None else Request()
+    return request(replace(state, snapshot=None, in_flight=in_flight))
+
+
+def move_sent(state: State, event: MoveSent) -> Step:
+    """R2, W5: taking a game out never reorders the rest, so it is always safe."""
+    game_id = event.game_id
+    is_own = kept_for(state.snapshot, game_id) is not None
+    counts = is_own and state.played is Played.NOT_SINCE
+    state = replace(
+        state,
+        pending=(*without(state.pending, game_id), game_id)[-MEMORY:],
+        played=Played.SINCE if counts else state.played,
+        versions=known(state.versions, game_id, seen(state.screen, game_id)),
+    )
+    return taken_out(state, game_id)
+
+
+def seen(screen: Screen | None, game_id: GameId) -> int | None:
+    """The version that we look at: once played, nobody need tell us of its turn."""
+    if screen is None or screen.game_id != game_id:
+        return None
+    return screen.opened_at if screen.version is None else screen.version
+
+
+def taken_out(state: State, game_id: GameId) -> Step:
+    """R2 without the move: the game leaves, and so does a snapshot that may show it again."""
+    state = replace(
+        state,
+        pool=without(state.pool, game_id),
+        snapshot=kept_for(state.snapshot, game_id),
+    )
+    return request(state) if is_starved(state) else Step(state)
+
+
+def kept_for(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | None:
+    """W10: a snapshot belongs to one game, and what happens in another ends it."""
+    return snapshot if snapshot is not None and snapshot.game_id == game_id else None
+
+
+def not_my_turn(state: State, event: GameState) -> Step:
+    """R3, W6: our move is confirmed; a game still in the pool was played on another device."""
+    game_id = event.game_id
+    away = state.away if state.in_flight is None else (*without(state.away, game_id), game_id)
+    state = replace(
+        state,
+        pending=without(state.pending, game_id),
+        away=away,
+        versions=known(state.versions, game_id, event.version),
+    )
+    return taken_out(state, game_id) if game_id in state.pool else Step(state)
+
+
+def your_turn(state: State, event: YourTurn) -> Step:
+    """R4, W7: a turn counts once, whoever tells of it, and late news not at all."""
+    if is_late(state, event.game_id, event.version):
+        return Step(state)
+    screen = state.screen
+    if screen is None or screen.game_id != event.game_id:
+        return turn_came(state, event.game_id, event.version)
+    is_twin = screen.owes_message and None in {event.version, screen.version}
+    screen = replace(screen, my_turn=True, owes_message=False)
+    state = replace(state, screen=screen)
+    return Step(state) if is_twin else turn_came(state, event.game_id, event.version)
+
+
+def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool = True) -> Step:
+    """R4, W7: two games need no order; an order is put back if only its game has gone and come.
+
+    `anew` is false where the turn never left us (W8): the game has kept its old place, so
+    neither an old order fits nor will this one when the next turn comes.
+    """
+    state = replace(
+        state,
+        pending=without(state.pending, game_id),
+        away=without(state.away, game_id),
+        versions=known(state.versions, game_id, version),
+    )
+    snapshot_of = game_id if anew else None
+    if len(state.pool) < 2:
+        return appended(state, game_id, snapshot_of)
+    if anew and is_provable(state, game_id):
+        return restored(state)
+    return request(state, snapshot_of)
+
+
+def appended(state: State, game_id: GameId, snapshot_of: GameId | None) -> Step:
+    """W7: with it there are two at most; but an answer that is under way may not know it."""
+    pool = state.pool if game_id in state.pool else (*state.pool, game_id)
+    state = replace(state, pool=pool, snapshot=kept_for(state.snapshot, game_id))
+    if state.is_complete_from_server and not state.is_busy:
+        return Step(state)
+    return request(state, snapshot_of)
+
+
+def is_provable(state: State, game_id: GameId) -> bool:
+    """W7: of this game, which we ourselves played since, and no news is under way."""
+    is_own = kept_for(state.snapshot, game_id) is not None
+    return is_own and state.played is Played.SINCE and not state.is_busy
+
+
+def restored(state: State) -> Step:
+    assert state.snapshot is not None  # noqa: S101 (is_provable has looked)
+    return Step(
+        replace(
+            state,
+            pool=state.snapshot.pool,
+            is_complete_from_server=state.snapshot.is_complete_from_server,
+            played=Played.NOT_SINCE,
+            is_restored=True,
+        )
+    )
+
+
+def game_state(state: State, event: GameState) -> Step:
+    """R3, R5, W8: only the game on screen, and only what is newer than what was applied."""
+    screen = state.screen
+    if screen is None or screen.game_id != event.game_id or is_old(state, screen, event.version):
+        return Step(state)
+    rises = event.my_turn and not screen.my_turn
+    is_news = not is_late(state, event.game_id, event.version)
+    state = looked_at(state, screen, event, owes_message=rises and is_news)
+    if not event.my_turn:
+        return not_my_turn(state, event)
+    if is_news and (rises or event.game_id in state.pending):
+        return turn_came(state, event.game_id, event.version, anew=rises)
+    return Step(state)
+
+
+def looked_at(state: State, screen: Screen, event: GameState, *, owes_message: bool) -> State:
+    version = screen.version if event.version is None else event.version
+    told = overtaken(screen, event.version)
+    screen = replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message)
+    return replace(state, screen=screen, versions=known(state.versions, event.game_id, told))
+
+
+def overtaken(screen: Screen, version: int | None) -> int | None:
+    """Up to where a state makes messages late, W7.
+
+    Where we know at which version the game was opened, its own message may still have to count.
+    """
+    return version if version is None or screen.opened_at is None else version - 1
+
+
+def is_old(state: State, screen: Screen, version: int | None) -> bool:
+    """W8: not newer than the last state, or older than what was opened or a message has told."""
+    if version is None:
+        return False
+    told = dict(state.versions).get(screen.game_id, version)
+    if screen.opened_at is not None:
+        told = max(told, screen.opened_at)
+    return version < told or (screen.version is not None and version <= screen.version)
+
+
+def is_late(state: State, game_id: GameId, version: int | None) -> bool:
+    """W7: a version that is not newer than the one whose turn was counted tells nothing new."""
+    told = dict(state.versions).get(game_id)
+    return version is not None and told is not None and version <= told
+
+
+def known(versions: Versions, game_id: GameId, version: int | None) -> Versions:
+    """It only grows; the newest news comes last."""
+    if version is None or version <= dict(versions).get(game_id, version - 1):
+        return versions
+    others = tuple(pair for pair in versions if pair[0] != game_id)
+    return (*others, (game_id, version))[-MEMORY:]
+
+
+def move_failed(state: State, event: MoveFailed) -> Step:
+    """W9: the game was taken out on trust."""
+    return request(replace(state, pending=without(state.pending, event.game_id)))
+
+
+def reconnected(state: State, _event: Reconnected) -> Step:
+    """W9: whatever was on its way may have been lost."""
+    screen = None if state.screen is None else replace(state.screen, owes_message=False)
+    return request(replace(state, pending=(), away=(), snapshot=None, screen=screen))
+
+
+RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = MappingProxyType(
+    {
+        Started: started,
+        Opened: opened,
+        Invalidated: invalidated,
+        MoveSent: move_sent,
+        YourTurn: your_turn,
+        GameState: game_state,
+        MoveFailed: move_failed,
+        Reconnected: reconnected,
+        Answered: answered,
+        Failed: failed,
+        PauseOver: pause_over,
+    }
+)
+"""The rule for each event."""
+
+
+def step(state: State, event: Event) -> Step:
+    """W1: the only way that a state changes."""
+    return RULES[type(event)](state, event)
+
+
+def navigation(state: State, current: GameId | None) -> Navigation:
+    """W11: the pool without the game on screen, and why its order may be trusted."""
+    return Navigation(without_current(state.pool, current), proof_of(state), state.is_busy)
+
+
+def without_current(pool: Pool, current: GameId | None) -> Pool:
+    return pool if current is None else without(pool, current)
+
+
+def proof_of(state: State) -> Proof:
+    if len(state.pool) <= 2:
+        return Proof.IRRELEVANT
+    return Proof.SNAPSHOT if state.is_restored else Proof.SERVER

@@ -1,0 +1,151 @@
+"""R0: how the backend is asked, one refetch at a time, and what its answer does (W2, W3, W5, W10).
+
+Pure: no clock, no asyncio, nothing that asks. `rules` holds what events do.
+"""
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from stillfresh.waiting.model import (
+    Answered,
+    Failed,
+    GameId,
+    Pause,
+    PauseOver,
+    Played,
+    Pool,
+    Refetch,
+    Request,
+    Snapshot,
+    State,
+    Step,
+)
+
+__all__ = [
+    "LONGEST_PAUSE",
+    "PAUSE",
+    "answered",
+    "begin",
+    "failed",
+    "is_blind",
+    "is_starved",
+    "pause_after",
+    "pause_over",
+    "request",
+    "unique",
+    "without",
+]
+
+PAUSE: Final = 0.5
+"""Seconds before a failed refetch is tried again; doubled with every failure in a row."""
+LONGEST_PAUSE: Final = 30.0
+
+
+def pause_after(pauses: int) -> float:
+    """W3: how long the pause is that follows so many in a row."""
+    return min(PAUSE * 2.0 ** min(pauses, 30), LONGEST_PAUSE)
+
+
+def request(state: State, snapshot_of: GameId | None = None) -> Step:
+    """W3: ask now; while an answer is under way, which may predate the event, ask after it.
+
+    The last who asks decides whether there will be a snapshot. A pause ends here.
+    """
+    wanted = Request(snapshot_of)
+    if state.in_flight is None:
+        return begin(state, wanted)
+    return Step(replace(state, follows=wanted))
+
+
+def begin(state: State, wanted: Request) -> Step:
+    return Step(replace(state, in_flight=wanted, follows=None), (Refetch(),))
+
+
+def answered(state: State, event: Answered) -> Step:
+    """W2, W5, W10: the answer is the pool, but for games that we know to be played since."""
+    asked = state.in_flight
+    if asked is None:
+        return Step(state)
+    state = applied(state, event.game_ids, asked)
+    if state.follows is not None:
+        return begin(state, state.follows)
+    if is_starved(state):
+        return look_again(state, asked)
+    return Step(state)
+
+
+def applied(state: State, game_ids: Pool, asked: Request) -> State:
+    pool = still_ours(state, unique(game_ids)[: state.limit])
+    is_complete = len(game_ids) < state.limit
+    snapshot = taken(state, asked, pool, is_complete=is_complete)
+    return replace(
+        state,
+        pool=pool,
+        is_complete_from_server=is_complete,
+        snapshot=snapshot,
+        played=Played.BEFORE if is_blind(state, snapshot) else Played.NOT_SINCE,
+        is_restored=False,
+        in_flight=None,
+        away=(),
+    )
+
+
+def still_ours(state: State, pool: Pool) -> Pool:
+    """W5: the answer may be older than a move that we sent, or that we were told of."""
+    played = state.pending + state.away
+    return tuple(game for game in pool if game not in played)
+
+
+def taken(_state: State, asked: Request, pool: Pool, *, is_complete: bool) -> Snapshot | None:
+    """W10: an answer replaces the snapshot, by its own or by none."""
+    if asked.snapshot_of is None:
+        return None
+    return Snapshot(asked.snapshot_of, pool, is_complete)
+
+
+def is_blind(state: State, snapshot: Snapshot | None) -> bool:
+    """W7: its game was played while the answer was under way, here or, by all signs, elsewhere."""
+    if snapshot is None:
+        return False
+    is_missing = snapshot.is_complete_from_server and snapshot.game_id not in snapshot.pool
+    return is_missing or snapshot.game_id in state.pending + state.away
+
+
+def is_starved(state: State) -> bool:
+    """R2's condition: fewer than two games are left, and there may be others."""
+    return len(state.pool) < 2 and not state.is_complete_from_server
+
+
+def look_again(state: State, asked: Request) -> Step:
+    """W5: our moves emptied the answer. Once at once; until they are confirmed, ever slower."""
+    wanted = Request(is_echo=True)
+    if asked.is_echo:
+        return Step(replace(state, follows=wanted), (Pause(),))
+    return begin(state, wanted)
+
+
+def failed(state: State, _event: Failed) -> Step:
+    """W3: the pool stays, and what was wanted still is: news that came since asks at once."""
+    asked = state.in_flight
+    if asked is None:
+        return Step(state)
+    state = replace(state, in_flight=None, away=())
+    if state.follows is not None:
+        return begin(state, state.follows)
+    return Step(replace(state, follows=asked), (Pause(),))
+
+
+def pause_over(state: State, _event: PauseOver) -> Step:
+    """W3: a wanted refetch always comes."""
+    if state.in_flight is not None or state.follows is None:
+        return Step(state)
+    return begin(state, state.follows)
+
+
+def unique(pool: Pool) -> Pool:
+    return tuple(dict.fromkeys(pool))
+
+
+def without(pool: Pool, game_id: GameId) -> Pool:
+    return tuple(game for game in pool if game != game_id)

@@ -1,0 +1,52 @@
+"""Servers that the tests of one worker share, started for the first who asks, ended with it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from valkey_server import Server, binary_of, free_port, serving
+
+if TYPE_CHECKING:
+    from aws_servers import Aws
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """By name, each started when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def server_of(name: str) -> Server:
+            binary = binary_of(name)
+            if binary is None:
+                pytest.skip(f"this machine has no {name}-server")
+            is_cluster = name == "valkey-cluster"
+            cluster = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+            options = cluster if is_cluster else []
+            server = stack.enter_context(serving(binary, tmp_path_factory.mktemp(name), *options))
+            if is_cluster:
+                server.take_all_slots()
+            return server
+
+        yield server_of
+
+
+@pytest.fixture(scope="session")
+def valkey(servers: Callable[[str], Server]) -> Server:
+    return servers("valkey")
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Aws]":
+    """DynamoDB and S3."""
+    import aws_servers  # noqa: PLC0415 (a second of imports that most tests do not need)
+
+    if why := aws_servers.missing():
+        pytest.skip(why)
+    folder = tmp_path_factory.mktemp("aws")
+    with pytest.MonkeyPatch.context() as patch, aws_servers.both(folder) as aws:
+        for name, value in aws_servers.ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield aws

@@ -1,0 +1,175 @@
+"""C1: every setting is checked, names its variable, and takes effect while it runs."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ttl_kit import START, Site, made, until
+
+from stillfresh import ConfigError
+from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
+from stillfresh.testing import ManualClock
+
+NUMBERS = [
+    "POST_TTL_MS",
+    "USER_TTL_MS",
+    "BATCH_INTERVAL_MS",
+    "POST_MAX_BATCH_SIZE",
+    "USER_MAX_BATCH_SIZE",
+    "COOLDOWN_MS",
+    "MAX_BATCHES_PER_TICK",
+]
+
+
+class TestC1Environment:
+    def test_defaults(self) -> None:
+        """An empty environment gives the defaults of the contract."""
+        config = TtlConfig.from_env({})
+        assert config == TtlConfig()
+        assert (config.post_ttl_ms, config.user_ttl_ms) == (300_000, 600_000)
+        assert (config.batch_interval_ms, config.cooldown_ms) == (5_000, 10_000)
+        assert (config.post_max_batch_size, config.user_max_batch_size) == (20, 20)
+        assert (config.refresh_when_hidden, config.max_batches_per_tick) == (False, 1)
+
+    @pytest.mark.parametrize("name", NUMBERS)
+    def test_each_variable_is_read(self, name: str) -> None:
+        """The field of the same name has the value."""
+        assert getattr(TtlConfig.from_env({name: " 42 "}), name.lower()) == 42
+
+    def test_the_process_environment_is_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without an argument, os.environ is read."""
+        monkeypatch.setitem(os.environ, "POST_TTL_MS", "7")
+        assert TtlConfig.from_env().post_ttl_ms == 7
+
+    @pytest.mark.parametrize("name", NUMBERS)
+    @pytest.mark.parametrize("text", ["", "five", "5.0", "5m", "-1", "1e3", "٣", "9" * 30])
+    def test_a_bad_number_names_its_variable(self, name: str, text: str) -> None:
+        """What was given and what is allowed are in the error."""
+        with pytest.raises(ConfigError, match=f"^{name}: must be a whole number"):
+            TtlConfig.from_env({name: text})
+
+    @pytest.mark.parametrize("name", NUMBERS)
+    def test_zero_is_refused_but_for_the_cooldown(self, name: str) -> None:
+        """No interval, TTL or batch of nothing; a cooldown of nothing is a choice."""
+        if name == "COOLDOWN_MS":
+            assert TtlConfig.from_env({name: "0"}).cooldown_ms == 0
+            return
+        with pytest.raises(ConfigError, match=name):
+            TtlConfig.from_env({name: "0"})
+
+    @pytest.mark.parametrize(("text", "value"), [("true", True), ("OFF", False), ("1", True)])
+    def test_a_flag(self, text: str, value: bool) -> None:
+        """As people write it."""
+        assert TtlConfig.from_env({"REFRESH_WHEN_HIDDEN": text}).refresh_when_hidden is value
+
+    @pytest.mark.parametrize("text", ["", "maybe", "2"])
+    def test_a_bad_flag(self, text: str) -> None:
+        """The error names the variable."""
+        with pytest.raises(ConfigError, match="REFRESH_WHEN_HIDDEN: must be true or false"):
+            TtlConfig.from_env({"REFRESH_WHEN_HIDDEN": text})
+
+    @given(st.dictionaries(st.sampled_from([*NUMBERS, "REFRESH_WHEN_HIDDEN"]), st.text()))
+    def test_any_environment_is_read_or_refused(self, environ: dict[str, str]) -> None:
+        """Never anything but a TtlConfig or a ConfigError."""
+        try:
+            TtlConfig.from_env(environ)
+        except ConfigError as exc:
+            assert str(exc).partition(":")[0] in environ  # noqa: PT017 (either is right)
+
+
+class TestC1Code:
+    @pytest.mark.parametrize("value", [True, 1.5, "5", None, 0, -1])
+    def test_a_bad_value_from_code(self, value: object) -> None:
+        """Checked the same way as the environment."""
+        with pytest.raises(ConfigError, match="POST_TTL_MS"):
+            TtlConfig(post_ttl_ms=value)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="REFRESH_WHEN_HIDDEN"):
+            TtlConfig(refresh_when_hidden=1)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"name": "Post"},
+            {"name": "post_ttl"},
+            {"fresh_for": 0},
+            {"max_batch": 0},
+            {"max_batch": True},
+            {"fetch": None},
+        ],
+    )
+    def test_a_bad_kind(self, wrong: dict[str, object]) -> None:
+        """Each mistake is refused where the kind is declared."""
+
+        async def fetch(ids: list[str]) -> dict[str, int]:
+            return dict.fromkeys(ids, 1)
+
+        given: dict[str, object] = {"name": "price", "fetch": fetch, "fresh_for": 5, **wrong}
+        with pytest.raises(ConfigError):
+            Kind(given.pop("name"), **given)  # type: ignore[arg-type]
+
+    async def test_a_kind_twice_and_a_kind_unknown(self, tmp_path: Path) -> None:
+        """One name, one kind; what is not declared is refused with what there is."""
+
+        async def fetch(ids: list[str]) -> dict[str, int]:
+            return dict.fromkeys(ids, 1)
+
+        controller = TtlController(
+            database=Database(tmp_path / "a.db"), kinds=[Kind("price", fetch=fetch, fresh_for=5)]
+        )
+        with pytest.raises(ConfigError, match="declared already"):
+            controller.declare([Kind("price", fetch=fetch, fresh_for=6)])
+        with pytest.raises(ConfigError, match="there are: price"):
+            TtlCoordinator(controller).subscribe("post", "a:1")
+
+
+class TestC1Configure:
+    async def test_an_unknown_or_bad_setting_changes_nothing(self, site: Site) -> None:
+        """The error says which."""
+        with pytest.raises(ConfigError, match="batch_size"):
+            site.ttl.configure(batch_size=3)
+        with pytest.raises(ConfigError, match="POST_TTL_MS"):
+            site.ttl.configure(post_ttl_ms=-1)
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+
+    async def test_a_new_ttl_re_plans_what_is_subscribed(self, site: Site) -> None:
+        """Made shorter, what was fresh is stale at the next tick; made longer, it stays fresh."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        site.clock.advance(60)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 1
+        site.ttl.configure(post_ttl_ms=59_999)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+        site.ttl.configure(TtlConfig(post_ttl_ms=3_600_000))
+        site.clock.advance(3600)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+
+    async def test_a_new_batch_size_is_used_at_once(self, site: Site) -> None:
+        """The next tick takes no more than that."""
+        site.ttl.configure(post_max_batch_size=2, max_batches_per_tick=2)
+        for number in range(5):
+            site.ttl.subscribe_post(composite_post_id=f"a:{number}")
+        await site.ttl.tick()
+        assert [len(batch) for batch in site.nexus.posts] == [2, 2]
+
+    async def test_a_new_interval_takes_effect_at_once(self, tmp_path: Path) -> None:
+        """A pause of ten years under way is cut short."""
+        clock = ManualClock(START)
+        site = made(tmp_path, clock, TtlConfig(batch_interval_ms=315_360_000_000))
+        async with site.controller, site.ttl:
+            site.ttl.sign_in("v")
+            site.ttl.set_visible(True)
+            await until(lambda: site.ttl.snapshot().last_tick is not None)
+            await site.ttl.tick()
+            clock.advance(1)
+            site.ttl.configure(batch_interval_ms=1)
+            async with asyncio.timeout(30):
+                while site.ttl.snapshot().last_tick != clock():
+                    await asyncio.sleep(0)

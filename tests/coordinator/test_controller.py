@@ -1,0 +1,331 @@
+"""C2, C10, C11: the file and its viewers, forced refreshes, reposts, local edits that win."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import apsw
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ttl_kit import VIEWER, Nexus, Site, made, milliseconds, post, reposting
+
+from stillfresh import ConfigError, LoadFailed, NotOpen
+from stillfresh.coordinator import Database, TtlController
+from stillfresh.coordinator.rules import original_of
+from stillfresh.testing import ManualClock
+
+
+class TestC10ForceRefresh:
+    async def test_fetches_whole_views_even_when_a_copy_is_present(self, site: Site) -> None:
+        """Details, counts, relationships, tags and bookmark, as the server has them now."""
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        site.nexus.version = 2
+        views = await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        assert views == {"a:1": post("a:1", 2)}
+        assert await site.controller.get("post", "a:1") == post("a:1", 2)
+        assert site.rows("post_ttl") == {"a:1": milliseconds(site.clock)}
+
+    async def test_more_than_a_batch_are_split(self, site: Site) -> None:
+        """A single id takes the same path; the same id twice is asked for once."""
+        users = [f"u{number}" for number in range(41)]
+        await site.controller.force_refresh_users_by_ids([*users, "u0"], VIEWER)
+        await site.controller.force_refresh_users_by_ids(["u0"])
+        assert [len(batch) for batch in site.nexus.users] == [20, 20, 1, 1]
+        assert set(site.nexus.viewers) == {VIEWER}
+
+    async def test_a_failure_is_raised_when_all_have_ended(self, site: Site) -> None:
+        """What could be fetched is stored."""
+        site.nexus.failing = {"a:0"}
+        ids = [f"a:{number}" for number in range(25)]
+        with pytest.raises(LoadFailed, match="20 of 25 failed") as caught:
+            await site.controller.force_refresh_posts_by_ids(ids, VIEWER)
+        assert isinstance(caught.value.__cause__, ConnectionError)
+        assert len(site.rows("post_ttl")) == 5
+
+    async def test_an_absent_one_is_missing_from_the_result(self, site: Site) -> None:
+        """It does not exist; that is no failure."""
+        site.nexus.absent = {"a:2"}
+        views = await site.controller.force_refresh_posts_by_ids(["a:1", "a:2"], VIEWER)
+        assert set(views) == {"a:1"}
+
+    async def test_what_is_subscribed_waits_a_full_ttl_from_then(self, site: Site) -> None:
+        """The coordinator need not ask again, and a cooldown is over."""
+        site.nexus.error = ConnectionError()
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        site.nexus.error = None
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        assert site.ttl.snapshot().cooling["post"] == {}
+        site.clock.advance(300)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+        site.clock.advance(1)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 3
+
+    async def test_the_original_of_a_repost_joins_the_queue(self, site: Site) -> None:
+        """Fetched once with the next batch, although nobody subscribed to it."""
+        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        assert site.queued() == ("b:9",)
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"], ["b:9"]]
+        assert site.subscribed() == {"a:1": 1}
+        assert await site.version("b:9") == 1
+
+    async def test_the_original_of_a_forced_repost_too_unless_it_is_fresh(self, site: Site) -> None:
+        """It joins the queue of the coordinator that is running."""
+        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        await site.ttl.tick()
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"], ["b:9"]]
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        assert site.queued() == ()
+
+    async def test_view_and_row_are_one_transaction(self, site: Site) -> None:
+        """If the view cannot be written, neither is its row."""
+        await site.ttl.tick()
+        site.write(
+            "CREATE TRIGGER refuse BEFORE INSERT ON post BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+        with pytest.raises(LoadFailed):
+            await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        assert site.rows("post_ttl") == {}
+
+    async def test_bad_input(self, site: Site) -> None:
+        """A text where many ids belong, another viewer than the one who is signed in."""
+        with pytest.raises(ConfigError, match="takes many ids"):
+            await site.controller.force_refresh_posts_by_ids("a:1", VIEWER)
+        with pytest.raises(ConfigError, match="not who is signed in"):
+            await site.controller.force_refresh_posts_by_ids(["a:1"], "another")
+        with pytest.raises(ConfigError, match="the key is empty"):
+            await site.controller.force_refresh_users_by_ids([""])
+        assert site.nexus.viewers == []
+
+    async def test_without_a_coordinator(self, tmp_path: Path, clock: ManualClock) -> None:
+        """The viewer is who it was asked for; nobody else is shown their views."""
+        nexus, database = Nexus(), Database(tmp_path / "a.db")
+        async with TtlController(nexus=nexus, database=database, clock=clock) as controller:
+            await controller.force_refresh_posts_by_ids(["a:1"], "ann")
+            assert await controller.get("post", "a:1") == post("a:1")
+        async with TtlController(nexus=nexus, database=database, clock=clock) as controller:
+            assert await controller.get("post", "a:1") is None
+
+    async def test_a_fetch_that_hangs_is_given_up(self, tmp_path: Path) -> None:
+        """After `fetch_timeout`, however the nexus behaves."""
+        nexus = Nexus()
+        nexus.hold()
+        controller = TtlController(
+            nexus=nexus, database=Database(tmp_path / "a.db"), fetch_timeout="1ms"
+        )
+        async with controller:
+            with pytest.raises(LoadFailed, match=r"no answer within 0\.001 s"):
+                await controller.force_refresh_posts_by_ids(["a:1"], "ann")
+
+    @pytest.mark.parametrize(
+        ("reposted", "original"),
+        [
+            ("pubky://ann/pub/pubky.app/posts/9", "ann:9"),
+            ("ann:9", "ann:9"),
+            ("pubky://ann/pub/pubky.app/files/9", None),
+            ("pubky://", None),
+            ("https://", None),
+            ("ann:", None),
+            ("", None),
+            (None, None),
+            (7, None),
+        ],
+    )
+    def test_which_post_is_reposted(self, reposted: object, original: str | None) -> None:
+        """By the URI that Nexus gives, or by a composite id."""
+        view = post("a:1", relationships={"reposted": reposted})
+        assert original_of(view) == original
+
+    @given(st.recursive(st.none() | st.text() | st.integers(), st.lists))
+    def test_any_view_at_all(self, part: object) -> None:
+        """What a server says is never a reason to crash."""
+        original_of(part)
+        original_of({"relationships": part})
+        original_of({"relationships": {"reposted": part}})
+
+
+class TestC11LocalWritesWin:
+    async def test_a_refresh_sent_before_the_edit_does_not_overwrite_it(self, site: Site) -> None:
+        """Even in the same millisecond."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        site.clock.advance(301)
+        site.nexus.hold()
+        site.nexus.version = 2
+        ticking = asyncio.create_task(site.ttl.tick())
+        await site.nexus.asked.wait()
+        await site.controller.touch("post", "a:1", post("a:1", 99))
+        site.nexus.let_go()
+        await ticking
+        assert await site.version("a:1") == 99
+        assert site.rows("post_ttl") == {"a:1": milliseconds(site.clock)}
+        assert site.told == [("updated", "post", ["a:1"])]
+
+    async def test_an_edit_is_left_alone_for_one_ttl(self, site: Site) -> None:
+        """An index that lags does not undo it; after that, the server is right."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        site.clock.advance(299)
+        await site.controller.touch("post", "a:1")
+        site.clock.advance(300)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 1
+        site.clock.advance(0.001)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+
+    async def test_an_edit_by_another_process_wins_too(self, site: Site) -> None:
+        """A row that moved since the request was sent is not overwritten."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.nexus.hold()
+        await site.nexus.asked.wait()
+        site.clock.advance(2)
+        edited = milliseconds(site.clock) - 1000
+        site.write("INSERT INTO post_ttl VALUES (?, ?)", "a:1", edited)
+        site.nexus.let_go()
+        await site.ttl.tick()
+        assert site.rows("post_ttl") == {"a:1": edited}
+        assert await site.controller.get("post", "a:1") is None
+
+    async def test_a_row_from_the_future_blocks_nothing(self, site: Site) -> None:
+        """A clock that was set back must not freeze what is on screen."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        site.clock.advance(-3600)
+        site.ttl.unsubscribe_post(composite_post_id="a:1")
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.nexus.version = 2
+        await site.ttl.tick()
+        assert await site.version("a:1") == 2
+        assert site.rows("post_ttl") == {"a:1": milliseconds(site.clock)}
+
+    async def test_touching_what_is_unknown(self, site: Site) -> None:
+        """An edit of a new post makes its row; an undeclared kind is refused."""
+        await site.controller.touch("post", "a:1")
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        assert site.queued() == ()
+        with pytest.raises(ConfigError, match="not declared"):
+            await site.controller.touch("price", "a")
+        with pytest.raises(ConfigError, match="not declared"):
+            await site.controller.get("price", "a")
+
+
+class TestC2File:
+    async def test_a_corrupt_file_is_set_aside_and_begun_anew(self, site: Site) -> None:
+        """It is a cache: what is on screen is fetched again."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        await site.controller.close()
+        site.file.write_bytes(b"not a database" * 100)
+        site.clock.advance(301)
+        await site.ttl.tick()
+        assert await site.version("a:1") == 1
+        assert list(site.folder.glob("app.db.corrupt-*"))
+
+    async def test_who_gives_up_waiting_closes_it_for_nobody(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """While it is being opened, and when it is open."""
+        site = made(tmp_path, clock)
+        reading = [asyncio.create_task(site.controller.get("post", "a:1")) for _ in range(3)]
+        await asyncio.sleep(0)
+        reading[0].cancel()
+        assert await asyncio.gather(*reading[1:]) == [None, None]
+        await site.controller.close()
+        reading = [asyncio.create_task(site.controller.get("post", "a:1"))]
+        await asyncio.sleep(0)
+        await site.controller.close()
+        assert not site.controller.database.is_open
+        with suppress(NotOpen):
+            assert await reading[0] is None
+        await site.controller.get("post", "a:1")
+        for _ in range(20):
+            touching = asyncio.create_task(site.controller.touch("post", "a:1"))
+            await asyncio.sleep(0)
+            touching.cancel()
+            await asyncio.wait([touching])
+            assert site.controller.database.is_open
+        await site.controller.close()
+
+    async def test_another_programs_file_is_refused(self, tmp_path: Path) -> None:
+        """Without touching it."""
+        path = tmp_path / "theirs.db"
+        connection = apsw.Connection(str(path))
+        connection.execute("CREATE TABLE post_ttl(id, mine)")
+        connection.close()
+        with pytest.raises(ConfigError, match="another application"):
+            await Database(path).open()
+
+    async def test_what_nobody_looked_at_can_be_dropped(self, site: Site) -> None:
+        """Views and rows that are older than asked for, in slices."""
+        ids = [f"u{number}" for number in range(700)]
+        site.ttl.configure(user_max_batch_size=1000)
+        await site.controller.force_refresh_users_by_ids(ids)
+        site.clock.advance("40d")
+        await site.controller.force_refresh_users_by_ids(["u5"])
+        assert await site.controller.evict() == 699
+        assert set(site.rows("user_ttl")) == {"u5"}
+        assert await site.controller.get("user", "u6") is None
+
+    async def test_two_processes_with_different_viewers(
+        self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The file serves who signed in last; the other stores nothing in it and sees nothing."""
+        first, second = made(tmp_path, clock), made(tmp_path, clock)
+        for site, viewer in ((first, "ann"), (second, "bob")):
+            site.ttl.start()
+            site.ttl.sign_in(viewer)
+            site.ttl.set_visible(True)
+            await site.ttl.tick()
+        first.ttl.subscribe_post(composite_post_id="a:1")
+        await first.ttl.tick()
+        assert "serves another viewer" in caplog.text
+        assert await second.controller.get("post", "a:1") is None
+        assert await first.controller.get("post", "a:1") is None
+        for site in (first, second):
+            await site.ttl.stop()
+            await site.controller.close()
+
+
+class TestC2Viewers:
+    async def test_the_views_outlive_a_restart(self, tmp_path: Path, clock: ManualClock) -> None:
+        """The same viewer, in another process: what is fresh is not fetched again."""
+        for calls in ([["a:1"]], []):
+            site = made(tmp_path, clock)
+            async with site.controller, site.ttl:
+                site.ttl.sign_in(VIEWER)
+                site.ttl.set_visible(True)
+                site.ttl.subscribe_post(composite_post_id="a:1")
+                await site.ttl.tick()
+                assert site.nexus.posts == calls
+                assert await site.version("a:1") == 1
+
+    async def test_signing_out_hides_the_views_and_keeps_them(self, site: Site) -> None:
+        """Nobody is shown them; the same viewer finds them again."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        site.ttl.sign_out()
+        assert await site.controller.get("post", "a:1") is None
+        await site.controller.touch("post", "a:1")
+        with pytest.raises(LoadFailed, match="another viewer"):
+            await site.controller.force_refresh_users_by_ids(["ann"])
+        site.ttl.sign_in(VIEWER)
+        assert await site.version("a:1") == 1
+
+    async def test_a_guest_has_views_of_their_own(self, tmp_path: Path, clock: ManualClock) -> None:
+        """Gone when somebody signs in: they were nobody's."""
+        site = made(tmp_path, clock)
+        async with site.controller:
+            await site.controller.force_refresh_users_by_ids(["ann"])
+            assert await site.version("ann", "user") == 1
+            assert site.nexus.viewers == [None]
+            site.ttl.sign_in(VIEWER)
+            assert await site.version("ann", "user") is None

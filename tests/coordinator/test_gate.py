@@ -1,0 +1,345 @@
+"""C7, C8, C13: when it ticks, what a route changes, and how it starts and stops."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ttl_kit import VIEWER, Site, made, turns, until
+
+from stillfresh import ConfigError
+from stillfresh.coordinator import CoordinatorsManager, TtlConfig
+from stillfresh.testing import ManualClock
+
+
+def subscribe(site: Site, *numbers: int) -> None:
+    for number in numbers:
+        site.ttl.subscribe_post(composite_post_id=f"a:{number}")
+
+
+class TestC7Gate:
+    @pytest.mark.parametrize("missing", ["start", "sign_in", "set_visible"])
+    async def test_nothing_happens_unless_all_three_are_given(
+        self, tmp_path: Path, clock: ManualClock, missing: str
+    ) -> None:
+        """Started, signed in, and visible; visibility is not assumed."""
+        site = made(tmp_path, clock)
+        steps: dict[str, Callable[[], None]] = {
+            "start": site.ttl.start,
+            "sign_in": lambda: site.ttl.sign_in(VIEWER),
+            "set_visible": lambda: site.ttl.set_visible(True),
+        }
+        last = steps.pop(missing)
+        async with site.controller:
+            for step in steps.values():
+                step()
+            subscribe(site, 1)
+            await site.ttl.tick()
+            await turns()
+            assert site.nexus.posts == []
+            last()
+            await until(lambda: site.nexus.posts == [["a:1"]])
+            await site.ttl.stop()
+
+    async def test_a_function_can_be_asked(self, tmp_path: Path, clock: ManualClock) -> None:
+        """`visible=` is asked at every tick; one that fails is taken for hidden."""
+        answers: list[bool | Exception] = [False]
+
+        def visible() -> bool:
+            if isinstance(answers[0], Exception):
+                raise answers[0]
+            return answers[0]
+
+        site = made(tmp_path, clock, TtlConfig(batch_interval_ms=1), visible=visible)
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            subscribe(site, 1)
+            await site.ttl.tick()
+            answers[0] = RuntimeError("who knows")
+            await site.ttl.tick()
+            assert site.nexus.posts == []
+            answers[0] = True
+            async with asyncio.timeout(30):
+                while not site.nexus.posts:
+                    await asyncio.sleep(0)
+        with pytest.raises(ConfigError, match="visible"):
+            made(tmp_path, clock, visible=True)
+
+    async def test_hidden_it_may_refresh_if_it_is_told_to(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """REFRESH_WHEN_HIDDEN, also when it is turned on later."""
+        site = made(tmp_path, clock)
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            subscribe(site, 1)
+            await site.ttl.tick()
+            assert site.nexus.posts == []
+            site.ttl.configure(refresh_when_hidden=True)
+            await until(lambda: site.nexus.posts == [["a:1"]])
+
+    async def test_hiding_keeps_the_subscriptions_and_showing_ticks_at_once(
+        self, site: Site
+    ) -> None:
+        """Coming back to a page shows what is stale being refreshed."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.ttl.set_visible(False)
+        site.clock.advance(301)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 1
+        assert site.subscribed() == {"a:1": 1}
+        site.ttl.set_visible(True)
+        await until(lambda: len(site.nexus.posts) == 2)
+
+    async def test_signing_out_stops_and_resets_and_signing_in_resumes(self, site: Site) -> None:
+        """Without another start; the views are kept for the same viewer."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.ttl.sign_out()
+        assert site.subscribed() == {}
+        subscribe(site, 1, 2)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 1
+        site.ttl.sign_in(VIEWER)
+        await until(lambda: len(site.nexus.posts) == 2)
+        assert site.nexus.posts[1] == ["a:2"]
+
+    async def test_signing_in_makes_everything_subscribed_due(self, site: Site) -> None:
+        """Also what was found fresh for somebody else."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.ttl.sign_in("another")
+        assert site.subscribed() == {}
+        subscribe(site, 1)
+        await site.ttl.tick()
+        assert site.nexus.viewers == [VIEWER, "another"]
+
+    async def test_another_viewer_sees_nothing_of_the_first(self, site: Site) -> None:
+        """Views and rows of kinds that differ by viewer are gone, in the file too."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.ttl.sign_in("another")
+        assert await site.controller.get("post", "a:1") is None
+        await site.ttl.tick()
+        assert site.rows("post_ttl") == {}
+        site.ttl.sign_in(VIEWER)
+        await site.ttl.tick()
+        assert await site.controller.get("post", "a:1") is None
+
+    async def test_a_refresh_in_flight_for_a_viewer_who_left_is_dropped(self, site: Site) -> None:
+        """Nothing of it is stored or told, and nobody waits for it."""
+        site.nexus.hold()
+        subscribe(site, 1)
+        await site.nexus.asked.wait()
+        site.ttl.sign_out()
+        await until(lambda: site.ttl.snapshot().in_flight["post"] == ())
+        site.nexus.let_go()
+        await turns()
+        assert site.rows("post_ttl") == {}
+        assert site.told == []
+
+    async def test_the_next_viewer_does_not_wait_for_the_first_ones_request(
+        self, site: Site
+    ) -> None:
+        """However slow it is."""
+        site.nexus.hold()
+        subscribe(site, 1)
+        await site.nexus.asked.wait()
+        site.nexus.gate = None
+        site.ttl.sign_in("another")
+        subscribe(site, 2)
+        await until(lambda: site.nexus.posts[-1] == ["a:2"])
+        await site.ttl.tick()
+        assert set(site.rows("post_ttl")) == {"a:2"}
+
+    async def test_the_same_viewer_again_changes_nothing(self, site: Site) -> None:
+        """Signing in twice is signing in."""
+        subscribe(site, 1)
+        site.ttl.sign_in(VIEWER)
+        assert site.subscribed() == {"a:1": 1}
+        site.ttl.sign_out()
+        site.ttl.sign_out()
+
+    @pytest.mark.parametrize("wrong", ["", None, 5])
+    async def test_a_bad_viewer_is_refused(self, site: Site, wrong: str) -> None:
+        """Nobody is signed in by an empty name."""
+        with pytest.raises(ConfigError, match="viewer_id"):
+            site.ttl.sign_in(wrong)
+
+
+class TestC8Route:
+    async def test_another_path_resets_and_the_same_or_the_first_does_not(self, site: Site) -> None:
+        """Subscriptions, counts and queues go; the configuration stays."""
+        site.ttl.configure(post_ttl_ms=1000)
+        subscribe(site, 1)
+        site.ttl.subscribe_user(pubky="ann")
+        for route in ("/home", "/home"):
+            site.ttl.set_route(route)
+            assert site.subscribed() == {"a:1": 1}
+        site.ttl.set_route("/profile")
+        assert (site.subscribed(), site.subscribed("user"), site.queued()) == ({}, {}, ())
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.clock.advance(1.001)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+
+    async def test_a_batch_in_flight_completes_and_nothing_is_queued_again(
+        self, site: Site
+    ) -> None:
+        """The data is of use to the cache."""
+        site.nexus.hold()
+        subscribe(site, 1)
+        await site.nexus.asked.wait()
+        site.ttl.reset()
+        site.nexus.let_go()
+        await site.ttl.tick()
+        assert await site.version("a:1") == 1
+        site.clock.advance(3600)
+        await site.ttl.tick()
+        assert (site.queued(), len(site.nexus.posts)) == ((), 1)
+
+    async def test_cooldowns_survive_a_reset(self, site: Site) -> None:
+        """A route changed to and fro does not ask a failing server more often."""
+        site.nexus.error = ConnectionError()
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.ttl.reset()
+        subscribe(site, 1)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 1
+
+    async def test_a_bad_route_is_refused(self, site: Site) -> None:
+        """A path is text."""
+        with pytest.raises(ConfigError, match="route"):
+            site.ttl.set_route(None)  # type: ignore[arg-type]
+
+
+class TestC13Lifecycle:
+    async def test_start_and_stop_in_any_order(self, site: Site) -> None:
+        """Twice started is started; stopped it forgets subscriptions, not the viewer."""
+        await site.ttl.stop()
+        await site.ttl.stop()
+        site.ttl.start()
+        site.ttl.start()
+        subscribe(site, 1)
+        await site.ttl.tick()
+        await site.ttl.stop()
+        assert site.subscribed() == {}
+        site.ttl.start()
+        subscribe(site, 2)
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"], ["a:2"]]
+
+    async def test_stop_waits_for_the_batch_in_flight(self, site: Site) -> None:
+        """It is stored, and no task is left."""
+        site.nexus.hold()
+        subscribe(site, 1)
+        await site.nexus.asked.wait()
+        stopping = asyncio.create_task(site.ttl.stop())
+        await turns()
+        assert not stopping.done()
+        site.nexus.let_go()
+        await stopping
+        assert await site.version("a:1") == 1
+        assert [task.get_name() for task in asyncio.all_tasks()] == [
+            task.get_name() for task in [asyncio.current_task()] if task
+        ]
+
+    async def test_stop_does_not_wait_for_ever(self, tmp_path: Path, clock: ManualClock) -> None:
+        """Up to the grace; then what is in flight is cancelled."""
+        site = made(tmp_path, clock, grace=0)
+        async with site.controller:
+            site.ttl.start()
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            site.nexus.hold()
+            subscribe(site, 1)
+            await site.nexus.asked.wait()
+            await site.ttl.stop()
+            assert len(asyncio.all_tasks()) == 1
+            assert site.ttl.snapshot().in_flight["post"] == ()
+            site.nexus.gate = None
+            site.ttl.start()
+            subscribe(site, 1)
+            await site.ttl.tick()
+            assert await site.version("a:1") == 1
+            await site.ttl.stop()
+
+    async def test_started_again_while_it_stops(self, site: Site) -> None:
+        """What it does next is what was asked for last."""
+        site.nexus.hold()
+        subscribe(site, 1)
+        await site.nexus.asked.wait()
+        stopping = asyncio.create_task(site.ttl.stop())
+        await turns()
+        site.ttl.start()
+        subscribe(site, 2)
+        site.nexus.let_go()
+        await stopping
+        await until(lambda: site.nexus.posts == [["a:1"], ["a:2"]])
+
+    async def test_the_state_can_be_looked_at(self, site: Site) -> None:
+        """Subscribed, queued, in flight, cooling, the last tick, requests made and saved."""
+        subscribe(site, *range(30))
+        site.ttl.subscribe_user(pubky="ann")
+        site.ttl.subscribe_user(pubky="ann")
+        began = site.clock()
+        await site.ttl.tick()
+        state = site.ttl.snapshot()
+        assert len(state.subscribed["post"]) == 30
+        assert state.subscribed["user"] == {"ann": 2}
+        assert state.queued["post"] == tuple(f"a:{number}" for number in range(20, 30))
+        assert (state.in_flight["post"], state.cooling["post"]) == ((), {})
+        assert (state.last_tick, state.requests_made, state.requests_saved) == (began, 2, 19)
+
+    async def test_many_are_managed_together(self, site: Site) -> None:
+        """Started, routed and stopped as one; one that fails to stop keeps none running."""
+        calls: list[str] = []
+
+        class Stream:
+            def start(self) -> None:
+                calls.append("start")
+
+            async def stop(self) -> None:
+                calls.append("stop")
+                raise RuntimeError("a bad end")
+
+            def set_route(self, route: str) -> None:
+                calls.append(route)
+
+        manager = CoordinatorsManager(Stream(), site.ttl)
+        await manager.__aenter__()
+        subscribe(site, 1)
+        manager.set_route("/home")
+        manager.set_route("/profile")
+        assert site.subscribed() == {}
+        with pytest.raises(RuntimeError, match="a bad end"):
+            await manager.__aexit__(None, None, None)
+        assert calls == ["start", "/home", "/profile", "stop"]
+        await site.ttl.tick()
+        assert site.nexus.posts == []
+        with pytest.raises(ConfigError, match="one by one"):
+            CoordinatorsManager([site.ttl])  # type: ignore[arg-type]
+
+    async def test_a_database_that_does_not_open_is_logged_and_retried(
+        self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nothing is fetched that could not be kept; when there is a place for it, it works."""
+        folder = tmp_path / "later"
+        site = made(folder, clock)
+        with caplog.at_level(logging.WARNING):
+            async with site.ttl:
+                site.ttl.sign_in(VIEWER)
+                site.ttl.set_visible(True)
+                subscribe(site, 1)
+                await site.ttl.tick()
+                assert "no directory" in caplog.text
+                assert site.nexus.posts == []
+                folder.mkdir()
+                clock.advance(10)
+                await site.ttl.tick()
+                assert site.nexus.posts == [["a:1"]]
+        await site.controller.close()

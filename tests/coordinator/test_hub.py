@@ -1,0 +1,239 @@
+"""C14: many viewers, one refresh; per-viewer kinds by viewer; connections take theirs along."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_kit import Sleeper
+from ttl_kit import START, turns
+
+from stillfresh import Cache, ConfigError, NotOpen, StillfreshError
+from stillfresh.coordinator import Hub, HubUpdate, Kind
+from stillfresh.testing import ManualClock
+
+WORKER = Path(__file__).parent / "hub_worker.py"
+
+
+class Upstream:
+    """Prices for all, and inboxes for each."""
+
+    def __init__(self) -> None:
+        self.prices: list[list[str]] = []
+        self.inboxes: list[tuple[str, list[str]]] = []
+        self.version = 1
+        self.failing: set[str] = set()
+
+    async def price(self, ids: list[str]) -> dict[str, int]:
+        self.prices.append(ids)
+        return {id_: self.version for id_ in ids if id_ != "absent"}
+
+    async def inbox(self, ids: list[str], viewer_id: str) -> dict[str, str]:
+        self.inboxes.append((viewer_id, ids))
+        if viewer_id in self.failing:
+            raise ConnectionError(viewer_id)
+        return {id_: f"{viewer_id}'s {id_}" for id_ in ids}
+
+    def kinds(self) -> list[Kind]:
+        return [
+            Kind("price", fetch=self.price, fresh_for="30s", max_batch=50, counted=True),
+            Kind("inbox", fetch=self.inbox, fresh_for="30s", per_viewer=True),
+        ]
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+@pytest.fixture
+def sleeper() -> Sleeper:
+    return Sleeper()
+
+
+@pytest.fixture
+async def hub(
+    tmp_path: Path, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+) -> AsyncIterator[Hub]:
+    url = f"sqlite:///{tmp_path}/hub.db"
+    async with Cache(url, clock=clock, sleep=sleeper, dice=lambda: 0.0) as cache:
+        yield Hub(cache, kinds=upstream.kinds(), max_subscriptions=5)
+
+
+async def news(connection: AsyncIterator[HubUpdate], count: int = 1) -> dict[str, Any]:
+    async with asyncio.timeout(30):
+        updates = [await anext(connection) for _ in range(count)]
+    return {update.id: update.answer.value for update in updates}
+
+
+async def passes(sleeper: Sleeper, clock: ManualClock, seconds: float) -> None:
+    await turns()
+    clock.advance(seconds)
+    sleeper.wake()
+    await turns()
+
+
+class TestC14Hub:
+    async def test_an_id_of_a_shared_kind_is_refreshed_once_for_all(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """A hundred viewers of one price cost what one costs."""
+        connections = [hub.connect(f"viewer-{number}") for number in range(100)]
+        for connection in connections:
+            connection.subscribe("price", "a")
+        for connection in connections:
+            assert await news(connection) == {"a": 1}
+        upstream.version = 2
+        await passes(sleeper, clock, 30)
+        for connection in connections:
+            assert await news(connection) == {"a": 2}
+        assert upstream.prices == [["a"]] * 2
+        assert len(hub) == 100
+
+    async def test_a_per_viewer_kind_is_each_viewers_own(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
+        """Keyed by viewer and id: nobody is shown another's."""
+        with hub.connect("ann") as ann, hub.connect("bob") as bob:
+            ann.subscribe("inbox", "1")
+            bob.subscribe("inbox", "1")
+            assert await news(ann) == {"1": "ann's 1"}
+            assert await news(bob) == {"1": "bob's 1"}
+            assert (await bob.get("inbox", "1")).value == "bob's 1"
+        assert sorted(upstream.inboxes) == [("ann", ["1"]), ("bob", ["1"])]
+
+    async def test_one_viewers_failure_is_not_anothers(self, hub: Hub, upstream: Upstream) -> None:
+        """Although they were asked for together."""
+        upstream.failing = {"ann"}
+        with hub.connect("ann") as ann, hub.connect("bob") as bob:
+            ann.subscribe("inbox", "1")
+            bob.subscribe("inbox", "1")
+            assert await news(bob) == {"1": "bob's 1"}
+
+    async def test_a_guest_may_look_at_what_is_for_all(self, hub: Hub) -> None:
+        """And at nothing that differs by viewer."""
+        with hub.connect() as guest:
+            guest.subscribe("price", "a")
+            assert await news(guest) == {"a": 1}
+            with pytest.raises(ConfigError, match="a guest is none"):
+                guest.subscribe("inbox", "1")
+
+    async def test_subscriptions_end_with_the_connection(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """Nothing is refreshed for who has gone; iterating comes to its end."""
+        with hub.connect("ann") as ann:
+            ann.subscribe("price", "a")
+            await news(ann)
+        assert len(hub) == 0
+        await passes(sleeper, clock, 3600)
+        assert len(upstream.prices) == 1
+        assert [update async for update in ann] == []
+        with pytest.raises(NotOpen):
+            ann.subscribe("price", "a")
+
+    async def test_counted_and_unsubscribed(self, hub: Hub) -> None:
+        """As many unsubscribes as subscribes; unknown ones change nothing."""
+        with hub.connect("ann") as ann:
+            ann.subscribe("price", "a")
+            ann.subscribe("price", "a")
+            ann.subscribe("inbox", "1")
+            ann.subscribe("inbox", "1")
+            assert ann.subscribed == {("price", "a"): 2, ("inbox", "1"): 1}
+            for _ in range(2):
+                ann.unsubscribe("price", "a")
+                ann.unsubscribe("price", "unknown")
+            assert ann.subscribed == {("inbox", "1"): 1}
+            ann.reset()
+            assert ann.subscribed == {}
+
+    async def test_hidden_viewers_cost_nothing(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """Their subscriptions stay, and are refreshed when they look again."""
+        with hub.connect("ann", visible=False) as ann:
+            ann.subscribe("price", "a")
+            await turns()
+            assert upstream.prices == []
+            ann.set_visible(True)
+            assert await news(ann) == {"a": 1}
+            ann.set_visible(False)
+            await passes(sleeper, clock, 31)
+            assert len(upstream.prices) == 1
+            ann.set_visible(True)
+            await news(ann)
+            assert len(upstream.prices) == 2
+
+    async def test_absence_is_told(self, hub: Hub) -> None:
+        """`found` is False."""
+        with hub.connect() as guest:
+            guest.subscribe("price", "absent")
+            assert not (await anext(guest)).answer.found
+
+    async def test_doors(self, hub: Hub, tmp_path: Path) -> None:
+        """An unknown kind, a bad id, too many subscriptions, a limit of nothing."""
+        with hub.connect("ann") as ann:
+            with pytest.raises(ConfigError, match="not declared"):
+                ann.subscribe("post", "a:1")
+            with pytest.raises(ConfigError, match="empty"):
+                ann.subscribe("price", "")
+            for number in range(5):
+                ann.subscribe("price", str(number))
+            with pytest.raises(StillfreshError, match="5 subscriptions, the most"):
+                ann.subscribe("price", "5")
+            ann.subscribe("price", "0")
+        cache = Cache(f"sqlite:///{tmp_path}/other.db")
+        with pytest.raises(ConfigError, match="max_subscriptions"):
+            Hub(cache, kinds=[], max_subscriptions=0)
+        with pytest.raises(ConfigError, match="viewer_id"):
+            hub.connect("")
+
+    async def test_closing_the_cache_ends_the_connections(
+        self, tmp_path: Path, upstream: Upstream
+    ) -> None:
+        """Whoever iterates comes to the end, and no task is left."""
+        async with Cache(f"sqlite:///{tmp_path}/closing.db", clock=ManualClock(START)) as cache:
+            hub = Hub(cache, kinds=upstream.kinds())
+            ann = hub.connect("ann")
+            ann.subscribe("price", "a")
+            await news(ann)
+            guest = hub.connect()
+        assert [update async for update in ann] == []
+        assert [update async for update in guest] == []
+        assert len(hub) == 0
+        with pytest.raises(NotOpen):
+            hub.connect()
+        assert len(asyncio.all_tasks()) == 1
+
+
+class TestC14Processes:
+    def test_one_refresh_for_all_processes_on_a_store(self, tmp_path: Path) -> None:
+        """Four real processes watch the same ids on one file: each copy is fetched once."""
+        workers = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), str(tmp_path / "hub.db"), str(tmp_path / "loads")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(4)
+        ]
+        try:
+            for worker in workers:
+                assert worker.stdout is not None
+                assert worker.stdout.readline() == "ready\n"
+            for worker in workers:
+                assert worker.stdin is not None
+                worker.stdin.write("go\n")
+                worker.stdin.flush()
+            told = [worker.communicate(timeout=60)[0].split() for worker in workers]
+        finally:
+            for worker in workers:
+                worker.send_signal(signal.SIGKILL)
+                worker.wait(timeout=30)
+        assert [sorted(lines) for lines in told] == [["a", "b"]] * 4
+        assert sorted((tmp_path / "loads").read_text().split()) == ["a", "b"]

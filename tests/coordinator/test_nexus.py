@@ -1,0 +1,269 @@
+"""C12: NexusClient against a real HTTP server that is slow, fails, lies, and never ends."""
+
+import asyncio
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nexus_server import NexusServer, nexus_server
+from ttl_kit import START, VIEWER, post, user
+
+from stillfresh import ConfigError, LoadFailed, RetryAfter
+from stillfresh.coordinator import (
+    Database,
+    NexusClient,
+    TtlConfig,
+    TtlController,
+    TtlCoordinator,
+)
+from stillfresh.coordinator.rules import POST_PARTS, USER_PARTS, post_id, sorted_out, user_id
+from stillfresh.testing import ManualClock
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[NexusServer]:
+    async with nexus_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: NexusServer) -> AsyncIterator[NexusClient]:
+    async with NexusClient(server.url, max_bytes=100_000) as client:
+        yield client
+
+
+class TestC12Requests:
+    async def test_posts(self, server: NexusServer, client: NexusClient) -> None:
+        """`POST v0/stream/posts/by_ids {post_ids, viewer_id}`."""
+        assert await client.posts_by_ids(["a:1", "b:2"], "ann") == [post("a:1"), post("b:2")]
+        asked = {"post_ids": ["a:1", "b:2"], "viewer_id": "ann"}
+        assert server.asked == [("v0/stream/posts/by_ids", asked)]
+
+    async def test_users_without_a_viewer(self, server: NexusServer, client: NexusClient) -> None:
+        """`POST v0/stream/users/by_ids {user_ids}`: the viewer is left out, not null."""
+        assert await client.users_by_ids(["ann"]) == [user("ann")]
+        assert server.asked == [("v0/stream/users/by_ids", {"user_ids": ["ann"]})]
+
+    async def test_a_base_url_with_a_path(self, server: NexusServer) -> None:
+        """A slash at its end is not doubled."""
+        async with NexusClient(f"{server.url}/api/") as client:
+            with pytest.raises(LoadFailed, match="HTTP 404"):
+                await client.users_by_ids(["ann"])
+        assert server.asked[0][0] == "api/v0/stream/users/by_ids"
+
+    async def test_nothing_found(self, server: NexusServer, client: NexusClient) -> None:
+        """204, or an empty list: all of them are absent."""
+        server.status, server.body = 204, b""
+        assert await client.posts_by_ids(["a:1"]) == []
+        server.status, server.body = 200, b"[]"
+        assert await client.posts_by_ids(["a:1"]) == []
+
+    async def test_no_connection_is_left_open(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
+        """Nobody has to close the client for that."""
+        await asyncio.gather(*(client.posts_by_ids(["a:1"]) for _ in range(5)))
+        async with asyncio.timeout(30):
+            while server.open:
+                await asyncio.sleep(0)
+
+    async def test_a_client_of_ones_own(self, server: NexusServer) -> None:
+        """With its headers, proxies and certificates."""
+        own = httpx.AsyncClient(headers={"x-app": "mine"})
+        async with NexusClient(server.url, client=own) as client:
+            assert await client.posts_by_ids(["a:1"]) == [post("a:1")]
+        assert own.is_closed
+
+
+class TestC12BadAnswers:
+    @pytest.mark.parametrize("status", [199 + 102, 400, 404, 429, 500, 503])
+    async def test_a_status(self, server: NexusServer, client: NexusClient, status: int) -> None:
+        """Anything but 200 has failed, a redirect too."""
+        server.status, server.headers = status, {"location": "/elsewhere"}
+        with pytest.raises(LoadFailed, match=f"HTTP {status}"):
+            await client.posts_by_ids(["a:1"])
+
+    async def test_told_when_to_come_back(self, server: NexusServer, client: NexusClient) -> None:
+        """`Retry-After` in seconds is listened to; a date, or nonsense, is not."""
+        server.status, server.headers = 503, {"retry_after": "120"}
+        with pytest.raises(RetryAfter) as caught:
+            await client.posts_by_ids(["a:1"])
+        assert caught.value.seconds == 120
+        server.headers = {"retry_after": "soon"}
+        with pytest.raises(LoadFailed):
+            await client.posts_by_ids(["a:1"])
+
+    @pytest.mark.parametrize(
+        "body",
+        [b"{}", b"null", b"<html>", b"[", b"\xff\xfe", b'"a:1"', b"[" * 50_000, b"[1e999999999]"],
+    )
+    async def test_another_shape(
+        self, server: NexusServer, client: NexusClient, body: bytes
+    ) -> None:
+        """Not a list of views: the whole batch has failed, or its entries have."""
+        server.body = body
+        try:
+            views = await client.posts_by_ids(["a:1"])
+        except LoadFailed as exc:
+            assert "not a list of views" in str(exc)  # noqa: PT017 (either is right)
+        else:
+            assert (list(views), views.broken) == ([], (None,))
+
+    async def test_too_long(self, server: NexusServer, client: NexusClient) -> None:
+        """No more is read than is allowed, whatever the server goes on to send."""
+        sent = 0
+
+        async def endless(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sent
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n[")
+            while not writer.is_closing():
+                writer.write(b" " * 10_000)
+                sent += 10_000
+                await writer.drain()
+
+        server.raw = endless
+        with pytest.raises(LoadFailed, match="longer than 100,000 bytes"):
+            await client.posts_by_ids(["a:1"])
+        assert sent < 100_000_000
+
+    async def test_packed(self, server: NexusServer, client: NexusClient) -> None:
+        """gzip is understood; what it unpacks to is bounded too, and nonsense has failed."""
+        server.headers = {"content_encoding": "gzip"}
+        server.body = gzip.compress(json.dumps([post("a:1")]).encode())
+        assert await client.posts_by_ids(["a:1"]) == [post("a:1")]
+        server.body = gzip.compress(b"[" + b" " * 50_000_000)
+        with pytest.raises(LoadFailed, match="longer than"):
+            await client.posts_by_ids(["a:1"])
+        server.body = b"not packed at all"
+        with pytest.raises(LoadFailed, match="error"):
+            await client.posts_by_ids(["a:1"])
+        server.headers = {"content_encoding": "br"}
+        with pytest.raises(LoadFailed, match="not asked for"):
+            await client.posts_by_ids(["a:1"])
+
+    async def test_too_slow_to_begin_and_to_end(self, server: NexusServer) -> None:
+        """The time-out is for the whole answer: one byte now and then does not extend it."""
+
+        async def never(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await reader.read()
+
+        async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0)
+
+        async with NexusClient(server.url, timeout="50ms") as client:
+            for server.raw in (never, drip):
+                with pytest.raises(LoadFailed):
+                    await client.posts_by_ids(["a:1"])
+
+    async def test_cut_off(self, server: NexusServer, client: NexusClient) -> None:
+        """Less than was announced is no answer."""
+
+        async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n[{}")
+            await writer.drain()
+
+        server.raw = cut
+        with pytest.raises(LoadFailed, match="RemoteProtocolError"):
+            await client.posts_by_ids(["a:1"])
+
+    async def test_nobody_there(self) -> None:
+        """A refused connection, and a name that does not exist."""
+        async with nexus_server() as gone:
+            url = gone.url
+        async with NexusClient(url) as client:
+            with pytest.raises(LoadFailed, match="ConnectError"):
+                await client.posts_by_ids(["a:1"])
+
+    @pytest.mark.parametrize("url", ["", "nexus", "ftp://nexus", None])
+    def test_a_bad_url(self, url: str) -> None:
+        """Refused where it is given, and so is a bad limit."""
+        with pytest.raises(ConfigError, match="url"):
+            NexusClient(url)
+        with pytest.raises(ConfigError, match="max_bytes"):
+            NexusClient("http://x", max_bytes=0)
+        with pytest.raises(ConfigError, match="timeout"):
+            NexusClient("http://x", timeout=0)
+
+
+class TestC12BrokenEntries:
+    async def test_a_broken_entry_fails_alone(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
+        """With an id of its own it casts no doubt on the others."""
+        views = [post("a:1"), {**post("a:2"), "counts": "many"}, post("a:3")]
+        server.body = json.dumps(views).encode()
+        found = await client.posts_by_ids(["a:1", "a:2", "a:3", "a:4"])
+        assert [view["details"]["id"] for view in found] == ["1", "3"]
+        assert found.broken == ("a:2",)
+
+    async def test_in_the_coordinator(self, server: NexusServer, tmp_path: Path) -> None:
+        """From the server to the file: stored, failed alone, and absent, in one batch."""
+        clock = ManualClock(START)
+        views = [post("a:1"), {**post("a:2"), "tags": {}}]
+        server.body = json.dumps(views).encode()
+        absent: list[str] = []
+        async with NexusClient(server.url) as client:
+            controller = TtlController(
+                nexus=client, database=Database(tmp_path / "app.db"), clock=clock
+            )
+            controller.on_absent(lambda _kind, ids: absent.extend(ids))
+            async with controller, TtlCoordinator(controller, TtlConfig()) as ttl:
+                ttl.sign_in(VIEWER)
+                ttl.set_visible(True)
+                for number in (1, 2, 3):
+                    ttl.subscribe_post(composite_post_id=f"a:{number}")
+                await ttl.tick()
+                assert await controller.get("post", "a:1") == post("a:1")
+                assert set(ttl.snapshot().cooling["post"]) == {"a:2"}
+                assert absent == ["a:3"]
+                server.body = None
+                clock.advance(10)
+                await ttl.tick()
+                assert await controller.get("post", "a:2") == post("a:2")
+        assert server.asked[0][1]["viewer_id"] == VIEWER
+
+    @given(
+        st.lists(
+            st.recursive(
+                st.none() | st.booleans() | st.integers() | st.text(),
+                lambda of: st.lists(of) | st.dictionaries(st.sampled_from(["details", "id"]), of),
+            )
+        )
+    )
+    def test_whatever_json_can_say(self, entries: list[Any]) -> None:
+        """Each entry is whole or broken, and none is lost."""
+        for id_of, parts in ((post_id, POST_PARTS), (user_id, USER_PARTS)):
+            views = sorted_out(entries, id_of, parts)
+            assert len(views) + len(views.broken) == len(entries)
+
+
+def test_without_httpx_only_the_client_is_missing() -> None:
+    """C12: the coordinator works with any nexus; naming NexusClient says what to install."""
+    script = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "httpx":
+            raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
+sys.meta_path.insert(0, Refuse())
+import stillfresh.coordinator
+try:
+    from stillfresh.coordinator import NexusClient
+except ModuleNotFoundError as exc:
+    assert "stillfresh[web]" in str(exc), exc
+else:
+    raise SystemExit("no error")
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

@@ -1,0 +1,232 @@
+"""C3, C4: what subscribing and unsubscribing remember, queue and forget."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ttl_kit import START, VIEWER, Site, made, milliseconds
+
+from stillfresh import ConfigError, StoreError
+from stillfresh.coordinator import Kind, TtlCoordinator
+from stillfresh.engine.lane import Lane
+from stillfresh.testing import ManualClock
+
+
+class TestC3Subscribe:
+    async def test_a_missing_row_is_queued_at_once(self, site: Site) -> None:
+        """Nothing is known of it, so it is the next batch's."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        assert site.queued() == ("a:1",)
+
+    @pytest.mark.parametrize(
+        ("age", "queued"), [(-1, True), (0, False), (300_000, False), (300_001, True)]
+    )
+    async def test_the_row_decides(self, site: Site, age: int, queued: bool) -> None:
+        """Fresh up to and at the TTL; stale past it, and from the future."""
+        await site.ttl.tick()
+        row = milliseconds(site.clock) - age
+        site.write("INSERT INTO post_ttl VALUES (?, ?)", "a:1", row)
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        assert site.queued() == (("a:1",) if queued else ())
+
+    async def test_what_is_fresh_is_looked_at_when_its_time_comes(self, site: Site) -> None:
+        """Not fetched before it is stale, and fetched by the first tick after."""
+        await site.ttl.tick()
+        site.write("INSERT INTO post_ttl VALUES (?, ?)", "a:1", milliseconds(site.clock) - 1000)
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.clock.advance(299)
+        await site.ttl.tick()
+        assert site.nexus.posts == []
+        site.clock.advance(0.001)
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+
+    async def test_before_the_file_is_open_it_is_looked_up_by_the_first_tick(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """Nobody waits for the disk, and nothing is forgotten."""
+        site = made(tmp_path, clock)
+        site.ttl.sign_in(VIEWER)
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.ttl.start()
+        site.ttl.set_visible(True)
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+        await site.ttl.stop()
+        await site.controller.close()
+
+    async def test_a_look_up_that_fails_counts_as_stale(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A disk that cannot be read is no reason to show old data."""
+
+        def broken(*_: object) -> dict[str, int]:
+            raise StoreError("the disk is away")
+
+        monkeypatch.setattr(site.controller.database, "rows", broken)
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        assert site.queued() == ("a:1",)
+        assert "the disk is away" in caplog.text
+
+    async def test_nothing_is_queued_while_nobody_is_signed_in(self, site: Site) -> None:
+        """It is remembered, and due when somebody is."""
+        site.ttl.sign_out()
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        assert site.subscribed() == {"a:1": 1}
+        assert site.queued() == ()
+        site.ttl.sign_in(VIEWER)
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+
+    async def test_a_post_never_subscribes_its_author(self, site: Site) -> None:
+        """Users are subscribed explicitly."""
+        site.ttl.subscribe_post(composite_post_id="ann:1")
+        await site.ttl.tick()
+        assert site.subscribed("user") == {}
+        assert site.nexus.users == []
+
+    async def test_posts_are_a_set(self, site: Site) -> None:
+        """Subscribed twice, gone at the first unsubscribe."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.ttl.unsubscribe_post(composite_post_id="a:1")
+        assert site.subscribed() == {}
+        assert site.queued() == ()
+
+    async def test_posts_are_counted_on_demand(self, site: Site) -> None:
+        """For a post that stands on the screen twice."""
+        for _ in range(2):
+            site.ttl.subscribe_post(composite_post_id="a:1", counted=True)
+        site.ttl.unsubscribe_post(composite_post_id="a:1")
+        assert site.subscribed() == {"a:1": 1}
+
+    async def test_a_coordinator_can_count_all_posts(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """`counted=True` is then the default of each call."""
+        site = made(tmp_path, clock, counted=True)
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        assert site.subscribed() == {"a:1": 2}
+
+    async def test_users_are_counted(self, site: Site) -> None:
+        """One for each call: a header and a sidebar may show the same one."""
+        site.ttl.subscribe_user(pubky="ann")
+        site.ttl.subscribe_user(pubky="ann")
+        site.ttl.unsubscribe_user(pubky="ann")
+        assert site.subscribed("user") == {"ann": 1}
+        site.ttl.unsubscribe_user(pubky="ann")
+        assert site.subscribed("user") == {}
+
+    async def test_any_number_of_kinds(self, tmp_path: Path, clock: ManualClock) -> None:
+        """A declared kind has its own terms, batches and table, and is fetched without a viewer."""
+        asked: list[list[str]] = []
+
+        async def fetch(ids: list[str]) -> dict[str, int]:
+            asked.append(ids)
+            return dict.fromkeys(ids, 5)
+
+        site = made(tmp_path, clock)
+        price = Kind("price", fetch=fetch, fresh_for="30s", max_batch=2, counted=True)
+        ttl = TtlCoordinator(site.controller, kinds=[price])
+        async with site.controller, ttl:
+            ttl.sign_in(VIEWER)
+            ttl.set_visible(True)
+            for sku in ("a", "b", "c", "a"):
+                ttl.subscribe("price", sku)
+            assert ttl.snapshot().subscribed["price"] == {"a": 2, "b": 1, "c": 1}
+            await ttl.tick()
+            await ttl.tick()
+            assert asked == [["a", "b"], ["c"]]
+            assert await site.controller.get("price", "a") == 5
+            assert set(site.rows("price_ttl")) == {"a", "b", "c"}
+
+    async def test_a_kind_declared_later(self, site: Site) -> None:
+        """While it runs: it is looked up and fetched like the others."""
+
+        async def fetch(ids: list[str]) -> dict[str, int]:
+            return dict.fromkeys(ids, 5)
+
+        await site.ttl.tick()
+        site.controller.declare([Kind("price", fetch=fetch, fresh_for="30s")])
+        site.ttl.subscribe("price", "a")
+        await site.ttl.tick()
+        assert await site.controller.get("price", "a") == 5
+
+    @pytest.mark.parametrize("wrong", ["", None, 5, b"a:1", "a" * 70_000, "\ud800"])
+    async def test_a_bad_id_is_refused(self, site: Site, wrong: str) -> None:
+        """With what it was, and nothing is remembered."""
+        with pytest.raises(ConfigError):
+            site.ttl.subscribe_post(composite_post_id=wrong)
+        with pytest.raises(ConfigError):
+            site.ttl.unsubscribe_user(pubky=wrong)
+        assert site.subscribed() == {}
+
+
+class TestC4Unsubscribe:
+    async def test_it_leaves_the_subscriptions_and_the_queue(self, site: Site) -> None:
+        """Scrolled away before its batch: it is never fetched."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.ttl.subscribe_post(composite_post_id="a:2")
+        site.ttl.unsubscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:2"]]
+
+    async def test_unknown_and_often(self, site: Site) -> None:
+        """Counts never go below zero."""
+        for _ in range(3):
+            site.ttl.unsubscribe_user(pubky="ann")
+            site.ttl.unsubscribe_post(composite_post_id="a:1")
+        site.ttl.subscribe_user(pubky="ann")
+        assert site.subscribed("user") == {"ann": 1}
+
+    async def test_in_flight_it_completes_is_kept_and_is_not_queued_again(self, site: Site) -> None:
+        """The data is still of use; the id is not asked for again."""
+        site.nexus.hold()
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.nexus.asked.wait()
+        site.ttl.unsubscribe_post(composite_post_id="a:1")
+        assert site.ttl.snapshot().in_flight["post"] == ("a:1",)
+        site.nexus.let_go()
+        await site.ttl.tick()
+        assert await site.version("a:1") == 1
+        site.clock.advance(3600)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 1
+
+    async def test_back_on_screen_in_flight_it_is_not_fetched_twice(self, site: Site) -> None:
+        """The fetch under way is as good for who came back."""
+        site.nexus.hold()
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.nexus.asked.wait()
+        site.ttl.unsubscribe_post(composite_post_id="a:1")
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.nexus.let_go()
+        await site.ttl.tick()
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+        site.clock.advance(301)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+
+    @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from("ab"))))
+    def test_counts_are_those_of_a_naive_model(self, calls: list[tuple[bool, bool, str]]) -> None:
+        """Counted or not, in any order, they match a plain count that stops at zero."""
+        lane: Lane[str] = Lane(cooldown=1, longest_cooldown=1)
+        counts = dict.fromkeys("ab", 0)
+        for subscribes, counted, key in calls:
+            if subscribes:
+                lane.subscribe(key, counted=counted)
+                counts[key] = counts[key] + 1 if counted else max(1, counts[key])
+            else:
+                lane.unsubscribe(key)
+                counts[key] = max(0, counts[key] - 1)
+            assert lane.subscribed == {key: count for key, count in counts.items() if count}
+
+
+def test_the_clock_is_a_wall_clock_in_seconds(tmp_path: Path) -> None:
+    """C3: a clock without its parentheses is refused."""
+    with pytest.raises(ConfigError, match="clock"):
+        made(tmp_path, START)  # type: ignore[arg-type]

@@ -1,0 +1,430 @@
+"""C2, C5, C6, C9: what a tick looks up, fetches and stores; and what a failure leaves behind."""
+
+import asyncio
+import logging
+from math import ceil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ttl_kit import VIEWER, Site, made, milliseconds, turns, until
+
+from stillfresh import LoadFailed, RetryAfter, StoreError
+from stillfresh.coordinator import Kind, TtlConfig, TtlCoordinator
+from stillfresh.coordinator.rules import by_id, post_id, stale_at
+from stillfresh.coordinator.rules import milliseconds as to_ms
+from stillfresh.engine.lane import NEXT, Event, Lane, State
+from stillfresh.engine.results import results_of
+from stillfresh.testing import ManualClock
+
+
+def subscribe(site: Site, *numbers: int) -> None:
+    for number in numbers:
+        site.ttl.subscribe_post(composite_post_id=f"a:{number}")
+
+
+class TestC2Tables:
+    async def test_the_schema_is_the_seeds(self, site: Site) -> None:
+        """`post_ttl` and `user_ttl` hold an id and milliseconds, beside the views."""
+        subscribe(site, 1)
+        site.ttl.subscribe_user(pubky="ann")
+        site.clock.advance(0.25)
+        await site.ttl.tick()
+        now = milliseconds(site.clock)
+        assert site.rows("post_ttl") == {"a:1": now}
+        assert site.rows("user_ttl") == {"ann": now}
+        assert await site.version("a:1") == 1
+        assert await site.version("ann", "user") == 1
+
+    @given(st.integers(0, 2**40), st.integers(1, 10**9), st.integers(-(10**9), 10**9))
+    def test_stale_is_past_the_ttl_or_from_the_future(self, row: int, ttl: int, age: int) -> None:
+        """Equality is fresh; the moment after is the first that is stale."""
+        now = row + age
+        is_fresh = 0 <= age <= ttl
+        assert (stale_at(row, ttl, now) > now) == is_fresh
+        if is_fresh:
+            first = int(stale_at(row, ttl, now))
+            assert stale_at(row, ttl, first) <= first
+            assert stale_at(row, ttl, first - 1) > first - 1
+        assert stale_at(None, ttl, now) <= now
+
+    def test_milliseconds_are_not_a_hair_short(self) -> None:
+        """0.3 s is 300 ms, although a float says a little less."""
+        assert to_ms(0.1 + 0.2) == to_ms(0.3) == 300
+        assert to_ms(1_700_000_000.123) == 1_700_000_000_123
+
+    async def test_a_tampered_row_is_stale_and_a_tampered_view_a_miss(self, site: Site) -> None:
+        """What somebody else wrote into the file breaks nothing."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.write("UPDATE post_ttl SET last_updated_at = 'yesterday'")
+        site.write("UPDATE post SET view = X'FFFF00'")
+        assert await site.version("a:1") is None
+        await site.ttl.tick()
+        assert await site.version("a:1") == 1
+
+
+class TestC5Tick:
+    @pytest.mark.parametrize("count", [0, 1, 19, 20, 21, 45])
+    async def test_n_stale_items_take_ceil_n_by_batch_requests(
+        self, site: Site, count: int
+    ) -> None:
+        """One batch a tick, the longest queued first, and none left."""
+        subscribe(site, *range(count))
+        for _ in range(4):
+            await site.ttl.tick()
+        assert len(site.nexus.posts) == ceil(count / 20)
+        assert [id_ for batch in site.nexus.posts for id_ in batch] == [
+            f"a:{number}" for number in range(count)
+        ]
+
+    async def test_more_batches_a_tick(self, site: Site) -> None:
+        """As many as the configuration allows, one after the other."""
+        site.ttl.configure(max_batches_per_tick=3)
+        subscribe(site, *range(70))
+        await site.ttl.tick()
+        assert [len(batch) for batch in site.nexus.posts] == [20, 20, 20]
+
+    async def test_kinds_never_share_a_request_and_run_side_by_side(self, site: Site) -> None:
+        """A slow batch of posts does not hold up the users of the same tick."""
+        subscribe(site, 1)
+        site.ttl.subscribe_user(pubky="ann")
+        site.nexus.hold()
+        await until(lambda: len(site.nexus.viewers) == 2)
+        assert (site.nexus.posts, site.nexus.users) == ([["a:1"]], [["ann"]])
+        site.nexus.let_go()
+        await site.ttl.tick()
+
+    async def test_the_row_is_the_time_the_request_was_sent(self, site: Site) -> None:
+        """Not when the answer came."""
+        sent = milliseconds(site.clock)
+        site.nexus.hold()
+        subscribe(site, 1)
+        await site.nexus.asked.wait()
+        site.clock.advance(2)
+        site.nexus.let_go()
+        await site.ttl.tick()
+        assert site.rows("post_ttl") == {"a:1": sent}
+
+    async def test_what_became_stale_joins_the_queue(self, site: Site) -> None:
+        """All that were refreshed together are due together, once their TTL has passed."""
+        subscribe(site, *range(5))
+        await site.ttl.tick()
+        site.clock.advance(300)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 1
+        site.clock.advance(0.001)
+        await site.ttl.tick()
+        assert [sorted(batch) for batch in site.nexus.posts] == [[f"a:{n}" for n in range(5)]] * 2
+
+    async def test_another_processs_refresh_is_seen(self, site: Site) -> None:
+        """What waits in the queue is checked once more, and not fetched for nothing."""
+        site.ttl.set_visible(False)
+        subscribe(site, 1, 2)
+        assert site.queued() == ("a:1", "a:2")
+        site.write("INSERT INTO post_ttl VALUES (?, ?)", "a:1", milliseconds(site.clock))
+        site.ttl.set_visible(True)
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:2"]]
+
+    async def test_another_processs_write_makes_all_be_looked_up(self, site: Site) -> None:
+        """A row that was removed or set back elsewhere is noticed by the next tick."""
+        subscribe(site, 1, 2)
+        await site.ttl.tick()
+        await site.ttl.tick()
+        site.write("DELETE FROM post_ttl WHERE id = 'a:2'")
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1", "a:2"], ["a:2"]]
+
+    async def test_a_batch_is_filled_up_when_some_of_it_are_fresh(self, site: Site) -> None:
+        """Those that another writer refreshed take no place."""
+        site.ttl.set_visible(False)
+        subscribe(site, *range(30))
+        now = milliseconds(site.clock)
+        site.write(
+            "INSERT INTO post_ttl SELECT 'a:' || value, ? FROM json_each('[0,1,2,3,4,5,6,7]')", now
+        )
+        site.ttl.set_visible(True)
+        await site.ttl.tick()
+        assert [len(batch) for batch in site.nexus.posts] == [20]
+
+    async def test_a_tick_during_a_tick_joins_it(self, site: Site) -> None:
+        """Ids in flight are never taken twice, however often it is asked for."""
+        site.nexus.hold()
+        subscribe(site, *range(25))
+        await site.nexus.asked.wait()
+        ticks = [asyncio.create_task(site.ttl.tick()) for _ in range(3)]
+        await turns()
+        assert not any(tick.done() for tick in ticks)
+        ticks.pop().cancel()
+        site.nexus.let_go()
+        await asyncio.gather(*ticks)
+        assert len(site.nexus.posts) == 1
+
+    async def test_start_ticks_at_once_and_then_by_itself(self, tmp_path: Path) -> None:
+        """Without a call of tick: the first at once, the next an interval after its end."""
+        site = made(tmp_path, ManualClock(1e9), TtlConfig(batch_interval_ms=1))
+        site.ttl.sign_in(VIEWER)
+        site.ttl.set_visible(True)
+        subscribe(site, *range(41))
+        async with site.controller, site.ttl:
+            async with asyncio.timeout(30):
+                while len(site.nexus.posts) < 3:
+                    await asyncio.sleep(0)
+        assert [len(batch) for batch in site.nexus.posts] == [20, 20, 1]
+
+    async def test_a_clock_that_was_set_back_freezes_nothing(self, site: Site) -> None:
+        """Rows from the future are stale at the next tick, and their cooldowns are over."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.nexus.error = ConnectionError()
+        subscribe(site, 2)
+        await site.ttl.tick()
+        site.nexus.error = None
+        site.clock.advance(-3600)
+        await site.ttl.tick()
+        assert sorted(site.nexus.posts[-1]) == ["a:1", "a:2"]
+        assert site.ttl.snapshot().cooling["post"] == {}
+
+    async def test_a_listener_that_fails_stops_nothing(
+        self, site: Site, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is logged, and the others are told."""
+
+        def broken(kind: str, ids: list[str]) -> None:
+            raise RuntimeError(f"{kind} {ids}")
+
+        told: list[tuple[str, list[str]]] = []
+        site.controller.on_updated(broken)
+        off = site.ttl.on_updated(lambda kind, ids: told.append((kind, ids)))
+        subscribe(site, 1)
+        await site.ttl.tick()
+        assert told == [("post", ["a:1"])]
+        assert "failed on" in caplog.text
+        off()
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        assert len(told) == 1
+
+
+class TestC6Cost:
+    async def test_an_idle_tick_looks_nothing_up(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A tick costs what is due, not what is subscribed."""
+        subscribe(site, *range(20))
+        await site.ttl.tick()
+        looked: list[int] = []
+        rows = site.controller.database.rows
+
+        def counted(kind: str, owner: str, ids: list[str]) -> dict[str, int]:
+            looked.append(len(ids))
+            return rows(kind, owner, ids)
+
+        monkeypatch.setattr(site.controller.database, "rows", counted)
+        for _ in range(10):
+            site.clock.advance(5)
+            await site.ttl.tick()
+        assert looked == []
+
+    async def test_many_due_at_once_are_looked_up_in_slices(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that the loop has a turn between two of them."""
+        site.ttl.sign_out()
+        for number in range(1200):
+            site.ttl.subscribe_post(composite_post_id=f"a:{number}")
+        looked: list[int] = []
+        rows = site.controller.database.rows
+
+        def counted(kind: str, owner: str, ids: list[str]) -> dict[str, int]:
+            looked.append(len(ids))
+            return rows(kind, owner, ids)
+
+        monkeypatch.setattr(site.controller.database, "rows", counted)
+        site.ttl.sign_in(VIEWER)
+        await site.ttl.tick()
+        assert looked == [500, 500, 200, 20]
+
+    @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50)), max_size=200))
+    def test_the_plan_never_holds_more_than_twice_what_is_subscribed(
+        self, calls: list[tuple[int, int]]
+    ) -> None:
+        """However often ids come, are planned anew, and go."""
+        lane: Lane[int] = Lane(cooldown=1, longest_cooldown=1)
+        for key, at in calls * 5:
+            lane.subscribe(key, counted=False)
+            lane.looked_up(key, at + 1, 0)
+            if at % 3 == 0:
+                lane.unsubscribe(key)
+        assert len(lane._times) <= 2 * len(lane) + 64
+        assert len(lane._planned) <= len(lane)
+
+    def test_every_state_can_be_left(self) -> None:
+        """The table of states has no dead end, and names no state twice."""
+        assert set(NEXT) == set(State)
+        assert all(NEXT[state] for state in State)
+        assert {event for events in NEXT.values() for event in events} == set(Event)
+        assert {state for events in NEXT.values() for state in events.values()} == set(State)
+
+
+class TestC9Failure:
+    async def test_rows_are_untouched_and_each_id_cools(
+        self, site: Site, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One line in the log; still subscribed, not queued until the cooldown is over."""
+        site.nexus.error = ConnectionError("nobody there")
+        subscribe(site, 1, 2)
+        await site.ttl.tick()
+        assert site.rows("post_ttl") == {}
+        lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
+        assert len(lines) == 1
+        assert "2 of 2 failed; the first: ConnectionError: nobody there" in caplog.text
+        assert site.ttl.snapshot().cooling["post"] == dict.fromkeys(
+            ["a:1", "a:2"], site.clock() + 10
+        )
+        site.nexus.error = None
+        site.clock.advance(9.999)
+        await site.ttl.tick()
+        assert (site.queued(), len(site.nexus.posts)) == ((), 1)
+        site.clock.advance(0.001)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+        assert site.ttl.snapshot().cooling["post"] == {}
+
+    async def test_the_cooldown_doubles_up_to_five_minutes(self, site: Site) -> None:
+        """10, 20, 40, … 300 seconds, while it keeps failing; then 10 again after a success."""
+        site.nexus.error = ConnectionError()
+        subscribe(site, 1)
+        pauses = []
+        for _ in range(8):
+            await site.ttl.tick()
+            until_ = site.ttl.snapshot().cooling["post"]["a:1"]
+            pauses.append(round(until_ - site.clock()))
+            site.clock.advance(pauses[-1])
+        assert pauses == [10, 20, 40, 80, 160, 300, 300, 300]
+        site.nexus.error = None
+        await site.ttl.tick()
+        site.nexus.error = ConnectionError()
+        site.clock.advance(301)
+        await site.ttl.tick()
+        assert site.ttl.snapshot().cooling["post"]["a:1"] == site.clock() + 10
+
+    async def test_the_cooldown_survives_unsubscribing(self, site: Site) -> None:
+        """Scrolling to and fro does not ask a failing server more often."""
+        site.nexus.error = ConnectionError()
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.ttl.unsubscribe_post(composite_post_id="a:1")
+        subscribe(site, 1)
+        await site.ttl.tick()
+        assert (site.queued(), len(site.nexus.posts)) == ((), 1)
+        site.clock.advance(10)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+
+    async def test_twenty_that_always_fail_do_not_starve_the_twenty_first(self, site: Site) -> None:
+        """The failing ones queue behind it when their cooldown is over."""
+        site.nexus.failing = {"a:0"}
+        subscribe(site, *range(21))
+        await site.ttl.tick()
+        await site.ttl.tick()
+        assert site.nexus.posts[1] == ["a:20"]
+        assert await site.version("a:20") == 1
+
+    async def test_an_id_that_the_server_leaves_out_is_absent_not_failed(self, site: Site) -> None:
+        """Its view goes, its row is written, it waits a full TTL, and the screen is told."""
+        subscribe(site, 1, 2)
+        await site.ttl.tick()
+        site.nexus.absent = {"a:2"}
+        site.clock.advance(301)
+        await site.ttl.tick()
+        assert site.told == [
+            ("updated", "post", ["a:1", "a:2"]),
+            ("updated", "post", ["a:1"]),
+            ("absent", "post", ["a:2"]),
+        ]
+        assert await site.controller.get("post", "a:2") is None
+        assert site.rows("post_ttl")["a:2"] == milliseconds(site.clock)
+        assert site.ttl.snapshot().cooling["post"] == {}
+        site.clock.advance(299)
+        await site.ttl.tick()
+        assert len(site.nexus.posts) == 2
+
+    async def test_a_broken_view_fails_alone(self, site: Site) -> None:
+        """The others of its batch are stored; only ids that may be it are in doubt."""
+        site.nexus.special = {"a:2": {"details": {"author": "a"}}}
+        site.nexus.absent = {"a:3"}
+        subscribe(site, 1, 2, 3)
+        await site.ttl.tick()
+        assert set(site.rows("post_ttl")) == {"a:1"}
+        assert set(site.ttl.snapshot().cooling["post"]) == {"a:2", "a:3"}
+        assert site.told == [("updated", "post", ["a:1"])]
+
+    async def test_a_view_that_cannot_be_stored_fails_alone(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """And so does one for which the fetch answers with an exception."""
+
+        async def fetch(ids: list[str]) -> dict[str, object]:
+            assert set(ids) == set("abcd")
+            return {"a": 1, "b": object(), "c": ValueError("not c")}
+
+        site = made(tmp_path, clock)
+        kind = Kind("price", fetch=fetch, fresh_for=30)
+        ttl = TtlCoordinator(site.controller, kinds=[kind])
+        async with site.controller, ttl:
+            ttl.sign_in(VIEWER)
+            ttl.set_visible(True)
+            for sku in "abcd":
+                ttl.subscribe("price", sku)
+            await ttl.tick()
+            assert set(site.rows("price_ttl")) == {"a", "d"}
+            assert set(ttl.snapshot().cooling["price"]) == {"b", "c"}
+
+    @pytest.mark.parametrize(
+        "error", [asyncio.CancelledError(), TimeoutError("slow"), RetryAfter(60), KeyError("x")]
+    )
+    async def test_whatever_a_fetch_raises_stops_nothing(
+        self, site: Site, error: BaseException
+    ) -> None:
+        """The batch has failed, and the next tick goes on."""
+        site.nexus.error = error
+        subscribe(site, 1)
+        await site.ttl.tick()
+        pause = site.ttl.snapshot().cooling["post"]["a:1"] - site.clock()
+        assert pause == (60 if isinstance(error, RetryAfter) else 10)
+        site.nexus.error = None
+        site.clock.advance(60)
+        await site.ttl.tick()
+        assert await site.version("a:1") == 1
+
+    async def test_a_full_disk_is_a_failure_like_any_other(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What cannot be stored is not called fresh."""
+
+        async def full(*_: object, **__: object) -> None:
+            raise StoreError("the disk is full")
+
+        monkeypatch.setattr(site.controller.database, "persist", full)
+        subscribe(site, 1)
+        await site.ttl.tick()
+        assert set(site.ttl.snapshot().cooling["post"]) == {"a:1"}
+        monkeypatch.undo()
+        site.clock.advance(10)
+        await site.ttl.tick()
+        assert await site.version("a:1") == 1
+
+    def test_the_memory_of_failures_is_bounded(self) -> None:
+        """Ids that failed and were never seen again are forgotten, the oldest first."""
+        lane: Lane[int] = Lane(cooldown=10, longest_cooldown=300)
+        for number in range(10_100):
+            lane.failed(number, 0)
+        assert len(lane.cooling(1)) == 10_000
+        assert 0 not in lane.cooling(1)
+
+    def test_ids_nobody_asked_for_are_a_mistake_not_an_absence(self) -> None:
+        """A server that names its posts in another way loses nobody's view."""
+        found = by_id("post", ["a:1"], [{"details": {"author": "b", "id": "1"}}], post_id)
+        assert isinstance(results_of("post", ["a:1"], found)["a:1"], LoadFailed)

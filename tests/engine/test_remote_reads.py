@@ -1,0 +1,113 @@
+"""E4, E9: a store that is asked over a network is asked once for a turn of the loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import pytest
+from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, version
+from store_kit import SteppedStore, cache_on
+
+from stillfresh import Cache, NotOpen, Resource
+from stillfresh.stores.contract import Record
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> SteppedStore:
+    return SteppedStore(MemoryStore(clock=clock))
+
+
+@pytest.fixture
+async def remote(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
+    async with cache_on(store, clock, sleeper) as cache:
+        yield cache
+
+
+@pytest.fixture
+def goods(remote: Cache, upstream: Upstream) -> Resource[str, Price]:
+    return declare(remote, upstream)
+
+
+class TestE4RemoteReads:
+    async def test_one_turn_one_read(
+        self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """By whichever task, of whichever keys: one read, one round of leases, one publication."""
+        answers = await asyncio.gather(*(goods(key) for key in "abca"), goods.get_many(["d", "a"]))
+        assert len(answers) == 5
+        assert [store.count(step) for step in ("read", "acquire", "publish")] == [1, 1, 1]
+        assert upstream.calls == [["a", "b", "c", "d"]]
+
+    async def test_another_turn_is_another_read(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """E9: without `memory_for` each read asks; what was asked before it came is not enough."""
+        store.hold("read")
+        first = asyncio.create_task(goods("a"))
+        await store.reached("read")
+        second = asyncio.create_task(goods("a"))
+        await turns()
+        assert store.count("read") == 2
+        store.let_go("read")
+        assert version(await goods.get("a")) == 1
+        await asyncio.gather(first, second)
+
+    async def test_who_stops_waiting_takes_nobody_along(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """Not even the one who asked first."""
+        store.hold("read")
+        tasks = [asyncio.create_task(goods(key)) for key in "ab"]
+        await store.reached("read")
+        tasks[0].cancel()
+        await turns()
+        store.let_go("read")
+        assert await tasks[1] == Price("b", 1)
+        assert tasks[0].cancelled()
+
+    async def test_a_store_that_fails_fails_for_all(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """S5: each falls back to memory or the loader."""
+        store.broken = {"read"}
+        answers = await asyncio.gather(*(goods(key) for key in "ab"))
+        assert answers == [Price("a", 1), Price("b", 1)]
+        assert store.count("read") == 1
+
+    async def test_the_value_is_left_out_only_if_all_have_it(
+        self, goods: Resource[str, Price], store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One of two tasks lost its entry in between: it is sent the value."""
+        known: list[Mapping[str, str] | None] = []
+        read = store.read
+
+        async def noted(
+            kind: str, ids: Sequence[str], has: Mapping[str, str] | None = None
+        ) -> dict[str, Record]:
+            known.append(has)
+            return await read(kind, ids, has)
+
+        monkeypatch.setattr(store, "read", noted)
+        await goods("a")
+
+        async def after_a_drop() -> Price:
+            goods._core.shelf.front.drop("a")
+            return await goods("a")
+
+        one, other = await asyncio.gather(goods("a"), goods("a"))
+        assert one == other == Price("a", 1)
+        one, other = await asyncio.gather(goods("a"), after_a_drop())
+        assert one == other == Price("a", 1)
+        assert [len(has or ()) for has in known] == [0, 1, 0]
+
+    async def test_closing_ends_the_waiting(
+        self, goods: Resource[str, Price], remote: Cache, store: SteppedStore
+    ) -> None:
+        """They are told that the cache is closed; nobody is cancelled for it."""
+        await goods("a")
+        store.hold("read")
+        waiting = [asyncio.create_task(outcome(goods.get(key))) for key in "ab"]
+        await store.reached("read")
+        await remote.close()
+        assert [type(each) for each in await asyncio.gather(*waiting)] == [NotOpen, NotOpen]

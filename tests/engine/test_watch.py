@@ -1,0 +1,329 @@
+"""C14 and E: `watch` keeps any resource fresh while somebody looks, and tells what came."""
+
+import asyncio
+import logging
+from functools import partial
+
+import pytest
+from engine_kit import Price, Sleeper, Upstream, declare, turns, until, version
+
+from stillfresh import Cache, ConfigError, NotOpen, Resource, StillfreshError, Update
+from stillfresh.engine.lane import State
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+
+async def settled(*resources: Resource[str, Price]) -> None:
+    """Until all that is watched waits for its time."""
+    await turns()
+    for prices in resources:
+        await until(partial(is_settled, prices))
+    await turns()
+
+
+def is_settled(prices: Resource[str, Price]) -> bool:
+    lane, queue = prices._core.watcher._lane, prices._core._tower.queue
+    waits = {State.WAITING, State.COOLING}
+    return not queue.flights and all(lane.state(key) in waits for key in lane.subscribed)
+
+
+async def passes(
+    sleeper: Sleeper, clock: ManualClock, seconds: float, *resources: Resource[str, Price]
+) -> None:
+    """Time passes, and whoever slept until then wakes and does what is due."""
+    await settled(*resources)
+    clock.advance(seconds)
+    sleeper.wake()
+    await settled(*resources)
+
+
+class TestC14Watch:
+    async def test_a_cold_key_is_loaded_and_then_kept_fresh(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+        sleeper: Sleeper,
+    ) -> None:
+        """Each time its freshness ends, without anybody reading it."""
+        with prices.watch("sku-1") as watch:
+            assert (await anext(watch)).answer.value == Price("sku-1", 1)
+            upstream.version = 2
+            await passes(sleeper, clock, 29, prices)
+            assert len(upstream.calls) == 1
+            await passes(sleeper, clock, 1, prices)
+            update = await anext(watch)
+            assert (update.key, version(update.answer)) == ("sku-1", 2)
+        assert upstream.calls == [["sku-1"]] * 2
+
+    async def test_what_nobody_watches_any_more_is_left_alone(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+        sleeper: Sleeper,
+    ) -> None:
+        """After the block ends nothing is loaded, and no task waits for it."""
+        with prices.watch("sku-1") as watch:
+            await anext(watch)
+        before = len(asyncio.all_tasks())
+        await passes(sleeper, clock, 3600, prices)
+        assert len(upstream.calls) == 1
+        assert len(asyncio.all_tasks()) <= before
+        assert [update async for update in watch] == []
+
+    async def test_many_keys_one_call(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """One by one, in a list, or both; looked up and loaded together."""
+        with prices.watch("a", ["b", "c"], "a") as watch:
+            assert watch.keys == ("a", "b", "c")
+            seen = [(await anext(watch)).key for _ in range(3)]
+        assert sorted(seen) == ["a", "b", "c"]
+        assert upstream.calls == [["a", "b", "c"]]
+
+    async def test_a_fresh_copy_is_no_news(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+        sleeper: Sleeper,
+    ) -> None:
+        """Only what comes after; read it yourself for what there is."""
+        await prices("sku-1")
+        clock.advance(10)
+        with prices.watch("sku-1") as watch:
+            await turns()
+            assert len(upstream.calls) == 1
+            upstream.version = 2
+            await passes(sleeper, clock, 20, prices)
+            assert version((await anext(watch)).answer) == 2
+
+    async def test_two_watches_of_one_key_cost_one_load(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+        sleeper: Sleeper,
+    ) -> None:
+        """Both are told; when one leaves the other goes on."""
+        with prices.watch("sku-1") as second:
+            with prices.watch("sku-1") as first:
+                await anext(first)
+            await anext(second)
+            await passes(sleeper, clock, 30, prices)
+            await anext(second)
+        assert len(upstream.calls) == 2
+
+    async def test_the_newest_of_each_key_is_kept(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+    ) -> None:
+        """A reader that is slow sees the state, not a growing queue."""
+        with prices.watch("a", "b") as watch:
+            for upstream.version in (1, 2, 3):
+                await prices.refresh("a", "b")
+            updates = [await anext(watch), await anext(watch)]
+            assert {update.key: version(update.answer) for update in updates} == {"a": 3, "b": 3}
+
+    async def test_somebody_elses_load_is_news_too(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """Whoever asked for it."""
+        await prices("sku-1")
+        with prices.watch("sku-1") as watch:
+            upstream.version = 2
+            await prices.refresh("sku-1")
+            assert version((await anext(watch)).answer) == 2
+
+    async def test_an_invalidated_key_is_loaded_at_once(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """By name, by tag, softly or not: it is on somebody's screen."""
+        prices = declare(cache, upstream, tags=lambda _sku: ["shop"])
+        with prices.watch("sku-1") as watch:
+            await anext(watch)
+            for upstream.version, soft in ((2, False), (3, True)):
+                await prices.invalidate("sku-1", soft=soft)
+                assert version((await anext(watch)).answer) == upstream.version
+            upstream.version = 4
+            await cache.invalidate_tag("shop")
+            assert version((await anext(watch)).answer) == 4
+
+    async def test_absence_is_news(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+        sleeper: Sleeper,
+    ) -> None:
+        """And it is asked again after `absent_for`."""
+        upstream.absent = {"sku-1"}
+        with prices.watch("sku-1") as watch:
+            assert not (await anext(watch)).answer.found
+            upstream.absent = set()
+            await passes(sleeper, clock, 3, prices)
+            assert (await anext(watch)).answer.found
+
+    async def test_a_failure_waits_for_its_cooldown(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+        sleeper: Sleeper,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """1 s, then 2 s, as the store remembers it; the first success is news."""
+        upstream.error = ConnectionError("down")
+        with caplog.at_level(logging.ERROR), prices.watch("sku-1") as watch:
+            await passes(sleeper, clock, 0.5, prices)
+            assert len(upstream.calls) == 1
+            await passes(sleeper, clock, 0.5, prices)
+            assert len(upstream.calls) == 2
+            await passes(sleeper, clock, 1.5, prices)
+            assert len(upstream.calls) == 2
+            upstream.error = None
+            await passes(sleeper, clock, 0.5, prices)
+            assert (await anext(watch)).answer.found
+
+    async def test_a_freshness_of_nothing_is_no_storm(
+        self, cache: Cache, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """At most ten loads a second and key."""
+        prices = declare(cache, upstream, fresh_for=0)
+        with prices.watch("sku-1"):
+            await settled(prices)
+            assert len(upstream.calls) == 1
+            await passes(sleeper, clock, 0.1, prices)
+            assert len(upstream.calls) == 2
+
+    async def test_keys_come_and_go_while_it_is_open(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """`add` and `discard`, as a page scrolls; what was discarded is no news any more."""
+        with prices.watch("a") as watch:
+            watch.add("b")
+            watch.discard("a", "unknown")
+            await until(lambda: bool(upstream.calls))
+            assert (await anext(watch)).key == "b"
+            assert watch.keys == ("b",)
+            with pytest.raises(ConfigError):
+                watch.add("")
+
+    async def test_a_listener_instead_of_a_loop(
+        self, prices: Resource[str, Price], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """`tell` hears each update at once; one that raises is logged and stops nothing."""
+        told: list[Update[str, Price]] = []
+        ended: list[bool] = []
+
+        def tell(update: Update[str, Price]) -> None:
+            told.append(update)
+            raise RuntimeError("a bad listener")
+
+        with prices.watch("a", tell=tell, end=lambda: ended.append(True)):
+            await until(lambda: bool(told))
+            await prices.refresh("a")
+        assert [update.key for update in told] == ["a", "a"]
+        assert ended == [True]
+        assert "a bad listener" in caplog.text
+
+    async def test_a_cached_functions_entry(self, cache: Cache) -> None:
+        """Through its handle."""
+        calls: list[int] = []
+
+        @cache.cached("report", fresh_for="5m")
+        async def report(year: int, region: str = "eu") -> str:
+            calls.append(year)
+            return f"{year} {region}"
+
+        with report.of(2026).watch() as watch:
+            assert (await anext(watch)).answer.value == "2026 eu"
+        assert calls == [2026]
+
+    async def test_closing_the_cache_ends_the_loop(
+        self, cache: Cache, prices: Resource[str, Price]
+    ) -> None:
+        """Cleanly, with what was not looked at yet; and a closed cache refuses another."""
+        ended: list[bool] = []
+        with (
+            prices.watch("a", end=lambda: ended.append(True)) as watch,
+            prices.watch([], end=lambda: ended.append(True)) as empty,
+        ):
+            await anext(watch)
+            reading = [asyncio.create_task(_all(one)) for one in (watch, empty)]
+            await turns()
+            await cache.close()
+            assert await asyncio.gather(*reading) == [[], []]
+        assert ended == [True, True]
+        with pytest.raises(NotOpen), prices.watch("a"):
+            pass
+        await cache.open()
+        with prices.watch("a") as again:
+            await prices.refresh("a")
+            assert (await anext(again)).key == "a"
+
+    async def test_closing_in_the_middle_of_a_load_leaves_nothing(
+        self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """No task, no warning, no waiter."""
+        upstream.hold()
+        with prices.watch("a"):
+            await upstream.asked.wait()
+            await cache.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    async def test_a_watch_opens_a_cache_that_was_never_opened(self) -> None:
+        """As a read does."""
+        upstream = Upstream()
+        cache = Cache("memory://")
+        prices = declare(cache, upstream)
+        with prices.watch("a") as watch:
+            assert (await anext(watch)).key == "a"
+        await cache.close()
+
+    async def test_doors(self, prices: Resource[str, Price]) -> None:
+        """A bad key, a watch entered twice, one that was never entered."""
+        with pytest.raises(ConfigError, match="a key is str"):
+            prices.watch(5)  # type: ignore[arg-type]
+        watch = prices.watch("a")
+        assert [update async for update in watch] == []
+        with watch, pytest.raises(StillfreshError, match="entered already"), watch:
+            pass
+
+    async def test_one_load_for_all_processes(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """E5: two caches on one store watch the same keys; each copy is loaded once."""
+        store = MemoryStore(clock=clock)
+        async with (
+            Cache(store, clock=clock, sleep=sleeper) as first,
+            Cache(store, clock=clock, sleep=sleeper) as second,
+        ):
+            one, two = declare(first, upstream), declare(second, upstream)
+            with one.watch("a", "b") as here, two.watch("a", "b") as there:
+                for round_ in range(1, 4):
+                    await passes(sleeper, clock, 0.2)
+                    seen = [{(await anext(watch)).key for _ in "ab"} for watch in (here, there)]
+                    assert seen == [{"a", "b"}] * 2
+                    assert len(upstream.calls) == round_
+                    await passes(sleeper, clock, 29.8)
+
+    async def test_ten_thousand_keys_are_loaded_in_batches(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """C6: no timer for each, and no more calls than batches."""
+        prices = declare(cache, upstream, max_entries=20_000)
+        keys = [f"sku-{number}" for number in range(10_000)]
+        with prices.watch(keys) as watch:
+            seen = {(await anext(watch)).key for _ in keys}
+            assert seen == set(keys)
+            assert len(upstream.calls) == 100
+            assert len(asyncio.all_tasks()) < 20
+        watcher = prices._core.watcher
+        await until(lambda: not watcher.watches and len(watcher._lane) == 0)
+
+
+async def _all(watch: object) -> list[object]:
+    return [update async for update in watch]  # type: ignore[attr-defined]

@@ -1,0 +1,136 @@
+"""A TCP proxy on the loopback that loses what a test tells it to lose.
+
+    async with FlakyProxy(host, port) as proxy:
+        proxy.lose("replies")        # requests arrive, their replies do not: the connection breaks
+        ... "requests"               # neither arrives: the connection breaks
+        ... "silently"               # requests arrive, and then nothing is heard any more
+        proxy.lose("replies", to=b"EVALSHA", times=1)
+        proxy.heal()
+
+It knows nothing of the protocol: a request is whatever a client sent in one go.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Literal, Self
+
+__all__ = ["FlakyProxy", "Loss"]
+
+Loss = Literal["replies", "requests", "silently"]
+
+
+class Ailment:
+    """What is lost, of which requests, and how often yet."""
+
+    def __init__(self, loss: Loss, to: bytes, times: float) -> None:
+        self.loss = loss
+        self.to = to
+        self.times = times
+
+    def strikes(self, request: bytes) -> bool:
+        if self.times < 1 or self.to not in request:
+            return False
+        self.times -= 1
+        return True
+
+
+class FlakyProxy:
+    """Stands between a client and a server; `requests` and `lost` count what went through it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.port = 0
+        self.requests = 0
+        self.lost = 0
+        self._to = host, port
+        self._ailment: Ailment | None = None
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def lose(self, loss: Loss, *, to: bytes = b"", times: float = float("inf")) -> None:
+        """From now on, for requests that contain `to`, so many times."""
+        self._ailment = Ailment(loss, to, times)
+
+    def heal(self) -> None:
+        self._ailment = None
+
+    def lead_to(self, host: str, port: int) -> None:
+        """Connections made from now on reach another server, as after a failover."""
+        self._to = host, port
+
+    def cut(self) -> None:
+        """Every connection there is breaks."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._tasks)
+        await self._server.wait_closed()
+
+    async def _serve(self, near: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(client)
+        try:
+            far, server = await asyncio.open_connection(*self._to)
+            self._writers.add(server)
+            await self._relay(near, client, far, server)
+        except OSError:
+            pass
+        finally:
+            self._tasks.discard(task)
+            client.transport.abort()
+            self._writers.discard(client)
+
+    async def _relay(
+        self,
+        near: asyncio.StreamReader,
+        client: asyncio.StreamWriter,
+        far: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+    ) -> None:
+        """Until one side ends it, or something is lost."""
+        replies = asyncio.create_task(self._replies(far, client))
+        try:
+            while (request := await near.read(1 << 20)) and not replies.done():
+                self.requests += 1
+                ailment = self._ailment
+                if ailment is None or not ailment.strikes(request):
+                    server.write(request)
+                    await server.drain()
+                    continue
+                self.lost += 1
+                replies.cancel()
+                await asyncio.gather(replies, return_exceptions=True)
+                if ailment.loss != "requests":
+                    server.write(request)
+                    await server.drain()
+                    await far.read(1 << 20)  # it was done
+                if ailment.loss == "silently":
+                    await near.read(1)
+                return
+        finally:
+            replies.cancel()
+            await asyncio.gather(replies, return_exceptions=True)
+            server.transport.abort()
+            self._writers.discard(server)
+
+    async def _replies(self, far: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        while reply := await far.read(1 << 20):
+            client.write(reply)
+            await client.drain()
+        client.transport.abort()

@@ -1,0 +1,140 @@
+"""S3: a store answers as the memory store does, whatever is asked: what compares the two.
+
+Both get the same operations, the same clock, and the memory store the tokens that the other drew.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from stillfresh import Policy
+from stillfresh.clock import Clock
+from stillfresh.stores.contract import Ask, Copy, Failure, Lease, Store
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+IDS = ["a", "b", "c"]
+KINDS = st.sampled_from(["post", "page"])
+SOME_IDS = st.lists(st.sampled_from(IDS), min_size=1, max_size=3, unique=True)
+SECONDS = st.sampled_from([1.0, 4.0, 10.0])
+TAGS = st.lists(st.sampled_from(["eu", "us"]), max_size=2, unique=True)
+POLICIES = st.sampled_from([Policy(5), Policy(5, 10, 20), Policy(0.1234567, 1)])
+
+
+class StoreModel(RuleBasedStateMachine):
+    """Subclass it with the store that is to be compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock(start=1_700_000_000.0)
+        count = itertools.count()
+        self.store = self.new_store(self.clock, lambda: f"token-{next(count)}")
+        self.drawn: list[str] = []
+        self.memory = MemoryStore(clock=self.clock, new_token=lambda: self.drawn.pop(0))
+        self.runner = asyncio.Runner()
+        self.both(lambda store: store.open())
+        self.leases: dict[str, list[Lease]] = {"post": [], "page": []}
+        self.generations = ["unknown"]
+
+    def new_store(self, clock: Clock, new_token: Callable[[], str]) -> Store:
+        raise NotImplementedError
+
+    def both(self, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
+        """What both answered; they must agree."""
+        answer = self.runner.run(ask(self.store))
+        assert answer == self.runner.run(ask(self.memory))
+        return answer
+
+    def draw_leases(self, data: st.DataObject, kind: str) -> list[Lease]:
+        """Any that were ever granted, one for an id: live, ended, voided or taken over."""
+        if not self.leases[kind]:
+            return []
+        drawn = data.draw(st.lists(st.sampled_from(self.leases[kind][-8:]), max_size=3))
+        return list({lease.id: lease for lease in drawn}.values())
+
+    @rule(kind=KINDS, ids=SOME_IDS, lease_for=SECONDS, tags=TAGS, data=st.data())
+    def acquire(
+        self, kind: str, ids: list[str], lease_for: float, tags: list[str], data: st.DataObject
+    ) -> None:
+        records = self.memory.read_now(kind, ids)
+        asks = []
+        for id_ in ids:
+            copy = records[id_].copy if id_ in records else None
+            now = copy.generation if copy is not None else None
+            seen = data.draw(st.sampled_from([now, now, None, self.generations[-1]]))
+            asks.append(Ask(id_, seen, tuple(tags)))
+        grants = self.runner.run(self.store.acquire(kind, asks, lease_for))
+        granted = [grant for grant in grants.values() if isinstance(grant, Lease)]
+        self.drawn = [lease.token for lease in granted]
+        assert grants == self.runner.run(self.memory.acquire(kind, asks, lease_for))
+        self.leases[kind] += granted
+        self.generations += [lease.token for lease in granted]
+
+    @rule(
+        kind=KINDS,
+        value=st.sampled_from([None, b"", b"value", b"\x00" * 5_000]),
+        policy=POLICIES,
+        back=SECONDS,
+        data=st.data(),
+    )
+    def publish(
+        self, kind: str, value: bytes | None, policy: Policy, back: float, data: st.DataObject
+    ) -> None:
+        copies = {
+            lease.id: (lease, Copy(lease.token, self.clock() - back, policy, value))
+            for lease in self.draw_leases(data, kind)
+        }
+        self.both(lambda store: store.publish(kind, copies))
+
+    @rule(kind=KINDS, lease_for=SECONDS, data=st.data())
+    def renew(self, kind: str, lease_for: float, data: st.DataObject) -> None:
+        leases = self.draw_leases(data, kind)
+        self.both(lambda store: store.renew(kind, leases, lease_for))
+
+    @rule(kind=KINDS, failed=st.booleans(), pause=SECONDS, data=st.data())
+    def release(self, kind: str, failed: bool, pause: float, data: st.DataObject) -> None:
+        leases = self.draw_leases(data, kind)
+        failure = Failure(2, self.clock() + pause, "TimeoutError")
+        failures = {lease.id: failure for lease in leases} if failed else None
+        self.both(lambda store: store.release(kind, leases, failures))
+
+    @rule(kind=KINDS, ids=SOME_IDS, soft=st.booleans())
+    def invalidate(self, kind: str, ids: list[str], soft: bool) -> None:
+        self.both(lambda store: store.invalidate(kind, ids, soft=soft))
+
+    @rule(tag=st.sampled_from(["eu", "us"]), soft=st.booleans())
+    def invalidate_tag(self, tag: str, soft: bool) -> None:
+        self.both(lambda store: store.invalidate_tag(tag, soft=soft))
+
+    @rule(kind=KINDS, ids=SOME_IDS)
+    def delete(self, kind: str, ids: list[str]) -> None:
+        self.both(lambda store: store.delete(kind, ids))
+
+    @rule(later=st.sampled_from([-10.0, 0.0, 1.0, 20.0, 60.0]))
+    def evict(self, later: float) -> None:
+        self.both(lambda store: store.evict(self.clock() + later))
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 4.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(kind=KINDS, ids=SOME_IDS, data=st.data())
+    def read_what_is_known(self, kind: str, ids: list[str], data: st.DataObject) -> None:
+        known = {id_: data.draw(st.sampled_from(self.generations[-8:])) for id_ in ids}
+        self.both(lambda store: store.read(kind, ids, known))
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        for kind in ("post", "page"):
+            self.both(lambda store, kind=kind: store.read(kind, IDS))  # type: ignore[misc]
+            self.both(lambda store, kind=kind: store.read(kind, ["a"]))  # type: ignore[misc]
+        stats, expected = (self.runner.run(each.stats()) for each in (self.store, self.memory))
+        assert (stats.copies, stats.leases) == (expected.copies, expected.leases)
+
+    def teardown(self) -> None:
+        self.runner.run(self.store.close())
+        self.runner.close()

@@ -1,0 +1,502 @@
+"""S2, S5: replies that get lost, servers that go away, refuse, come back: real ones, each time."""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from flaky_proxy import FlakyProxy, Loss
+from valkey_server import HOST, Server, binary_of, serving
+
+from stillfresh import Cache, Origin, Policy, StoreError
+from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record
+from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.redis.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from stillfresh.stores.redis.connections import Connections
+
+KIND = "price"
+LOSSES: list[Loss] = ["replies", "requests", "silently"]
+DEADLINE = 30.0
+
+
+@asynccontextmanager
+async def opened(store: RedisStore) -> AsyncIterator[RedisStore]:
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+async def proxy(valkey: Server) -> AsyncIterator[FlakyProxy]:
+    async with FlakyProxy(HOST, valkey.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def store(proxy: FlakyProxy, prefix: str) -> AsyncIterator[RedisStore]:
+    """Through the proxy."""
+    url = f"redis://{HOST}:{proxy.port}/0"
+    async with opened(RedisStore(url, prefix=prefix, timeout=0.3)) as store:
+        yield store
+
+
+async def teach(store: RedisStore) -> None:
+    """The server knows every script, so that what is lost is what a step did."""
+    lease = await lease_of(store, "taught")
+    await store.renew(KIND, [lease], 30)
+    await store.publish(KIND, {"taught": (lease, copy_by(lease))})
+    await store.release(KIND, [lease])
+    await store.invalidate(KIND, ["taught"])
+    await store.invalidate_tag("taught")
+    await store.delete(KIND, ["taught"])
+
+
+@pytest.fixture
+async def other(valkey: Server, prefix: str) -> AsyncIterator[RedisStore]:
+    """Another machine's, straight to the server."""
+    async with opened(RedisStore(valkey.address, prefix=prefix, timeout=10)) as store:
+        await teach(store)
+        yield store
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name.partition('[')[0][:30]}-{time.monotonic_ns()}"
+
+
+async def lease_of(store: RedisStore, id_: str = "a", *tags: str) -> Lease:
+    record = (await store.read(KIND, [id_])).get(id_, Record())
+    seen = record.copy.generation if record.copy is not None else None
+    grant = (await store.acquire(KIND, [Ask(id_, seen, tags)], 30))[id_]
+    assert isinstance(grant, Lease), grant
+    return grant
+
+
+def copy_by(lease: Lease, value: bytes = b"value") -> Copy:
+    return Copy(lease.token, time.time(), Policy(60), value)
+
+
+async def copy_in(store: RedisStore, id_: str = "a") -> Copy | None:
+    return (await store.read(KIND, [id_])).get(id_, Record()).copy
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+class TestS2LostReply:
+    """An answer that got lost is settled by looking again, never guessed."""
+
+    async def test_a_lease(
+        self, store: RedisStore, other: RedisStore, proxy: FlakyProxy, loss: Loss
+    ) -> None:
+        """Who was granted it learns so, and it is nobody else's."""
+        proxy.lose(loss, to=b"EVALSHA", times=1)
+        lease = (await store.acquire(KIND, [Ask("a")], 30))["a"]
+        assert proxy.lost == 1
+        assert isinstance(lease, Lease)
+        assert isinstance((await other.acquire(KIND, [Ask("a")], 30))["a"], Held)
+        assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
+
+    async def test_a_publication(
+        self, store: RedisStore, other: RedisStore, proxy: FlakyProxy, loss: Loss
+    ) -> None:
+        """Done once, and known to be done."""
+        leases = {id_: await lease_of(store, id_) for id_ in "abc"}
+        await other.invalidate(KIND, ["b"])
+        proxy.lose(loss, to=b"EVALSHA", times=1)
+        copies = {id_: (lease, copy_by(lease)) for id_, lease in leases.items()}
+        assert await store.publish(KIND, copies) == {"b"}
+        assert proxy.lost == 1
+        assert await copy_in(other) == copies["a"][1]
+        assert await copy_in(other, "b") is None
+
+    @pytest.mark.usefixtures("other")
+    async def test_a_renewal_and_a_release(
+        self, store: RedisStore, proxy: FlakyProxy, loss: Loss
+    ) -> None:
+        """The holder goes on holding; the failure is noted once."""
+        lease = await lease_of(store)
+        proxy.lose(loss, to=b"EVALSHA", times=1)
+        assert await store.renew(KIND, [lease], 30) == set()
+        failure = Failure(1, time.time() + 5, "TimeoutError")
+        proxy.lose(loss, to=b"EVALSHA", times=1)
+        await store.release(KIND, [lease], {"a": failure})
+        assert proxy.lost == 2
+        assert await store.read(KIND, ["a"]) == {"a": Record(None, None, failure)}
+
+    async def test_an_invalidation(
+        self, store: RedisStore, other: RedisStore, proxy: FlakyProxy, loss: Loss
+    ) -> None:
+        """Delivered, by key and by tag."""
+        lease = await lease_of(other, "a", "eu")
+        await other.publish(KIND, {"a": (lease, copy_by(lease))})
+        proxy.lose(loss, to=b"EVALSHA", times=1)
+        await store.invalidate(KIND, ["a"], soft=True)
+        copy = await copy_in(other)
+        assert copy is not None
+        assert copy.mark is Mark.SOFT
+        proxy.lose(loss, to=b"EVALSHA", times=1)
+        assert await store.invalidate_tag("eu") == [(KIND, "a")]
+        copy = await copy_in(other)
+        assert copy is not None
+        assert copy.mark is Mark.HARD
+        assert proxy.lost == 2
+
+    async def test_what_cannot_be_settled_is_an_error(
+        self, store: RedisStore, proxy: FlakyProxy, loss: Loss
+    ) -> None:
+        """Nothing is claimed: neither that it was done, nor that it was not."""
+        lease = await lease_of(store)
+        proxy.lose(loss, to=b"EVALSHA")
+        with pytest.raises(StoreError):
+            await store.publish(KIND, {"a": (lease, copy_by(lease))})
+        with pytest.raises(StoreError):
+            await store.invalidate(KIND, ["a"])
+
+
+class TestS2Settled:
+    async def test_a_publication_that_was_overwritten_is_not_taken_for_ours(
+        self, other: RedisStore, proxy: FlakyProxy, prefix: str
+    ) -> None:
+        """Its reply got lost and another published meanwhile: superseded, and theirs stands."""
+        url = f"redis://{HOST}:{proxy.port}/0"
+        async with opened(RedisStore(url, prefix=prefix, timeout=DEADLINE)) as store:
+            lease = await lease_of(store)
+            proxy.lose("silently", to=b"EVALSHA", times=1)
+            ours = store.publish(KIND, {"a": (lease, copy_by(lease))})
+            publication = asyncio.create_task(ours)
+            async with asyncio.timeout(DEADLINE / 2):
+                while await copy_in(other) is None:
+                    await asyncio.sleep(0)
+            theirs = await lease_of(other)
+            await other.publish(KIND, {"a": (theirs, copy_by(theirs, b"theirs"))})
+            proxy.cut()
+            assert await publication == {"a"}
+        copy = await copy_in(other)
+        assert copy is not None
+        assert copy.value == b"theirs"
+
+    async def test_a_cancelled_step_leaves_nothing_for_the_next_one(
+        self, store: RedisStore, other: RedisStore
+    ) -> None:
+        """A reply that nobody waited for is never taken for another's."""
+        for id_ in "ab":
+            lease = await lease_of(other, id_)
+            await other.publish(KIND, {id_: (lease, copy_by(lease, id_.encode()))})
+        for turns in range(12):
+            read = asyncio.create_task(store.read(KIND, ["a"]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            read.cancel()
+            await asyncio.gather(read, return_exceptions=True)
+            copy = await copy_in(store, "b")
+            assert copy is not None
+            assert copy.value == b"b"
+
+
+class TestS5Breaker:
+    def test_it_lets_everything_pass_while_all_is_well(self) -> None:
+        """Closed."""
+        breaker = Breaker()
+        assert all(breaker.allows(now) for now in (0.0, 1.0, 1.0))
+
+    def test_after_a_failure_one_passes_for_each_pause(self) -> None:
+        """The others are told at once."""
+        breaker = Breaker()
+        breaker.failed(began=0.0, now=1.0)
+        assert not breaker.allows(1.0)
+        assert breaker.allows(1.0 + FIRST_PAUSE)
+        assert not breaker.allows(1.0 + FIRST_PAUSE)
+
+    def test_pauses_grow_to_a_limit(self) -> None:
+        """However long it is away, it is asked every two seconds."""
+        breaker, now, pauses = Breaker(), 0.0, []
+        for _ in range(8):
+            breaker.failed(began=now, now=now)
+            step = 0
+            while not breaker.allows(now + step * 0.05):
+                step += 1
+            pauses.append(step * 0.05)
+            now += step * 0.05
+        assert pauses[:3] == pytest.approx([0.1, 0.2, 0.4])
+        assert pauses[-1] == LONGEST_PAUSE
+
+    def test_failures_of_one_moment_count_once(self) -> None:
+        """Fifty readers were under way: that is one failure."""
+        breaker = Breaker()
+        for _ in range(50):
+            breaker.failed(began=0.0, now=1.0)
+        assert breaker.allows(1.0 + FIRST_PAUSE)
+
+    def test_the_first_success_ends_it(self) -> None:
+        """And the next pause is short again."""
+        breaker = Breaker()
+        for moment in (1.0, 2.0, 3.0):
+            breaker.failed(began=moment, now=moment)
+        breaker.succeeded()
+        assert breaker.allows(3.0)
+        breaker.failed(began=4.0, now=4.0)
+        assert breaker.allows(4.0 + FIRST_PAUSE)
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test's own."""
+    binary = binary_of("valkey")
+    assert binary is not None
+    with serving(binary, tmp_path) as server:
+        yield server
+
+
+async def eventually(is_so: Callable[[], object]) -> None:
+    """Until it is so, or the deadline."""
+    deadline = time.monotonic() + DEADLINE
+    while not is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+class TestS5Away:
+    async def test_an_away_server_is_asked_now_and_then_only(
+        self, store: RedisStore, proxy: FlakyProxy, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It swallows everything: one reader in a while waits for it, the others not at all."""
+        await store.read(KIND, ["a"])
+        proxy.lose("silently")
+        before = proxy.requests
+        for _ in range(200):
+            with pytest.raises(StoreError):
+                await store.read(KIND, ["a"])
+        assert proxy.requests - before <= 5
+        assert caplog.text.count("the Redis server is away") == 1
+
+    async def test_an_invalidation_is_tried_however_long_it_was_away(
+        self, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """Nobody can do without it: it does not wait for the end of a pause."""
+        proxy.lose("replies")
+        for _ in range(20):
+            with pytest.raises(StoreError):
+                await store.invalidate(KIND, ["a"])
+        proxy.heal()
+        await store.invalidate(KIND, ["a"])
+        assert await store.read(KIND, ["a"]) == {}
+
+    async def test_broken_connections_are_all_left_at_once(
+        self, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """Ten that idled through a restart do not cost ten failures: not even one."""
+        await asyncio.gather(*(store.read(KIND, ["a"]) for _ in range(10)))
+        proxy.cut()
+        assert await store.read(KIND, ["a"]) == {}
+
+    async def test_a_long_answer_may_take_its_time_as_long_as_it_goes_on(
+        self, valkey: Server
+    ) -> None:
+        """The time-out is for the next reply, not for all that one round trip brings."""
+        connections = Connections(valkey.address, most=1, timeout=1, options={})
+        waits = [("BLPOP", b"nothing", "0.4")] * 3
+        assert await connections.send(waits) == [None] * 3
+        with pytest.raises(TimeoutError):
+            await connections.send([("BLPOP", b"nothing", "5")])
+        assert await connections.send([("PING",)]) == [b"PONG"]
+        await connections.close()
+
+    async def test_it_opens_without_a_server(
+        self, mortal: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It begins without one, says so, and works when there is one."""
+        mortal.stop()
+        with caplog.at_level(logging.WARNING):
+            async with opened(RedisStore(mortal.address)) as store:
+                assert "the Redis server is away" in caplog.text
+                with pytest.raises(StoreError, match="away"):
+                    await store.read(KIND, ["a"])
+                mortal.start()
+                await store.invalidate(KIND, ["a"])
+                assert await store.read(KIND, ["a"]) == {}
+        assert "the Redis server is back" in caplog.text
+
+    async def test_the_cache_goes_on_without_it_and_comes_back_by_itself(
+        self, mortal: Server
+    ) -> None:
+        """Memory and loaders answer, nothing is raised but by invalidations, `stats` says so."""
+        loads: list[str] = []
+        cache = Cache(mortal.url())
+
+        @cache.batched("price", fresh_for=60, stale_for=60)
+        async def prices(skus: list[str]) -> Mapping[str, int]:
+            loads.extend(skus)
+            return dict.fromkeys(skus, len(loads))
+
+        async with cache:
+            assert await prices("a") == 1
+            mortal.stop()
+            assert await prices("a") == 1
+            assert (await prices.get("b")).origin is Origin.LOADED
+            with pytest.raises(StoreError):
+                await prices.invalidate("a")
+            with pytest.raises(StoreError):
+                await cache.invalidate_tag("eu")
+            stats = await cache.stats()
+            assert stats.store is None
+            assert stats.resources["price"].store_errors > 0
+            mortal.start()
+            await eventually_stored(cache)
+            assert await prices("c") == len(loads)
+            answer = await prices.get("c")
+            assert answer.origin is Origin.STORE
+            await prices.invalidate("a")
+
+    async def test_stopped_and_started_under_load(self, mortal: Server) -> None:
+        """Sixteen readers go on, through two deaths and a long silence: none sees an error."""
+        cache = Cache(mortal.url(timeout="200ms"))
+        running, read = True, 0
+
+        @cache.batched("price", fresh_for=0.02, stale_for=0.02)
+        async def prices(skus: list[str]) -> Mapping[str, int]:
+            return dict.fromkeys(skus, 1)
+
+        async def reader(number: int) -> None:
+            nonlocal read
+            while running:
+                assert await prices(f"sku-{number % 4}") == 1
+                read += 1
+                await asyncio.sleep(0)
+
+        async with cache:
+            readers = [asyncio.create_task(reader(number)) for number in range(16)]
+            for goes, comes in (
+                (mortal.stop, mortal.start),
+                (mortal.pause, mortal.go_on),
+                (mortal.stop, mortal.start),
+            ):
+                await eventually_stored(cache)
+                goes()
+                seen = read
+                await eventually(lambda seen=seen: read > seen + 200)  # type: ignore[misc]
+                comes()
+            await eventually_stored(cache)
+            running = False
+            await asyncio.gather(*readers)
+
+
+async def eventually_stored(cache: Cache) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while (await cache.stats()).store is None:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+class TestS5Refused:
+    async def test_a_server_that_forgot_the_scripts_is_taught_again(
+        self, valkey: Server, other: RedisStore
+    ) -> None:
+        """`SCRIPT FLUSH`, or a restart."""
+        lease = await lease_of(other)
+        valkey.command("SCRIPT FLUSH")
+        assert await other.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
+
+    async def test_a_replica_refuses_to_write_and_is_left(self, mortal: Server) -> None:
+        """Reads go on; a primary again, it works again."""
+        async with opened(RedisStore(mortal.address)) as store:
+            lease = await lease_of(store)
+            await store.publish(KIND, {"a": (lease, copy_by(lease))})
+            mortal.command("CONFIG SET replica-serve-stale-data yes")
+            mortal.command(f"REPLICAOF {HOST} 1")
+            with pytest.raises(StoreError, match="read only replica"):
+                await store.invalidate(KIND, ["a"])
+            assert await copy_in(store) is not None
+            mortal.command("REPLICAOF NO ONE")
+            await store.invalidate(KIND, ["a"])
+
+    async def test_after_a_failover_it_finds_the_new_primary(
+        self, valkey: Server, mortal: Server, store: RedisStore, proxy: FlakyProxy
+    ) -> None:
+        """The address leads to another server now; the old one refuses to write, and is left."""
+        await lease_of(store)
+        proxy.lead_to(HOST, mortal.port)
+        proxy.cut()
+        lease = await lease_of(store)
+        mortal.command(f"REPLICAOF {HOST} 1")
+        proxy.lead_to(HOST, valkey.port)
+        with pytest.raises(StoreError, match="read only replica"):
+            await store.publish(KIND, {"a": (lease, copy_by(lease))})
+        assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == {"a"}
+
+    async def test_a_full_server_still_invalidates(self, mortal: Server) -> None:
+        """Nothing new is kept, and said so; what is there is read, marked and deleted."""
+        async with opened(RedisStore(mortal.address)) as store:
+            lease = await lease_of(store)
+            await store.publish(KIND, {"a": (lease, copy_by(lease))})
+            held = await lease_of(store, "b")
+            mortal.command("CONFIG SET maxmemory 1")
+            with pytest.raises(StoreError, match="maxmemory"):
+                await store.acquire(KIND, [Ask("c")], 30)
+            with pytest.raises(StoreError, match="maxmemory"):
+                await store.publish(KIND, {"b": (held, copy_by(held))})
+            await store.invalidate(KIND, ["a", "b"])
+            copy = await copy_in(store)
+            assert copy is not None
+            assert copy.mark is Mark.HARD
+            await store.delete(KIND, ["a"])
+            mortal.command("CONFIG SET maxmemory 0")
+            assert await store.publish(KIND, {"b": (held, copy_by(held))}) == {"b"}
+            assert await store.read(KIND, ["a", "b"]) == {}
+
+    @pytest.mark.parametrize("at", [":wrong@", "nobody:wrong@"])
+    async def test_a_wrong_password_is_told_at_once(self, mortal: Server, at: str) -> None:
+        """And never shown."""
+        mortal.command("CONFIG SET requirepass secret")
+        store = RedisStore(mortal.address.replace("//", f"//{at}"))
+        with pytest.raises(StoreError, match="refused") as caught:
+            await store.open()
+        assert "wrong@" not in str(caught.value)
+
+    async def test_a_right_password_opens(self, mortal: Server) -> None:
+        mortal.command("CONFIG SET requirepass secret")
+        url = mortal.address.replace("//", "//:secret@")
+        async with opened(RedisStore(url)) as store:
+            assert await store.read(KIND, ["a"]) == {}
+
+    async def test_a_database_that_is_not_there_is_told_at_once(self, valkey: Server) -> None:
+        """Not when the first value is stored."""
+        store = RedisStore(valkey.address.replace("/0", "/99"))
+        with pytest.raises(StoreError, match="out of range"):
+            await store.open()
+
+    async def test_a_server_that_drops_keys_is_warned_of(
+        self, mortal: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A tag that was dropped cannot be invalidated: said when it is opened."""
+        with caplog.at_level(logging.WARNING):
+            mortal.command("CONFIG SET maxmemory-policy allkeys-lru")
+            async with opened(RedisStore(mortal.address)):
+                assert not caplog.text
+            mortal.command("CONFIG SET maxmemory 100mb")
+            async with opened(RedisStore(mortal.address)):
+                assert "allkeys-lru" in caplog.text
+
+    async def test_what_the_docs_allow_is_enough(self, mortal: Server) -> None:
+        """A user with the commands that docs/stores.md lists, and no others."""
+        page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
+        allowed = re.findall(r"\+[a-z|]+", page.partition("With an ACL")[2])
+        called = page.partition("what the scripts call (`")[2].partition("`")[0].split()
+        rules = [*allowed, *(f"+{command}" for command in called)]
+        assert len(rules) > 20
+        said = mortal.command("ACL SETUSER shop on >word ~shop:*", *rules)
+        assert said == "+OK\r\n"
+        url = mortal.address.replace("//", "//shop:word@")
+        async with opened(RedisStore(url, prefix="shop")) as store:
+            await teach(store)
+            lease = await lease_of(store, "a", "eu")
+            failure = Failure(1, time.time() + 5, "TimeoutError")
+            await store.release(KIND, [lease], {"a": failure})
+            asks = [Ask(f"b-{number}", tags=("eu",)) for number in range(3_000)]
+            await store.acquire(KIND, asks, 30)
+            assert (await store.stats()).leases == 3_000
+            assert await store.evict(time.time() + 1e6) == 3_001

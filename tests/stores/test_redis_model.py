@@ -1,0 +1,33 @@
+"""S3, S5: the Redis store on a real server answers as the memory store does, whatever is asked."""
+
+from collections.abc import Callable
+from typing import ClassVar
+from uuid import uuid4
+
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from store_model import StoreModel
+from valkey_server import Server
+
+from stillfresh.clock import Clock
+from stillfresh.stores.contract import Store
+from stillfresh.stores.redis import RedisStore
+
+
+class RedisModel(StoreModel):
+    server: ClassVar[Server]
+
+    def new_store(self, clock: Clock, new_token: Callable[[], str]) -> Store:
+        return RedisStore(
+            self.server.address, prefix=uuid4().hex, clock=clock, new_token=new_token, timeout=10
+        )
+
+
+def test_s5_answers_as_memory_does(valkey: Server) -> None:
+    """Copies, leases, failures, tags, evictions and counts, to the last bit of every time."""
+
+    class OnValkey(RedisModel):
+        server = valkey
+
+    some = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(OnValkey, settings=some)

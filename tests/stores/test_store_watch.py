@@ -1,0 +1,60 @@
+"""C14 on every store that is shared: what two watch is loaded once, and both hear of it.
+
+The clock is the machine's: a real store is asked over a real network.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from engine_kit import Price, Upstream, declare, version
+
+from stillfresh import Cache, Watch
+
+KEYS = [f"sku-{number}" for number in range(60)]
+
+
+@pytest.fixture(params=["sqlite", "redis", "dynamodb"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "redis":
+            return str(request.getfixturevalue("valkey").url(timeout="10s"))
+        case "dynamodb":
+            aws = request.getfixturevalue("aws")
+            return str(aws.address(aws.new_table()))
+        case _:
+            return f"sqlite:///{tmp_path}/cache.db"
+
+
+async def heard(watch: Watch[str, Price]) -> dict[str, int]:
+    """Of every key the first news: its version."""
+    news: dict[str, int] = {}
+    async with asyncio.timeout(30):
+        async for update in watch:
+            news[update.key] = version(update.answer)
+            if len(news) == len(KEYS):
+                break
+    return news
+
+
+class TestC14Stores:
+    async def test_what_two_watch_is_loaded_once(self, url: str) -> None:
+        """E5: whoever has the lease loads, and the other hears of the copy too."""
+        upstream = Upstream()
+        async with Cache(url) as first, Cache(url) as second:
+            one, two = declare(first, upstream), declare(second, upstream)
+            with one.watch(KEYS) as here, two.watch(KEYS) as there:
+                seen = await asyncio.gather(heard(here), heard(there))
+        assert [*seen] == [dict.fromkeys(KEYS, 1)] * 2
+        assert sorted(key for call in upstream.calls for key in call) == sorted(KEYS)
+
+    async def test_what_is_invalidated_is_loaded_at_once(self, url: str) -> None:
+        """E6: the news is the new value, long before the old one's time was up."""
+        upstream = Upstream()
+        async with Cache(url) as cache:
+            prices = declare(cache, upstream)
+            with prices.watch(KEYS) as watch:
+                await heard(watch)
+                upstream.version = 2
+                await prices.invalidate(*KEYS)
+                assert await heard(watch) == dict.fromkeys(KEYS, 2)

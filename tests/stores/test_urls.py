@@ -1,0 +1,93 @@
+"""S5: from a Redis address to a store; what is wrong is named, and no password is shown."""
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from stillfresh import Cache, ConfigError
+from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.urls import store_for
+
+
+class TestS5Address:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis://localhost",
+            "redis://localhost/",
+            "redis://localhost:6380/3?prefix=shop",
+            "rediss://user:word@cache.example:6379/0?ssl_ca_certs=/ca.pem&timeout=250ms",
+            "valkey://[::1]:6379?max_connections=5",
+            "valkeys://cache.example?ssl_check_hostname=false",
+        ],
+    )
+    def test_names_a_store(self, url: str) -> None:
+        """Nothing is connected by naming it."""
+        assert isinstance(store_for(url, time.time), RedisStore)
+
+    @pytest.mark.parametrize(
+        ("url", "says"),
+        [
+            ("redis://", "names no host"),
+            ("redis:///0", "names no host"),
+            ("redis://host:none/0", "port"),
+            ("redis://host:99999", "port"),
+            ("redis://host/shop", "database's number"),
+            ("redis://host/0/1", "database's number"),
+            ("redis://host#1", "database's number"),
+            ("redis://host?prefx=shop", "knows no prefx"),
+            ("redis://host?ssl_ca_certs=/ca.pem", "knows no ssl_ca_certs"),
+            ("redis://host?prefix=a&prefix=b", "twice"),
+            ("redis://host?prefix=", "prefix"),
+            ("redis://host?prefix={a}", "prefix"),
+            ("redis://host?timeout=soon", "timeout"),
+            ("redis://host?timeout=0", "timeout"),
+            ("redis://host?max_connections=0", "max_connections"),
+            ("redis://host?max_connections=many", "max_connections"),
+        ],
+    )
+    def test_a_mistake_is_named(self, url: str, says: str) -> None:
+        """When it is written, not when it is used."""
+        with pytest.raises(ConfigError, match=says):
+            Cache(url)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"url": "http://user:hidden@host"},
+            {"max_connections": 0},
+            {"timeout": "soon"},
+            {"prefix": "a b"},
+        ],
+    )
+    def test_so_is_one_in_a_store_made_by_hand(self, wrong: dict[str, Any]) -> None:
+        """Not when it is opened."""
+        with pytest.raises(ConfigError) as caught:
+            RedisStore(**{"url": "redis://host", **wrong})
+        assert "hidden" not in str(caught.value)
+
+    def test_no_password_in_an_error(self) -> None:
+        """Errors end up in logs."""
+        with pytest.raises(ConfigError) as caught:
+            Cache("redis://user:hidden@host/0?prefx=shop")
+        assert "hidden" not in str(caught.value)
+        assert "user" in str(caught.value)
+
+    def test_without_the_library_it_says_what_to_install(self) -> None:
+        """Named at the cache, in words; nothing else needs it."""
+        script = """
+import sys
+sys.modules["redis"] = None
+from stillfresh import Cache, ConfigError
+Cache("memory://")
+try:
+    Cache("redis://localhost")
+except ConfigError as error:
+    print(error)
+"""
+        command = [sys.executable, "-W", "error", "-c", script]
+        said = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+        assert "stillfresh[redis]" in said.stdout

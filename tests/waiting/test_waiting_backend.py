@@ -1,0 +1,346 @@
+"""The service: its order, its index, its events, its endpoint (W12)."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from waiting_service import Served, served
+
+from stillfresh import ConfigError, NotOpen, StoreError
+from stillfresh.testing import ManualClock
+from stillfresh.waiting.backend import GameError, Games, GameView, Player
+from stillfresh.waiting.backend.listener import MAX_UNSENT, Listener
+from stillfresh.waiting.backend.schema import WAITING_LONGEST
+from stillfresh.waiting.backend.steps import Happened
+from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
+
+ME, YOU, BOT = Player("me"), Player("you"), Player("bot", is_human=False)
+
+
+@pytest.fixture
+async def games(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Games]:
+    async with Games(tmp_path / "games.db", clock=clock) as games:
+        yield games
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_000)
+
+
+def heard(games: Games) -> list[Happened]:
+    told: list[Happened] = []
+    games.on_happened(told.append)
+    return told
+
+
+def kinds(told: list[Happened]) -> list[tuple[str, type]]:
+    return [(user, type(news)) for happened in told for user, news in happened.news]
+
+
+class TestW12Order:
+    """W12: humans first, then longest waiting, then id; at most five; ours only."""
+
+    async def test_orders_by_humans_then_time_then_id(
+        self, games: Games, clock: ManualClock
+    ) -> None:
+        """Each criterion decides where those before it do not."""
+        await games.start("z-bots", [ME, BOT])
+        clock.advance(1)
+        await games.start("y-late", [ME, YOU])
+        await games.start("x-late", [ME, YOU, BOT])
+        clock.advance(-0.5)
+        await games.start("w-early", [ME, YOU])
+        assert games.waiting_longest("me") == ["w-early", "x-late", "y-late", "z-bots"]
+
+    async def test_shows_at_most_five(self, games: Games) -> None:
+        """Those that wait longest."""
+        for name in "gfedcba":
+            await games.start(name, [ME, YOU])
+        assert games.waiting_longest("me") == list("abcde")
+
+    async def test_leaves_out_what_is_not_ours(self, games: Games) -> None:
+        """Another's turn, a game that is over, one that we left; and a bot has no list."""
+        await games.start("theirs", [YOU, ME])
+        await games.start("over", [ME, YOU])
+        await games.start("left", [ME, YOU])
+        await games.start("bots", [BOT, ME])
+        await games.end("over")
+        await games.leave("left", "me")
+        assert games.waiting_longest("me") == []
+        assert games.waiting_longest("you") == ["theirs", "left"]
+        assert games.waiting_longest("bot") == []
+
+    async def test_a_turn_that_goes_on_keeps_its_place(
+        self, games: Games, clock: ManualClock
+    ) -> None:
+        """A turn that comes back is the newest."""
+        for name in "ab":
+            await games.start(name, [ME, YOU])
+            clock.advance(1)
+        await games.move("a", "me", keeps_turn=True)
+        assert games.waiting_longest("me") == ["a", "b"]
+        await games.move("a", "me")
+        await games.move("a", "you")
+        assert games.waiting_longest("me") == ["b", "a"]
+
+    async def test_whoever_leaves_makes_it_a_game_against_bots(self, games: Games) -> None:
+        """Until they rejoin: the number of humans is always true."""
+        await games.start("a", [ME, YOU, BOT])
+        await games.start("b", [ME, YOU])
+        await games.leave("a", "you")
+        assert games.waiting_longest("me") == ["b", "a"]
+        await games.rejoin("a", "you")
+        assert games.waiting_longest("me") == ["a", "b"]
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_agrees_with_a_plain_sort(
+        self, games: Games, clock: ManualClock, seed: int
+    ) -> None:
+        """Whatever was played, by whomever."""
+        dice = random.Random(seed)
+        players = [ME, YOU, Player("she"), BOT]
+        for number, size in product(range(12), [2, 3]):
+            clock.advance(dice.randrange(3))
+            await games.start(f"g{number}-{size}", dice.sample(players, size))
+        for _ in range(120):
+            clock.advance(dice.randrange(2))
+            await self.any_step(games, dice)
+        for user in ("me", "you", "she"):
+            assert games.waiting_longest(user, 100) == sorted_by_hand(games, user)
+            assert games.waiting_longest(user) == sorted_by_hand(games, user)[:5]
+
+    async def any_step(self, games: Games, dice: random.Random) -> None:
+        game = games.view(f"g{dice.randrange(12)}-{dice.choice([2, 3])}")
+        user = dice.choice(["me", "you", "she", "bot"])
+        try:
+            match dice.randrange(10):
+                case 0:
+                    await games.leave(game.game_id, user)
+                case 1:
+                    await games.rejoin(game.game_id, user)
+                case 2 if dice.random() < 0.3:
+                    await games.end(game.game_id)
+                case _:
+                    await games.move(game.game_id, game.actor or user)
+        except GameError:
+            pass
+
+
+def sorted_by_hand(games: Games, user: str) -> list[str]:
+    """The contract's sentence, game by game."""
+    connection = games._reader
+    assert connection is not None
+    members = connection.execute(
+        "SELECT game_id, user_id FROM memberships WHERE is_human AND is_active"
+    ).fetchall()
+    rows: list[tuple[Any, ...]] = connection.execute(
+        "SELECT waiting_since, game_id FROM games WHERE status = 'active' AND actor = ?", (user,)
+    ).fetchall()
+
+    def order(row: tuple[Any, ...]) -> tuple[bool, int, str]:
+        others = [one for game, one in members if game == row[1] and one != user]
+        return not others, row[0], row[1]
+
+    return [row[1] for row in sorted(rows, key=order) if (row[1], user) in members]
+
+
+class TestW12Index:
+    """W12: one walk along an index."""
+
+    async def test_no_scan_no_sort_no_query_for_each_game(self, games: Games) -> None:
+        """The plan: the index in its order, and each game's membership by its key."""
+        connection = games._reader
+        assert connection is not None
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {WAITING_LONGEST}", ("me", 5)).fetchall()
+        steps = [str(step) for *_, step in plan]
+        assert len(steps) == 2
+        assert steps[0].startswith("SEARCH g USING INDEX games_waiting (actor=?")
+        assert steps[1].startswith("SEARCH m USING PRIMARY KEY (game_id=? AND user_id=?")
+
+    async def test_asking_costs_the_same_among_many_games(self, games: Games) -> None:
+        """One statement, and SQLite's steps are as many among two hundred games as among ten."""
+        connection = games._reader
+        assert connection is not None
+        costs: list[int] = []
+        connection.trace_v2(
+            apsw.SQLITE_TRACE_PROFILE,
+            lambda event: costs.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]),
+        )
+        for count in (10, 200):
+            for number in range(count):
+                await games.start(f"g{count}-{number}", [ME, YOU])
+            assert len(games.waiting_longest("me")) == 5
+        few, many = costs
+        assert few == many
+
+
+class TestW12Events:
+    """W12: who is told what, in the order of the commits."""
+
+    async def test_your_turn_goes_to_the_human_who_becomes_the_actor(self, games: Games) -> None:
+        """With the version; a bot is told nothing."""
+        await games.start("g", [ME, YOU, BOT])
+        told = heard(games)
+        for user in ("me", "you", "bot"):
+            await games.move("g", user)
+        expected = [("you", YourTurnNews("g", 2)), ("me", YourTurnNews("g", 4))]
+        assert [news for happened in told for news in happened.news] == expected
+
+    async def test_a_turn_that_goes_on_tells_nobody(self, games: Games) -> None:
+        """Nobody became the actor."""
+        await games.start("g", [ME, YOU])
+        told = heard(games)
+        await games.move("g", "me", keeps_turn=True)
+        assert kinds(told) == []
+
+    @pytest.mark.parametrize("what", ["start", "end", "abandon", "leave", "rejoin"])
+    async def test_structural_changes_invalidate_for_all_humans(
+        self, games: Games, what: str
+    ) -> None:
+        """Started, ended, abandoned, left, rejoined: also who has left is told."""
+        if what != "start":
+            await games.start("g", [YOU, ME, BOT])
+        if what == "rejoin":
+            await games.leave("g", "me")
+        told = heard(games)
+        match what:
+            case "start":
+                await games.start("g", [YOU, ME, BOT])
+            case "leave":
+                await games.leave("g", "me")
+            case "rejoin":
+                await games.rejoin("g", "me")
+            case _:
+                await getattr(games, what)("g")
+        invalidated = [user for user, kind in kinds(told) if kind is InvalidatedNews]
+        assert invalidated == ["you", "me"]
+
+    async def test_a_turn_that_is_left_passes_on(self, games: Games) -> None:
+        """Who becomes the actor is told; when nobody is left, nobody is the actor."""
+        await games.start("g", [ME, YOU])
+        told = heard(games)
+        await games.leave("g", "me")
+        assert ("you", YourTurnNews) in kinds(told)
+        await games.leave("g", "you")
+        assert games.view("g").actor is None
+        await games.rejoin("g", "me")
+        assert games.view("g").actor == "me"
+
+    async def test_a_move_is_made_and_told_though_its_caller_is_gone(self, games: Games) -> None:
+        """What is on disk has been told."""
+        await games.start("g", [ME, YOU])
+        told, happened = heard(games), asyncio.Event()
+        games.on_happened(lambda _: happened.set())
+        move = asyncio.create_task(games.move("g", "me"))
+        await asyncio.sleep(0)
+        move.cancel()
+        async with asyncio.timeout(30):
+            await happened.wait()
+        assert kinds(told) == [("you", YourTurnNews)]
+
+    async def test_a_connection_that_does_not_keep_up_is_ended(self) -> None:
+        """News is never dropped in silence: the client reconnects and asks."""
+        slow = Listener("me")
+        happened = Happened(GameView("g", "active", "me", 1), (("me", InvalidatedNews()),))
+        for _ in range(MAX_UNSENT):
+            slow.hear(happened)
+        assert not slow.is_lagging.is_set()
+        slow.hear(happened)
+        assert slow.is_lagging.is_set()
+
+
+class TestW12Refused:
+    """W12: what a game does not allow, and files that are not ours."""
+
+    async def test_moves_out_of_turn_are_refused(self, games: Games) -> None:
+        """With the reason; nothing changes and nobody is told."""
+        await games.start("g", [ME, YOU])
+        told, before = heard(games), games.view("g")
+        for user, version in (("you", None), ("me", 7), ("stranger", None)):
+            with pytest.raises(GameError):
+                await games.move("g", user, version=version)
+        with pytest.raises(GameError, match="no game 'nowhere'"):
+            await games.move("nowhere", "me")
+        assert (games.view("g"), told) == (before, [])
+
+    async def test_a_game_that_is_over_is_over(self, games: Games) -> None:
+        """No move, no second end."""
+        await games.start("g", [ME, YOU])
+        await games.abandon("g")
+        for step in (games.move("g", "me"), games.end("g"), games.leave("g", "me")):
+            with pytest.raises(GameError, match="abandoned"):
+                await step
+
+    async def test_games_that_cannot_be_are_refused(self, games: Games) -> None:
+        """One id, one game; one seat for each; somebody must play."""
+        await games.start("g", [ME, YOU])
+        with pytest.raises(GameError, match="exists"):
+            await games.start("g", [ME])
+        with pytest.raises(GameError, match="twice"):
+            await games.start("h", [ME, ME])
+        with pytest.raises(ConfigError, match="players"):
+            await games.start("h", [])
+        with pytest.raises(GameError, match="no such seat"):
+            await games.rejoin("g", "me")
+        assert games.waiting_longest("me") == ["g"]
+
+    async def test_closed_games_say_so(self, tmp_path: Path) -> None:
+        """Before they are opened, and after."""
+        games = Games(tmp_path / "games.db")
+        with pytest.raises(NotOpen):
+            games.waiting_longest("me")
+        async with games:
+            await games.start("g", [ME])
+        with pytest.raises(NotOpen):
+            await games.move("g", "me")
+        async with games:
+            assert games.waiting_longest("me") == ["g"]
+            with pytest.raises(ConfigError, match="open already"):
+                await games.__aenter__()
+
+    async def test_a_file_of_another_application_is_left_alone(self, tmp_path: Path) -> None:
+        """Refused, not overwritten."""
+        path = tmp_path / "other.db"
+        with apsw.Connection(str(path)) as other:
+            other.execute("CREATE TABLE precious(a)")
+        other.close()
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match="another application"):
+            async with Games(path):
+                pass
+        assert path.read_bytes() == before
+
+    async def test_a_place_that_cannot_be_is_refused(self, tmp_path: Path) -> None:
+        """With what to do."""
+        with pytest.raises(StoreError, match="there is no directory"):
+            async with Games(tmp_path / "nowhere" / "games.db"):
+                pass
+
+
+class TestW12Endpoint:
+    """W12: `GET /api/games/waiting-longest`, over real HTTP."""
+
+    async def test_answers_for_the_user_who_is_signed_in(self, tmp_path: Path) -> None:
+        """One user's games are nobody else's, and no cache's."""
+        async with served(tmp_path) as service:
+            await service.games.start("g", [ME, YOU])
+            await service.games.start("h", [ME, BOT])
+            mine, yours = [await self.ask(service, user) for user in ("me", "you")]
+        assert mine == (200, {"game_ids": ["g", "h"]}, "private, no-store")
+        assert yours == (200, {"game_ids": []}, "private, no-store")
+
+    async def test_nobody_gets_nothing(self, tmp_path: Path) -> None:
+        """Sign in first."""
+        async with served(tmp_path) as service:
+            status, _, _ = await self.ask(service, None)
+        assert status == 401
+
+    async def ask(self, service: Served, user: str | None) -> tuple[int, object, str]:
+        response = await service.get("/api/games/waiting-longest", user)
+        return response.status_code, response.json(), response.headers["Cache-Control"]

@@ -1,0 +1,274 @@
+"""The real service, real HTTP and WebSockets, the cache, three users, a wire cut (W9, W12)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from waiting_kit import Sleeper, until
+from waiting_service import Served, Wire, served, wired
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from stillfresh import ConfigError, NotOpen, StillfreshError
+from stillfresh.waiting import Proof
+from stillfresh.waiting.backend import Player
+from stillfresh.waiting.client import WaitingClient
+from stillfresh.waiting.messages import EVENTS
+
+ANN, BEN, EVE = Player("ann"), Player("ben"), Player("eve")
+BOT = Player("bot", is_human=False)
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Served]:
+    async with served(tmp_path) as service:
+        yield service
+
+
+@pytest.fixture
+async def wire(service: Served) -> AsyncIterator[Wire]:
+    async with wired(service.port) as wire:
+        yield wire
+
+
+def client_of(
+    user: str, url: str, sleep: Callable[[float], object] = asyncio.sleep
+) -> WaitingClient:
+    return WaitingClient(url, headers={"Authorization": f"Bearer {user}"}, sleep=sleep)  # type: ignore[arg-type]
+
+
+def shows(client: WaitingClient, *games: str) -> Callable[[], bool]:
+    """Settled on these games."""
+    return lambda: (client.cache.state.pool, client.cache.navigation().pending) == (games, False)
+
+
+class TestW12EndToEnd:
+    """W12: backend, events, client and cache together."""
+
+    async def test_an_evening_of_three(self, service: Served) -> None:
+        """What each sees is the backend's order, at every rest, and most turns ask nobody."""
+        games = service.games
+        async with AsyncExitStack() as stack:
+            ann, ben, eve = [
+                await stack.enter_async_context(client_of(name, service.url))
+                for name in ("ann", "ben", "eve")
+            ]
+            await games.start("g1", [ANN, BEN])
+            await games.start("g2", [ANN, BEN, EVE])
+            await games.start("g3", [EVE, ANN])
+            await games.start("solo", [ANN, BOT])
+            await until(ann.cache, shows(ann, "g1", "g2", "solo"))
+            await until(eve.cache, shows(eve, "g3"))
+            assert await ann.look("g1")
+            await ann.move("g1")
+            await until(ann.cache, shows(ann, "g2", "solo"))
+            await until(ben.cache, shows(ben, "g1"))
+            assert await eve.look("g3")
+            await eve.move("g3")
+            await until(ann.cache, shows(ann, "g2", "g3", "solo"))
+            assert ann.cache.navigation("g2").games == ("g3", "solo")
+            assert ann.cache.navigation().proof is Proof.SERVER
+            for client, user in ((ann, "ann"), (ben, "ben"), (eve, "eve")):
+                assert list(client.cache.state.pool) == games.waiting_longest(user)
+
+    async def test_a_loop_against_bots_asks_nobody(self, service: Served) -> None:
+        """One refetch for the first turn that comes back; then the snapshot serves."""
+        games = service.games
+        for name in ("g1", "g2"):
+            await games.start(name, [ANN, BEN])
+        await games.start("solo", [ANN, BOT])
+        async with client_of("ann", service.url) as ann:
+            await until(ann.cache, shows(ann, "g1", "g2", "solo"))
+            await ann.look("solo")
+            proofs = []
+            for _ in range(5):
+                await ann.move("solo")
+                await until(ann.cache, lambda: not ann.cache.state.pending)
+                await games.move("solo", "bot")
+                await until(ann.cache, shows(ann, "g1", "g2", "solo"))
+                proofs.append(ann.cache.navigation("solo").proof)
+            assert proofs == [Proof.SERVER, *[Proof.SNAPSHOT] * 4]
+
+    async def test_structural_news_reaches_everybody(self, service: Served) -> None:
+        """A game that ends, is left, is rejoined: all of its humans ask again."""
+        games = service.games
+        await games.start("g1", [ANN, BEN])
+        await games.start("g2", [ANN, BEN])
+        async with client_of("ann", service.url) as ann:
+            await until(ann.cache, shows(ann, "g1", "g2"))
+            await games.leave("g1", "ben")
+            await until(ann.cache, shows(ann, "g2", "g1"))
+            await games.rejoin("g1", "ben")
+            await until(ann.cache, shows(ann, "g1", "g2"))
+            await games.end("g1")
+            await until(ann.cache, shows(ann, "g2"))
+
+    async def test_a_second_device_hears_the_same(self, service: Served) -> None:
+        """A game that is on screen here and played there leaves the pool."""
+        await service.games.start("g1", [ANN, BEN])
+        await service.games.start("g2", [ANN, BEN])
+        async with client_of("ann", service.url) as here, client_of("ann", service.url) as there:
+            for client in (here, there):
+                await until(client.cache, shows(client, "g1", "g2"))
+                await client.look("g1")
+            await there.move("g1")
+            await until(here.cache, shows(here, "g2"))
+            await service.games.move("g1", "ben")
+            for client in (here, there):
+                await until(client.cache, shows(client, "g2", "g1"))
+
+    async def test_a_refused_move_brings_the_game_back(self, service: Served) -> None:
+        """It had been taken out on trust."""
+        for name in ("g1", "g2", "g3"):
+            await service.games.start(name, [ANN, BEN])
+        async with client_of("ann", service.url) as ann:
+            await until(ann.cache, shows(ann, "g1", "g2", "g3"))
+            await ann.look("g1")
+            ann._version = 99  # as if the game had moved on
+            await ann.move("g1")
+            await until(ann.cache, lambda: "g1" not in ann.cache.state.pool)
+            await until(ann.cache, shows(ann, "g1", "g2", "g3"))
+
+    @pytest.mark.parametrize("stays", [True, False])
+    async def test_a_turn_that_goes_on_brings_the_game_back(
+        self, service: Served, stays: bool
+    ) -> None:
+        """On screen by its state; in a game that was left by the answer to the move."""
+        for name in ("g1", "g2", "g3"):
+            await service.games.start(name, [ANN, BEN])
+        async with client_of("ann", service.url) as ann:
+            await until(ann.cache, shows(ann, "g1", "g2", "g3"))
+            await ann.look("g1")
+            await ann.move("g1", keeps_turn=True)
+            if not stays:
+                await ann.look("g2")
+            await until(ann.cache, shows(ann, "g1", "g2", "g3"))
+            assert ann.cache.state.pending == ()
+
+    async def test_what_happens_while_the_wire_is_cut_is_caught_up_with(
+        self, service: Served, wire: Wire
+    ) -> None:
+        """Growing pauses until the service is there again; then everything is asked anew."""
+        games, sleeper = service.games, Sleeper()
+        for name in ("g1", "g2", "g3"):
+            await games.start(name, [ANN, BEN])
+        async with client_of("ann", wire.url, sleeper) as ann:
+            await until(ann.cache, shows(ann, "g1", "g2", "g3"))
+            await ann.look("g1")
+            wire.cut()
+            await slept(sleeper, 1)
+            with pytest.raises(NotOpen, match="not connected"):
+                await ann.move("g1")
+            sleeper.wake()
+            await slept(sleeper, 2)
+            assert wire.refused.is_set()
+            await games.move("g1", "ann")
+            await games.end("g2")
+            await games.start("g4", [ANN, BEN])
+            assert ann.cache.state.pool == ("g1", "g2", "g3")
+            wire.mend()
+            sleeper.wake()
+            await until(ann.cache, shows(ann, "g3", "g4"))
+            assert sleeper.slept[0] < sleeper.slept[1]
+            await games.move("g1", "ben")
+            await until(ann.cache, shows(ann, "g3", "g4", "g1"))
+            assert ann.cache.state.screen is not None
+            assert ann.cache.state.screen.my_turn
+
+    async def test_looking_at_what_is_not_there(self, service: Served) -> None:
+        """Refused with the reason; what was looked at still is."""
+        await service.games.start("g1", [ANN, BEN])
+        async with client_of("ann", service.url) as ann:
+            await until(ann.cache, shows(ann, "g1"))
+            await ann.look("g1")
+            with pytest.raises(StillfreshError, match="no game 'nowhere'"):
+                await ann.look("nowhere")
+            first, second = await asyncio.gather(
+                ann.look("g1"), ann.look("g1"), return_exceptions=True
+            )
+            assert isinstance(first, StillfreshError)
+            assert second is True
+            assert ann.cache.state.screen is not None
+            assert ann.cache.state.screen.game_id == "g1"
+
+    async def test_nobody_who_is_not_signed_in_hears_anything(self, service: Served) -> None:
+        """The client keeps trying, slower and slower, and says so."""
+        sleeper = Sleeper()
+        async with WaitingClient(service.url, sleep=sleeper) as stranger:
+            for tries in range(1, 4):
+                await slept(sleeper, tries)
+                sleeper.wake()
+            assert stranger.cache.state.pool == ()
+
+    async def test_closing_in_the_middle_leaves_nothing_running(self, service: Served) -> None:
+        """While connecting, while asking, while connected."""
+        await service.games.start("g1", [ANN, BEN])
+        async with client_of("ben", service.url):
+            pass
+        before = asyncio.all_tasks()
+        async with client_of("ann", service.url) as ann:
+            await asyncio.sleep(0)
+        async with client_of("ann", service.url) as ann:
+            await until(ann.cache, shows(ann, "g1"))
+        ours = {task for task in asyncio.all_tasks() - before if "waiting" in task.get_name()}
+        assert ours == set()
+
+
+async def slept(sleeper: Sleeper, times: int) -> None:
+    async with asyncio.timeout(30):
+        while len(sleeper.slept) < times:
+            await asyncio.sleep(0)
+
+
+class TestW12Rude:
+    """W12: what a client may do to the service, and a service to its client."""
+
+    @pytest.mark.parametrize(
+        "said", [b"\x00\xff", "not json", '{"type": "rob"}', '{"type": "move", "game_id": 5}']
+    )
+    async def test_nonsense_ends_that_connection_only(
+        self, service: Served, said: str | bytes
+    ) -> None:
+        """Others go on as if nothing had happened."""
+        await service.games.start("g1", [BEN, ANN])
+        address = service.url.replace("http", "ws") + EVENTS
+        async with client_of("ann", service.url) as ann:
+            await until(ann.cache, lambda: not ann.cache.navigation().pending)
+            async with connect(address, additional_headers={"Authorization": "Bearer eve"}) as rude:
+                assert b"welcome" in encoded(await rude.recv())
+                await rude.send(said)
+                with pytest.raises(ConnectionClosed):
+                    async with asyncio.timeout(30):
+                        await rude.recv()
+            await service.games.move("g1", "ben")
+            await until(ann.cache, shows(ann, "g1"))
+
+    async def test_a_service_that_talks_nonsense_is_left_and_tried_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """After a pause; nothing of it reaches the cache."""
+        sleeper = Sleeper()
+
+        async def talk(socket: ServerConnection) -> None:
+            await socket.send('{"type": "your_turn", "game_id": null}')
+
+        async with serve(talk, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            async with client_of("ann", f"http://127.0.0.1:{port}", sleeper) as ann:
+                await slept(sleeper, 1)
+                sleeper.wake()
+                await slept(sleeper, 2)
+                assert ann.cache.state.pool == ()
+        assert "cannot be understood" in caplog.text
+
+    def test_an_address_must_be_one(self) -> None:
+        """Refused where it is declared."""
+        with pytest.raises(ConfigError, match="http://"):
+            WaitingClient("ws://somewhere")
+
+
+def encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text

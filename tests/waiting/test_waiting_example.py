@@ -1,0 +1,23 @@
+"""What `make demo` shows of the cache (W14)."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "next_game.py"
+
+
+async def test_an_evening_is_played_as_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A hundred turns of one game ask once; two games by turns ask each time."""
+    spec = importlib.util.spec_from_file_location("next_game", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    await example.run()
+    shown = [line.split("next: ")[1].split() for line in capsys.readouterr().out.splitlines()]
+    assert [int(line[-1]) for line in shown] == [1, 2, 2, 2, 8, 9, 10]
+    assert shown[3][:5] == ["chess", "go", "poker", "dice", "snapshot"]
+    assert shown[5][4] == "pending"
+    assert shown[6][:4] == ["chess", "go", "dice", "server"]

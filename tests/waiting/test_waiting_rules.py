@@ -1,0 +1,597 @@
+"""The rules one by one, as pure steps: W1 to W11."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waiting_kit import Rules
+
+from stillfresh.waiting import Proof, Snapshot, State, step
+from stillfresh.waiting.model import (
+    LIMIT,
+    Answered,
+    Event,
+    Failed,
+    GameState,
+    Invalidated,
+    MoveFailed,
+    MoveSent,
+    Opened,
+    Pause,
+    PauseOver,
+    Reconnected,
+    Refetch,
+    Request,
+    Started,
+    YourTurn,
+)
+from stillfresh.waiting.rules import MEMORY, RULES, navigation
+from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, pause_after
+
+GAMES = st.sampled_from("abcdefg")
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(Started),
+    st.builds(Opened, GAMES, st.booleans(), st.none() | st.integers(0, 4)),
+    st.builds(MoveSent, GAMES),
+    st.builds(YourTurn, GAMES, st.none() | st.integers(0, 4)),
+    st.builds(GameState, GAMES, st.booleans(), st.none() | st.integers(0, 4)),
+    st.builds(MoveFailed, GAMES),
+    st.builds(Reconnected),
+    st.builds(Invalidated),
+    st.builds(Answered, st.lists(GAMES, max_size=8).map(tuple)),
+    st.builds(Failed),
+    st.builds(PauseOver),
+)
+
+
+class TestW1Pure:
+    """W1: frozen state in, state and effects out."""
+
+    def test_begins_with_nothing(self) -> None:
+        """An empty pool that does not claim to be complete, and no snapshot."""
+        state = State()
+        assert (state.pool, state.is_complete_from_server, state.snapshot) == ((), False, None)
+
+    def test_the_state_is_frozen(self) -> None:
+        """Nobody can change what the rules have decided."""
+        with pytest.raises(AttributeError):
+            State().pool = ("a",)  # type: ignore[misc]
+
+    @settings(deadline=None)
+    @given(st.lists(EVENTS, max_size=30))
+    def test_whatever_happens(self, events: list[Event]) -> None:
+        """The same events lead to the same state; five games at most, none twice, one flight."""
+        first, second, flights = State(), State(), 0
+        for event in events:
+            before = first
+            (first, effects), (second, _) = step(first, event), step(second, event)
+            flights -= isinstance(event, Answered | Failed) and before.in_flight is not None
+            flights += sum(isinstance(effect, Refetch) for effect in effects)
+            assert first == second
+            assert flights == (first.in_flight is not None)
+            assert len(set(first.pool)) == len(first.pool) <= LIMIT
+            assert first.in_flight or not first.follows or Pause() in effects or before.follows
+
+    def test_every_event_has_its_rule(self) -> None:
+        """One function for each, and each says which rule it keeps."""
+        assert {
+            event.__name__: rule.__doc__ for event, rule in RULES.items() if not rule.__doc__
+        } == {}
+        assert len(RULES) == 11
+
+
+class TestW2Answer:
+    """W2: what the server's answer becomes."""
+
+    def test_duplicates_are_dropped_and_the_rest_is_cut(self) -> None:
+        """Five games at most, each once, in the order in which they came."""
+        assert Rules("a", "b", "a", "c", "d", "e", "f").state.pool == ("a", "b", "c", "d", "e")
+
+    @pytest.mark.parametrize("count", range(8))
+    def test_is_complete_if_fewer_than_five_came(self, count: int) -> None:
+        """Five may have been cut."""
+        rules = Rules()
+        rules.hear(Started())
+        assert rules.answer(*"abcdefgh"[:count]).is_complete_from_server is (count < 5)
+
+    def test_five_that_came_may_have_been_cut_even_with_duplicates(self) -> None:
+        """What counts is what came, not what is left of it."""
+        assert not Rules("a", "a", "b", "c", "d").state.is_complete_from_server
+
+
+class TestW3Refetch:
+    """W3: one refetch at a time, and every wish comes true."""
+
+    def test_requests_in_flight_become_one_that_follows(self) -> None:
+        """However many ask while an answer is under way, one refetch follows it."""
+        rules = Rules()
+        rules.hear(Started(), Invalidated(), YourTurn("x"), Invalidated())
+        assert rules.asked() == 1
+        rules.answer("a")
+        assert rules.asked() == 1
+        rules.answer("a", "b")
+        assert rules.asked() == 0
+        assert not rules.state.is_busy
+
+    @pytest.mark.parametrize(
+        ("events", "expected"),
+        [
+            ((YourTurn("a"),), "a"),
+            ((YourTurn("a"), YourTurn("b")), "b"),
+            ((YourTurn("a"), Invalidated()), None),
+            ((Invalidated(), YourTurn("a")), "a"),
+            ((YourTurn("a"), MoveFailed("z")), None),
+            ((YourTurn("a"), Reconnected()), None),
+        ],
+    )
+    def test_the_last_request_decides_on_the_snapshot(
+        self, events: tuple[Event, ...], expected: str | None
+    ) -> None:
+        """Who asked last, of those that were made one; and none after R1."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Invalidated(), *events)
+        rules.answer("a", "b", "c")
+        rules.answer("a", "b", "c")
+        snapshot = rules.state.snapshot
+        assert (snapshot and snapshot.game_id) == expected
+
+    def test_an_answer_nobody_waits_for_changes_nothing(self) -> None:
+        """An answer applies only to the request that is in flight."""
+        rules = Rules("a", "b")
+        before = rules.state
+        assert rules.answer("x", "y") == before
+        assert rules.fail() == before
+
+    def test_a_failure_keeps_the_pool_and_the_wish(self) -> None:
+        """The pool stays as it was, and the refetch is due after a pause."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("a"))
+        rules.asked()
+        rules.fail()
+        assert rules.effects == [Pause()]
+        assert rules.state.pool == ("a", "b", "c")
+        rules.hear(PauseOver())
+        assert rules.asked() == 1
+        assert rules.answer("b", "a").snapshot == Snapshot("a", ("b", "a"), True)  # noqa: FBT003
+
+    def test_the_next_event_that_asks_ends_the_pause(self) -> None:
+        """News does not wait for a pause; a pause that ends then asks nothing."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Invalidated(), Failed())
+        rules.asked()
+        rules.hear(Invalidated())
+        assert rules.asked() == 1
+        rules.hear(PauseOver())
+        rules.answer("a")
+        rules.hear(PauseOver())
+        assert rules.asked() == 0
+
+    def test_what_was_asked_during_a_failing_flight_follows_it_at_once(self) -> None:
+        """It is another request: it has not failed yet."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Invalidated(), YourTurn("a"))
+        rules.asked()
+        rules.fail()
+        assert rules.effects == [Refetch()]
+        assert rules.state.in_flight == Request("a")
+
+    def test_pauses_grow_up_to_a_limit(self) -> None:
+        """Each is twice the last, and none is longer than the longest."""
+        pauses = [pause_after(number) for number in range(2_000)]
+        assert pauses[:3] == [PAUSE, 2 * PAUSE, 4 * PAUSE]
+        assert pauses[-1] == LONGEST_PAUSE
+        assert pauses == sorted(pauses)
+
+
+class TestW4Invalidated:
+    """W4, R1."""
+
+    def test_the_snapshot_goes_and_a_refetch_without_one_begins(self) -> None:
+        """Games came or went: no old order is known to be right."""
+        rules = with_snapshot()
+        state = rules.hear(Invalidated())
+        assert state.snapshot is None
+        assert rules.asked() == 1
+        assert rules.answer("a", "b").snapshot is None
+
+    def test_an_answer_under_way_fills_the_pool_but_makes_no_snapshot(self) -> None:
+        """It may be from before."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("c"), Invalidated())
+        state = rules.answer("x", "y", "z")
+        assert (state.pool, state.snapshot) == (("x", "y", "z"), None)
+        assert state.in_flight == Request()
+
+
+class TestW5MoveSent:
+    """W5, R2."""
+
+    def test_the_game_leaves_and_its_move_is_pending(self) -> None:
+        """The others keep their order."""
+        rules = Rules("a", "b", "c")
+        state = rules.hear(MoveSent("b"))
+        assert (state.pool, state.pending) == (("a", "c"), ("b",))
+        assert rules.asked() == 0
+
+    def test_a_snapshot_of_another_game_goes(self) -> None:
+        """It would bring back the game that was just played."""
+        assert with_snapshot("c").hear(MoveSent("a")).snapshot is None
+        assert with_snapshot("c").hear(MoveSent("c")).snapshot is not None
+
+    def test_a_starved_pool_asks_unless_it_is_complete(self) -> None:
+        """Fewer than two, and the answer may have been cut: without a snapshot."""
+        rules = Rules(*"abcde")
+        rules.hear(*map(MoveSent, "abc"))
+        assert rules.asked() == 0
+        assert rules.hear(MoveSent("d")).in_flight == Request()
+        assert rules.asked() == 1
+        few = Rules("a", "b")
+        few.hear(MoveSent("a"), MoveSent("b"))
+        assert few.asked() == 0
+
+    def test_an_answer_leaves_out_pending_games(self) -> None:
+        """It may have been read before the move came in; its snapshot leaves them out as well."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("c"), MoveSent("a"))
+        state = rules.answer("a", "b", "c")
+        assert state.pool == ("b", "c")
+        assert state.snapshot == Snapshot("c", ("b", "c"), True)  # noqa: FBT003
+
+    def test_an_answer_that_our_moves_emptied_is_asked_for_again(self) -> None:
+        """Once at once; then, as long as the moves are not through, after growing pauses."""
+        rules = Rules(*"abcde")
+        rules.hear(*map(MoveSent, "abcd"))
+        assert rules.asked() == 1
+        rules.answer(*"abcde")
+        assert rules.asked() == 1
+        rules.answer(*"abcde")
+        assert rules.effects == [Pause()]
+        rules.effects.clear()
+        rules.hear(PauseOver())
+        assert rules.asked() == 1
+        assert rules.answer(*"efghi").pool == tuple("efghi")
+        assert not rules.state.is_busy
+
+    def test_moves_are_remembered_within_bounds(self) -> None:
+        """The oldest unconfirmed move is forgotten first."""
+        rules = Rules("a", "b", "c")
+        rules.hear(*(MoveSent(number) for number in range(MEMORY + 5)))
+        assert rules.state.pending == tuple(range(5, MEMORY + 5))
+
+
+class TestW6NotMyTurn:
+    """W6, R3."""
+
+    def test_changes_nothing_after_our_own_move(self) -> None:
+        """The game left when the move was sent."""
+        rules = with_snapshot("c")
+        rules.hear(Opened("c", my_turn=True), MoveSent("c"))
+        before = rules.state
+        state = rules.hear(GameState("c", my_turn=False, version=2))
+        assert (state.pool, state.snapshot) == (before.pool, before.snapshot)
+        assert rules.asked() == 0
+
+    def test_a_game_that_was_played_elsewhere_leaves(self) -> None:
+        """As by R2: a foreign snapshot goes with it."""
+        rules = with_snapshot("c")
+        state = rules.hear(Opened("a", my_turn=True), GameState("a", my_turn=False, version=2))
+        assert (state.pool, state.snapshot) == (("b", "c"), None)
+
+    def test_and_no_answer_under_way_brings_it_back(self) -> None:
+        """That answer may be older than the state; the next one is not."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=True), Invalidated(), GameState("a", my_turn=False))
+        assert rules.answer("a", "b", "c").pool == ("b", "c")
+        rules.hear(Invalidated())
+        assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
+
+    def test_a_starved_pool_asks(self) -> None:
+        """As by R2."""
+        rules = Rules(*"abcde")
+        rules.hear(*map(MoveSent, "abc"), Opened("d", my_turn=True))
+        rules.asked()
+        rules.hear(GameState("d", my_turn=False))
+        assert rules.asked() == 1
+
+
+class TestW7YourTurn:
+    """W7, R4."""
+
+    def test_two_games_need_no_order(self) -> None:
+        """A complete pool of one takes another, and nobody is asked."""
+        rules = Rules("a")
+        assert rules.hear(YourTurn("b"), YourTurn("a")).pool == ("a", "b")
+        assert (rules.asked(), rules.state.is_complete_from_server) == (1, True)
+
+    def test_a_pool_that_may_be_cut_asks_with_a_snapshot(self) -> None:
+        """The game is shown at once, and the backend asked."""
+        rules = Rules()
+        state = rules.hear(YourTurn("a"))
+        assert (state.pool, state.in_flight) == (("a",), Request("a"))
+
+    def test_an_answer_under_way_may_not_know_the_game(self) -> None:
+        """So a refetch with snapshot follows it."""
+        rules = Rules("a")
+        rules.hear(Invalidated(), YourTurn("b"))
+        rules.answer("a")
+        assert rules.state.in_flight == Request("b")
+
+    def test_a_foreign_snapshot_goes_when_a_game_is_appended(self) -> None:
+        """It does not know the new game."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("b"))
+        rules.answer("a", "b")
+        rules.hear(MoveSent("b"))
+        assert rules.state.snapshot is not None
+        assert rules.hear(YourTurn("c")).snapshot is None
+
+    def test_our_own_loop_costs_nothing(self) -> None:
+        """Played by ourselves and back: pool and completeness are put back, nobody is asked."""
+        rules = with_snapshot("c")
+        for _ in range(3):
+            assert rules.hear(MoveSent("c")).pool == ("a", "b")
+            state = rules.hear(YourTurn("c"))
+            assert (state.pool, state.is_complete_from_server) == (("a", "b", "c"), True)
+        assert rules.asked() == 0
+
+    def test_a_snapshot_that_we_did_not_play_since_is_not_put_back(self) -> None:
+        """It may have been read while the game was away."""
+        rules = with_snapshot("c")
+        rules.hear(YourTurn("c"))
+        assert rules.asked() == 1
+
+    def test_a_move_from_before_the_snapshot_is_not_a_move_since(self) -> None:
+        """Played while the answer was under way: the answer may or may not know the game."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("c"), MoveSent("c"))
+        rules.answer("a", "b")
+        rules.hear(MoveSent("c"), YourTurn("c"))
+        assert rules.asked() == 2
+
+    def test_a_snapshot_that_misses_its_game_is_never_put_back(self) -> None:
+        """It was read while the game was away, whoever played it: what comes back has no place."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("c", 1), Opened("c", my_turn=True, version=1))
+        rules.answer("a", "b")
+        rules.hear(GameState("c", my_turn=False, version=2), Opened("c", my_turn=True, version=3))
+        rules.hear(MoveSent("c"), YourTurn("c", 3))
+        rules.asked()
+        assert rules.hear(YourTurn("c", 5)).in_flight == Request("c")
+
+    def test_but_where_answers_are_cut_it_may_be_beyond_the_cut(self) -> None:
+        """A loop in the sixth game costs nothing either."""
+        rules = with_snapshot("z", *"abcde")
+        rules.hear(MoveSent("z"), YourTurn("z"), MoveSent("z"), YourTurn("z"))
+        assert (rules.state.pool, rules.asked()) == (tuple("abcde"), 0)
+
+    def test_no_snapshot_is_put_back_while_news_is_under_way(self) -> None:
+        """Neither in flight nor due."""
+        rules = with_snapshot("c")
+        rules.hear(MoveSent("c"), MoveFailed("z"))
+        assert rules.hear(YourTurn("c")).follows == Request("c")
+        due = with_snapshot("c")
+        due.hear(MoveSent("c"), MoveFailed("z"), Failed())
+        assert due.hear(YourTurn("c")).in_flight == Request("c")
+
+    def test_a_game_in_the_pool_is_asked_for_again(self) -> None:
+        """It was played elsewhere and came back: its place may have changed."""
+        rules = Rules("a", "b", "c")
+        assert rules.hear(YourTurn("a")).in_flight == Request("a")
+
+    @pytest.mark.parametrize("version", [None, 7])
+    @pytest.mark.parametrize("message_first", [True, False])
+    def test_a_turn_told_twice_counts_once(self, version: int | None, message_first: bool) -> None:
+        """By message and by state, in either order, with versions and without."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("c", my_turn=False))
+        news: list[Event] = [YourTurn("c", version), GameState("c", my_turn=True, version=version)]
+        rules.hear(*(news if message_first else reversed(news)))
+        rules.answer("a", "b", "c")
+        assert rules.asked() == 1
+
+    def test_the_next_turn_counts_again(self) -> None:
+        """A turn that ended in between is not the same turn."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("c", my_turn=False), GameState("c", my_turn=True))
+        rules.answer("a", "b", "c")
+        rules.hear(GameState("c", my_turn=False), YourTurn("c"))
+        assert rules.asked() == 2
+
+    def test_a_late_message_asks_nothing(self) -> None:
+        """Not newer than the last version known of that game; a newer one counts."""
+        rules = Rules("a", "b", "c")
+        rules.hear(YourTurn("c", 5))
+        rules.answer("a", "b", "c")
+        before = rules.hear(MoveSent("c"))
+        rules.asked()
+        assert rules.hear(YourTurn("c", 5), YourTurn("c", 4)) == before
+        assert rules.hear(YourTurn("c", 6)).pool == ("a", "b", "c")
+
+    def test_the_turn_that_we_played_is_no_news(self) -> None:
+        """Seen on screen and played before its message came."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("c", my_turn=True, version=5), MoveSent("c"))
+        assert rules.hear(YourTurn("c", 5)).pending == ("c",)
+        assert rules.asked() == 0
+
+    @pytest.mark.parametrize(("opened_at", "asks"), [(None, 0), (5, 1)])
+    def test_a_turn_that_was_only_looked_at(self, opened_at: int | None, asks: int) -> None:
+        """Its message is no news; unless we know that it was opened before the message came."""
+        rules = Rules("a", "b")
+        rules.hear(Opened("c", my_turn=True, version=opened_at))
+        rules.hear(GameState("c", my_turn=True, version=5), YourTurn("c", 4))
+        assert rules.asked() == 0
+        rules.hear(YourTurn("c", 5))
+        assert rules.asked() == asks
+
+    def test_versions_are_remembered_within_bounds(self) -> None:
+        """Of the games with the latest news."""
+        rules = Rules("a", "b", "c")
+        rules.hear(*(YourTurn(number, 1) for number in range(MEMORY + 5)))
+        assert len(rules.state.versions) == MEMORY
+
+
+class TestW8GameState:
+    """W8, R5."""
+
+    def test_a_rising_turn_counts_as_your_turn(self) -> None:
+        """It was not ours, and now it is."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("c", my_turn=False))
+        assert rules.hear(GameState("c", my_turn=True, version=1)).in_flight == Request("c")
+
+    def test_a_turn_that_was_ours_all_along_is_nothing(self) -> None:
+        """`prev` begins with what was opened: looking at a game changes nothing."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("x", my_turn=True), GameState("x", my_turn=True, version=1))
+        assert (rules.state.pool, rules.asked()) == (("a", "b", "c"), 0)
+
+    def test_a_pending_move_counts_without_a_snapshot(self) -> None:
+        """The turn never left us: the game kept its old place, which the next turn will not."""
+        rules = with_snapshot("c")
+        rules.hear(Opened("c", my_turn=True), MoveSent("c"))
+        state = rules.hear(GameState("c", my_turn=True, version=2))
+        assert (state.in_flight, state.pending) == (Request(), ())
+        assert rules.answer("a", "c", "b").snapshot is None
+
+    def test_a_pending_move_in_the_only_game_costs_nothing(self) -> None:
+        """With fewer than two games any order is right."""
+        rules = Rules("a")
+        rules.hear(Opened("a", my_turn=True), MoveSent("a"))
+        assert rules.hear(GameState("a", my_turn=True, version=2)).pool == ("a",)
+        assert rules.asked() == 0
+
+    def test_a_state_of_another_game_is_ignored_altogether(self) -> None:
+        """Also its version."""
+        rules = Rules("a", "b", "c")
+        before = rules.hear(Opened("a", my_turn=True))
+        assert rules.hear(GameState("b", my_turn=False, version=9)) == before
+
+    @pytest.mark.parametrize("version", [4, 5])
+    def test_a_state_that_is_not_newer_is_ignored_altogether(self, version: int) -> None:
+        """Not newer than the last applied one."""
+        rules = Rules("a", "b", "c")
+        before = rules.hear(Opened("a", my_turn=True), GameState("a", my_turn=True, version=5))
+        assert rules.hear(GameState("a", my_turn=False, version=version)) == before
+
+    def test_a_state_without_a_version_is_applied(self) -> None:
+        """Nobody can say that it is old."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=True), GameState("a", my_turn=True, version=5))
+        assert rules.hear(GameState("a", my_turn=False)).pool == ("b", "c")
+
+    def test_a_state_older_than_what_was_opened_is_ignored(self) -> None:
+        """A message of an earlier look may still be on its way."""
+        rules = Rules("a", "b", "c")
+        before = rules.hear(Opened("a", my_turn=True, version=5))
+        assert rules.hear(GameState("a", my_turn=False, version=4)) == before
+        assert rules.hear(GameState("a", my_turn=False, version=5)).pool == ("b", "c")
+
+    def test_prev_moves_with_every_applied_state(self) -> None:
+        """Ours, theirs, ours: the second rise counts as the first would."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("c", my_turn=True), GameState("c", my_turn=False, version=1))
+        rules.hear(GameState("c", my_turn=True, version=2))
+        assert rules.asked() == 1
+
+
+class TestW9Trouble:
+    """W9: failed moves and lost connections."""
+
+    def test_a_failed_move_is_not_pending_and_asks_without_a_snapshot(self) -> None:
+        """The game was taken out on trust."""
+        rules = Rules("a", "b", "c")
+        state = rules.hear(MoveSent("a"), MoveFailed("a"))
+        assert (state.pending, state.in_flight) == ((), Request())
+        assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
+
+    def test_after_reconnecting_nothing_is_pending_and_no_snapshot_left(self) -> None:
+        """Messages may have been missed."""
+        rules = with_snapshot("c")
+        state = rules.hear(MoveSent("c"), Reconnected())
+        assert (state.pending, state.snapshot, state.in_flight) == ((), None, Request())
+
+    def test_a_message_that_was_owed_is_not_waited_for(self) -> None:
+        """It was lost with the connection: the next one is another turn's."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("c", my_turn=False), GameState("c", my_turn=True))
+        rules.answer("a", "b", "c")
+        rules.hear(Reconnected())
+        rules.answer("a", "b", "c")
+        rules.asked()
+        rules.hear(YourTurn("c"))
+        assert rules.asked() == 1
+
+
+class TestW10Snapshots:
+    """W10: where they come from and where they go."""
+
+    def test_come_only_from_a_refetch_that_asked_for_one(self) -> None:
+        """An answer to any other refetch leaves none, not even an old one."""
+        rules = with_snapshot("c")
+        rules.hear(MoveFailed("z"))
+        assert rules.answer("a", "b", "c").snapshot is None
+
+    def test_never_come_from_local_additions(self) -> None:
+        """What was appended here is not the backend's order."""
+        rules = Rules("a")
+        assert rules.hear(YourTurn("b")).snapshot is None
+
+    @settings(deadline=None)
+    @given(st.lists(EVENTS, max_size=40))
+    def test_are_always_an_answer_for_one_game(self, events: list[Event]) -> None:
+        """Whatever happens, a snapshot is what an answer to its own request became."""
+        state = State()
+        for event in events:
+            before = state
+            state, _ = step(state, event)
+            if state.snapshot not in {None, before.snapshot}:
+                assert isinstance(event, Answered)
+                assert state.snapshot is not None
+                assert before.in_flight == Request(state.snapshot.game_id)
+                assert set(state.snapshot.pool) <= set(event.game_ids)
+
+
+class TestW11Navigation:
+    """W11: what is shown, and why it may be."""
+
+    def test_the_current_game_is_left_out(self) -> None:
+        """Of the pool, in its order; no current game leaves out none."""
+        state = Rules("a", "b", "c").state
+        assert navigation(state, "b").games == ("a", "c")
+        assert navigation(state, "x").games == navigation(state, None).games == ("a", "b", "c")
+
+    def test_proofs(self) -> None:
+        """SERVER, also with a game taken out; SNAPSHOT once put back; IRRELEVANT for two."""
+        rules = with_snapshot("d", "a", "b", "c", "d")
+        events: list[tuple[Event, ...]] = [
+            (),
+            (MoveSent("d"),),
+            (YourTurn("d"),),
+            (MoveSent("a"),),
+            (MoveSent("b"),),
+        ]
+        proofs = [navigation(rules.hear(*heard), None).proof for heard in events]
+        expected = [Proof.SERVER, Proof.SERVER, Proof.SNAPSHOT, Proof.SNAPSHOT, Proof.IRRELEVANT]
+        assert proofs == expected
+
+    def test_there_is_no_fourth_proof(self) -> None:
+        """Nothing is shown that cannot be proved."""
+        assert set(Proof) == {"irrelevant", "server", "snapshot"}
+
+    def test_pending_means_under_way_or_due(self) -> None:
+        """In flight, and in a pause after a failure; not at rest."""
+        rules = Rules("a", "b", "c")
+        assert not navigation(rules.state, None).pending
+        assert navigation(rules.hear(Invalidated()), None).pending
+        assert navigation(rules.fail(), None).pending
+        rules.hear(PauseOver())
+        assert not navigation(rules.answer("a"), None).pending
+
+
+def with_snapshot(game: str = "c", *pool: str) -> Rules:
+    """A settled pool that was asked for when `game` became ours."""
+    rules = Rules(*(pool or ("a", "b", "c")))
+    rules.hear(YourTurn(game))
+    rules.answer(*(pool or ("a", "b", "c")))
+    rules.asked()
+    return rules

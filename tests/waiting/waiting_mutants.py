@@ -1,0 +1,154 @@
+"""The rules with a correction taken back: the exploration must catch each of them (W13).
+
+A mutant replaces one function of the rules by what the seed, or a hasty reader, would write.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
+from waiting_explorations import BLIND, CUT, FRESH, LOOP, PAIR, TURN, WISHES, Exploration
+
+from stillfresh.testing import PromiseBroken
+from stillfresh.waiting import rules, rules_refetch
+from stillfresh.waiting.model import Failed, GameState, Played, Reconnected, Request, State, Step
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`changes` maps a function's name to its replacement, in both modules of rules."""
+
+    rule: str
+    what: str
+    changes: dict[str, Callable[..., Any]]
+    where: Exploration
+    """The exploration that catches it."""
+
+    def caught(self) -> PromiseBroken | None:
+        with self.applied():
+            try:
+                self.where.run()
+            except PromiseBroken as broken:
+                return broken
+        return None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            table = dict(rules.RULES)
+            for name, change in self.changes.items():
+                table |= {event: change for event, rule in table.items() if rule.__name__ == name}
+                for module in (rules, rules_refetch):
+                    if hasattr(module, name):
+                        stack.enter_context(patch.object(module, name, change))
+            stack.enter_context(patch.object(rules, "RULES", table))
+            yield
+
+
+def forgets(state: State, _event: Failed) -> Step:
+    return Step(replace(state, in_flight=None, follows=None))
+
+
+def keeps_pending(state: State, pool: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(game for game in pool if game not in state.away)
+
+
+def does_nothing(state: State, *_rest: object) -> Step:
+    return Step(state)
+
+
+def never_asks(state: State, game_id: str, _snapshot_of: str | None) -> Step:
+    pool = state.pool if game_id in state.pool else (*state.pool, game_id)
+    return Step(replace(state, pool=pool, snapshot=rules.kept_for(state.snapshot, game_id)))
+
+
+def of_this_game(state: State, game_id: str) -> bool:
+    return rules.kept_for(state.snapshot, game_id) is not None and not state.is_busy
+
+
+def in_any_flight(state: State, game_id: str) -> bool:
+    is_own = rules.kept_for(state.snapshot, game_id) is not None
+    return is_own and state.played is Played.SINCE
+
+
+def never(*_any: object) -> bool:
+    return False
+
+
+def always_complete(state: State, *rest: Any) -> State:
+    return replace(APPLIED(state, *rest), is_complete_from_server=True)
+
+
+def always_anew(state: State, game_id: str, version: int | None, *, anew: bool = True) -> Step:
+    return TURN_CAME(state, game_id, version, anew=anew or True)
+
+
+def keeps_old(state: State, asked: Request, pool: tuple[str, ...], **is_complete: bool) -> Any:
+    return TAKEN(state, asked, pool, **is_complete) or state.snapshot
+
+
+def keeps_snapshot(state: State, game_id: str) -> Step:
+    """R2, but for the snapshots of other games."""
+    after, effects = TAKEN_OUT(state, game_id)
+    return Step(replace(after, snapshot=state.snapshot), effects)
+
+
+def appends_to_any(state: State, game_id: str, snapshot_of: str | None) -> Step:
+    after, effects = APPENDED(state, game_id, snapshot_of)
+    return Step(replace(after, snapshot=state.snapshot), effects)
+
+
+def drops(state: State, snapshot_of: str | None = None) -> Step:
+    if state.in_flight is not None:
+        return Step(state)
+    return rules_refetch.begin(state, Request(snapshot_of))
+
+
+def only_the_pool(state: State, event: GameState) -> Step:
+    return NOT_MY_TURN(replace(state, in_flight=None), event)
+
+
+def trusts_the_answer(state: State, event: GameState) -> Step:
+    after, effects = NOT_MY_TURN(state, event)
+    return Step(replace(after, away=()), effects)
+
+
+def stays_pending(state: State, event: Reconnected) -> Step:
+    after, effects = RECONNECTED(state, event)
+    return Step(replace(after, pending=state.pending), effects)
+
+
+def asks_nothing(state: State, event: Reconnected) -> Step:
+    return Step(RECONNECTED(state, event).state if state.in_flight else state)
+
+
+TURN_CAME, TAKEN, NOT_MY_TURN = rules.turn_came, rules_refetch.taken, rules.not_my_turn
+APPLIED = rules_refetch.applied
+RECONNECTED, TAKEN_OUT, APPENDED = rules.reconnected, rules.taken_out, rules.appended
+
+MUTANTS = [
+    Mutant("W2", "an answer that was cut counts as complete", {"applied": always_complete}, CUT),
+    Mutant("W3", "a failed refetch is forgotten", {"failed": forgets}, FRESH),
+    Mutant("W3", "what is asked during a flight is not asked after it", {"request": drops}, CUT),
+    Mutant("W5", "an answer shows games with a pending move", {"still_ours": keeps_pending}, TURN),
+    Mutant("W5", "an answer that our moves emptied will do", {"look_again": does_nothing}, CUT),
+    Mutant("W5", "a snapshot survives a move elsewhere", {"taken_out": keeps_snapshot}, LOOP),
+    Mutant("W6", "a game played on another device stays", {"not_my_turn": does_nothing}, CUT),
+    Mutant("W6", "an answer under way brings it back", {"not_my_turn": trusts_the_answer}, CUT),
+    Mutant("W7", "with fewer than two games nobody is asked", {"appended": never_asks}, PAIR),
+    Mutant("W7", "a snapshot is put back unplayed", {"is_provable": of_this_game}, LOOP),
+    Mutant("W7", "a snapshot is put back during a flight", {"is_provable": in_any_flight}, LOOP),
+    Mutant("W7", "a snapshot counts though it misses its game", {"is_blind": never}, BLIND),
+    Mutant("W7", "a turn that is told twice counts twice", {"is_late": never}, PAIR),
+    Mutant("W8", "a turn that never left us makes a snapshot", {"turn_came": always_anew}, PAIR),
+    Mutant("W9", "a failed move asks nobody", {"move_failed": does_nothing}, TURN),
+    Mutant("W9", "after reconnecting, moves stay pending", {"reconnected": stays_pending}, CUT),
+    Mutant("W9", "after reconnecting, nobody is asked", {"reconnected": asks_nothing}, CUT),
+    Mutant("W10", "an answer without a snapshot keeps the old", {"taken": keeps_old}, WISHES),
+    Mutant("W10", "a snapshot survives a game added here", {"appended": appends_to_any}, PAIR),
+]

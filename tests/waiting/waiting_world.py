@@ -1,0 +1,433 @@
+"""A model of what surrounds the cache: a backend, its messages, another device, bad luck (W13).
+
+Four games and answers of three, so that truncation matters. D is against bots only, so the others
+come before it. Times are an order: whose turn came last waits last. Versions are renumbered after
+every step, since only their order matters: that keeps the world finite.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stillfresh.waiting import rules
+from stillfresh.waiting.model import (
+    Answered,
+    Event,
+    Failed,
+    GameState,
+    Invalidated,
+    MoveFailed,
+    MoveSent,
+    Opened,
+    PauseOver,
+    Reconnected,
+    Refetch,
+    Screen,
+    Started,
+    State,
+    YourTurn,
+)
+
+__all__ = [
+    "ALL",
+    "PROMISES",
+    "Happening",
+    "World",
+    "after",
+    "begin",
+    "settled",
+    "steps",
+    "turn",
+]
+
+
+class Kept(Struct, frozen=True):
+    """The backend's answer to a move after which it is our turn still."""
+
+    game_id: str
+    version: int
+
+
+V = TypeVar("V", bound="YourTurn | GameState | Kept | Screen")
+Message: TypeAlias = YourTurn | GameState | Kept | Invalidated | MoveFailed
+Next: TypeAlias = tuple[str, "World"]
+Happening: TypeAlias = Callable[["World"], Iterator[Next]]
+
+ALONE = "D"
+PLAYED = ("A", "B")
+"""Looked at, and played here and elsewhere; the others only wait, and C may end."""
+ROOM = 3
+"""Messages on the wire at once."""
+
+
+class World(Struct, frozen=True):
+    """The backend, what is under way, and the cache."""
+
+    client: State
+    ours: tuple[str, ...]
+    """Games where it is our turn, in the backend's order."""
+    ended: bool = False
+    """C."""
+    versions: tuple[int, ...] = (0,) * len(PLAYED)
+    wire: tuple[Message, ...] = ()
+    """From the backend to us, in order."""
+    move: str | None = None
+    """From us to the backend."""
+    is_outrun: bool = False
+    """The move was made for a turn that has passed: the backend will refuse it."""
+    answer: tuple[str, ...] | None = None
+    """What the backend read for the refetch in flight; it may be out of date on arrival."""
+    flights: int = 0
+    """Refetches in flight, as a driver counts them."""
+    pausing: bool = False
+    connected: bool = True
+    untold: tuple[str, ...] = ()
+    """Played elsewhere while nobody here looked: the backend has no message for that."""
+
+
+def begin(*ours: str, limit: int) -> World:
+    """Nothing known yet, the first refetch in flight."""
+    return heard(World(State(limit=limit), ours=ours), Started())
+
+
+def settled(*ours: str, limit: int) -> World:
+    """The first answer is here, and A is being looked at."""
+    world = landed(begin(*ours, limit=limit))
+    return looking(heard(world, Answered(ours[:limit])), "A")
+
+
+def turn(*ours: str, limit: int) -> World:
+    """A, which is being looked at, has just become ours: a snapshot has been asked for."""
+    world = looking(settled(*left(ours, "A"), limit=limit), "A")
+    world = newer(replace(world, ours=ours), "A")
+    message, state = (
+        YourTurn("A", version(world, "A")),
+        GameState("A", my_turn=True, version=version(world, "A")),
+    )
+    return renumbered(heard(heard(world, message), state))
+
+
+def after(world: World, *labels: str) -> World:
+    """The world that a history leads to."""
+    for label in labels:
+        world = dict(steps(*ALL)(world))[label]
+    return world
+
+
+def steps(*happenings: Happening) -> Callable[[World], Iterator[Next]]:
+    """All that may happen next, of these kinds."""
+
+    def of(world: World) -> Iterator[Next]:
+        for happens in happenings:
+            for label, after in happens(world):
+                yield label, after if same_versions(world, after) else renumbered(after)
+
+    return of
+
+
+def same_versions(before: World, after: World) -> bool:
+    """Most steps leave all that holds a version as it was: nothing to renumber."""
+    return (
+        after.wire is before.wire
+        and after.versions is before.versions
+        and after.client.versions is before.client.versions
+        and after.client.screen is before.client.screen
+    )
+
+
+def messages(world: World) -> Iterator[Next]:
+    if world.wire:
+        yield f"hears {named(world.wire[0])}", delivered(world)
+
+
+def delivered(world: World) -> World:
+    message, *rest = world.wire
+    world = replace(world, wire=tuple(rest))
+    if isinstance(message, Kept):
+        return heard(world, kept(world, message))
+    world = heard(world, message)
+    known = {watched(world), *world.ours, *world.client.pending}
+    if isinstance(message, GameState) and message.game_id not in known:
+        # A state of another game is ignored, so nobody was told.
+        return unheard(world, str(message.game_id))
+    return world
+
+
+def kept(world: World, message: Kept) -> Event:
+    """As our client takes it: a state, or for a game that we left, a move that ended nothing."""
+    if watched(world) == message.game_id:
+        return GameState(message.game_id, my_turn=True, version=message.version)
+    return MoveFailed(message.game_id)
+
+
+def heard(world: World, event: Event) -> World:
+    """What a driver does: step, then carry out the effects."""
+    client, effects = rules.step(world.client, event)
+    world = replace(world, client=client)
+    for effect in effects:
+        if isinstance(effect, Refetch):
+            world = replace(world, flights=world.flights + 1, answer=None, pausing=False)
+        else:
+            world = replace(world, pausing=True)
+    return world
+
+
+def told(world: World, *messages: Message) -> World:
+    """Who is not connected misses it."""
+    return replace(world, wire=world.wire + messages) if world.connected else world
+
+
+def watched(world: World) -> str | None:
+    screen = world.client.screen
+    return None if screen is None else str(screen.game_id)
+
+
+def version(world: World, game: str) -> int:
+    return world.versions[PLAYED.index(game)]
+
+
+def newer(world: World, game: str) -> World:
+    at = PLAYED.index(game)
+    versions = (*world.versions[:at], world.versions[at] + 2, *world.versions[at + 1 :])
+    return replace(world, versions=versions)
+
+
+def came(ours: tuple[str, ...], game: str) -> tuple[str, ...]:
+    """Where the backend's order has a game whose turn has just become ours."""
+    last = len(ours) - (ALONE in ours and game != ALONE)
+    return (*ours[:last], game, *ours[last:])
+
+
+def left(ours: tuple[str, ...], game: str) -> tuple[str, ...]:
+    return tuple(one for one in ours if one != game)
+
+
+def user(world: World) -> Iterator[Next]:
+    screen = world.client.screen
+    for game in PLAYED:
+        if watched(world) != game:
+            yield f"looks at {game}", looking(world, game)
+        elif (
+            screen is not None
+            and screen.my_turn
+            and world.connected
+            and world.move is None
+            and game not in world.client.pending
+        ):
+            is_outrun = rules.seen(screen, game) != version(world, game)
+            after = replace(world, move=game, is_outrun=is_outrun)
+            yield f"plays {game}", heard(after, MoveSent(game))
+
+
+def looking(world: World, game: str) -> World:
+    return heard(world, Opened(game, game in world.ours, version(world, game)))
+
+
+def elsewhere(world: World) -> Iterator[Next]:
+    for game in PLAYED:
+        if game in world.ours and len(world.wire) < ROOM:
+            is_outrun = world.is_outrun or world.move == game
+            after = played(replace(world, is_outrun=is_outrun), game, here=False)
+            yield f"{game} is played elsewhere", after
+
+
+def opponents(world: World) -> Iterator[Next]:
+    for game in PLAYED:
+        if game not in world.ours and len(world.wire) < ROOM - 1:
+            yield from turns(world, game)
+
+
+def structure(world: World) -> Iterator[Next]:
+    if len(world.wire) < ROOM:
+        ours = ("C", *world.ours) if world.ended else left(world.ours, "C")
+        what = "C is rejoined" if world.ended else "C ends"
+        yield what, told(replace(world, ours=ours, ended=not world.ended), Invalidated())
+
+
+def turns(world: World, game: str) -> Iterator[Next]:
+    """The opponents play, so that it is our turn: a message, and a state if we look at it."""
+    untold = left(world.untold, game)
+    world = newer(replace(world, ours=came(world.ours, game), untold=untold), game)
+    message = YourTurn(game, version(world, game))
+    if watched(world) != game:
+        yield f"{game} becomes ours", told(world, message)
+        return
+    state = GameState(game, my_turn=True, version=version(world, game))
+    yield f"{game} becomes ours", told(world, message, state)
+    if world.connected:
+        yield f"{game} becomes ours (state first)", told(world, state, message)
+
+
+def played(world: World, game: str, *, here: bool) -> World:
+    world = newer(replace(world, ours=left(world.ours, game)), game)
+    if watched(world) == game:
+        return told(world, GameState(game, my_turn=False, version=version(world, game)))
+    return world if here else unheard(world, game)
+
+
+def unheard(world: World, game: str) -> World:
+    return replace(world, untold=(*left(world.untold, game), game))
+
+
+def moves(world: World) -> Iterator[Next]:
+    game = world.move
+    if game is None or len(world.wire) == ROOM:
+        return
+    after = replace(world, move=None, is_outrun=False)
+    if game not in world.ours or world.is_outrun:
+        yield f"the move in {game} is refused", told(after, MoveFailed(game))
+        return
+    yield f"the move in {game} is made", played(after, game, here=True)
+    after = newer(after, game)
+    reply = Kept(game, version(after, game))
+    yield f"the move in {game} is made, our turn goes on", told(after, reply)
+
+
+def refetches(world: World) -> Iterator[Next]:
+    if not world.flights:
+        return
+    if world.answer is None:
+        read = world.ours[: world.client.limit]
+        # An older message that says "yours" may still come after the answer.
+        on_the_wire = {message.game_id for message in world.wire if isinstance(message, YourTurn)}
+        untold = tuple(game for game in world.untold if game in on_the_wire)
+        yield f"the backend reads {' '.join(read)}", replace(world, answer=read, untold=untold)
+    else:
+        yield "the answer comes", heard(landed(world), Answered(world.answer))
+
+
+def landed(world: World) -> World:
+    return replace(world, flights=world.flights - 1, answer=None)
+
+
+def failures(world: World) -> Iterator[Next]:
+    if world.flights:
+        yield "the refetch fails", heard(landed(world), Failed())
+    if world.move in world.ours and len(world.wire) < ROOM:
+        game = str(world.move)
+        after = replace(world, move=None, is_outrun=False)
+        yield f"the move in {game} fails", told(after, MoveFailed(game))
+    if world.pausing:
+        yield "the pause is over", heard(replace(world, pausing=False), PauseOver())
+
+
+def connection(world: World) -> Iterator[Next]:
+    if not world.connected:
+        game, back = watched(world), replace(world, connected=True)
+        back = heard(back if game is None else looking(back, game), Reconnected())
+        yield "reconnects", back
+        return
+    lost = replace(world, connected=False, wire=(), move=None, is_outrun=False)
+    yield "the connection is lost", lost
+    if world.move in world.ours and not world.is_outrun:
+        yield "the connection is lost after the move", played(lost, str(world.move), here=True)
+
+
+def named(message: Message) -> str:
+    values = ", ".join(f"{getattr(message, name)}" for name in message.__struct_fields__)
+    return f"{type(message).__name__}({values})"
+
+
+def renumbered(world: World) -> World:
+    """Versions by rank, game by game: equal worlds become the same world.
+
+    By twos, since the rules may speak of the version before one.
+    """
+    for at, game in enumerate(PLAYED):
+        known = set(versions_of(world, at, game))
+        ranks = {old: 2 * new for new, old in enumerate(sorted(known))}
+        if any(old != new for old, new in ranks.items()):
+            world = ranked(world, at, game, ranks)
+    return world
+
+
+def versions_of(world: World, at: int, game: str) -> Iterator[int]:
+    yield world.versions[at]
+    yield from (number for one, number in world.client.versions if one == game)
+    screen = world.client.screen
+    if screen is not None and screen.game_id == game:
+        yield from (v for v in (screen.version, screen.opened_at) if v is not None)
+    for message in world.wire:
+        if isinstance(message, YourTurn | GameState | Kept) and message.game_id == game:
+            assert message.version is not None
+            yield message.version
+
+
+def ranked(world: World, at: int, game: str, ranks: dict[int, int]) -> World:
+    client, screen = world.client, world.client.screen
+    if screen is not None and screen.game_id == game:
+        screen = ranked_version(screen, ranks)
+        assert screen.opened_at is not None
+        screen = replace(screen, opened_at=ranks[screen.opened_at])
+    known = tuple((one, ranks[v] if one == game else v) for one, v in client.versions)
+    wire = tuple(
+        ranked_version(message, ranks)
+        if isinstance(message, YourTurn | GameState | Kept) and message.game_id == game
+        else message
+        for message in world.wire
+    )
+    versions = (*world.versions[:at], ranks[world.versions[at]], *world.versions[at + 1 :])
+    client = replace(client, screen=screen, versions=known)
+    return replace(world, client=client, wire=wire, versions=versions)
+
+
+def ranked_version(holder: V, ranks: dict[int, int]) -> V:
+    return holder if holder.version is None else replace(holder, version=ranks[holder.version])
+
+
+def is_at_rest(world: World) -> bool:
+    """Nothing is under way, in any direction."""
+    is_quiet = world.connected and not world.wire and world.move is None
+    return is_quiet and not world.client.is_busy
+
+
+def in_order(world: World) -> bool:
+    if len(world.client.pool) < 3 or not is_at_rest(world):
+        return True
+    pool = [game for game in world.client.pool if game in world.ours]
+    return pool == [game for game in world.ours if game in pool]
+
+
+def all_ours(world: World) -> bool:
+    return not is_at_rest(world) or not {*world.client.pool} - {*world.ours} - {*world.untold}
+
+
+def misses_none(world: World) -> bool:
+    claims = is_at_rest(world) and world.client.is_complete_from_server
+    return not claims or {*world.ours} <= {*world.client.pool}
+
+
+def one_in_flight(world: World) -> bool:
+    return world.flights == (world.client.in_flight is not None)
+
+
+def comes(world: World) -> bool:
+    """What is wanted has a flight before it or a pause; a starved pool always wants."""
+    client = world.client
+    is_put_off = client.follows is not None and client.in_flight is None
+    has_begun = client.screen is not None or client.pool
+    starves = len(client.pool) < 2 and not client.is_complete_from_server and not client.is_busy
+    return (not is_put_off or world.pausing) and not (starves and has_begun)
+
+
+ALL: tuple[Happening, ...] = (
+    messages,
+    refetches,
+    user,
+    moves,
+    opponents,
+    elsewhere,
+    structure,
+    failures,
+    connection,
+)
+
+PROMISES: dict[str, Callable[[World], bool]] = {
+    "each game is ours to play": all_ours,
+    "three games or more are in the backend's order": in_order,
+    "a complete pool misses none": misses_none,
+    "at most one refetch is in flight": one_in_flight,
+    "a wanted refetch comes": comes,
+}
