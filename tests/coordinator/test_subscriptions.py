@@ -155,7 +155,7 @@ class TestC3Subscribe:
         await site.ttl.tick()
         assert await site.controller.get("price", "a") == 5
 
-    @pytest.mark.parametrize("wrong", ["", None, 5, b"a:1", "a" * 70_000, "\ud800"])
+    @pytest.mark.parametrize("wrong", ["", None, 5, b"a:1", "a" * 1_000_001, "\ud800"])
     async def test_a_bad_id_is_refused(self, site: Site, wrong: str) -> None:
         """With what it was, and nothing is remembered."""
         with pytest.raises(ConfigError):
