@@ -4,7 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from engine_kit import Sleeper
 from ttl_kit import START, turns
 
-from stillfresh import Cache, ConfigError, NotOpen, StillfreshError
+from stillfresh import Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.coordinator import Hub, HubUpdate, Kind
 from stillfresh.testing import ManualClock
 
@@ -113,6 +113,33 @@ class TestC14Hub:
             ann.subscribe("inbox", "1")
             bob.subscribe("inbox", "1")
             assert await news(bob) == {"1": "bob's 1"}
+
+    @pytest.mark.parametrize("broken", ["no mapping", "raises at the call", "cancels itself"])
+    async def test_one_viewers_malformed_answer_is_not_anothers(
+        self, tmp_path: Path, broken: str
+    ) -> None:
+        """Whatever the fetch of one does, the others that were asked for with it have theirs."""
+
+        async def answered(ids: list[str], viewer_id: str) -> Any:
+            if viewer_id == "bob":
+                return dict.fromkeys(ids, viewer_id)
+            if broken == "cancels itself":
+                raise asyncio.CancelledError
+            return None
+
+        def fetch(ids: list[str], viewer_id: str) -> Awaitable[Any]:
+            if viewer_id == "ann" and broken == "raises at the call":
+                raise ConnectionError(viewer_id)
+            return answered(ids, viewer_id)
+
+        async with Cache(f"sqlite:///{tmp_path}/broken.db") as cache:
+            hub = Hub(cache, kinds=[Kind("inbox", fetch=fetch, fresh_for="30s", per_viewer=True)])
+            with hub.connect("ann") as ann, hub.connect("bob") as bob:
+                ann.subscribe("inbox", "1")
+                bob.subscribe("inbox", "1")
+                assert await news(bob) == {"1": "bob"}
+                with pytest.raises(LoadFailed):
+                    await ann.get("inbox", "1")
 
     async def test_a_guest_may_look_at_what_is_for_all(self, hub: Hub) -> None:
         """And at nothing that differs by viewer."""

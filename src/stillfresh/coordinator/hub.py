@@ -16,6 +16,7 @@ import msgspec
 from stillfresh.coordinator.model import Kind
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
 from stillfresh.engine.keys import checked_id
+from stillfresh.engine.results import ABSENT, results_of
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 
 __all__ = ["Connection", "Hub", "HubUpdate"]
@@ -221,7 +222,7 @@ def _resource(cache: Cache, kind: Kind) -> Resource[str, Any]:
         raise ConfigError(f"kinds: takes Kind(...), not {shown(kind)}")
 
     async def shared(ids: list[str]) -> dict[str, Any]:
-        return dict(await kind.fetch(ids))
+        return await kind.fetch(ids)  # type: ignore[return-value]  # the engine checks what it is
 
     async def per_viewer(keys: list[str]) -> dict[str, Any]:
         """One request for each viewer among them; one that fails, fails its own."""
@@ -229,7 +230,7 @@ def _resource(cache: Cache, kind: Kind) -> Resource[str, Any]:
         for viewer_id, id_ in map(_parts, keys):
             asked.setdefault(viewer_id, []).append(id_)
         answers = await asyncio.gather(
-            *(kind.fetch(ids, viewer_id) for viewer_id, ids in asked.items()),
+            *(_fetched(kind, ids, viewer_id) for viewer_id, ids in asked.items()),
             return_exceptions=True,
         )
         return {
@@ -248,7 +249,12 @@ def _resource(cache: Cache, kind: Kind) -> Resource[str, Any]:
     return declare(per_viewer if kind.per_viewer else shared)
 
 
-def _each(ids: list[str], answer: object) -> dict[str, Any]:
+async def _fetched(kind: Kind, ids: list[str], viewer_id: str) -> dict[str, object]:
+    """Called and checked in a task of its own: nothing that it raises is another viewer's."""
+    return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id))
+
+
+def _each(ids: list[str], answer: dict[str, object] | BaseException) -> dict[str, object]:
     if isinstance(answer, BaseException):
         return dict.fromkeys(ids, answer)
-    return {id_: it for id_, it in dict(answer).items() if id_ in ids}  # type: ignore[call-overload]
+    return {id_: found for id_, found in answer.items() if found is not ABSENT}
