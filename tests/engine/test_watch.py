@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -292,6 +293,40 @@ class TestC14Watch:
         with watch, pytest.raises(StillfreshError, match="entered already"), watch:
             pass
 
+    def test_a_watch_outside_a_running_loop_leaves_nothing(self) -> None:
+        """It is refused, nothing is loaded for it later, and it may be entered inside one."""
+        upstream = Upstream()
+        cache = Cache("memory://")
+        prices = declare(cache, upstream)
+        watch = prices.watch("ghost")
+        with pytest.raises(StillfreshError, match="inside a running event loop"), watch:
+            pass
+        assert not prices._core.watcher.watches
+        assert len(prices._core.watcher._lane) == 0
+
+        async def inside() -> None:
+            async with cache:
+                with prices.watch("real") as real:
+                    assert (await anext(real)).key == "real"
+                assert upstream.calls == [["real"]]
+                with watch:
+                    assert (await anext(watch)).key == "ghost"
+
+        asyncio.run(inside())
+
+    async def test_a_key_added_outside_the_loop_leaves_nothing(
+        self, prices: Resource[str, Price]
+    ) -> None:
+        """Refused from another thread, with or without a loop there."""
+        with prices.watch("a") as watch:
+            await anext(watch)
+            for enter in (partial(watch.add, "b"), prices.watch("b").__enter__):
+                for where in (asyncio.to_thread, _on_another_loop):
+                    with pytest.raises(StillfreshError, match="event loop"):
+                        await where(enter)
+            assert watch.keys == ("a",)
+            assert list(prices._core.watcher.watches) == ["a"]
+
     async def test_one_load_for_all_processes(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
@@ -327,3 +362,10 @@ class TestC14Watch:
 
 async def _all(watch: object) -> list[object]:
     return [update async for update in watch]  # type: ignore[attr-defined]
+
+
+async def _on_another_loop(enter: Callable[[], object]) -> object:
+    async def entered() -> object:
+        return enter()
+
+    return await asyncio.to_thread(lambda: asyncio.run(entered()))

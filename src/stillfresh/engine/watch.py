@@ -34,7 +34,7 @@ class Watching(Protocol[K, V]):
         """ConfigError if one is no key."""
 
     def begin(self, watch: "Watch[K, V]") -> None:
-        """It ends with the cache; NotOpen if that is closed."""
+        """It ends with the cache; NotOpen if that is closed; an error outside the loop."""
 
     def enter(self, key: K, watch: "Watch[K, V]") -> None:
         """Keep it fresh, and tell this watch."""
@@ -78,9 +78,9 @@ class Watch(Generic[K, V]):
         self._watcher.check(keys)
         for key in keys:
             if key not in self._keys:
-                self._keys[key] = None
                 if self._is_open:
                     self._watcher.enter(key, self)
+                self._keys[key] = None
 
     def discard(self, *keys: K) -> None:
         """Watch these no longer."""

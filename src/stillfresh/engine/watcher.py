@@ -62,6 +62,7 @@ class Watcher(Generic[K, V]):
         """Whole batches: a slice that cuts one would cost a request."""
         self.check = watched.check
         self._open: set[Watch[K, V]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self._stale_at: dict[K, float] = {}
@@ -72,9 +73,11 @@ class Watcher(Generic[K, V]):
 
     def begin(self, watch: Watch[K, V]) -> None:
         self._watched.check_not_closed()
+        self._check_loop()
         self._open.add(watch)
 
     def enter(self, key: K, watch: Watch[K, V]) -> None:
+        self._check_loop()
         self.watches.setdefault(key, {})[watch] = None
         self._lane.subscribe(key, counted=True)
         self._wake()
@@ -124,6 +127,16 @@ class Watcher(Generic[K, V]):
         self._leaving.clear()
         if self._driver is not None:
             self._driver.cancel()
+
+    def _check_loop(self) -> None:
+        """Before anything is noted: what no driver will look after must not stay behind."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise StillfreshError("enter a watch inside a running event loop") from None
+        if self._open and loop is not self._loop:
+            raise StillfreshError("this is watched by another event loop; enter the watch there")
+        self._loop = loop
 
     def _wake(self) -> None:
         self._changed.set()
