@@ -293,6 +293,23 @@ class TestC14Watch:
         with watch, pytest.raises(StillfreshError, match="entered already"), watch:
             pass
 
+    @pytest.mark.parametrize("name", ["tell", "end"])
+    async def test_a_listener_is_a_plain_function(
+        self, prices: Resource[str, Price], name: str
+    ) -> None:
+        """Neither a number nor an async function, which nobody would await."""
+
+        async def late(*_: object) -> None:
+            """Never called."""
+
+        class Late:
+            async def __call__(self, *_: object) -> None:
+                """Never called."""
+
+        for bad in (5, late, partial(late, 1), Late()):
+            with pytest.raises(ConfigError, match=f"{name}: takes a plain function"):
+                prices.watch("a", **{name: bad})  # type: ignore[arg-type]
+
     def test_a_watch_outside_a_running_loop_leaves_nothing(self) -> None:
         """It is refused, nothing is loaded for it later, and it may be entered inside one."""
         upstream = Upstream()

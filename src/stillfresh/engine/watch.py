@@ -6,11 +6,12 @@ What somebody holds in the hand; what keeps the keys fresh is in `watcher.py` (C
 import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from stillfresh.engine.model import Answer
-from stillfresh.errors import StillfreshError
+from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.events import Events
 
 __all__ = ["Update", "Watch", "Watching"]
@@ -65,8 +66,10 @@ class Watch(Generic[K, V]):
         self._told: Events[Update[K, V]] = Events()
         self._ended: Events[None] = Events()
         if tell is not None:
+            _check_plain("tell", tell, "iterate over the watch")
             self._told.subscribe(tell)
         if end is not None:
+            _check_plain("end", end, "start a task of your own in it")
             self._ended.subscribe(lambda _: end())
         self._news: dict[K, Update[K, V]] = {}
         self._changed = asyncio.Event()
@@ -140,3 +143,11 @@ class Watch(Generic[K, V]):
             self._changed.clear()
             await self._changed.wait()
         return self._news.pop(next(iter(self._news)))
+
+
+def _check_plain(name: str, listener: object, instead: str) -> None:
+    """What an async function returns would be awaited by nobody."""
+    if not callable(listener) or any(map(iscoroutinefunction, (listener, listener.__call__))):
+        raise ConfigError(
+            f"{name}: takes a plain function, not {shown(listener)}; to await, {instead}"
+        )
