@@ -219,6 +219,59 @@ class TestC14Hub:
         with pytest.raises(ConfigError, match="viewer_id"):
             hub.connect("")
 
+    async def test_a_refused_id_is_not_subscribed(self, hub: Hub) -> None:
+        """Whether the viewer looks or not; looking again later goes well."""
+        for visible in (True, False):
+            with hub.connect("ann", visible=visible) as ann:
+                for kind in ("price", "inbox"):
+                    for bad in (b"x", 5, None, ["a"], "", "\ud800", "x" * 1_000_001):
+                        with pytest.raises(ConfigError):
+                            ann.subscribe(kind, bad)  # type: ignore[arg-type]
+                with pytest.raises(ConfigError, match="allowed"):
+                    ann.subscribe("inbox", "x" * 999_999)
+                assert ann.subscribed == {}
+                ann.set_visible(not visible)
+                ann.set_visible(True)
+
+    def test_outside_the_loop_nothing_is_subscribed(self, tmp_path: Path) -> None:
+        """Refused before it is noted."""
+        hub = Hub(Cache(f"sqlite:///{tmp_path}/none.db"), kinds=Upstream().kinds())
+        with pytest.raises(StillfreshError, match="running event loop"):
+            hub.connect("ann")
+        assert len(hub) == 0
+
+    async def test_what_is_not_text_is_refused(self, hub: Hub) -> None:
+        """Viewers, ids and kinds, wherever they are named."""
+        bad: Any
+        for bad in (5, b"ann", ["x"], True):
+            with pytest.raises(ConfigError, match="viewer_id"):
+                hub.connect(bad)
+        with hub.connect("ann") as ann:
+            for bad in (5, b"a", ["a"], None):
+                with pytest.raises(ConfigError, match="price"):
+                    ann.unsubscribe("price", bad)
+                with pytest.raises(ConfigError, match="price"):
+                    await ann.get("price", bad)
+                with pytest.raises(ConfigError, match="not declared"):
+                    ann.subscribe(bad, "a")
+        assert len(hub) == 0
+
+    def test_bad_kinds_are_refused_before_one_is_declared(self, upstream: Upstream) -> None:
+        """None, a text, something else among them, two of one name."""
+        cache, (price, inbox) = Cache("memory://"), upstream.kinds()
+        bad_kinds: list[tuple[Any, str]] = [
+            (None, "takes a list of Kind"),
+            ("price", "takes a list of Kind"),
+            ("", "takes a list of Kind"),
+            (price, "takes a list of Kind"),
+            ([price, "x"], "takes a list of Kind"),
+            ([price, inbox, price], "two are named 'price'"),
+        ]
+        for kinds, message in bad_kinds:
+            with pytest.raises(ConfigError, match=message):
+                Hub(cache, kinds=kinds)
+        assert Hub(cache, kinds=iter([price, inbox])).kinds == ("price", "inbox")
+
     async def test_closing_the_cache_ends_the_connections(
         self, tmp_path: Path, upstream: Upstream
     ) -> None:

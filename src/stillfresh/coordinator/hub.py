@@ -15,7 +15,7 @@ import msgspec
 
 from stillfresh.coordinator.model import Kind
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
-from stillfresh.engine.keys import checked_id
+from stillfresh.engine.keys import checked_id, checked_text
 from stillfresh.engine.results import ABSENT, results_of
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 
@@ -46,14 +46,14 @@ class Hub:
                 f"max_subscriptions: a whole number of 1 or more, not {shown(max_subscriptions)}"
             )
         self.max_subscriptions = max_subscriptions
-        self._kinds = {kind.name: kind for kind in kinds}
+        self._kinds = _by_name(kinds)
         self._resources = {name: _resource(cache, kind) for name, kind in self._kinds.items()}
         self._connections: set[Connection] = set()
 
     def connect(self, viewer_id: str | None = None, *, visible: bool = True) -> "Connection":
         """A viewer has come, or a guest; `with hub.connect("ann") as connection:`"""
         if viewer_id is not None:
-            checked_id("viewer_id", viewer_id)
+            viewer_id = checked_text("viewer_id", viewer_id, str)
         connection = Connection(self, viewer_id, visible=visible, closed=self._connections.discard)
         self._connections.add(connection)
         return connection
@@ -68,7 +68,7 @@ class Hub:
 
     def kind(self, name: str, viewer_id: str | None) -> Kind:
         """Refuses what this viewer may not look at."""
-        if (kind := self._kinds.get(name)) is None:
+        if not isinstance(name, str) or (kind := self._kinds.get(name)) is None:
             known = ", ".join(self._kinds) or "none"
             raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
         if kind.per_viewer and viewer_id is None:
@@ -103,26 +103,26 @@ class Connection:
     def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """On this viewer's screen from now on; counted if the kind is."""
         self._check_open()
-        known = self._hub.kind(kind, self.viewer_id)
-        count = self._counts.get((kind, checked_id(kind, id)), 0)
+        known, id_, key = self._named(kind, id)
+        count = self._counts.get((kind, id_), 0)
         if not count and len(self._counts) >= self._hub.max_subscriptions:
             raise StillfreshError(
                 f"this viewer has {len(self._counts)} subscriptions, the most that are allowed"
             )
-        self._counts[kind, id] = count + 1 if known.counted else 1
         if not count and self._is_visible:
-            self._watches[kind].add(self._key(known, id))
+            self._watches[kind].add(key)
+        self._counts[kind, id_] = count + 1 if known.counted else 1
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """Known or not, once or often."""
-        known = self._hub.kind(kind, self.viewer_id)
-        count = self._counts.get((kind, id), 0)
+        _, id_, key = self._named(kind, id)
+        count = self._counts.get((kind, id_), 0)
         if count > 1:
-            self._counts[kind, id] = count - 1
+            self._counts[kind, id_] = count - 1
         elif count:
-            del self._counts[kind, id]
-            self._news.pop((kind, id), None)
-            self._watches[kind].discard(self._key(known, id))
+            del self._counts[kind, id_]
+            self._news.pop((kind, id_), None)
+            self._watches[kind].discard(key)
 
     @property
     def subscribed(self) -> dict[tuple[str, str], int]:
@@ -150,8 +150,8 @@ class Connection:
     async def get(self, kind: str, id: str) -> Answer[Any]:  # noqa: A002 (as it is called)
         """The view as it is now, loaded if there is none."""
         self._check_open()
-        known = self._hub.kind(kind, self.viewer_id)
-        return await self._hub.resource(kind).get(self._key(known, checked_id(kind, id)))
+        _, _, key = self._named(kind, id)
+        return await self._hub.resource(kind).get(key)
 
     def close(self) -> None:
         """The viewer has gone, and their subscriptions with them."""
@@ -201,6 +201,11 @@ class Connection:
         self._news[kind, id_] = HubUpdate(kind, id_, update.answer)
         self._changed.set()
 
+    def _named(self, kind: str, id_: object) -> tuple[Kind, str, str]:
+        """The kind, the id and its key, all checked: what is refused leaves no trace."""
+        known, text = self._hub.kind(kind, self.viewer_id), checked_text(kind, id_, str)
+        return known, text, checked_id(kind, self._key(known, text))
+
     def _key(self, kind: Kind, id_: str) -> str:
         return _joined(str(self.viewer_id), id_) if kind.per_viewer else id_
 
@@ -217,10 +222,19 @@ def _parts(key: str) -> tuple[str, str]:
     return msgspec.json.decode(key, type=tuple[str, str])
 
 
-def _resource(cache: Cache, kind: Kind) -> Resource[str, Any]:
-    if not isinstance(kind, Kind):
-        raise ConfigError(f"kinds: takes Kind(...), not {shown(kind)}")
+def _by_name(kinds: Iterable[Kind]) -> dict[str, Kind]:
+    found = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
+    if not all(isinstance(kind, Kind) for kind in found):
+        raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
+    by_name: dict[str, Kind] = {}
+    for kind in found:
+        if kind.name in by_name:
+            raise ConfigError(f"kinds: two are named {kind.name!r}; each has a name of its own")
+        by_name[kind.name] = kind
+    return by_name
 
+
+def _resource(cache: Cache, kind: Kind) -> Resource[str, Any]:
     async def shared(ids: list[str]) -> dict[str, Any]:
         return await kind.fetch(ids)  # type: ignore[return-value]  # the engine checks what it is
 
