@@ -195,6 +195,69 @@ class TestC14Hub:
             await news(ann)
             assert len(upstream.prices) == 2
 
+    async def test_what_changed_while_hidden_is_told(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """By others' refreshes, however long it stays fresh; what did not change is no news."""
+        with hub.connect("ann") as ann, hub.connect("bob") as bob:
+            for viewer in (ann, bob):
+                viewer.subscribe("price", "a")
+                viewer.subscribe("inbox", "1")
+            for viewer in (ann, bob):
+                await news(viewer, 2)
+            ann.set_visible(False)
+            upstream.version = 2
+            await passes(sleeper, clock, 30)
+            assert (await news(bob, 2))["a"] == 2
+            ann.set_visible(True)
+            assert (await news(ann, 2)) == {"a": 2, "1": "ann's 1"}
+            for _ in range(2):
+                ann.set_visible(False)
+                ann.set_visible(True)
+                await turns()
+            ann.close()
+            assert [update async for update in ann] == []
+        assert len(upstream.prices) == 2
+
+    async def test_what_another_process_refreshed_while_hidden_is_told(
+        self, tmp_path: Path, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """It is read again from the store, not loaded again; also if it was never told."""
+        url = f"sqlite:///{tmp_path}/shared.db"
+        async with Cache(url, clock=clock) as here, Cache(url, clock=clock) as there:
+            hub, other = (Hub(cache, kinds=upstream.kinds()) for cache in (here, there))
+            with hub.connect("ann") as ann, hub.connect(visible=False) as guest:
+                ann.subscribe("price", "a")
+                guest.subscribe("price", "a")
+                await news(ann)
+                ann.set_visible(False)
+                upstream.version = 2
+                await other.resource("price").refresh("a")
+                ann.set_visible(True)
+                assert await news(ann) == {"a": 2}
+                guest.set_visible(True)
+                assert await news(guest) == {"a": 2}
+        assert len(upstream.prices) == 2
+
+    async def test_what_was_got_while_hidden_is_no_news(self, hub: Hub, upstream: Upstream) -> None:
+        """The viewer has it; and who hides, leaves or closes in the middle is told nothing."""
+        with hub.connect("ann", visible=False) as ann:
+            ann.subscribe("price", "a")
+            assert (await ann.get("price", "a")).value == 1
+            ann.set_visible(True)
+            await turns()
+            ann.subscribe("inbox", "1")
+            await news(ann)
+            ann.set_visible(False)
+            await hub.resource("inbox").refresh('["ann","1"]')
+            ann.set_visible(True)
+            ann.unsubscribe("inbox", "1")
+            ann.set_visible(False)
+            ann.set_visible(True)
+        await turns()
+        assert [update async for update in ann] == []
+        assert upstream.prices == [["a"]]
+
     async def test_absence_is_told(self, hub: Hub) -> None:
         """`found` is False."""
         with hub.connect() as guest:

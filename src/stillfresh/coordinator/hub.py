@@ -6,7 +6,7 @@ is per viewer is keyed by viewer and id, and is never shown to another.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -21,6 +21,8 @@ from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 
 __all__ = ["Connection", "Hub", "HubUpdate"]
 
+SLICE: Final = 50
+"""Views read at once for who looks again."""
 KEPT_FOR: Final = "1d"
 """An old view is shown while its refresh runs, or fails, for so long."""
 
@@ -96,6 +98,9 @@ class Connection:
         self._closed = closed
         self._counts: dict[tuple[str, str], int] = {}
         self._news: dict[tuple[str, str], HubUpdate] = {}
+        self._seen: dict[tuple[str, str], Answer[Any]] = {}
+        """The last that was told, or got, of what is subscribed."""
+        self._catching_up: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._is_open = True
         self._watches = {kind: self._watched(kind) for kind in hub.kinds}
@@ -122,6 +127,7 @@ class Connection:
         elif count:
             del self._counts[kind, id_]
             self._news.pop((kind, id_), None)
+            self._seen.pop((kind, id_), None)
             self._watches[kind].discard(key)
 
     @property
@@ -130,35 +136,50 @@ class Connection:
         return dict(self._counts)
 
     def set_visible(self, visible: bool) -> None:
-        """Hidden, nothing is refreshed for this viewer; the subscriptions stay."""
+        """Hidden, nothing is refreshed for this viewer; the subscriptions stay.
+
+        Who looks again is told what has changed since.
+        """
         self._check_open()
         if visible == self._is_visible:
             return
-        self._is_visible = visible
-        for kind, id_ in self._counts:
-            key = self._key(self._hub.kind(kind, self.viewer_id), id_)
+        self._stop_catching_up()
+        for kind, ids in self._ids_by_key().items():
             watch = self._watches[kind]
-            (watch.add if visible else watch.discard)(key)
+            if visible:
+                watch.add(*ids)
+                catching_up = self._catch_up(kind, ids)
+                self._catching_up.append(asyncio.get_running_loop().create_task(catching_up))
+            else:
+                watch.discard(*ids)
+        self._is_visible = visible
 
     def reset(self) -> None:
         """Another route: nothing is subscribed any more."""
+        self._stop_catching_up()
         self._counts.clear()
         self._news.clear()
+        self._seen.clear()
         for watch in self._watches.values():
             watch.discard(*watch.keys)
 
     async def get(self, kind: str, id: str) -> Answer[Any]:  # noqa: A002 (as it is called)
         """The view as it is now, loaded if there is none."""
         self._check_open()
-        _, _, key = self._named(kind, id)
-        return await self._hub.resource(kind).get(key)
+        _, id_, key = self._named(kind, id)
+        answer = await self._hub.resource(kind).get(key)
+        if (kind, id_) in self._counts:
+            self._seen[kind, id_] = answer
+        return answer
 
     def close(self) -> None:
         """The viewer has gone, and their subscriptions with them."""
         if not self._is_open:
             return
         self._is_open = False
+        self._stop_catching_up()
         self._counts.clear()
+        self._seen.clear()
         for watch in self._watches.values():
             watch.close()
         self._closed(self)
@@ -197,9 +218,39 @@ class Connection:
 
     def _tell(self, kind: str, update: Update[str, Any]) -> None:
         is_own = self._hub.kind(kind, self.viewer_id).per_viewer
-        id_ = _parts(update.key)[1] if is_own else update.key
-        self._news[kind, id_] = HubUpdate(kind, id_, update.answer)
+        self._note(kind, _parts(update.key)[1] if is_own else update.key, update.answer)
+
+    def _note(self, kind: str, id_: str, answer: Answer[Any]) -> None:
+        self._seen[kind, id_] = answer
+        self._news[kind, id_] = HubUpdate(kind, id_, answer)
         self._changed.set()
+
+    async def _catch_up(self, kind: str, ids: dict[str, str]) -> None:
+        """From memory or the store; what has to be loaded is told by the watch when it lands."""
+        for keys in _slices(list(ids)):
+            before = {key: self._seen.get((kind, ids[key])) for key in keys}
+            try:
+                answers = await self._hub.resource(kind).get_many(keys)
+            except NotOpen:  # the cache closes, and this connection with it
+                return
+            for key, answer in answers.items():
+                it = (kind, ids[key])
+                is_untold = it in self._counts and self._seen.get(it) is before[key]
+                if is_untold and _is_news(before[key], answer):
+                    self._note(*it, answer)
+
+    def _stop_catching_up(self) -> None:
+        for task in self._catching_up:
+            task.cancel()
+        self._catching_up.clear()
+
+    def _ids_by_key(self) -> dict[str, dict[str, str]]:
+        """Of each kind that something is subscribed of."""
+        found: dict[str, dict[str, str]] = {}
+        for kind, id_ in self._counts:
+            key = self._key(self._hub.kind(kind, self.viewer_id), id_)
+            found.setdefault(kind, {})[key] = id_
+        return found
 
     def _named(self, kind: str, id_: object) -> tuple[Kind, str, str]:
         """The kind, the id and its key, all checked: what is refused leaves no trace."""
@@ -220,6 +271,22 @@ def _joined(viewer_id: str, id_: str) -> str:
 
 def _parts(key: str) -> tuple[str, str]:
     return msgspec.json.decode(key, type=tuple[str, str])
+
+
+def _slices(keys: list[str]) -> Iterator[list[str]]:
+    for begin in range(0, len(keys), SLICE):
+        yield keys[begin : begin + SLICE]
+
+
+def _is_news(before: Answer[Any] | None, now: Answer[Any]) -> bool:
+    """Another copy; that nobody could say is none."""
+    if now.error is not None and not now.found:
+        return False
+    return before is None or (before.fetched_at, before.found, before.value) != (
+        now.fetched_at,
+        now.found,
+        now.value,
+    )
 
 
 def _by_name(kinds: Iterable[Kind]) -> dict[str, Kind]:
