@@ -199,6 +199,32 @@ class TestC14Watch:
             await passes(sleeper, clock, 0.1, prices)
             assert len(upstream.calls) == 2
 
+    async def test_many_invalidations_are_no_storm(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+        sleeper: Sleeper,
+    ) -> None:
+        """Ten loads of a key in any second, then it waits; other keys do not wait for it."""
+        with prices.watch("a") as watch:
+            await settled(prices)
+            for _ in range(30):
+                await prices.invalidate("a")
+                await settled(prices)
+            assert len(upstream.calls) == 10
+            watch.add("b")
+            await settled(prices)
+            assert upstream.calls[10:] == [["b"]]
+            await passes(sleeper, clock, 0.9, prices)
+            assert len(upstream.calls) == 11
+            await passes(sleeper, clock, 0.2, prices)
+            assert upstream.calls[11:] == [["a"]]
+        await passes(sleeper, clock, 2, prices)
+        with prices.watch("c"):
+            await settled(prices)
+        assert len(prices._core.watcher._pace) == 1
+
     async def test_keys_come_and_go_while_it_is_open(
         self, prices: Resource[str, Price], upstream: Upstream
     ) -> None:

@@ -6,6 +6,7 @@ on the store (E5). No timer per key, and no work for a key before its time comes
 
 import asyncio
 import logging
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -24,7 +25,9 @@ V = TypeVar("V")
 SLICE: Final = 50
 """Keys read, loaded or let go in one turn of the loop."""
 SHORTEST_PAUSE: Final = 0.1
-"""A watched key is loaded at most ten times a second, however short its freshness."""
+"""However short its freshness."""
+MOST_LOADS: Final = 10
+"""Of a watched key in any second, however often it is invalidated."""
 LONGEST_PAUSE: Final = 30.0
 """A wall clock that was set is noticed after so long."""
 COOLDOWN: Final = 1.0
@@ -53,6 +56,30 @@ class Watched(Protocol[K, V]):
         """Load what is not fresh, and wait for it."""
 
 
+class Pace(Generic[K]):
+    """When each key was taken of late; what was not, for a second, is forgotten."""
+
+    def __init__(self) -> None:
+        self._taken: OrderedDict[K, deque[float]] = OrderedDict()
+
+    def note(self, keys: Iterable[K], now: float) -> None:
+        for key in keys:
+            self._taken.setdefault(key, deque(maxlen=MOST_LOADS)).append(now)
+            self._taken.move_to_end(key)
+        while self._taken and not 0 <= now - next(iter(self._taken.values()))[-1] < 1:
+            self._taken.popitem(last=False)
+
+    def free_at(self, key: K, now: float) -> float:
+        """In the past: now. A clock that was set back holds up nothing."""
+        taken = self._taken.get(key)
+        if taken is None or len(taken) < MOST_LOADS or taken[0] > now:
+            return now
+        return taken[0] + 1
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+
 class Watcher(Generic[K, V]):
     """All that is watched of one resource."""
 
@@ -65,6 +92,7 @@ class Watcher(Generic[K, V]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
+        self._pace: Pace[K] = Pace()
         self._stale_at: dict[K, float] = {}
         """Of what landed while it is being renewed: it need not be read again."""
         self._leaving: list[tuple[K, Watch[K, V]]] = []
@@ -166,6 +194,7 @@ class Watcher(Generic[K, V]):
                 await self._look_up(runtime, due)
                 await asyncio.sleep(0)
             while batch := self._lane.take(self._batches):
+                self._pace.note(batch, runtime.clock())
                 runtime.spawn(self._renew(runtime, batch), runtime.context)
                 await asyncio.sleep(0)
             await self._pause(runtime)
@@ -173,7 +202,7 @@ class Watcher(Generic[K, V]):
     async def _look_up(self, runtime: Runtime, keys: Sequence[K]) -> None:
         times, now = await self._watched.refresh_times(keys), runtime.clock()
         for key in keys:
-            self._lane.looked_up(key, times[key], now)
+            self._lane.looked_up(key, max(times[key], self._pace.free_at(key, now)), now)
 
     async def _renew(self, runtime: Runtime, keys: Sequence[K]) -> None:
         """Told by `landed` what came; here only when to look again."""
