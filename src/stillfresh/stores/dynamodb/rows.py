@@ -34,6 +34,7 @@ __all__ = [
     "Lock",
     "Names",
     "Row",
+    "Tagged",
     "failure_attributes",
     "lock_of",
     "merged",
@@ -41,6 +42,7 @@ __all__ = [
     "row_of",
     "tag_item",
     "tag_set",
+    "tagged",
 ]
 
 PAGE: Final = "page"
@@ -121,6 +123,15 @@ class Lock:
     held_until: float | None
     failure: Failure | None
     tags: frozenset[str]
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The tags of an entry, and the leases that may have written their rows."""
+
+    tags: frozenset[str]
+    tokens: frozenset[str]
 
 
 def meta_item(
@@ -195,8 +206,9 @@ def _failure(item: Mapping[str, Mapping[str, Any]]) -> Failure | None:
 
 
 def lock_of(item: Mapping[str, Mapping[str, Any]]) -> Lock:
-    is_lease = text(item, "lease_token") != RELEASED
-    return Lock(number(item, "lease_expires_at") if is_lease else None, _failure(item), _tags(item))
+    token = text(item, "lease_token")
+    held_until = number(item, "lease_expires_at") if token != RELEASED else None
+    return Lock(held_until, _failure(item), _tags(item), token)
 
 
 def row_of(item: Mapping[str, Mapping[str, Any]], now: float) -> Row:
@@ -251,6 +263,13 @@ def _mark(
     if mark := number(item, "mark"):
         return Mark.HARD if mark >= Mark.HARD else Mark.SOFT
     return Mark.SOFT if policy.fresh_for >= 1 else Mark.NONE
+
+
+def tagged(row: Row | None, lock: Lock | None) -> Tagged:
+    """A copy's generation is the token of the lease that published it."""
+    tags = (row.tags if row else frozenset()) | (lock.tags if lock else frozenset())
+    tokens = {row.generation if row else None, lock.token if lock else None}
+    return Tagged(tags, frozenset(token for token in tokens if token is not None))
 
 
 def merged(row: Row | None, lock: Lock | None) -> Record:

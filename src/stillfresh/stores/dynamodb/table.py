@@ -11,12 +11,14 @@ from stillfresh.stores.aws import CONDITION, Refused, Service
 from stillfresh.stores.dynamodb.schema import Item, key_of
 from stillfresh.stores.dynamodb.workers import each
 
-__all__ = ["Key", "Table", "changes_of", "values"]
+__all__ = ["FAILED_REASON", "Key", "Table", "changes_of", "values"]
 
 Key: TypeAlias = tuple[str, str]
 
 AT_ONCE: Final = 100
 """Keys in one BatchGetItem: DynamoDB takes no more."""
+FAILED_REASON: Final = "ConditionalCheckFailed"
+"""Of an action in a transaction, where alone it would be `CONDITION`."""
 PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
 """Seconds before asking again for what a batch left out."""
 
@@ -120,6 +122,16 @@ class Table:
         await self._service.ask(
             "transact_write_items", TransactItems=items, ReturnConsumedCapacity="TOTAL", **named
         )
+
+    async def transact_if(self, *actions: tuple[str, dict[str, Any]]) -> bool:
+        """Whether all their conditions held."""
+        try:
+            await self.transact(*actions)
+        except Refused as exc:
+            if FAILED_REASON not in exc.reasons:
+                raise
+            return False
+        return True
 
     async def partition(self, pk: str) -> AsyncIterator[list[Item]]:
         """The rows of one partition, page by page, consistently."""

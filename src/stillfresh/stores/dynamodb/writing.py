@@ -12,7 +12,7 @@ from stillfresh.stores.bodies import Body, S3Bodies, Trash
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Newer, Record
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.reading import Reader
-from stillfresh.stores.dynamodb.rows import Names, Row, lock_of, meta_item, row_of, tag_set
+from stillfresh.stores.dynamodb.rows import Names, Row, lock_of, meta_item, row_of, tag_set, tagged
 from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, Item, text
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import LASTS, Tags
@@ -98,8 +98,7 @@ class Writer:
     ) -> None:
         """I6: the tags are written before the load begins, and those of before go."""
         pk, before = self.names.pk(kind, ask.id), lock_of(old) if old is not None else None
-        tagged = (row.tags if row else frozenset()) | (before.tags if before else frozenset())
-        await self.tags.remove(tagged - set(ask.tags), pk)
+        await self.tags.remove(tagged(row, before), pk, but=ask.tags)
         until = lease.expires_at + LASTS
         await self.tags.write(ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until)
         replaced = row.meta.s3_key if row is not None and row.meta is not None else None
@@ -188,6 +187,5 @@ class Writer:
         meta = await self.table.delete(pk, META)
         self.reader.note_change(pk)
         row = row_of(meta, self.clock()) if meta is not None else None
-        tags = (row.tags if row else frozenset()) | (lock_of(lock).tags if lock else frozenset())
-        await self.tags.remove(tags, pk)
+        await self.tags.remove(tagged(row, lock_of(lock) if lock is not None else None), pk)
         self._discard(row.meta.s3_key if row is not None and row.meta is not None else None)
