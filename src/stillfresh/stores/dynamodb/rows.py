@@ -80,8 +80,9 @@ class Names:
         """Never used before: whoever publishes twice with one lease writes two bodies."""
         return f"{self.bodies}{pk.rpartition('#')[2]}/{generation}.{nonce}"
 
-    def is_ours(self, s3_key: str) -> bool:
-        return s3_key.startswith(self.bodies)
+    def ours(self, *s3_keys: str) -> list[str]:
+        """To delete; bodies of others are theirs: they may use a key again."""
+        return [s3_key for s3_key in s3_keys if s3_key.startswith(self.bodies)]
 
     def pk_of_body(self, s3_key: str) -> str:
         return f"{self.pk_prefix}{s3_key.removeprefix(self.bodies).partition('/')[0]}"

@@ -20,6 +20,7 @@ from stillfresh.stores.aws import Meter, Place, opened
 from stillfresh.stores.bodies import S3Bodies, Shape, Trash
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Mark, Record, StoreStats
 from stillfresh.stores.dynamodb.admin import check_table
+from stillfresh.stores.dynamodb.invalidating import Invalidator
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.reading import Reader
 from stillfresh.stores.dynamodb.rows import Names
@@ -103,10 +104,19 @@ class DynamoStore:
         trash = Trash(bodies, self._delete_after, clock=clock, sleep=self._sleep)
         parts.stack.push_async_callback(trash.close)
         tags, leases = Tags(table, names), Leases(table)
+        urgent = Table(dynamodb, names.table, self._sleep, urgent=True)
         parts.reader = Reader(table, bodies, names, self.shapes, clock)
         parts.sweeper = Sweeper(table, bodies, tags, names, clock)
+        parts.invalidator = Invalidator(
+            table=urgent,
+            leases=Leases(urgent),
+            trash=trash,
+            tags=Tags(urgent, names),
+            reader=parts.reader,
+            names=names,
+            clock=clock,
+        )
         parts.writer = Writer(
-            table=table,
             leases=leases,
             bodies=bodies,
             trash=trash,
@@ -156,16 +166,16 @@ class DynamoStore:
         await each(leases, lambda lease: writer.release(kind, lease, failed.get(lease.id)))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        writer, mark = self._opened().writer, Mark.SOFT if soft else Mark.HARD
-        await each(ids, lambda id_: writer.invalidate(self._names.pk(kind, id_), mark))
+        invalidator, mark = self._opened().invalidator, Mark.SOFT if soft else Mark.HARD
+        await each(ids, lambda id_: invalidator.invalidate(self._names.pk(kind, id_), mark))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        writer = self._opened().writer
-        return await writer.invalidate_tag(tag, Mark.SOFT if soft else Mark.HARD)
+        invalidator = self._opened().invalidator
+        return await invalidator.invalidate_tag(tag, Mark.SOFT if soft else Mark.HARD)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        writer = self._opened().writer
-        await each(ids, lambda id_: writer.delete(self._names.pk(kind, id_)))
+        invalidator = self._opened().invalidator
+        await each(ids, lambda id_: invalidator.delete(self._names.pk(kind, id_)))
 
     async def evict(self, before: float) -> int:
         """Reads the whole table and lists the bucket: run it in one place, now and then."""
@@ -185,6 +195,7 @@ class Parts:
 
     reader: Reader
     writer: Writer
+    invalidator: Invalidator
     sweeper: Sweeper
 
     def __init__(self) -> None:

@@ -27,11 +27,17 @@ class Table:
     """One table of `pk` and `sk`."""
 
     def __init__(
-        self, service: Service, name: str, sleep: Callable[[float], Awaitable[object]]
+        self,
+        service: Service,
+        name: str,
+        sleep: Callable[[float], Awaitable[object]],
+        *,
+        urgent: bool = False,
     ) -> None:
         self.name = name
         self._service = service
         self._sleep = sleep
+        self._urgent = urgent
 
     async def get(self, pk: str, sk: str, *, consistent: bool = True) -> Item | None:
         answer = await self._ask("get_item", Key=key_of(pk, sk), ConsistentRead=consistent)
@@ -118,7 +124,7 @@ class Table:
     async def transact(self, *actions: tuple[str, dict[str, Any]], name: str | None = None) -> None:
         """All of them or none; with a `name`, once, however often it is asked."""
         items = [{verb: {"TableName": self.name, **what}} for verb, what in actions]
-        named = {} if name is None else {"ClientRequestToken": name}
+        named: dict[str, Any] = {} if name is None else {"ClientRequestToken": name}
         await self._service.ask(
             "transact_write_items", TransactItems=items, ReturnConsumedCapacity="TOTAL", **named
         )
@@ -168,7 +174,11 @@ class Table:
 
     async def _ask(self, operation: str, **arguments: Any) -> Any:  # noqa: ANN401 (as described)
         return await self._service.ask(
-            operation, TableName=self.name, ReturnConsumedCapacity="TOTAL", **arguments
+            operation,
+            urgent=self._urgent,
+            TableName=self.name,
+            ReturnConsumedCapacity="TOTAL",
+            **arguments,
         )
 
 
