@@ -12,7 +12,7 @@ import pytest
 from aws_servers import Aws, Raw
 from lossy_proxy import lossy
 
-from stillfresh import Cache, Clock, NotOpen, Policy
+from stillfresh import Cache, Clock, ConfigError, NotOpen, Policy
 from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import (
     UNREAD,
@@ -208,6 +208,17 @@ class TestI2Interop:
         await bench.store.close()
         kept = await bench.raw.s3.get_object(Bucket="pages", Key="theirs/pricing.html")
         assert await kept["Body"].read() == b"<h1>theirs", "another's body is not ours to delete"
+
+    async def test_another_languages_page_rewritten_within_a_second(self, bench: Bench) -> None:
+        """Under the same key: its etag tells that it is another one."""
+        row: dict[str, Any] = {"s3_key": "theirs", "generated_at": int(NOW)}
+        for etag in ("one", "two"):
+            await bench.raw.put(pk=PK, sk="META", revalidate_seconds=60, etag=etag, **row)
+            await bench.raw.put_object("theirs", etag.encode())
+            known = "theirs@1700000000@one"
+            copy = (await bench.record(known=known)).copy
+            assert copy is not None
+            assert copy.value == (UNREAD if etag == "one" else b"two")
 
     async def test_a_shape_puts_a_page_into_the_open(self, aws: Aws) -> None:
         """Body and content type for everybody, the ETag in the row, the rest for us alone."""
@@ -465,6 +476,18 @@ class TestI6Tags:
             assert await bench.store.invalidate_tag(tag) == [(PAGE, "/pricing")]
         await bench.store.delete(PAGE, ["/pricing"])
         assert await bench.raw.rows() == []
+
+    async def test_not_of_half_a_character(self, bench: Bench) -> None:
+        """Refused before anything is written; an id without tags is only hashed."""
+        for ask in (Ask("\ud800", None, ("eu",)), Ask("a", None, ("eu", "\ud800"))):
+            with pytest.raises(ConfigError, match="lone surrogates"):
+                await bench.store.acquire(PAGE, [Ask("b"), ask], 5)
+        assert await bench.raw.rows() == []
+        lease = await bench.lease(id_="\ud800")
+        await bench.store.release(PAGE, [lease], {lease.id: Failure(1, NOW + 9, "bad: \ud800")})
+        assert (await bench.store.read(PAGE, [lease.id]))[lease.id].failure == Failure(
+            1, NOW + 9, "bad: ?"
+        )
 
     async def test_outlives_its_copy(self, bench: Bench) -> None:
         """A copy with long terms takes its tags along."""

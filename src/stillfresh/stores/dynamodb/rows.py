@@ -195,8 +195,10 @@ def tag_item(names: Names, tag: str, *, kind: str, id_: str, token: str, ttl: in
 
 
 def failure_attributes(failure: Failure) -> Item:
+    """The error's text is anybody's: what is no Unicode in it becomes a question mark."""
     item = {"failures": {"N": str(failure.count)}, "retry_at": {"N": _digits(failure.retry_at)}}
-    return item | ({"error": {"S": failure.error}} if failure.error else {})
+    error = failure.error.encode("utf-8", "replace").decode()
+    return item | ({"error": {"S": error}} if error else {})
 
 
 def _failure(item: Mapping[str, Mapping[str, Any]]) -> Failure | None:
@@ -230,6 +232,8 @@ def _copy(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]], 
     )
     if generation is None or fetched_at is None or not is_ours:
         generation = f"{meta.s3_key}@{meta.generated_at}"
+        if meta.etag is not None:  # it tells two bodies apart that were written in one second
+            generation = f"{generation}@{meta.etag}"
         fetched_at = float(meta.generated_at)
     policy = _policy(meta, item, is_ours=is_ours)
     copy = Copy(generation, fetched_at, policy, UNREAD, _mark(meta, item, policy))

@@ -24,7 +24,7 @@ from stillfresh.stores.dynamodb.invalidating import Invalidator
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.reading import Reader
 from stillfresh.stores.dynamodb.rows import Names
-from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_tenant
+from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_tenant, checked_text
 from stillfresh.stores.dynamodb.sweeping import Sweeper
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
@@ -146,6 +146,8 @@ class DynamoStore:
         return await self._opened().reader.read(kind, ids, known, lagging=lag >= EVENTUALLY)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        for ask in asks:
+            _check_tagged(kind, ask)
         writer, by_id = self._opened().writer, {ask.id: ask for ask in asks}
         return await each(by_id, lambda id_: writer.acquire(kind, by_id[id_], lease_for))
 
@@ -208,6 +210,13 @@ def table_name(table: str | None) -> str:
     if not name:
         raise ConfigError(f"table: name it in the address, or in {TABLE_VARIABLE}")
     return _named(name, "table")
+
+
+def _check_tagged(kind: str, ask: Ask) -> None:
+    """Of kind and id only hashes are stored, unless there are tags: then they are read back."""
+    if ask.tags:
+        for what, given in [("kind", kind), ("id", ask.id), *(("tag", tag) for tag in ask.tags)]:
+            checked_text(given, what)
 
 
 def _named(name: object, what: str) -> str:
