@@ -1,4 +1,4 @@
-"""The edge to AWS: clients, retries with jitter, errors translated, costs counted (I4, I7).
+"""The edge to AWS: clients, retries with jitter, errors translated (I4).
 
 Everything that DynamoDB or S3 is asked goes through `Service.ask`. A request is repeated when the
 service is busy or its answer got lost, so what is asked must bear being asked twice: conditions
@@ -30,9 +30,9 @@ from botocore.loaders import Loader, create_loader
 
 from stillfresh.errors import ConfigError, NotOpen, StoreError
 from stillfresh.stores.breaker import Breaker
-from stillfresh.stores.contract import Costs
+from stillfresh.stores.meter import Meter
 
-__all__ = ["CONDITION", "DENIED", "Meter", "Place", "Refused", "Service", "opened"]
+__all__ = ["CONDITION", "DENIED", "Place", "Refused", "Service", "opened"]
 
 Then: TypeAlias = Callable[[Any], Awaitable[Any]]
 
@@ -77,14 +77,6 @@ NOT_MADE: Final = {
     "ResourceNotFoundException": "there is no such table; make it with `stillfresh table create`",
     "NoSuchBucket": "there is no such bucket; make it with `stillfresh table create`",
 }
-READS: Final = frozenset({"get_item", "batch_get_item", "query", "scan"})
-S3_COUNTS: Final = {
-    "get_object": "s3_gets",
-    "put_object": "s3_puts",
-    "delete_objects": "s3_deletes",
-    "list_objects_v2": "s3_lists",
-}
-
 NO_ANSWER: Final = (
     HTTPClientError,
     NotConnected,
@@ -113,34 +105,6 @@ class Unanswered(StoreError):
 
 class Away(Unanswered):
     """Nothing was heard of the service."""
-
-
-class Meter:
-    """What was asked, in the units that are paid for; a refused write is paid for as well."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, float] = dict.fromkeys(Costs.__struct_fields__, 0)
-
-    def costs(self) -> Costs:
-        counts = self._counts
-        s3 = {name: int(counts[name]) for name in S3_COUNTS.values()}
-        return Costs(counts["read_units"], counts["write_units"], **s3)
-
-    def asked(self, operation: str) -> None:
-        if (name := S3_COUNTS.get(operation)) is not None:
-            self._counts[name] += 1
-
-    def answered(self, operation: str, response: Mapping[str, Any]) -> None:
-        consumed = response.get("ConsumedCapacity", ())
-        tables = [consumed] if isinstance(consumed, Mapping) else consumed
-        name = "read_units" if operation in READS else "write_units"
-        self._counts[name] += sum(table.get("CapacityUnits", 0.0) for table in tables)
-
-    def refused(self, code: str, arguments: Mapping[str, Any]) -> None:
-        """No figure comes with a refusal: one unit for a small row, two in a transaction."""
-        actions = len(arguments.get("TransactItems", ()))
-        if code in {CONDITION, CANCELLED}:
-            self._counts["write_units"] += 2 * actions or 1
 
 
 @dataclass(frozen=True, slots=True)

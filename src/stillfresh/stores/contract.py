@@ -90,8 +90,8 @@ class Ask(Struct, frozen=True):
     tags: tuple[str, ...] = ()
     """Recorded with the lease, so that an invalidation by tag reaches the load under way.
 
-    The tags of the last lease are the tags of the entry, also of the copy that is still there: where
-    deployments name other tags for one id, the one that leased it last decides.
+    The tags of the last lease are the tags of the entry, also of the copy that is there:
+    where deployments name other tags for one id, the one that leased it last decides.
     """
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.aws import DENIED, Meter, Place, Refused, Service, opened
+from stillfresh.stores.aws import DENIED, Place, Refused, Service, opened
 from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.meter import Meter
 
 __all__ = ["Made", "check_table", "create", "describe"]
 

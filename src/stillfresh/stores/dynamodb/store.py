@@ -16,7 +16,7 @@ from typing import Final
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, shown
-from stillfresh.stores.aws import Meter, Place, opened
+from stillfresh.stores.aws import Place, opened
 from stillfresh.stores.bodies import S3Bodies, Shape, Trash
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Mark, Record, StoreStats
 from stillfresh.stores.dynamodb.admin import check_table
@@ -30,6 +30,7 @@ from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
 from stillfresh.stores.dynamodb.workers import each
 from stillfresh.stores.dynamodb.writing import Writer
+from stillfresh.stores.meter import Meter
 
 __all__ = ["DynamoStore"]
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from stillfresh.clock import Clock
 from stillfresh.freshness import is_over
-from stillfresh.stores.aws import Meter
 from stillfresh.stores.bodies import S3Bodies
 from stillfresh.stores.contract import StoreStats
 from stillfresh.stores.dynamodb.rows import Lock, Names, Row, lock_of, merged, row_of, tagged
@@ -21,6 +20,7 @@ from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
 from stillfresh.stores.dynamodb.table import Table, values
 from stillfresh.stores.dynamodb.tags import Tags
 from stillfresh.stores.dynamodb.workers import each
+from stillfresh.stores.meter import Meter
 
 __all__ = ["Sweeper"]
 
