@@ -49,6 +49,12 @@ class TestS6TableCommands:
         assert by_name.stdout == by_address.stdout
         assert "ttl attribute   -\n" in by_name.stdout
 
+    def test_create_leaves_a_table_that_is_there_as_it_is(self, aws: "Aws") -> None:
+        """TTL deletes rows: it is turned on for a table that this command has made."""
+        made = stillfresh("table", "create", aws.new_table(), *at(aws))
+        assert made.returncode == 0, made.stderr
+        assert "ttl attribute   -\n" in made.stdout
+
     def test_the_name_may_come_from_the_environment(
         self, aws: "Aws", monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -56,6 +62,7 @@ class TestS6TableCommands:
         table = aws.new_table()
         monkeypatch.setenv("FACETHEORY_CACHE_TABLE_NAME", table)
         assert table in stillfresh("table", "describe", *at(aws)).stdout
+        assert table in stillfresh("table", "describe", aws.address("")).stdout
 
     def test_says_in_a_sentence_what_is_wrong(self, aws: "Aws") -> None:
         """No trace of the inside: a missing table, other keys, a bad address, no name."""
@@ -65,11 +72,19 @@ class TestS6TableCommands:
             ("create", other, *at(aws)): "they must be pk (HASH, S) and sk (RANGE, S)",
             ("describe", "dynamodb://t?colour=red"): "takes each once",
             ("describe",): "Missing argument 'TABLE'",
+            ("describe", "dynamodb://?bucket=b"): "FACETHEORY_CACHE_TABLE_NAME",
+            ("create", aws.address("t", tenant="a#b")): "tenant: must be",
         }.items():
             answer = stillfresh("table", *arguments)
             assert answer.returncode != 0
             assert says in answer.stderr
             assert "Traceback" not in answer.stderr
+
+    def test_names_its_own_option_for_the_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not only the address's."""
+        monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+        monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        assert "--region" in stillfresh("table", "describe", "t").stderr
 
     @pytest.mark.parametrize(("missing", "extra"), [("click", "cli"), ("aiobotocore", "aws")])
     def test_a_missing_library_is_named(self, missing: str, extra: str) -> None:

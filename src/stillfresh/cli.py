@@ -80,9 +80,18 @@ async def done(step: str, given: dict[str, str | None]) -> "Made":
     admin, aws = extra("stillfresh.stores.dynamodb.admin"), extra("stillfresh.stores.aws")
     if "://" in (given["table"] or ""):
         given = {**given, **dynamodb_options(given["table"] or "")}
+    table = named(given)
     place = aws.Place(given["region"], given["endpoint"], given["s3_endpoint"])
-    made: Made = await getattr(admin, step)(given["table"], given["bucket"], place)
+    made: Made = await getattr(admin, step)(table, given["bucket"], place)
     return made
+
+
+def named(given: dict[str, str | None]) -> str:
+    """The table, as a store at this address would name it; what it would refuse is refused."""
+    store = extra("stillfresh.stores.dynamodb.store")
+    name: str = store.table_name(given["table"])
+    store.checked_tenant(given.get("tenant"))
+    return name
 
 
 def extra(module: str) -> ModuleType:

@@ -12,7 +12,7 @@ import pytest
 from aws_servers import Aws, Raw
 from lossy_proxy import lossy
 
-from stillfresh import Cache, Clock, NotOpen, Policy
+from stillfresh import Cache, Clock, ConfigError, NotOpen, Policy
 from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import (
     UNREAD,
@@ -27,6 +27,8 @@ from stillfresh.stores.contract import (
     Record,
 )
 from stillfresh.stores.dynamodb import DynamoStore
+from stillfresh.stores.dynamodb.store import Parts
+from stillfresh.stores.dynamodb.table import Table
 from stillfresh.testing import ManualClock, StoreConformance
 
 NOW = 1_700_000_000.0
@@ -69,6 +71,11 @@ class Bench:
         self.store = store
         self.raw = raw
         self.clock = clock
+
+    @property
+    def parts(self) -> Parts:
+        assert self.store._parts is not None
+        return self.store._parts
 
     async def lease(self, seen: str | None = None, *tags: str, id_: str = "/pricing") -> Lease:
         grant = (await self.store.acquire(PAGE, [Ask(id_, seen, tags)], 5))[id_]
@@ -201,6 +208,17 @@ class TestI2Interop:
         await bench.store.close()
         kept = await bench.raw.s3.get_object(Bucket="pages", Key="theirs/pricing.html")
         assert await kept["Body"].read() == b"<h1>theirs", "another's body is not ours to delete"
+
+    async def test_another_languages_page_rewritten_within_a_second(self, bench: Bench) -> None:
+        """Under the same key: its etag tells that it is another one."""
+        row: dict[str, Any] = {"s3_key": "theirs", "generated_at": int(NOW)}
+        for etag in ("one", "two"):
+            await bench.raw.put(pk=PK, sk="META", revalidate_seconds=60, etag=etag, **row)
+            await bench.raw.put_object("theirs", etag.encode())
+            known = "theirs@1700000000@one"
+            copy = (await bench.record(known=known)).copy
+            assert copy is not None
+            assert copy.value == (UNREAD if etag == "one" else b"two")
 
     async def test_a_shape_puts_a_page_into_the_open(self, aws: Aws) -> None:
         """Body and content type for everybody, the ETag in the row, the rest for us alone."""
@@ -459,6 +477,18 @@ class TestI6Tags:
         await bench.store.delete(PAGE, ["/pricing"])
         assert await bench.raw.rows() == []
 
+    async def test_not_of_half_a_character(self, bench: Bench) -> None:
+        """Refused before anything is written; an id without tags is only hashed."""
+        for ask in (Ask("\ud800", None, ("eu",)), Ask("a", None, ("eu", "\ud800"))):
+            with pytest.raises(ConfigError, match="lone surrogates"):
+                await bench.store.acquire(PAGE, [Ask("b"), ask], 5)
+        assert await bench.raw.rows() == []
+        lease = await bench.lease(id_="\ud800")
+        await bench.store.release(PAGE, [lease], {lease.id: Failure(1, NOW + 9, "bad: \ud800")})
+        assert (await bench.store.read(PAGE, [lease.id]))[lease.id].failure == Failure(
+            1, NOW + 9, "bad: ?"
+        )
+
     async def test_outlives_its_copy(self, bench: Bench) -> None:
         """A copy with long terms takes its tags along."""
         await bench.publish(await bench.lease(None, "shop"), error_for=90 * 86400)
@@ -486,6 +516,94 @@ class TestI6Tags:
         grant = await bench.ask()
         assert (seen, grant) == (Record(), Newer(Record(copy)))
         assert await bench.raw.row("LOCK") is None
+
+
+class TestI6TagsOfLoadsUnderWay:
+    """A tag's row goes only with the lease that wrote it: a later load stands under it too."""
+
+    async def test_an_eviction_leaves_a_new_load_alone(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Leased between the scan and the drop: nothing of it goes, and its tag reaches it."""
+        old = await bench.publish(await bench.lease(None, "eu"))
+        bench.clock.advance(100)
+        sweeper = bench.parts.sweeper
+        entries, leases = sweeper._entries, []
+
+        async def visited() -> AsyncIterator[Any]:
+            async for found in entries():
+                if found:
+                    leases.append(await bench.lease(old.generation, "eu"))
+                yield found
+
+        monkeypatch.setattr(sweeper, "_entries", visited)
+        assert await bench.store.evict(bench.clock()) == 0
+        assert (await bench.record(known=old.generation)).copy is not None
+        await bench.publish(leases[0])
+        assert await bench.store.invalidate_tag("eu") == [(PAGE, "/pricing")]
+
+    async def test_an_eviction_leaves_a_new_copy_alone(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Leased and published again after the rows went: the tag is the new copy's."""
+        await bench.publish(await bench.lease(None, "eu"))
+        bench.clock.advance(100)
+        transact = Table.transact
+
+        async def visited(table: Table, *actions: Any, name: str | None = None) -> None:
+            await transact(table, *actions, name=name)
+            if name is None:
+                await bench.publish(await bench.lease(None, "eu"))
+
+        monkeypatch.setattr(Table, "transact", visited)
+        assert await bench.store.evict(bench.clock()) == 1
+        assert await bench.store.invalidate_tag("eu") == [(PAGE, "/pricing")]
+
+    async def test_an_eviction_takes_the_tags_along(self, bench: Bench) -> None:
+        """Of a copy, and of a lease that ended without one."""
+        await bench.publish(await bench.lease(None, "eu"))
+        await bench.lease(None, "eu", id_="/died")
+        bench.clock.advance(100)
+        assert await bench.store.evict(bench.clock()) == 2
+        assert await bench.raw.rows() == []
+
+    async def test_deleting_leaves_a_new_load_alone(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Leased again before the tags went: its tag reaches it."""
+        await bench.publish(await bench.lease(None, "eu"))
+        delete, leases = Table.delete, []
+
+        async def visited(table: Table, pk: str, sk: str, *more: Any) -> Any:
+            went = await delete(table, pk, sk, *more)
+            if sk == "META":
+                leases.append(await bench.lease(None, "eu"))
+            return went
+
+        monkeypatch.setattr(Table, "delete", visited)
+        await bench.store.delete(PAGE, ["/pricing"])
+        await bench.publish(leases[0])
+        assert await bench.store.invalidate_tag("eu") == [(PAGE, "/pricing")]
+
+    async def test_a_holder_that_was_overtaken_leaves_the_next_one_alone(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Paused past its lease before it took away the tags of before, which are the next's."""
+        old = await bench.publish(await bench.lease(None, "eu"))
+        reader, leases = bench.parts.reader, []
+        look = reader.row
+
+        async def paused(pk: str) -> Any:
+            row = await look(pk)
+            monkeypatch.setattr(reader, "row", look)
+            bench.clock.advance(10)
+            leases.append(await bench.lease(old.generation, "eu"))
+            return row
+
+        monkeypatch.setattr(reader, "row", paused)
+        await bench.lease(old.generation, "shop")
+        await bench.publish(leases[0])
+        assert await bench.store.invalidate_tag("eu") == [(PAGE, "/pricing")]
 
 
 class TestI7Costs:

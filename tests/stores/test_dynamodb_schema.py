@@ -63,7 +63,7 @@ class TestI1Keys:
         one, other = entries
         assert cache_key(*one) != cache_key(*other)
 
-    @pytest.mark.parametrize("tenant", ["", "#", "a#b", "a#CACHE", "#x", 7, "x" * 201])
+    @pytest.mark.parametrize("tenant", ["", "#", "a#b", "a#CACHE", "#x", 7, "x" * 201, "\ud800"])
     def test_refuses_a_tenant_that_could_name_anothers_partition(self, tenant: Any) -> None:
         """Empty, with `#`, no text, or longer than a key may be."""
         with pytest.raises(ConfigError, match="tenant"):

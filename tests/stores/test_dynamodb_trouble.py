@@ -112,13 +112,15 @@ class TestI5LostAnswers:
             lease = await leased(store)
             parts = store._parts
             assert parts is not None
-            ask = parts.writer.table._service._once
+            ask = parts.invalidator.table._service._once
 
-            async def forgetful(operation: str, then: Any, arguments: dict[str, Any]) -> Any:
+            async def forgetful(
+                operation: str, then: Any, arguments: dict[str, Any], until: float
+            ) -> Any:
                 arguments.pop("ClientRequestToken", None)
-                return await ask(operation, then, arguments)
+                return await ask(operation, then, arguments, until)
 
-            monkeypatch.setattr(parts.writer.table._service, "_once", forgetful)
+            monkeypatch.setattr(parts.invalidator.table._service, "_once", forgetful)
             proxy.lose["TransactWriteItems"] = 1
             assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
 
@@ -136,8 +138,11 @@ class TestI5LostAnswers:
             assert await publishing == {"a"}
             assert await store.read(KIND, ["a"]) == {}
 
-    async def test_never_answered_is_an_error_and_the_body_stays(self, aws: Aws) -> None:
+    async def test_never_answered_is_an_error_and_the_body_stays(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It may have been published: deleting its body would make that a miss."""
+        monkeypatch.setattr("stillfresh.stores.breaker.FIRST_PAUSE", 0.0)
         async with troubled(aws) as (store, proxy, _):
             lease = await leased(store)
             proxy.lose["TransactWriteItems"] = 5
@@ -162,7 +167,7 @@ class TestI4Errors:
         async with troubled(aws) as (store, proxy, _):
             parts = store._parts
             assert parts is not None
-            leases = Leases(parts.writer.table)
+            leases = Leases(parts.invalidator.table)
             mine = FaceTheoryCacheLease.until("CACHE#1", "mine", NOW + 5)
             theirs = FaceTheoryCacheLease.until("CACHE#1", "theirs", NOW + 5)
             await leases.acquire(theirs, now=NOW)
@@ -279,8 +284,10 @@ class TestS6BadInput:
         pauses = Pauses()
         store = Aws("http://127.0.0.1:9", "http://127.0.0.1:9").store("table", sleep=pauses)
         await store.open()
-        with pytest.raises(StoreError, match="no answer to get_item"):
+        with pytest.raises(StoreError, match=r"away|no answer to get_item"):
             await store.read(KIND, ["a"])
+        with pytest.raises(StoreError, match="no answer to delete_item"):
+            await store.invalidate(KIND, ["a"])
         await store.close()
 
     @pytest.mark.usefixtures("aws")
@@ -349,3 +356,66 @@ else:
     raise AssertionError("imported")
 """
         subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """The address of a server that accepts, and never says a word."""
+    waiting, ended = set[asyncio.Task[Any]](), asyncio.Event()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        waiting.add(task)
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        ended.set()
+        server.close()
+        await asyncio.gather(*waiting)
+        await server.wait_closed()
+
+
+class TestS6Away:
+    async def test_costs_no_more_than_patience(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server that accepts and does not answer: all attempts together end with it."""
+        monkeypatch.setattr("stillfresh.stores.aws.PATIENCE", 0.3)
+        async with silent() as address:
+            store = Aws(address, aws.s3_endpoint).store("table")
+            async with asyncio.timeout(8):
+                await store.open()
+                with pytest.raises(StoreError, match="no answer to delete_item"):
+                    await store.invalidate(KIND, ["a"])
+            await store.close()
+
+    async def test_is_asked_by_one_in_a_while(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The others are told at once; an invalidation is always tried; an answer ends it."""
+        monkeypatch.setattr("stillfresh.stores.breaker.FIRST_PAUSE", 3600.0)
+        monkeypatch.setattr("stillfresh.stores.breaker.LONGEST_PAUSE", 3600.0)
+        async with troubled(aws) as (store, proxy, _):
+            proxy.lose["GetItem"] = 5
+            with pytest.raises(StoreError, match="no answer to get_item"):
+                await store.read(KIND, ["a"])
+            for step in (store.read(KIND, ["a"]), store.acquire(KIND, [Ask("a")], 5)):
+                with pytest.raises(StoreError, match="away; it is asked again in a moment"):
+                    await step
+            assert (proxy.seen["GetItem"], proxy.seen["PutItem"]) == (5, 0)
+            await store.invalidate(KIND, ["a"])
+            assert proxy.seen["DeleteItem"] == 1
+            assert await store.read(KIND, ["a"]) == {}
+
+    async def test_a_busy_one_is_not_away(self, aws: Aws) -> None:
+        """Who is refused for being one too many is no reason to hold back the others."""
+        async with troubled(aws) as (store, proxy, _):
+            proxy.refuse["GetItem"] = (5, "ThrottlingException")
+            with pytest.raises(StoreError, match="asked up to 5 times"):
+                await store.read(KIND, ["a"])
+            assert await store.read(KIND, ["a"]) == {}

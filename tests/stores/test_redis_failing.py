@@ -13,9 +13,9 @@ from flaky_proxy import FlakyProxy, Loss
 from valkey_server import HOST, Server, binary_of, serving
 
 from stillfresh import Cache, Origin, Policy, StoreError
+from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record
 from stillfresh.stores.redis import RedisStore
-from stillfresh.stores.redis.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from stillfresh.stores.redis.connections import Connections
 
 KIND = "price"

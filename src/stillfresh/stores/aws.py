@@ -1,4 +1,4 @@
-"""The edge to AWS: clients, retries with jitter, errors translated, costs counted (I4, I7).
+"""The edge to AWS: clients, retries with jitter, errors translated (I4).
 
 Everything that DynamoDB or S3 is asked goes through `Service.ask`. A request is repeated when the
 service is busy or its answer got lost, so what is asked must bear being asked twice: conditions
@@ -6,6 +6,7 @@ and request tokens see to that, and who is refused looks at the token before bel
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +29,10 @@ from botocore.exceptions import ConnectionError as NotConnected
 from botocore.loaders import Loader, create_loader
 
 from stillfresh.errors import ConfigError, NotOpen, StoreError
-from stillfresh.stores.contract import Costs
+from stillfresh.stores.breaker import Breaker
+from stillfresh.stores.meter import Meter
 
-__all__ = ["CONDITION", "DENIED", "Meter", "Place", "Refused", "Service", "opened"]
+__all__ = ["CONDITION", "DENIED", "Place", "Refused", "Service", "opened"]
 
 Then: TypeAlias = Callable[[Any], Awaitable[Any]]
 
@@ -38,9 +40,14 @@ ATTEMPTS: Final = 5
 FIRST_PAUSE: Final = 0.05
 """Doubling, each drawn between half and all of it: 0.4 to 0.75 s in all."""
 PATIENCE: Final = 3.0
-"""Seconds after which nothing is tried again: who waits has other means."""
+"""Seconds for all attempts together: who waits has other means."""
+PROBE: Final = 1.0
+"""Seconds for the one attempt that asks a service that was away whether it is back."""
+SLOWEST: Final = 1_000_000.0
+"""Bytes a second that a value may take beyond that, to be sent or received."""
 CONNECT_TIMEOUT: Final = 2.0
-READ_TIMEOUT: Final = 5.0
+READ_TIMEOUT: Final = 2.0
+"""Of silence, so that a connection that died unnoticed leaves time for another."""
 CONNECTIONS: Final = 32
 
 CONDITION: Final = "ConditionalCheckFailedException"
@@ -70,14 +77,6 @@ NOT_MADE: Final = {
     "ResourceNotFoundException": "there is no such table; make it with `stillfresh table create`",
     "NoSuchBucket": "there is no such bucket; make it with `stillfresh table create`",
 }
-READS: Final = frozenset({"get_item", "batch_get_item", "query", "scan"})
-S3_COUNTS: Final = {
-    "get_object": "s3_gets",
-    "put_object": "s3_puts",
-    "delete_objects": "s3_deletes",
-    "list_objects_v2": "s3_lists",
-}
-
 NO_ANSWER: Final = (
     HTTPClientError,
     NotConnected,
@@ -85,6 +84,8 @@ NO_ANSWER: Final = (
     TransferError,
     TimeoutError,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class Refused(StoreError):
@@ -102,32 +103,8 @@ class Unanswered(StoreError):
     """Worth another try: the service was busy, or its answer got lost."""
 
 
-class Meter:
-    """What was asked, in the units that are paid for; a refused write is paid for as well."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, float] = dict.fromkeys(Costs.__struct_fields__, 0)
-
-    def costs(self) -> Costs:
-        counts = self._counts
-        s3 = {name: int(counts[name]) for name in S3_COUNTS.values()}
-        return Costs(counts["read_units"], counts["write_units"], **s3)
-
-    def asked(self, operation: str) -> None:
-        if (name := S3_COUNTS.get(operation)) is not None:
-            self._counts[name] += 1
-
-    def answered(self, operation: str, response: Mapping[str, Any]) -> None:
-        consumed = response.get("ConsumedCapacity", ())
-        tables = [consumed] if isinstance(consumed, Mapping) else consumed
-        name = "read_units" if operation in READS else "write_units"
-        self._counts[name] += sum(table.get("CapacityUnits", 0.0) for table in tables)
-
-    def refused(self, code: str, arguments: Mapping[str, Any]) -> None:
-        """No figure comes with a refusal: one unit for a small row, two in a transaction."""
-        actions = len(arguments.get("TransactItems", ()))
-        if code in {CONDITION, CANCELLED}:
-            self._counts["write_units"] += 2 * actions or 1
+class Away(Unanswered):
+    """Nothing was heard of the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +136,7 @@ class Service:
         self._meter = meter
         self._sleep = sleep
         self._dice = dice
+        self._breaker = Breaker()
         self._under_way = 0
         self._is_closed = False
         self._idle = asyncio.Event()
@@ -174,12 +152,17 @@ class Service:
         operation: str,
         then: Then | None = None,
         /,
+        *,
+        urgent: bool = False,
         **arguments: Any,  # noqa: ANN401 (as the service describes them)
     ) -> Any:  # noqa: ANN401
-        """The answer, or what `then` makes of it; `Refused`, or `StoreError` if none came."""
+        """The answer, or what `then` makes of it; `Refused`, or `StoreError` if none came.
+
+        Urgent is what nobody can do without: it is tried whatever happened before.
+        """
         self._under_way += 1
         try:
-            return await self._ask(operation, then, arguments)
+            return await self._unless_away(operation, then, arguments, urgent=urgent)
         finally:
             self._under_way -= 1
             if not self._under_way:
@@ -192,41 +175,70 @@ class Service:
             self._idle.clear()
             await self._idle.wait()
 
-    async def _ask(self, operation: str, then: Then | None, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        for pause in self._pauses():
+    async def _unless_away(
+        self, operation: str, then: Then | None, arguments: Mapping[str, Any], *, urgent: bool
+    ) -> Any:  # noqa: ANN401
+        """A service that is away is asked now and then only, and once."""
+        breaker, now = self._breaker, asyncio.get_running_loop().time
+        began = now()
+        if not breaker.allows(began) and not urgent:
+            raise StoreError(f"{self.target}: away; it is asked again in a moment")
+        probes = breaker.is_open and not urgent
+        try:
+            answer = await self._ask(operation, then, arguments, PROBE if probes else PATIENCE)
+        except Away as exc:
+            if not breaker.is_open:
+                logger.warning("%s; until it is back it is asked now and then", exc)
+            breaker.failed(began, now())
+            raise
+        except (Refused, Unanswered):
+            breaker.succeeded()
+            raise
+        if breaker.is_open:
+            breaker.succeeded()
+            logger.warning("%s: back", self.target)
+        return answer
+
+    async def _ask(
+        self, operation: str, then: Then | None, arguments: Mapping[str, Any], patience: float
+    ) -> Any:  # noqa: ANN401
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
+        for pause in self._pauses(1 if patience == PROBE else ATTEMPTS):
             if self._is_closed:
                 raise NotOpen("this store is closed")
             try:
-                return await self._once(operation, then, arguments)
+                return await self._once(operation, then, arguments, until)
             except Unanswered:
-                if pause is None:
+                if pause is None or loop.time() + pause >= until:
                     raise
             await self._sleep(pause)
         raise AssertionError("the last pause is None")
 
-    def _pauses(self) -> Iterator[float | None]:
-        """After each attempt; None after the last, or when patience has ended."""
-        loop = asyncio.get_running_loop()
-        patience = loop.time() + PATIENCE
-        for attempt in range(ATTEMPTS - 1):
-            if loop.time() > patience:
-                break
+    def _pauses(self, attempts: int) -> Iterator[float | None]:
+        """After each attempt; None after the last."""
+        for attempt in range(attempts - 1):
             yield FIRST_PAUSE * 2**attempt * (1 + self._dice()) / 2
         yield None
 
-    async def _once(self, operation: str, then: Then | None, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    async def _once(
+        self, operation: str, then: Then | None, arguments: Mapping[str, Any], until: float
+    ) -> Any:  # noqa: ANN401
         self._meter.asked(operation)
         try:
-            response = await getattr(self._client, operation)(**arguments)
-            self._meter.answered(operation, response)
-            return response if then is None else await then(response)
+            async with asyncio.timeout_at(until + _carried(arguments.get("Body"))) as limit:
+                response = await getattr(self._client, operation)(**arguments)
+                self._meter.answered(operation, response)
+                limit.reschedule(until + response.get("ContentLength", 0) / SLOWEST)
+                return response if then is None else await then(response)
         except ClientError as exc:
             error = self._refused(operation, exc, arguments)
             if _is_busy(exc, error):
                 raise Unanswered(f"{error}; asked up to {ATTEMPTS} times") from exc
             raise error from exc
         except NO_ANSWER as exc:
-            raise Unanswered(f"{self.target}: no answer to {operation}: {exc}") from exc
+            said = str(exc) or "it took too long"
+            raise Away(f"{self.target}: no answer to {operation}: {said}") from exc
         except BotoCoreError as exc:
             raise StoreError(f"{self.target}: {exc}") from exc
 
@@ -239,6 +251,11 @@ class Service:
         elif code in DENIED:
             said = f"no permission for {operation.title().replace('_', '')}: {said}"
         return Refused(f"{self.target}: {said} ({code})", code, exc.response)
+
+
+def _carried(body: object) -> float:
+    """Seconds that a value may take on its way."""
+    return len(body) / SLOWEST if isinstance(body, bytes) else 0.0
 
 
 def _is_busy(exc: ClientError, error: Refused) -> bool:
@@ -271,7 +288,8 @@ async def opened(
             client = await stack.enter_async_context(_client(session, name, place))
         except NoRegionError as exc:
             raise ConfigError(
-                f"{target}: no region; write &region=… or set AWS_DEFAULT_REGION"
+                f"{target}: no region; name it (&region=… in a store's address, --region in a"
+                " command) or set AWS_DEFAULT_REGION"
             ) from exc
         except (BotoCoreError, ValueError) as exc:
             raise ConfigError(f"{target}: {exc}") from exc

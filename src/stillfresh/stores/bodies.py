@@ -66,7 +66,9 @@ class S3Bodies:
         self._bucket = bucket
 
     async def put(self, key: str, body: Body) -> None:
-        about = {} if body.content_type is None else {"ContentType": body.content_type}
+        about: dict[str, Any] = (
+            {} if body.content_type is None else {"ContentType": body.content_type}
+        )
         await self._service.ask("put_object", Bucket=self._bucket, Key=key, Body=body.data, **about)
 
     async def get(self, key: str) -> Body | None:

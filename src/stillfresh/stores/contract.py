@@ -88,7 +88,11 @@ class Ask(Struct, frozen=True):
     id: str
     seen: str | None = None
     tags: tuple[str, ...] = ()
-    """Recorded with the lease, so that an invalidation by tag reaches the load under way."""
+    """Recorded with the lease, so that an invalidation by tag reaches the load under way.
+
+    The tags of the last lease are the tags of the entry, also of the copy that is there:
+    where deployments name other tags for one id, the one that leased it last decides.
+    """
 
 
 class Lease(Struct, frozen=True):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.aws import DENIED, Meter, Place, Refused, Service, opened
+from stillfresh.stores.aws import DENIED, Place, Refused, Service, opened
 from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.meter import Meter
 
 __all__ = ["Made", "check_table", "create", "describe"]
 
@@ -62,10 +63,11 @@ class Made:
 
 
 async def create(table: str, bucket: str | None, place: Place) -> Made:
-    """What is there already is left as it is, but for TTL, which is turned on."""
+    """What is there already is left as it is."""
     async with AsyncExitStack() as stack:
         dynamodb, s3 = await _services(stack, place, table, bucket)
-        await _create_table(dynamodb, table)
+        if not await _has_table(dynamodb, table):
+            await _create_table(dynamodb, table)
         if bucket is not None and not await _has_bucket(s3, bucket):
             await s3.ask("create_bucket", Bucket=bucket, **_location(s3.region))
         return await _made(dynamodb, s3, table, bucket)
@@ -84,6 +86,16 @@ async def _services(
     return dynamodb, s3
 
 
+async def _has_table(dynamodb: Service, table: str) -> bool:
+    try:
+        await dynamodb.ask("describe_table", TableName=table)
+    except Refused as exc:
+        if exc.code != "ResourceNotFoundException":
+            raise
+        return False
+    return True
+
+
 async def _create_table(dynamodb: Service, table: str) -> None:
     try:
         await dynamodb.ask(
@@ -94,9 +106,9 @@ async def _create_table(dynamodb: Service, table: str) -> None:
             BillingMode="PAY_PER_REQUEST",
         )
     except Refused as exc:
-        if exc.code != "ResourceInUseException":  # it is there already
+        if exc.code != "ResourceInUseException":  # else the first answer got lost
             raise
-    _check_keys(table, await _ready(dynamodb, table))
+    await _ready(dynamodb, table)
     if await _ttl_attribute(dynamodb, table) is None:
         await dynamodb.ask(
             "update_time_to_live",
@@ -105,11 +117,11 @@ async def _create_table(dynamodb: Service, table: str) -> None:
         )
 
 
-async def _ready(dynamodb: Service, table: str) -> dict[str, Any]:
+async def _ready(dynamodb: Service, table: str) -> None:
     for _ in range(LOOKS):
-        described: dict[str, Any] = (await dynamodb.ask("describe_table", TableName=table))["Table"]
-        if described["TableStatus"] == "ACTIVE":
-            return described
+        described = await dynamodb.ask("describe_table", TableName=table)
+        if described["Table"]["TableStatus"] == "ACTIVE":
+            return
         await asyncio.sleep(PAUSE)
     raise StoreError(f"table {table!r}: not ready after {LOOKS * PAUSE:.0f} s")
 

@@ -21,7 +21,7 @@ from stillfresh.stores.dynamodb.schema import (
     text,
     whole,
 )
-from stillfresh.stores.dynamodb.table import Table, changes_of, values
+from stillfresh.stores.dynamodb.table import FAILED_REASON, Table, changes_of, values
 
 __all__ = ["Leases"]
 
@@ -33,7 +33,6 @@ FREE: Final = (
 OURS: Final = "lease_token = :token"
 LIVE: Final = "lease_token = :token AND lease_expires_at > :now"
 FORGETTABLE: Final = "attribute_not_exists(failures)"
-FAILED_REASON: Final = "ConditionalCheckFailed"
 
 
 class Leases:

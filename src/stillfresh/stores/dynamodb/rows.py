@@ -34,6 +34,7 @@ __all__ = [
     "Lock",
     "Names",
     "Row",
+    "Tagged",
     "failure_attributes",
     "lock_of",
     "merged",
@@ -41,6 +42,7 @@ __all__ = [
     "row_of",
     "tag_item",
     "tag_set",
+    "tagged",
 ]
 
 PAGE: Final = "page"
@@ -78,8 +80,9 @@ class Names:
         """Never used before: whoever publishes twice with one lease writes two bodies."""
         return f"{self.bodies}{pk.rpartition('#')[2]}/{generation}.{nonce}"
 
-    def is_ours(self, s3_key: str) -> bool:
-        return s3_key.startswith(self.bodies)
+    def ours(self, *s3_keys: str) -> list[str]:
+        """To delete; bodies of others are theirs: they may use a key again."""
+        return [s3_key for s3_key in s3_keys if s3_key.startswith(self.bodies)]
 
     def pk_of_body(self, s3_key: str) -> str:
         return f"{self.pk_prefix}{s3_key.removeprefix(self.bodies).partition('/')[0]}"
@@ -121,6 +124,15 @@ class Lock:
     held_until: float | None
     failure: Failure | None
     tags: frozenset[str]
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The tags of an entry, and the leases that may have written their rows."""
+
+    tags: frozenset[str]
+    tokens: frozenset[str]
 
 
 def meta_item(
@@ -183,8 +195,10 @@ def tag_item(names: Names, tag: str, *, kind: str, id_: str, token: str, ttl: in
 
 
 def failure_attributes(failure: Failure) -> Item:
+    """The error's text is anybody's: what is no Unicode in it becomes a question mark."""
     item = {"failures": {"N": str(failure.count)}, "retry_at": {"N": _digits(failure.retry_at)}}
-    return item | ({"error": {"S": failure.error}} if failure.error else {})
+    error = failure.error.encode("utf-8", "replace").decode()
+    return item | ({"error": {"S": error}} if error else {})
 
 
 def _failure(item: Mapping[str, Mapping[str, Any]]) -> Failure | None:
@@ -195,8 +209,9 @@ def _failure(item: Mapping[str, Mapping[str, Any]]) -> Failure | None:
 
 
 def lock_of(item: Mapping[str, Mapping[str, Any]]) -> Lock:
-    is_lease = text(item, "lease_token") != RELEASED
-    return Lock(number(item, "lease_expires_at") if is_lease else None, _failure(item), _tags(item))
+    token = text(item, "lease_token")
+    held_until = number(item, "lease_expires_at") if token != RELEASED else None
+    return Lock(held_until, _failure(item), _tags(item), token)
 
 
 def row_of(item: Mapping[str, Mapping[str, Any]], now: float) -> Row:
@@ -217,6 +232,8 @@ def _copy(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]], 
     )
     if generation is None or fetched_at is None or not is_ours:
         generation = f"{meta.s3_key}@{meta.generated_at}"
+        if meta.etag is not None:  # it tells two bodies apart that were written in one second
+            generation = f"{generation}@{meta.etag}"
         fetched_at = float(meta.generated_at)
     policy = _policy(meta, item, is_ours=is_ours)
     copy = Copy(generation, fetched_at, policy, UNREAD, _mark(meta, item, policy))
@@ -251,6 +268,13 @@ def _mark(
     if mark := number(item, "mark"):
         return Mark.HARD if mark >= Mark.HARD else Mark.SOFT
     return Mark.SOFT if policy.fresh_for >= 1 else Mark.NONE
+
+
+def tagged(row: Row | None, lock: Lock | None) -> Tagged:
+    """A copy's generation is the token of the lease that published it."""
+    tags = (row.tags if row else frozenset()) | (lock.tags if lock else frozenset())
+    tokens = {row.generation if row else None, lock.token if lock else None}
+    return Tagged(tags, frozenset(token for token in tokens if token is not None))
 
 
 def merged(row: Row | None, lock: Lock | None) -> Record:

@@ -21,6 +21,7 @@ __all__ = [
     "Item",
     "cache_pk",
     "checked_tenant",
+    "checked_text",
     "ended_at",
     "key_of",
     "number",
@@ -59,9 +60,18 @@ def checked_tenant(tenant: str | None) -> str | None:
         return None
     if not isinstance(tenant, str) or not tenant or "#" in tenant:
         raise ConfigError(f"tenant: must be text that is not empty, without #, not {shown(tenant)}")
-    if len(tenant.encode("utf-8", "replace")) > LONGEST_TENANT:
+    if len(checked_text(tenant, "tenant").encode()) > LONGEST_TENANT:
         raise ConfigError(f"tenant: at most {LONGEST_TENANT} bytes, not {shown(tenant)}")
     return tenant
+
+
+def checked_text(given: str, what: str) -> str:
+    """What is written into a row as it is; DynamoDB takes no half of a character."""
+    try:
+        given.encode()
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{what}: must be Unicode, without lone surrogates: {given!a}") from exc
+    return given
 
 
 def _tenant(tenant: str | None) -> str:

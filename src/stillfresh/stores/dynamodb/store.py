@@ -16,19 +16,21 @@ from typing import Final
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, shown
-from stillfresh.stores.aws import Meter, Place, opened
+from stillfresh.stores.aws import Place, opened
 from stillfresh.stores.bodies import S3Bodies, Shape, Trash
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Mark, Record, StoreStats
 from stillfresh.stores.dynamodb.admin import check_table
+from stillfresh.stores.dynamodb.invalidating import Invalidator
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.reading import Reader
 from stillfresh.stores.dynamodb.rows import Names
-from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_tenant
+from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_tenant, checked_text
 from stillfresh.stores.dynamodb.sweeping import Sweeper
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
 from stillfresh.stores.dynamodb.workers import each
 from stillfresh.stores.dynamodb.writing import Writer
+from stillfresh.stores.meter import Meter
 
 __all__ = ["DynamoStore"]
 
@@ -103,10 +105,19 @@ class DynamoStore:
         trash = Trash(bodies, self._delete_after, clock=clock, sleep=self._sleep)
         parts.stack.push_async_callback(trash.close)
         tags, leases = Tags(table, names), Leases(table)
+        urgent = Table(dynamodb, names.table, self._sleep, urgent=True)
         parts.reader = Reader(table, bodies, names, self.shapes, clock)
         parts.sweeper = Sweeper(table, bodies, tags, names, clock)
+        parts.invalidator = Invalidator(
+            table=urgent,
+            leases=Leases(urgent),
+            trash=trash,
+            tags=Tags(urgent, names),
+            reader=parts.reader,
+            names=names,
+            clock=clock,
+        )
         parts.writer = Writer(
-            table=table,
             leases=leases,
             bodies=bodies,
             trash=trash,
@@ -136,6 +147,8 @@ class DynamoStore:
         return await self._opened().reader.read(kind, ids, known, lagging=lag >= EVENTUALLY)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        for ask in asks:
+            _check_tagged(kind, ask)
         writer, by_id = self._opened().writer, {ask.id: ask for ask in asks}
         return await each(by_id, lambda id_: writer.acquire(kind, by_id[id_], lease_for))
 
@@ -156,16 +169,16 @@ class DynamoStore:
         await each(leases, lambda lease: writer.release(kind, lease, failed.get(lease.id)))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        writer, mark = self._opened().writer, Mark.SOFT if soft else Mark.HARD
-        await each(ids, lambda id_: writer.invalidate(self._names.pk(kind, id_), mark))
+        invalidator, mark = self._opened().invalidator, Mark.SOFT if soft else Mark.HARD
+        await each(ids, lambda id_: invalidator.invalidate(self._names.pk(kind, id_), mark))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        writer = self._opened().writer
-        return await writer.invalidate_tag(tag, Mark.SOFT if soft else Mark.HARD)
+        invalidator = self._opened().invalidator
+        return await invalidator.invalidate_tag(tag, Mark.SOFT if soft else Mark.HARD)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        writer = self._opened().writer
-        await each(ids, lambda id_: writer.delete(self._names.pk(kind, id_)))
+        invalidator = self._opened().invalidator
+        await each(ids, lambda id_: invalidator.delete(self._names.pk(kind, id_)))
 
     async def evict(self, before: float) -> int:
         """Reads the whole table and lists the bucket: run it in one place, now and then."""
@@ -185,6 +198,7 @@ class Parts:
 
     reader: Reader
     writer: Writer
+    invalidator: Invalidator
     sweeper: Sweeper
 
     def __init__(self) -> None:
@@ -197,6 +211,13 @@ def table_name(table: str | None) -> str:
     if not name:
         raise ConfigError(f"table: name it in the address, or in {TABLE_VARIABLE}")
     return _named(name, "table")
+
+
+def _check_tagged(kind: str, ask: Ask) -> None:
+    """Of kind and id only hashes are stored, unless there are tags: then they are read back."""
+    if ask.tags:
+        for what, given in [("kind", kind), ("id", ask.id), *(("tag", tag) for tag in ask.tags)]:
+            checked_text(given, what)
 
 
 def _named(name: object, what: str) -> str:

@@ -8,23 +8,26 @@ of processes that died between writing a body and publishing it.
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from math import ceil
 from typing import Any, Final
 
 from stillfresh.clock import Clock
 from stillfresh.freshness import is_over
-from stillfresh.stores.aws import Meter
 from stillfresh.stores.bodies import S3Bodies
 from stillfresh.stores.contract import StoreStats
-from stillfresh.stores.dynamodb.rows import Lock, Names, Row, lock_of, merged, row_of
-from stillfresh.stores.dynamodb.schema import LOCK, META, Item, text
-from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.dynamodb.rows import Lock, Names, Row, lock_of, merged, row_of, tagged
+from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
+from stillfresh.stores.dynamodb.table import Table, values
 from stillfresh.stores.dynamodb.tags import Tags
 from stillfresh.stores.dynamodb.workers import each
+from stillfresh.stores.meter import Meter
 
 __all__ = ["Sweeper"]
 
 ORPHAN_AFTER: Final = 3600.0
 """Seconds; a body is written before the row that points to it."""
+ENDED: Final = "NOT lease_expires_at >= :before"
+"""Also where there is no end: such a row is no lease."""
 MOST_PAGES: Final = 4
 """Of a megabyte each, that counting reads: half a thousand read units; then it estimates."""
 
@@ -43,7 +46,7 @@ class Sweeper:
         dropped = 0
         async for entries in self._entries():
             gone = {_pk(rows[0]): rows for rows in entries if self._is_gone(rows, before)}
-            bodies = (await each(gone, partial(self._drop, gone))).values()
+            bodies = (await each(gone, partial(self._drop, gone, before))).values()
             went = [keys for keys in bodies if keys is not None]
             await self._bodies.delete([key for keys in went for key in keys])
             dropped += len(went)
@@ -80,22 +83,15 @@ class Sweeper:
         now = self._clock()
         return (row_of(row, now) if row else None), (lock_of(lock) if lock else None)
 
-    async def _drop(self, gone: Mapping[str, Sequence[Item]], pk: str) -> list[str] | None:
+    async def _drop(
+        self, gone: Mapping[str, Sequence[Item]], before: float, pk: str
+    ) -> list[str] | None:
         """The body to delete, if there is one; None if the rows are not as they were read."""
         row, lock = self._parsed(gone[pk])
-        went = [await self._drop_row(each_row) for each_row in gone[pk]]
-        if not all(went):
+        if not await self._table.transact_if(*_drops(pk, gone[pk], before)):
             return None
-        tags = (row.tags if row else frozenset()) | (lock.tags if lock else frozenset())
-        await self._tags.remove(tags, pk)
-        key = row.meta.s3_key if row is not None and row.meta is not None else ""
-        return [key] if self._names.is_ours(key) else []
-
-    async def _drop_row(self, row: Item) -> bool:
-        name = "lease_token" if row["sk"]["S"] == LOCK else "s3_key"
-        value = text(row, name)
-        unchanged = {} if value is None else {name: value}
-        return await self._table.delete_if(_pk(row), row["sk"]["S"], **unchanged) is not None
+        await self._tags.remove(tagged(row, lock), pk)
+        return self._names.ours(row.meta.s3_key) if row is not None and row.meta is not None else []
 
     async def _drop_orphans(self) -> None:
         before = self._clock() - ORPHAN_AFTER
@@ -133,6 +129,30 @@ class Sweeper:
     async def _share(self, scanned: int) -> float:
         described: dict[str, Any] = await self._table.describe()
         return scanned / max(1, scanned, int(described.get("ItemCount", 0)))
+
+
+def _drops(pk: str, rows: Sequence[Item], before: float) -> list[tuple[str, dict[str, Any]]]:
+    """Both rows in one step, as they were read: a lease taken or renewed since keeps both."""
+    by_role = {row["sk"]["S"]: row for row in rows}
+    meta = _as_read(by_role.get(META), "s3_key")
+    lock = _as_read(by_role.get(LOCK), "lease_token")
+    if LOCK in by_role:
+        lock = f"{lock[0]} AND {ENDED}", lock[1] | values(before=ceil(before))
+    return [_drop(pk, META, *meta), _drop(pk, LOCK, *lock)]
+
+
+def _as_read(row: Item | None, name: str) -> tuple[str, Item]:
+    """The condition that the row is the one that was read, or that there is still none."""
+    if row is None:
+        return "attribute_not_exists(pk)", {}
+    if (value := text(row, name)) is None:
+        return f"attribute_not_exists({name})", {}
+    return f"{name} = :{name}", values(**{name: value})
+
+
+def _drop(pk: str, role: str, condition: str, given: Item) -> tuple[str, dict[str, Any]]:
+    about = {"ExpressionAttributeValues": given} if given else {}
+    return "Delete", {"Key": key_of(pk, role), "ConditionExpression": condition, **about}
 
 
 def _pk(item: Item) -> str:

@@ -11,12 +11,14 @@ from stillfresh.stores.aws import CONDITION, Refused, Service
 from stillfresh.stores.dynamodb.schema import Item, key_of
 from stillfresh.stores.dynamodb.workers import each
 
-__all__ = ["Key", "Table", "changes_of", "values"]
+__all__ = ["FAILED_REASON", "Key", "Table", "changes_of", "values"]
 
 Key: TypeAlias = tuple[str, str]
 
 AT_ONCE: Final = 100
 """Keys in one BatchGetItem: DynamoDB takes no more."""
+FAILED_REASON: Final = "ConditionalCheckFailed"
+"""Of an action in a transaction, where alone it would be `CONDITION`."""
 PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
 """Seconds before asking again for what a batch left out."""
 
@@ -25,11 +27,17 @@ class Table:
     """One table of `pk` and `sk`."""
 
     def __init__(
-        self, service: Service, name: str, sleep: Callable[[float], Awaitable[object]]
+        self,
+        service: Service,
+        name: str,
+        sleep: Callable[[float], Awaitable[object]],
+        *,
+        urgent: bool = False,
     ) -> None:
         self.name = name
         self._service = service
         self._sleep = sleep
+        self._urgent = urgent
 
     async def get(self, pk: str, sk: str, *, consistent: bool = True) -> Item | None:
         answer = await self._ask("get_item", Key=key_of(pk, sk), ConsistentRead=consistent)
@@ -116,10 +124,20 @@ class Table:
     async def transact(self, *actions: tuple[str, dict[str, Any]], name: str | None = None) -> None:
         """All of them or none; with a `name`, once, however often it is asked."""
         items = [{verb: {"TableName": self.name, **what}} for verb, what in actions]
-        named = {} if name is None else {"ClientRequestToken": name}
+        named: dict[str, Any] = {} if name is None else {"ClientRequestToken": name}
         await self._service.ask(
             "transact_write_items", TransactItems=items, ReturnConsumedCapacity="TOTAL", **named
         )
+
+    async def transact_if(self, *actions: tuple[str, dict[str, Any]]) -> bool:
+        """Whether all their conditions held."""
+        try:
+            await self.transact(*actions)
+        except Refused as exc:
+            if FAILED_REASON not in exc.reasons:
+                raise
+            return False
+        return True
 
     async def partition(self, pk: str) -> AsyncIterator[list[Item]]:
         """The rows of one partition, page by page, consistently."""
@@ -156,7 +174,11 @@ class Table:
 
     async def _ask(self, operation: str, **arguments: Any) -> Any:  # noqa: ANN401 (as described)
         return await self._service.ask(
-            operation, TableName=self.name, ReturnConsumedCapacity="TOTAL", **arguments
+            operation,
+            urgent=self._urgent,
+            TableName=self.name,
+            ReturnConsumedCapacity="TOTAL",
+            **arguments,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
-from stillfresh.stores.dynamodb.rows import Names, tag_item
+from stillfresh.stores.dynamodb.rows import Names, Tagged, tag_item
 from stillfresh.stores.dynamodb.schema import Item, text
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.workers import each
@@ -33,8 +33,14 @@ class Tags:
         }
         await each(items, lambda tag: self._table.put(items[tag]))
 
-    async def remove(self, tags: Iterable[str], pk: str) -> None:
-        await each(tags, lambda tag: self._table.delete(self._names.tag(tag), pk))
+    async def remove(self, tagged: Tagged, pk: str, *, but: Iterable[str] = ()) -> None:
+        """Those that these leases wrote: a later one's speak of its load, and stay."""
+        rows = [
+            (self._names.tag(tag), token)
+            for tag in tagged.tags - set(but)
+            for token in tagged.tokens
+        ]
+        await each(rows, lambda row: self._table.delete_if(row[0], pk, lease_token=row[1]))
 
     async def rows(self, tag: str) -> list[Item]:
         return [row async for page in self._table.partition(self._names.tag(tag)) for row in page]

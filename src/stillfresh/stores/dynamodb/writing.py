@@ -1,4 +1,4 @@
-"""One id at a time: leased, published, released, invalidated, deleted (I3-I6)."""
+"""One id at a time: leased, published, released (I4-I6)."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,14 +9,12 @@ from uuid import uuid4
 from stillfresh.clock import Clock
 from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
 from stillfresh.stores.bodies import Body, S3Bodies, Trash
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Newer, Record
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.reading import Reader
-from stillfresh.stores.dynamodb.rows import Names, Row, lock_of, meta_item, row_of, tag_set
-from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, Item, text
-from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.dynamodb.rows import Names, Row, lock_of, meta_item, tag_set, tagged
+from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, Item
 from stillfresh.stores.dynamodb.tags import LASTS, Tags
-from stillfresh.stores.dynamodb.workers import each
 from stillfresh.ttl_cache import TtlCache
 
 __all__ = ["Writer"]
@@ -38,7 +36,6 @@ class Claim:
 class Writer:
     """The steps that change rows; each reads the clock for itself."""
 
-    table: Table
     leases: Leases
     bodies: S3Bodies
     trash: Trash
@@ -98,8 +95,7 @@ class Writer:
     ) -> None:
         """I6: the tags are written before the load begins, and those of before go."""
         pk, before = self.names.pk(kind, ask.id), lock_of(old) if old is not None else None
-        tagged = (row.tags if row else frozenset()) | (before.tags if before else frozenset())
-        await self.tags.remove(tagged - set(ask.tags), pk)
+        await self.tags.remove(tagged(row, before), pk, but=ask.tags)
         until = lease.expires_at + LASTS
         await self.tags.write(ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until)
         replaced = row.meta.s3_key if row is not None and row.meta is not None else None
@@ -143,9 +139,8 @@ class Writer:
         )
 
     def _discard(self, s3_key: str | None) -> None:
-        """Bodies of others are theirs: they may use a key again."""
-        if s3_key is not None and self.names.is_ours(s3_key):
-            self.trash.add([s3_key])
+        if s3_key is not None:
+            self.trash.add(self.names.ours(s3_key))
 
     async def renew(self, kind: str, lease: Lease, lease_for: float) -> bool:
         now, pk = self.clock(), self.names.pk(kind, lease.id)
@@ -165,29 +160,3 @@ class Writer:
         else:
             await self.leases.fail(pk, lease.token, failure, now=now)
         self.reader.note_change(pk)
-
-    async def invalidate(self, pk: str, mark: Mark) -> bool:
-        """I3: first the lease, then the copy; whether there was either."""
-        self.reader.note_change(pk)
-        was_leased = await self.leases.void(pk, now=self.clock())
-        is_marked = await self.leases.mark(pk, mark)
-        self.reader.note_change(pk)
-        return was_leased or is_marked
-
-    async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
-        rows = {row["sk"]["S"]: row for row in await self.tags.rows(tag)}
-        found = await each(rows, lambda pk: self.invalidate(pk, mark))
-        reached = [row for pk, row in rows.items() if found[pk]]
-        gone = [row for pk, row in rows.items() if not found[pk]]
-        await each(range(len(gone)), lambda number: self.tags.drop(gone[number]))
-        named = [(text(row, "kind"), text(row, "id") or "") for row in reached]
-        return sorted((kind, id_) for kind, id_ in named if kind is not None)
-
-    async def delete(self, pk: str) -> None:
-        lock = await self.table.delete(pk, LOCK)
-        meta = await self.table.delete(pk, META)
-        self.reader.note_change(pk)
-        row = row_of(meta, self.clock()) if meta is not None else None
-        tags = (row.tags if row else frozenset()) | (lock_of(lock).tags if lock else frozenset())
-        await self.tags.remove(tags, pk)
-        self._discard(row.meta.s3_key if row is not None and row.meta is not None else None)

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.redis.breaker import Breaker
+from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.redis.connections import Connections
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.scripts import BY_SHA

@@ -1,4 +1,4 @@
-"""When to ask a server that failed: at most one step for a growing pause (S5).
+"""When to ask a server that failed: at most one step for a growing pause (S5, S6).
 
 Pure: `now` is an argument. So a server that is away costs one of many readers a time-out, and the
 others nothing; the first step that succeeds ends it.

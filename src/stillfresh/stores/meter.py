@@ -1,0 +1,47 @@
+"""What services that are paid by the request were asked, in the units that are paid for (I7)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stillfresh.stores.contract import Costs
+
+__all__ = ["Meter"]
+
+READS: Final = frozenset({"get_item", "batch_get_item", "query", "scan"})
+S3_COUNTS: Final = {
+    "get_object": "s3_gets",
+    "put_object": "s3_puts",
+    "delete_objects": "s3_deletes",
+    "list_objects_v2": "s3_lists",
+}
+PAID_REFUSALS: Final = frozenset(
+    {"ConditionalCheckFailedException", "TransactionCanceledException"}
+)
+
+
+class Meter:
+    """What was asked, in the units that are paid for; a refused write is paid for as well."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, float] = dict.fromkeys(Costs.__struct_fields__, 0)
+
+    def costs(self) -> Costs:
+        counts = self._counts
+        s3 = {name: int(counts[name]) for name in S3_COUNTS.values()}
+        return Costs(counts["read_units"], counts["write_units"], **s3)
+
+    def asked(self, operation: str) -> None:
+        if (name := S3_COUNTS.get(operation)) is not None:
+            self._counts[name] += 1
+
+    def answered(self, operation: str, response: Mapping[str, Any]) -> None:
+        consumed = response.get("ConsumedCapacity", ())
+        tables = [consumed] if isinstance(consumed, Mapping) else consumed
+        name = "read_units" if operation in READS else "write_units"
+        self._counts[name] += sum(table.get("CapacityUnits", 0.0) for table in tables)
+
+    def refused(self, code: str, arguments: Mapping[str, Any]) -> None:
+        """No figure comes with a refusal: one unit for a small row, two in a transaction."""
+        actions = len(arguments.get("TransactItems", ()))
+        if code in PAID_REFUSALS:
+            self._counts["write_units"] += 2 * actions or 1
