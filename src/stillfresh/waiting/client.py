@@ -110,7 +110,7 @@ class WaitingClient:
         """Play; the game leaves the pool at once, on trust."""
         self._connected()
         version = self._version if game_id == self._watched else None
-        self.cache.move_sent(game_id)
+        self.cache.move_sent(game_id, version)
         await self._send(Move(game_id, version, keeps_turn))
 
     async def _fetch(self) -> list[str]:
@@ -194,7 +194,7 @@ class WaitingClient:
                 self._moved(news)
             case MoveFailedNews():
                 logger.info("the move in %s was refused: %s", news.game_id, news.reason)
-                self.cache.move_failed(news.game_id)
+                self.cache.move_failed(news.game_id, news.version)
             case Watching() | WatchFailed():
                 self._shown(news)
 
