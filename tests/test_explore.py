@@ -1,7 +1,8 @@
 """The explorer itself, on worlds small enough to count by hand (W13)."""
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from itertools import count
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -66,7 +67,33 @@ def test_a_world_that_is_too_large_is_refused() -> None:
         explore((0, 0), grid(1_000), {}, max_states=50)
 
 
-def test_a_depth_is_a_number_of_steps() -> None:
-    """Negative ones are refused."""
-    with pytest.raises(ConfigError, match="depth"):
-        explore((0, 0), grid(1), {}, depth=-1)
+def test_so_is_a_state_with_steps_without_end() -> None:
+    """Each new state is counted, not only each that has been gone through."""
+    with pytest.raises(ConfigError, match="max_states=50 states within 1 steps"):
+        explore(0, lambda _: (("on", number) for number in count()), {}, max_states=50)
+
+
+def test_as_many_states_as_there_is_room_for() -> None:
+    """The bound itself is allowed."""
+    assert explore((0, 0), grid(9), {}, max_states=100).states == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("start", []),
+        ("steps", None),
+        ("promises", ["stays low"]),
+        ("promises", {"stays low": True}),
+        ("depth", -1),
+        ("depth", 1.5),
+        ("depth", True),
+        ("max_states", 0),
+        ("max_states", None),
+    ],
+)
+def test_bad_arguments_are_named(name: str, given: object) -> None:
+    """With what is allowed, before anything is explored."""
+    good: dict[str, Any] = {"start": (0, 0), "steps": grid(1), "promises": {}}
+    with pytest.raises(ConfigError, match=f"^{name}: must"):
+        explore(**{**good, name: given})

@@ -306,6 +306,39 @@ class TestS5Away:
         assert await connections.send([("PING",)]) == [b"PONG"]
         await connections.close()
 
+    async def test_waiting_for_a_connection_is_no_failure(self, valkey: Server) -> None:
+        """The server is well: only what it takes itself counts against it."""
+        connections = Connections(valkey.address, most=1, timeout=0.5, options={})
+        busy = asyncio.create_task(connections.send([("BLPOP", b"nothing", "0.2")] * 5))
+        await asyncio.sleep(0)
+        assert await connections.send([("PING",)]) == [b"PONG"]
+        assert busy.done()
+        await connections.close()
+
+    async def test_who_waits_for_a_connection_to_a_lost_server_is_not_kept(self) -> None:
+        """One finds out; those who waited behind it do not find out one by one."""
+        came: list[asyncio.StreamWriter] = []
+
+        async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.append(writer)
+
+        async with await asyncio.start_server(silent, HOST, 0) as server:
+            url = f"redis://{HOST}:{server.sockets[0].getsockname()[1]}/0"
+            connections = Connections(url, most=1, timeout=0.2, options={})
+            sends = [connections.send([("PING",)]) for _ in range(20)]
+            ends = await asyncio.gather(*sends, return_exceptions=True)
+            assert {type(end) for end in ends} == {TimeoutError}
+            assert len(came) == 1
+            for writer in came:
+                writer.close()
+            await connections.close()
+
+    async def test_large_values_come_in_several_replies(self, mortal: Server) -> None:
+        """So that each has its own time: a long answer goes on, and is no failure."""
+        async with opened(RedisStore(mortal.address)) as store:
+            await store.read(KIND, [str(number) for number in range(100)])
+        assert "cmdstat_mget:calls=5," in mortal.command("INFO commandstats")
+
     async def test_it_opens_without_a_server(
         self, mortal: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -490,7 +523,7 @@ class TestS5Refused:
         assert len(rules) > 20
         said = mortal.command("ACL SETUSER shop on >word ~shop:*", *rules)
         assert said == "+OK\r\n"
-        url = mortal.address.replace("//", "//shop:word@")
+        url = mortal.address.replace("//", "//shop:word@").replace("/0", "/1")
         async with opened(RedisStore(url, prefix="shop")) as store:
             await teach(store)
             lease = await lease_of(store, "a", "eu")

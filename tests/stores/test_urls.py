@@ -47,6 +47,13 @@ class TestS5Address:
             ("redis://host?timeout=0", "timeout"),
             ("redis://host?max_connections=0", "max_connections"),
             ("redis://host?max_connections=many", "max_connections"),
+            ("redis://host?timeout=", "timeout is .*500ms"),
+            ("redis://host?timeout=-1s", "timeout is .*500ms"),
+            ("redis://host?timeout=5", "timeout is .*500ms"),
+            ("rediss://host?ssl_check_hostname=maybe", "ssl_check_hostname is true or false"),
+            ("rediss://host?ssl_check_hostname=", "ssl_check_hostname is true or false"),
+            ("rediss://host?ssl_cert_reqs=some", "ssl_cert_reqs is none, optional or required"),
+            ("rediss://host?ssl_cert_reqs=", "ssl_cert_reqs is none, optional or required"),
         ],
     )
     def test_a_mistake_is_named(self, url: str, says: str) -> None:
@@ -75,6 +82,33 @@ class TestS5Address:
             Cache("redis://user:hidden@host/0?prefx=shop")
         assert "hidden" not in str(caught.value)
         assert "user" in str(caught.value)
+
+    @pytest.mark.parametrize("query", ["password=hidden", "prefix=a&Pass=hidden", "timeout=hidden"])
+    def test_not_even_one_that_stands_in_the_wrong_place(self, query: str) -> None:
+        """Behind ? nothing is shown but the name of what was wrong."""
+        with pytest.raises(ConfigError) as caught:
+            Cache(f"redis://host/0?{query}")
+        assert "hidden" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("said", "means"),
+        [
+            *[(said, True) for said in ("true", "True", "TRUE", "1", "yes", "Yes")],
+            *[(said, False) for said in ("false", "False", "0", "no", "NO")],
+        ],
+    )
+    def test_whether_the_host_is_checked(self, said: str, means: bool) -> None:
+        """As people write it: none of them may turn the check off by accident."""
+        store = store_for(f"rediss://host?ssl_check_hostname={said}", time.time)
+        assert isinstance(store, RedisStore)
+        assert store._options == {"ssl_check_hostname": means}
+
+    @pytest.mark.parametrize("said", ["none", "optional", "required", "Required", "CERT_REQUIRED"])
+    def test_which_certificates_are_asked_for(self, said: str) -> None:
+        """In any case, and as Python names them."""
+        store = store_for(f"rediss://host?ssl_cert_reqs={said}", time.time)
+        assert isinstance(store, RedisStore)
+        assert store._options == {"ssl_cert_reqs": said.lower().removeprefix("cert_")}
 
     def test_without_the_library_it_says_what_to_install(self) -> None:
         """Named at the cache, in words; nothing else needs it."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from waiting_kit import Backend, Sleeper
+from waiting_kit import Backend, Sleeper, until
 
 from stillfresh import ConfigError, NotOpen
 from stillfresh.waiting import Navigation, Proof, WaitingCache
@@ -163,7 +163,19 @@ class TestW3Flights:
         await turns()
         assert (backend.calls, cache.navigation().pending) == (calls, False)
 
-    @pytest.mark.parametrize("answer", ["abc", 5, None, {"game_ids": ["a"]}, [["a"]], [True]])
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            "abc",
+            5,
+            None,
+            {"game_ids": ["a"]},
+            [["a"]],
+            [True],
+            {"a", "b"},
+            frozenset("ab"),
+        ],
+    )
     async def test_an_answer_that_is_none_is_a_failure(
         self, sleeper: Sleeper, answer: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -190,6 +202,28 @@ class TestW3Flights:
         await cache.settled()
         await turns()
         assert sleeper.slept == [0.5]
+
+    async def test_a_sleep_that_is_cancelled_from_within_does_not_lose_the_retry(
+        self, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The pause is then made by the loop: a wanted refetch always comes."""
+        sleeper = Sleeper()
+
+        async def cancelled(_seconds: float) -> None:
+            raise asyncio.CancelledError
+
+        backend.down = True
+        async with WaitingCache(backend.fetch, sleep=cancelled) as cache:
+            with monkeypatch.context() as patched:
+                patched.setattr("stillfresh.waiting.cache.asyncio.sleep", sleeper)
+                cache.start()
+                await cache.settled()
+            backend.down = False
+            await turns()
+            assert sleeper.slept == [0.5]
+            sleeper.wake()
+            await until(cache, lambda: not cache.navigation().pending)
+            assert cache.state.pool == ("a", "b", "c")
 
     async def test_a_sleep_that_fails_costs_the_retry_not_the_cache(
         self, backend: Backend, caplog: pytest.LogCaptureFixture
@@ -296,6 +330,9 @@ class TestW1Driver:
             (lambda cache: cache.opened(None), "game_id: must be a string"),
             (lambda cache: cache.move_sent(["a"]), "game_id: must be a string"),
             (lambda cache: cache.your_turn(b"a"), "game_id: must be a string"),
+            (lambda cache: cache.navigation(["a"]), "game_id: must be a string"),
+            (lambda cache: cache.navigation(current=b"a"), "game_id: must be a string"),
+            (lambda cache: cache.move_sent("a", version="1"), "version: must be a whole number"),
             (lambda cache: cache.move_failed(True), "game_id: must be a string"),  # noqa: FBT003
             (lambda cache: cache.opened("a", my_turn="yes"), "my_turn: must be True or False"),
             (lambda cache: cache.game_state("a", my_turn=None), "my_turn: must be True or False"),

@@ -1,6 +1,7 @@
 """The real service, real HTTP and WebSockets, the cache, three users, a wire cut (W9, W12)."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -45,6 +46,16 @@ def shows(client: WaitingClient, *games: str) -> Callable[[], bool]:
     return lambda: (client.cache.state.pool, client.cache.navigation().pending) == (games, False)
 
 
+def saw(client: WaitingClient, version: int) -> Callable[[], bool]:
+    """The state of the game on screen has come."""
+
+    def has_come() -> bool:
+        screen = client.cache.state.screen
+        return screen is not None and screen.version == version
+
+    return has_come
+
+
 class TestW12EndToEnd:
     """W12: backend, events, client and cache together."""
 
@@ -87,7 +98,8 @@ class TestW12EndToEnd:
             for _ in range(5):
                 await ann.move("solo")
                 await until(ann.cache, lambda: not ann.cache.state.pending)
-                await games.move("solo", "bot")
+                version = (await games.move("solo", "bot")).version
+                await until(ann.cache, saw(ann, version))  # its state comes after the message
                 await until(ann.cache, shows(ann, "g1", "g2", "solo"))
                 proofs.append(ann.cache.navigation("solo").proof)
             assert proofs == [Proof.SERVER, *[Proof.SNAPSHOT] * 4]
@@ -194,7 +206,61 @@ class TestW12EndToEnd:
             assert ann.cache.state.screen is not None
             assert ann.cache.state.screen.game_id == "g1"
 
-    async def test_nobody_who_is_not_signed_in_hears_anything(self, service: Served) -> None:
+    async def test_looking_waits_for_the_connection(self, service: Served) -> None:
+        """Right after entering, nobody has been welcomed yet."""
+        await service.games.start("g1", [ANN, BEN])
+        async with client_of("ann", service.url) as ann:
+            assert await ann.look("g1")
+            await ann.move("g1")
+            assert ann.cache.navigation(current="g1").games == ()
+
+    async def test_looking_does_not_wait_for_ever(self, wire: Wire) -> None:
+        """And leaves nothing behind that nobody awaits."""
+        wire.cut()
+        async with WaitingClient(wire.url, timeout="50ms", sleep=Sleeper()) as client:
+            with pytest.raises(NotOpen, match="it is being tried"):
+                await client.look("g1")
+            assert client._looking is None
+
+    async def test_looking_over_a_lost_connection_leaves_nothing_behind(
+        self, service: Served, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The loss is raised, and told to nobody else."""
+        await service.games.start("g1", [ANN, BEN])
+        sleeper = Sleeper()
+        async with client_of("ann", service.url, sleeper) as ann:
+            await ann.look("g1")
+            lost = ann._socket
+            assert lost is not None
+            await lost.close()
+            await slept(sleeper, 1)
+            ann._socket = lost  # as if nobody had noticed yet
+            ann._joined.set()
+            with pytest.raises(NotOpen, match="lost"):
+                await ann.look("g1")
+            assert ann._looking is None
+        gc.collect()
+        assert "never retrieved" not in caplog.text
+
+    async def test_a_client_that_is_not_open_says_so(self, service: Served) -> None:
+        """Before and after: nothing is being tried. Who waits is let go."""
+        client = client_of("ann", service.url)
+        with pytest.raises(NotOpen, match="not open"):
+            await client.look("g1")
+        async with WaitingClient("http://127.0.0.1:9", sleep=Sleeper()) as away:
+            waiting = asyncio.create_task(away.look("g1"))
+            await asyncio.sleep(0)
+        with pytest.raises(NotOpen, match="not open"):
+            await waiting
+        async with client:
+            pass
+        for act in (client.look, client.move):
+            with pytest.raises(NotOpen, match="not open"):
+                await act("g1")
+
+    async def test_nobody_who_is_not_signed_in_hears_anything(
+        self, service: Served, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """The client keeps trying, slower and slower, and says so."""
         sleeper = Sleeper()
         async with WaitingClient(service.url, sleep=sleeper) as stranger:
@@ -202,6 +268,8 @@ class TestW12EndToEnd:
                 await slept(sleeper, tries)
                 sleeper.wake()
             assert stranger.cache.state.pool == ()
+        warned = [one.message for one in caplog.records if one.levelname == "WARNING"]
+        assert any("does not let us in" in one and "403" in one for one in warned)
 
     async def test_closing_in_the_middle_leaves_nothing_running(self, service: Served) -> None:
         """While connecting, while asking, while connected."""

@@ -504,6 +504,41 @@ class TestW9Trouble:
         assert (state.pending, state.in_flight) == ((), Request())
         assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
 
+    def test_a_refusal_is_of_one_move(self) -> None:
+        """Tapped twice, the first refused: the second is still under way, and hides the game."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=True, version=1), MoveSent("a"), MoveSent("a"))
+        state = rules.hear(MoveFailed("a"))
+        assert (state.pending, state.in_flight) == (("a",), Request())
+        assert rules.answer("a", "b", "c").pool == ("b", "c")
+        assert rules.hear(MoveFailed("a")).pending == ()
+        assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
+
+    def test_a_late_refusal_is_not_of_a_newer_move(self) -> None:
+        """The game was played elsewhere and came back before the refusal; we play it again."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=True, version=1), MoveSent("a"))
+        rules.hear(GameState("a", my_turn=False, version=2), YourTurn("a", 3))
+        rules.hear(GameState("a", my_turn=True, version=3))
+        assert rules.state.pending == ()
+        rules.hear(MoveSent("a"), MoveFailed("a", 1))
+        rules.answer("b", "c", "a")
+        assert rules.answer("b", "c", "a").pool == ("b", "c")
+        assert rules.hear(MoveFailed("a", 3)).pending == ()
+
+    def test_a_confirmation_settles_all_that_was_played_before(self) -> None:
+        """The first tap was made, so the second will be refused: neither hides the next turn."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=True, version=1), MoveSent("a"), MoveSent("a"))
+        assert rules.hear(YourTurn("a", 3)).pending == ()
+
+    def test_a_move_at_a_newer_version_settles_the_older_ones(self) -> None:
+        """We saw that our turn went on, whoever told us."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("a", my_turn=True, version=1), MoveSent("a"))
+        rules.hear(Opened("b", my_turn=True), Opened("a", my_turn=True, version=2), MoveSent("a"))
+        assert rules.hear(MoveFailed("a", 2)).pending == ()
+
     def test_after_reconnecting_nothing_is_pending_and_no_snapshot_left(self) -> None:
         """Messages may have been missed."""
         rules = with_snapshot("c")

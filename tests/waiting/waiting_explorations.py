@@ -103,12 +103,12 @@ WISHES = Exploration(
         "the answer comes",
         "plays A",
         "the move in A is made, our turn goes on",
-        "hears Kept(A, 4)",
+        "hears Kept(A, 4, 2)",
         "B becomes ours",
         "hears YourTurn(B, 0)",
         "plays A",
         "the move in A is made, our turn goes on",
-        "hears Kept(A, 4)",
+        "hears Kept(A, 4, 2)",
     ),
 )
 EXPLORATIONS = [FRESH, CUT, TURN, ELSEWHERE, LOOP, PAIR, BLIND, WISHES]

@@ -14,7 +14,16 @@ from waiting_explorations import BLIND, CUT, FRESH, LOOP, PAIR, TURN, WISHES, Ex
 
 from stillfresh.testing import PromiseBroken
 from stillfresh.waiting import rules, rules_refetch
-from stillfresh.waiting.model import Failed, GameState, Played, Reconnected, Request, State, Step
+from stillfresh.waiting.model import (
+    Failed,
+    GameState,
+    Moves,
+    Played,
+    Reconnected,
+    Request,
+    State,
+    Step,
+)
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -120,7 +129,15 @@ def trusts_the_answer(state: State, event: GameState) -> Step:
 
 def stays_pending(state: State, event: Reconnected) -> Step:
     after, effects = RECONNECTED(state, event)
-    return Step(replace(after, pending=state.pending), effects)
+    return Step(replace(after, moves=state.moves), effects)
+
+
+def of_every_move(moves: Moves, game_id: str, _version: int | None) -> Moves:
+    return tuple(move for move in moves if move[0] != game_id)
+
+
+def of_any_move(moves: Moves, game_id: str, _version: int | None) -> Moves:
+    return WITHOUT_MOVE(moves, game_id, None)
 
 
 def asks_nothing(state: State, event: Reconnected) -> Step:
@@ -128,7 +145,7 @@ def asks_nothing(state: State, event: Reconnected) -> Step:
 
 
 TURN_CAME, TAKEN, NOT_MY_TURN = rules.turn_came, rules_refetch.taken, rules.not_my_turn
-APPLIED = rules_refetch.applied
+APPLIED, WITHOUT_MOVE = rules_refetch.applied, rules.without_move
 RECONNECTED, TAKEN_OUT, APPENDED = rules.reconnected, rules.taken_out, rules.appended
 
 MUTANTS = [
@@ -147,6 +164,8 @@ MUTANTS = [
     Mutant("W7", "a turn that is told twice counts twice", {"is_late": never}, PAIR),
     Mutant("W8", "a turn that never left us makes a snapshot", {"turn_came": always_anew}, PAIR),
     Mutant("W9", "a failed move asks nobody", {"move_failed": does_nothing}, TURN),
+    Mutant("W9", "a refusal is of every move", {"without_move": of_every_move}, CUT),
+    Mutant("W9", "a late refusal is of a newer move", {"without_move": of_any_move}, LOOP),
     Mutant("W9", "after reconnecting, moves stay pending", {"reconnected": stays_pending}, CUT),
     Mutant("W9", "after reconnecting, nobody is asked", {"reconnected": asks_nothing}, CUT),
     Mutant("W10", "an answer without a snapshot keeps the old", {"taken": keeps_old}, WISHES),

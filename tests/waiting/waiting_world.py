@@ -6,7 +6,7 @@ every step, since only their order matters: that keeps the world finite.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -48,9 +48,10 @@ class Kept(Struct, frozen=True):
 
     game_id: str
     version: int
+    made_for: int
 
 
-V = TypeVar("V", bound="YourTurn | GameState | Kept | Screen")
+V = TypeVar("V", bound="YourTurn | GameState | Kept | MoveFailed | Screen")
 Message: TypeAlias = YourTurn | GameState | Kept | Invalidated | MoveFailed
 Next: TypeAlias = tuple[str, "World"]
 Happening: TypeAlias = Callable[["World"], Iterator[Next]]
@@ -60,6 +61,8 @@ PLAYED = ("A", "B")
 """Looked at, and played here and elsewhere; the others only wait, and C may end."""
 ROOM = 3
 """Messages on the wire at once."""
+TAPS = 2
+"""Moves on their way at once."""
 
 
 class World(Struct, frozen=True):
@@ -73,10 +76,8 @@ class World(Struct, frozen=True):
     versions: tuple[int, ...] = (0,) * len(PLAYED)
     wire: tuple[Message, ...] = ()
     """From the backend to us, in order."""
-    move: str | None = None
-    """From us to the backend."""
-    is_outrun: bool = False
-    """The move was made for a turn that has passed: the backend will refuse it."""
+    moves: tuple[tuple[str, int], ...] = ()
+    """From us to the backend, in order, each with the version that it was made for."""
     answer: tuple[str, ...] | None = None
     """What the backend read for the refetch in flight; it may be out of date on arrival."""
     flights: int = 0
@@ -132,6 +133,8 @@ def same_versions(before: World, after: World) -> bool:
     return (
         after.wire is before.wire
         and after.versions is before.versions
+        and after.moves is before.moves
+        and after.client.moves is before.client.moves
         and after.client.versions is before.client.versions
         and after.client.screen is before.client.screen
     )
@@ -159,7 +162,7 @@ def kept(world: World, message: Kept) -> Event:
     """As our client takes it: a state, or for a game that we left, a move that ended nothing."""
     if watched(world) == message.game_id:
         return GameState(message.game_id, my_turn=True, version=message.version)
-    return MoveFailed(message.game_id)
+    return MoveFailed(message.game_id, message.made_for)
 
 
 def heard(world: World, event: Event) -> World:
@@ -213,11 +216,12 @@ def user(world: World) -> Iterator[Next]:
             screen is not None
             and screen.my_turn
             and world.connected
-            and world.move is None
-            and game not in world.client.pending
+            and len(world.moves) < TAPS
+            and len(world.client.moves) < TAPS
         ):
-            is_outrun = rules.seen(screen, game) != version(world, game)
-            after = replace(world, move=game, is_outrun=is_outrun)
+            made_for = rules.seen(screen, game)
+            assert made_for is not None
+            after = replace(world, moves=(*world.moves, (game, made_for)))
             yield f"plays {game}", heard(after, MoveSent(game))
 
 
@@ -228,9 +232,7 @@ def looking(world: World, game: str) -> World:
 def elsewhere(world: World) -> Iterator[Next]:
     for game in PLAYED:
         if game in world.ours and len(world.wire) < ROOM:
-            is_outrun = world.is_outrun or world.move == game
-            after = played(replace(world, is_outrun=is_outrun), game, here=False)
-            yield f"{game} is played elsewhere", after
+            yield f"{game} is played elsewhere", played(world, game, here=False)
 
 
 def opponents(world: World) -> Iterator[Next]:
@@ -272,17 +274,22 @@ def unheard(world: World, game: str) -> World:
 
 
 def moves(world: World) -> Iterator[Next]:
-    game = world.move
-    if game is None or len(world.wire) == ROOM:
+    if not world.moves or len(world.wire) == ROOM:
         return
-    after = replace(world, move=None, is_outrun=False)
-    if game not in world.ours or world.is_outrun:
-        yield f"the move in {game} is refused", told(after, MoveFailed(game))
+    (game, made_for), *rest = world.moves
+    after = replace(world, moves=tuple(rest))
+    if not is_accepted(world, game, made_for):
+        yield f"the move in {game} is refused", told(after, MoveFailed(game, made_for))
         return
     yield f"the move in {game} is made", played(after, game, here=True)
     after = newer(after, game)
-    reply = Kept(game, version(after, game))
+    reply = Kept(game, version(after, game), made_for)
     yield f"the move in {game} is made, our turn goes on", told(after, reply)
+
+
+def is_accepted(world: World, game: str, made_for: int) -> bool:
+    """A game that has moved on refuses the move."""
+    return game in world.ours and made_for == version(world, game)
 
 
 def refetches(world: World) -> Iterator[Next]:
@@ -305,10 +312,10 @@ def landed(world: World) -> World:
 def failures(world: World) -> Iterator[Next]:
     if world.flights:
         yield "the refetch fails", heard(landed(world), Failed())
-    if world.move in world.ours and len(world.wire) < ROOM:
-        game = str(world.move)
-        after = replace(world, move=None, is_outrun=False)
-        yield f"the move in {game} fails", told(after, MoveFailed(game))
+    if world.moves and is_accepted(world, *world.moves[0]) and len(world.wire) < ROOM:
+        (game, made_for), *rest = world.moves
+        after = replace(world, moves=tuple(rest))
+        yield f"the move in {game} fails", told(after, MoveFailed(game, made_for))
     if world.pausing:
         yield "the pause is over", heard(replace(world, pausing=False), PauseOver())
 
@@ -319,10 +326,10 @@ def connection(world: World) -> Iterator[Next]:
         back = heard(back if game is None else looking(back, game), Reconnected())
         yield "reconnects", back
         return
-    lost = replace(world, connected=False, wire=(), move=None, is_outrun=False)
+    lost = replace(world, connected=False, wire=(), moves=())
     yield "the connection is lost", lost
-    if world.move in world.ours and not world.is_outrun:
-        yield "the connection is lost after the move", played(lost, str(world.move), here=True)
+    if world.moves and is_accepted(world, *world.moves[0]):
+        yield "the connection is lost after the move", played(lost, world.moves[0][0], here=True)
 
 
 def named(message: Message) -> str:
@@ -345,14 +352,17 @@ def renumbered(world: World) -> World:
 
 def versions_of(world: World, at: int, game: str) -> Iterator[int]:
     yield world.versions[at]
-    yield from (number for one, number in world.client.versions if one == game)
+    held = (*world.client.versions, *world.client.moves, *world.moves)
+    yield from (number for one, number in held if one == game and number is not None)
     screen = world.client.screen
     if screen is not None and screen.game_id == game:
         yield from (v for v in (screen.version, screen.opened_at) if v is not None)
     for message in world.wire:
-        if isinstance(message, YourTurn | GameState | Kept) and message.game_id == game:
+        if not isinstance(message, Invalidated) and message.game_id == game:
             assert message.version is not None
             yield message.version
+        if isinstance(message, Kept) and message.game_id == game:
+            yield message.made_for
 
 
 def ranked(world: World, at: int, game: str, ranks: dict[int, int]) -> World:
@@ -361,25 +371,32 @@ def ranked(world: World, at: int, game: str, ranks: dict[int, int]) -> World:
         screen = ranked_version(screen, ranks)
         assert screen.opened_at is not None
         screen = replace(screen, opened_at=ranks[screen.opened_at])
-    known = tuple((one, ranks[v] if one == game else v) for one, v in client.versions)
+
+    def pairs(held: tuple[tuple[Any, Any], ...]) -> tuple[tuple[Any, Any], ...]:
+        return tuple((one, ranks[v] if one == game else v) for one, v in held)
+
     wire = tuple(
-        ranked_version(message, ranks)
-        if isinstance(message, YourTurn | GameState | Kept) and message.game_id == game
-        else message
+        message
+        if isinstance(message, Invalidated) or message.game_id != game
+        else ranked_version(message, ranks)
         for message in world.wire
     )
     versions = (*world.versions[:at], ranks[world.versions[at]], *world.versions[at + 1 :])
-    client = replace(client, screen=screen, versions=known)
-    return replace(world, client=client, wire=wire, versions=versions)
+    client = replace(
+        client, screen=screen, versions=pairs(client.versions), moves=pairs(client.moves)
+    )
+    return replace(world, client=client, wire=wire, versions=versions, moves=pairs(world.moves))
 
 
 def ranked_version(holder: V, ranks: dict[int, int]) -> V:
+    if isinstance(holder, Kept):
+        holder = replace(holder, made_for=ranks[holder.made_for])
     return holder if holder.version is None else replace(holder, version=ranks[holder.version])
 
 
 def is_at_rest(world: World) -> bool:
     """Nothing is under way, in any direction."""
-    is_quiet = world.connected and not world.wire and world.move is None
+    is_quiet = world.connected and not world.wire and not world.moves
     return is_quiet and not world.client.is_busy
 
 

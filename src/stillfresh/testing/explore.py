@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, shown
 
 __all__ = ["Explored", "PromiseBroken", "explore"]
 
@@ -54,12 +54,38 @@ def explore(
 
     `steps(state)` lists `(label, next state)`. Without a `depth`: until nothing new is found.
     """
-    if depth is not None and depth < 0:
-        raise ConfigError(f"depth: must be a number of steps, or None for all, not {depth!r}")
+    _check_arguments(start, steps, promises, depth, max_states)
     search = _Search(start, steps, promises, max_states)
     while search.frontier and (depth is None or search.depth < depth):
         search.go_deeper()
     return Explored(len(search.found), search.depth, is_whole=not search.frontier)
+
+
+def _check_arguments(
+    start: object, steps: object, promises: object, depth: object, most: object
+) -> None:
+    if not _is_hashable(start):
+        raise ConfigError(f"start: must be hashable, frozen all through, not {shown(start)}")
+    if not callable(steps):
+        raise ConfigError(f"steps: must be a function of a state, not {shown(steps)}")
+    if not isinstance(promises, Mapping) or not all(map(callable, promises.values())):
+        raise ConfigError(f"promises: must map names to functions, not {shown(promises)}")
+    if depth is not None and not _is_count(depth, 0):
+        raise ConfigError(f"depth: must be a number of steps, or None for all, not {shown(depth)}")
+    if not _is_count(most, 1):
+        raise ConfigError(f"max_states: must be a whole number of 1 or more, not {shown(most)}")
+
+
+def _is_hashable(given: object) -> bool:
+    try:
+        hash(given)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_count(given: object, least: int) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
 class _Search(Generic[S]):
@@ -79,17 +105,21 @@ class _Search(Generic[S]):
         for state in self.frontier:
             for label, after in self._steps(state):
                 if after not in found:
+                    self._make_room()
                     found[after] = (state, label)
                     self._check(after)
                     new.append(after)
-            if len(found) > self._max_states:
-                raise ConfigError(
-                    f"explore: more than max_states={self._max_states:,} states within "
-                    f"{self.depth + 1} steps; give a smaller model, a depth, or more room"
-                )
         # An empty frontier is no depth of its own: nothing is that far away.
         self.depth += bool(new)
         self.frontier = new
+
+    def _make_room(self) -> None:
+        """Before each new state: even one state may have steps without end."""
+        if len(self.found) >= self._max_states:
+            raise ConfigError(
+                f"explore: more than max_states={self._max_states:,} states within "
+                f"{self.depth + 1} steps; give a smaller model, a depth, or more room"
+            )
 
     def _check(self, state: S) -> None:
         for promise, holds in self._promises:

@@ -68,7 +68,7 @@ class WaitingCache:
 
     def navigation(self, current: GameId | None = None) -> Navigation:
         """W11: where "next game" may lead, and why that order may be trusted."""
-        return rules.navigation(self._state, current)
+        return rules.navigation(self._state, None if current is None else checked_id(current))
 
     def on_changed(self, listener: Callable[["WaitingCache"], object]) -> Unsubscribe:
         """`listener(cache)` is called after every change of the state."""
@@ -82,9 +82,9 @@ class WaitingCache:
         """A game is on screen; `version` is the one shown, if games have versions."""
         self._hear(Opened(checked_id(game_id), checked_turn(my_turn), checked_version(version)))
 
-    def move_sent(self, game_id: GameId) -> None:
-        """R2: we have just played."""
-        self._hear(MoveSent(checked_id(game_id)))
+    def move_sent(self, game_id: GameId, version: int | None = None) -> None:
+        """R2: we have just played, at that version; at the one on screen if none is given."""
+        self._hear(MoveSent(checked_id(game_id), checked_version(version)))
 
     def your_turn(self, game_id: GameId, version: int | None = None) -> None:
         """R4: the backend says that a game has become ours to play."""
@@ -94,9 +94,9 @@ class WaitingCache:
         """R3, R5: what the backend says of the game on screen; others are ignored."""
         self._hear(GameState(checked_id(game_id), checked_turn(my_turn), checked_version(version)))
 
-    def move_failed(self, game_id: GameId) -> None:
-        """W9: the backend refused our move, or it did not end our turn."""
-        self._hear(MoveFailed(checked_id(game_id)))
+    def move_failed(self, game_id: GameId, version: int | None = None) -> None:
+        """W9: the backend refused our move, the one at that version, or it did not end our turn."""
+        self._hear(MoveFailed(checked_id(game_id), checked_version(version)))
 
     def reconnected(self) -> None:
         """W9: messages may have been missed."""
@@ -190,6 +190,11 @@ class WaitingCache:
         seconds, self._pauses = pause_after(self._pauses), self._pauses + 1
         try:
             await self._sleep(seconds)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            logger.warning("the pause before a refetch was cancelled from within; another begins")
+            await asyncio.sleep(seconds)
         except Exception:
             logger.exception("the pause before a refetch failed; the next event asks again")
             return
@@ -222,7 +227,8 @@ def checked_version(version: int | None) -> int | None:
 
 
 def checked_answer(answer: Iterable[GameId]) -> Pool:
-    """A string or a mapping would be taken apart into something that looks like ids."""
-    if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
-        raise ConfigError(f"fetch: must return the ids of games, not {shown(answer)}")
+    """A string or a mapping would be taken apart into what looks like ids; a set has no order."""
+    is_other = isinstance(answer, str | bytes | Mapping | set | frozenset)
+    if is_other or not isinstance(answer, Iterable):
+        raise ConfigError(f"fetch: must return the ids of games, in order, not {shown(answer)}")
     return tuple(checked_id(game_id) for game_id in answer)

@@ -8,14 +8,16 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 import httpx
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 
+from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.messages import (
@@ -58,6 +60,7 @@ class WaitingClient:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
+        timeout: Duration = "10s",
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
     ) -> None:
@@ -65,6 +68,7 @@ class WaitingClient:
             raise ConfigError(f"url: must begin with http:// or https://, not {shown(url)}")
         self._url = url.rstrip("/")
         self._headers = dict(headers or {})
+        self._timeout = seconds(timeout, name="timeout", positive=True)
         self._sleep = sleep
         self._dice = dice
         self.cache = WaitingCache(self._fetch, sleep=sleep)
@@ -72,6 +76,9 @@ class WaitingClient:
         self._socket: ClientConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_started = False
+        self._is_closed = False
+        self._joined = asyncio.Event()
+        """Connected, or closed: nothing to wait for."""
         self._rejoining: ClientConnection | None = None
         self._watched: str | None = None
         self._version: int | None = None
@@ -93,24 +100,43 @@ class WaitingClient:
     ) -> None:
         assert self._task is not None  # noqa: S101 (entered)
         assert self._http is not None  # noqa: S101
+        self._is_closed = True
+        self._joined.set()
         self._task.cancel()
         await asyncio.wait([self._task])
         await self.cache.close()
         await self._http.aclose()
 
     async def look(self, game_id: str) -> bool:
-        """The game comes on screen; returns whether it is ours to play."""
+        """The game comes on screen; returns whether it is ours to play.
+
+        Who is not connected yet, or not again, waits for that up to `timeout`.
+        """
+        await self._joining()
         self._not_looking(StillfreshError(f"{game_id} was looked at instead"))
         looking: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._looking = game_id, looking
-        await self._send(Watch(game_id))
+        try:
+            await self._send(Watch(game_id))
+        except BaseException:
+            self._looking = None
+            if not looking.cancel():
+                looking.exception()  # what is raised here tells it
+            raise
         return await looking
+
+    async def _joining(self) -> None:
+        if self._task is not None:
+            with suppress(TimeoutError):  # what is missing is said below
+                async with asyncio.timeout(self._timeout):
+                    await self._joined.wait()
+        self._connected()
 
     async def move(self, game_id: str, *, keeps_turn: bool = False) -> None:
         """Play; the game leaves the pool at once, on trust."""
         self._connected()
         version = self._version if game_id == self._watched else None
-        self.cache.move_sent(game_id)
+        self.cache.move_sent(game_id, version)
         await self._send(Move(game_id, version, keeps_turn))
 
     async def _fetch(self) -> list[str]:
@@ -120,6 +146,8 @@ class WaitingClient:
         return _read_answer(response.content).game_ids
 
     def _connected(self) -> ClientConnection:
+        if self._task is None or self._is_closed:
+            raise NotOpen("this WaitingClient is not open; use it within async with")
         if self._socket is None:
             raise NotOpen(f"not connected to {self._url}; it is being tried")
         return self._socket
@@ -134,6 +162,8 @@ class WaitingClient:
         while True:
             try:
                 await self._session()
+            except InvalidStatus as exc:
+                logger.warning("%s does not let us in: %s", self._url, exc)
             except (OSError, EOFError, WebSocketException) as exc:
                 logger.info("the connection to %s was lost: %r", self._url, exc)
             except Exception:
@@ -171,9 +201,12 @@ class WaitingClient:
         else:
             self.cache.start()
         self._has_started = True
+        self._joined.set()
 
     def _hang_up(self) -> None:
         self._socket = self._rejoining = None
+        if not self._is_closed:
+            self._joined.clear()
         self._not_looking(NotOpen(f"the connection to {self._url} was lost"))
 
     def _not_looking(self, reason: StillfreshError) -> None:
@@ -194,7 +227,7 @@ class WaitingClient:
                 self._moved(news)
             case MoveFailedNews():
                 logger.info("the move in %s was refused: %s", news.game_id, news.reason)
-                self.cache.move_failed(news.game_id)
+                self.cache.move_failed(news.game_id, news.version)
             case Watching() | WatchFailed():
                 self._shown(news)
 

@@ -78,6 +78,8 @@ class MoveFailedNews(Struct, frozen=True, tag="move_failed"):
 
     game_id: str
     reason: str
+    version: int | None = None
+    """The one that the move was made for."""
 
 
 class WatchFailed(Struct, frozen=True, tag="watch_failed"):

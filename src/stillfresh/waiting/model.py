@@ -19,6 +19,7 @@ __all__ = [
     "Invalidated",
     "MoveFailed",
     "MoveSent",
+    "Moves",
     "Navigation",
     "Opened",
     "Pause",
@@ -41,6 +42,7 @@ __all__ = [
 GameId: TypeAlias = str | int
 Pool: TypeAlias = tuple[GameId, ...]
 Versions: TypeAlias = tuple[tuple[GameId, int], ...]
+Moves: TypeAlias = tuple[tuple[GameId, int | None], ...]
 
 LIMIT: Final = 5
 """Games in one answer of the backend: as many as this, and there may be more."""
@@ -120,14 +122,19 @@ class State(Struct, frozen=True):
     in_flight: Request | None = None
     follows: Request | None = None
     """What is asked next: when the answer in flight is here, or else when a pause is over."""
-    pending: Pool = ()
-    """Games with a move of ours that nobody has confirmed, oldest first."""
+    moves: Moves = ()
+    """Our moves that nobody has confirmed, each with the version it was made for; oldest first."""
     away: Pool = ()
     """Games that are not ours to play, though the answer in flight may still say so."""
     screen: Screen | None = None
     versions: Versions = ()
     """For a game, the version up to which news of a turn is no news; the oldest entry first."""
     limit: int = LIMIT
+
+    @property
+    def pending(self) -> Pool:
+        """Games with a move of ours that nobody has confirmed."""
+        return tuple(dict.fromkeys(game_id for game_id, _ in self.moves))
 
     @property
     def is_busy(self) -> bool:
@@ -148,9 +155,10 @@ class Opened(Struct, frozen=True):
 
 
 class MoveSent(Struct, frozen=True):
-    """We sent a move."""
+    """We sent a move, made for that version; for the one on screen if none is given."""
 
     game_id: GameId
+    version: int | None = None
 
 
 class YourTurn(Struct, frozen=True):
@@ -169,9 +177,10 @@ class GameState(Struct, frozen=True):
 
 
 class MoveFailed(Struct, frozen=True):
-    """The backend refused a move of ours."""
+    """The backend refused a move of ours, the one made for that version."""
 
     game_id: GameId
+    version: int | None = None
 
 
 class Reconnected(Struct, frozen=True):

@@ -17,6 +17,7 @@ from stillfresh.waiting.model import (
     GameState,
     Invalidated,
     MoveFailed,
+    Moves,
     MoveSent,
     Navigation,
     Opened,
@@ -46,7 +47,7 @@ from stillfresh.waiting.rules_refetch import (
 __all__ = ["MEMORY", "RULES", "navigation", "step"]
 
 MEMORY: Final = 64
-"""Games whose unconfirmed move, and whose version, are remembered: the oldest news goes first."""
+"""Unconfirmed moves, and games whose version is known, that are remembered: the oldest go first."""
 
 
 def started(state: State, _event: Started) -> Step:
@@ -70,9 +71,10 @@ def move_sent(state: State, event: MoveSent) -> Step:
     game_id = event.game_id
     is_own = kept_for(state.snapshot, game_id) is not None
     counts = is_own and state.played is Played.NOT_SINCE
+    version = seen(state.screen, game_id) if event.version is None else event.version
     state = replace(
         state,
-        pending=(*without(state.pending, game_id), game_id)[-MEMORY:],
+        moves=played(state.moves, game_id, version),
         played=Played.SINCE if counts else state.played,
         versions=known(state.versions, game_id, seen(state.screen, game_id)),
     )
@@ -84,6 +86,26 @@ def seen(screen: Screen | None, game_id: GameId) -> int | None:
     if screen is None or screen.game_id != game_id:
         return None
     return screen.opened_at if screen.version is None else screen.version
+
+
+def played(moves: Moves, game_id: GameId, version: int | None) -> Moves:
+    """Who plays at a newer version has seen what came of the moves before."""
+    others = moves if version is None else unsettled(moves, game_id, version)
+    return (*others, (game_id, version))[-MEMORY:]
+
+
+def unsettled(moves: Moves, game_id: GameId, version: int | None) -> Moves:
+    """A game that has moved on settles what was played before: it was made, or will be refused."""
+    return tuple(
+        (game, made_for)
+        for game, made_for in moves
+        if game != game_id or not is_older(made_for, version)
+    )
+
+
+def is_older(made_for: int | None, version: int | None) -> bool:
+    """Without versions, all news is of later."""
+    return made_for is None or version is None or made_for < version
 
 
 def taken_out(state: State, game_id: GameId) -> Step:
@@ -107,7 +129,7 @@ def not_my_turn(state: State, event: GameState) -> Step:
     away = state.away if state.in_flight is None else (*without(state.away, game_id), game_id)
     state = replace(
         state,
-        pending=without(state.pending, game_id),
+        moves=unsettled(state.moves, game_id, event.version),
         away=away,
         versions=known(state.versions, game_id, event.version),
     )
@@ -135,7 +157,7 @@ def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool 
     """
     state = replace(
         state,
-        pending=without(state.pending, game_id),
+        moves=unsettled(state.moves, game_id, version),
         away=without(state.away, game_id),
         versions=known(state.versions, game_id, version),
     )
@@ -230,14 +252,23 @@ def known(versions: Versions, game_id: GameId, version: int | None) -> Versions:
 
 
 def move_failed(state: State, event: MoveFailed) -> Step:
-    """W9: the game was taken out on trust."""
-    return request(replace(state, pending=without(state.pending, event.game_id)))
+    """W9: the game was taken out on trust; a later move in it is still pending."""
+    return request(replace(state, moves=without_move(state.moves, event.game_id, event.version)))
+
+
+def without_move(moves: Moves, game_id: GameId, version: int | None) -> Moves:
+    """Without the oldest that it can be: a late refusal must not stand for a newer move."""
+    fits = {version, None}
+    for at, (game, made_for) in enumerate(moves):
+        if game == game_id and (version is None or made_for in fits):
+            return moves[:at] + moves[at + 1 :]
+    return moves
 
 
 def reconnected(state: State, _event: Reconnected) -> Step:
     """W9: whatever was on its way may have been lost."""
     screen = None if state.screen is None else replace(state.screen, owes_message=False)
-    return request(replace(state, pending=(), away=(), snapshot=None, screen=screen))
+    return request(replace(state, moves=(), away=(), snapshot=None, screen=screen))
 
 
 RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = MappingProxyType(

@@ -1,9 +1,11 @@
 """From `redis://user:password@host:6379/0?prefix=shop` to a store; mistakes are named."""
 
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 from stillfresh.clock import Clock
+from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError
 from stillfresh.stores.redis.store import RedisStore
 
@@ -20,6 +22,8 @@ TLS: Final = {
     "ssl_check_hostname",
 }
 """The client library's own, passed on."""
+SAID: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+CERTIFICATES: Final = ("none", "optional", "required")
 
 
 def store_at(url: str, clock: Clock | None) -> RedisStore:
@@ -37,7 +41,9 @@ def store_at(url: str, clock: Clock | None) -> RedisStore:
         own["max_connections"] = int(own["max_connections"])
     tls: dict[str, Any] = {name: value for name, value in given.items() if name in TLS}
     if "ssl_check_hostname" in tls:
-        tls["ssl_check_hostname"] = tls["ssl_check_hostname"] == "true"
+        tls["ssl_check_hostname"] = SAID[tls["ssl_check_hostname"].lower()]
+    if "ssl_cert_reqs" in tls:
+        tls["ssl_cert_reqs"] = _certificates(tls["ssl_cert_reqs"])
     bare = parts._replace(scheme=SCHEMES[parts.scheme], query="")
     return RedisStore(urlunsplit(bare), clock=clock, options=tls, **own)
 
@@ -47,7 +53,6 @@ def _mistake(parts: SplitResult) -> str | None:
     names = [name for name, _ in given]
     unknown = sorted({*names} - (OWN | TLS if SCHEMES[parts.scheme] == "rediss" else OWN))
     database = parts.path.strip("/")
-    counts = [value for name, value in given if name == "max_connections"]
     checks = {
         "names no host": not parts.hostname,
         "has a port that is none": not _is_port(parts),
@@ -55,13 +60,47 @@ def _mistake(parts: SplitResult) -> str | None:
         or not (database.isdecimal() or not database),
         f"knows no {', '.join(unknown)}": bool(unknown),
         "says the same thing twice": len({*names}) < len(names),
-        "max_connections is a whole number of 1 or more": not all(map(_is_count, counts)),
     }
-    return next((mistake for mistake, is_made in checks.items() if is_made), None)
+    wrong = next((mistake for mistake, is_made in checks.items() if is_made), None)
+    return wrong or next((VALUES[name][0] for name, value in given if _is_wrong(name, value)), None)
+
+
+def _is_wrong(name: str, value: str) -> bool:
+    return name in VALUES and not VALUES[name][1](value)
 
 
 def _is_count(text: str) -> bool:
     return text.isdecimal() and int(text) > 0
+
+
+def _is_time(text: str) -> bool:
+    try:
+        seconds(text, positive=True)
+    except ConfigError:
+        return False
+    return True
+
+
+def _is_said(text: str) -> bool:
+    return text.lower() in SAID
+
+
+def _is_certificates(text: str) -> bool:
+    return _certificates(text) in CERTIFICATES
+
+
+def _certificates(text: str) -> str:
+    """Also as Python's ssl module names them."""
+    return text.lower().removeprefix("cert_")
+
+
+VALUES: Final[dict[str, tuple[str, Callable[[str], bool]]]] = {
+    "max_connections": ("max_connections is a whole number of 1 or more", _is_count),
+    "timeout": ("timeout is a time of more than zero, such as 500ms, 1s or 2m", _is_time),
+    "ssl_check_hostname": ("ssl_check_hostname is true or false", _is_said),
+    "ssl_cert_reqs": ("ssl_cert_reqs is none, optional or required", _is_certificates),
+}
+"""What the values must be, and whether one is."""
 
 
 def _is_port(parts: SplitResult) -> bool:
@@ -72,7 +111,8 @@ def _is_port(parts: SplitResult) -> bool:
 
 
 def _masked(parts: SplitResult) -> str:
-    """Without the password: errors end up in logs."""
+    """Without the password, wherever somebody wrote it: errors end up in logs."""
     user, at, host = parts.netloc.rpartition("@")
     name, colon, _ = user.partition(":")
-    return urlunsplit(parts._replace(netloc=f"{name}{colon}{'***' if colon else ''}{at}{host}"))
+    netloc = f"{name}{colon}{'***' if colon else ''}{at}{host}"
+    return urlunsplit(parts._replace(netloc=netloc, query="…" if parts.query else ""))

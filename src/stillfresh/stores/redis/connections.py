@@ -35,24 +35,31 @@ class Connections:
         self._timeout = timeout
         self._places = asyncio.Semaphore(most)
         self._idle: list[AbstractConnection] = []
+        self._lost = 0
+        """Round trips that failed, one after the other."""
         self._closed = False
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """The replies; a command that the server refused has the error for its reply.
 
-        TimeoutError if the first reply, the place and the connection included, or any next one
-        takes too long: a long answer may take its time as long as it goes on.
+        TimeoutError if the first reply, the connection included, or any next one takes too long:
+        a long answer may take its time as long as it goes on, and so may those before us.
         """
-        async with asyncio.timeout(self._timeout) as limit, self._places:
+        lost = self._lost
+        async with self._places, asyncio.timeout(self._timeout) as limit:
+            if self._lost > lost:  # else a long queue would find out one by one
+                raise TimeoutError("others lost the server while this waited for a connection")
             connection = self._idle.pop() if self._idle else self._new()
             try:
                 if not connection.is_connected:
                     await connection.connect()  # type: ignore[no-untyped-call]
                 await connection.send_packed_command(connection.pack_commands(commands))
                 replies = await self._replies(connection, len(commands), limit)
-            except BaseException:
+            except BaseException as exc:
+                self._lost += isinstance(exc, Exception) or limit.expired()
                 await connection.disconnect(nowait=True)
                 raise
+            self._lost = 0
             if self._closed:
                 await connection.disconnect()
             else:

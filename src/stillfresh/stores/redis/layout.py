@@ -57,8 +57,8 @@ HEAD: Final = FIELDS.size
 GLANCE: Final = 512
 """Bytes that tell all but the value, unless an error or the tags are very long."""
 
-MANY: Final = 500
-"""Ids in one MGET."""
+MANY: Final = 20
+"""Ids in one MGET: large values come in several replies, each with its own time."""
 
 KIND: Final = pattern(r"[a-z][a-z0-9_]*")
 PREFIX: Final = pattern(r"[A-Za-z0-9_.:-]{1,64}")

@@ -123,7 +123,7 @@ class _Service:
                 game_id, user_id, version=command.version, keeps_turn=command.keeps_turn
             )
         except StillfreshError as exc:
-            listener.tell(MoveFailedNews(game_id, str(exc)))
+            listener.tell(MoveFailedNews(game_id, str(exc), command.version))
             return
         listener.tell(Moved(game_id, command.keeps_turn, game.version))
 
