@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ttl_kit import VIEWER, Site, made, milliseconds, turns, until
 
 from stillfresh import LoadFailed, RetryAfter, StoreError
-from stillfresh.coordinator import Kind, TtlConfig, TtlCoordinator
+from stillfresh.coordinator import Kind, TtlConfig
 from stillfresh.coordinator.rules import by_id, post_id, stale_at
 from stillfresh.coordinator.rules import milliseconds as to_ms
 from stillfresh.engine.lane import NEXT, Event, Lane, State
@@ -370,10 +370,8 @@ class TestC9Failure:
             assert set(ids) == set("abcd")
             return {"a": 1, "b": object(), "c": ValueError("not c")}
 
-        site = made(tmp_path, clock)
-        kind = Kind("price", fetch=fetch, fresh_for=30)
-        ttl = TtlCoordinator(site.controller, kinds=[kind])
-        async with site.controller, ttl:
+        site = made(tmp_path, clock, kinds=[Kind("price", fetch=fetch, fresh_for=30)])
+        async with site.controller, site.ttl as ttl:
             ttl.sign_in(VIEWER)
             ttl.set_visible(True)
             for sku in "abcd":

@@ -62,8 +62,7 @@ class TtlCoordinator:
         self._detach: Unsubscribe | None = None
         self.on_updated = controller.on_updated
         self.on_absent = controller.on_absent
-        controller.declare(kinds)
-        controller.configure(self._config)
+        controller.coordinate(kinds, self._config)
         self._lay_tracks()
 
     def start(self) -> None:
@@ -91,7 +90,7 @@ class TtlCoordinator:
 
     def sign_in(self, viewer_id: str) -> None:
         """C7: resumes, with everything that is subscribed due; another viewer is signed out."""
-        if _text("viewer_id", viewer_id) == self._viewer:
+        if checked_id("viewer_id", viewer_id) == self._viewer:
             return
         if self._viewer is not None:
             self.sign_out()
@@ -103,10 +102,10 @@ class TtlCoordinator:
 
     def sign_out(self) -> None:
         """C7: stops ticking and resets; what is in flight for this viewer is dropped."""
+        self._controller.begin_session(None)
         if self._viewer is None:
             return
         self._viewer = None
-        self._controller.begin_session(None)
         self.reset()
         self._disarm()
 
@@ -118,7 +117,7 @@ class TtlCoordinator:
 
     def set_route(self, route: str) -> None:
         """C8: another path resets; the same, or the first, does not."""
-        before, self._route = self._route, _text("route", route)
+        before, self._route = self._route, checked_id("route", route)
         if before not in {None, route}:
             self.reset()
 
@@ -162,13 +161,13 @@ class TtlCoordinator:
         track = self._track(kind)
         if counted is None:
             counted = track.kind.counted or (kind == POST and self._counted)
-        is_new = track.lane.subscribe(_text(kind, id), counted=counted)
+        is_new = track.lane.subscribe(checked_id(kind, id), counted=counted)
         if is_new and self._viewer is not None and self._controller.database.is_open:
             track.look_up([id])
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """C4: known or not, once or often; what is in flight completes and is kept."""
-        self._track(kind).lane.unsubscribe(_text(kind, id))
+        self._track(kind).lane.unsubscribe(checked_id(kind, id))
 
     def snapshot(self) -> Snapshot:
         """C13: what is subscribed, queued, in flight and cooling, and what it cost so far."""
@@ -194,8 +193,10 @@ class TtlCoordinator:
             if not self._is_open():
                 return
             self._begin_tick()
-        if self._ticking is not None:
-            await asyncio.shield(self._ticking)
+        if (running := self._ticking) is not None:
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.result()
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -297,9 +298,3 @@ class TtlCoordinator:
             track.refreshed(event.rows)
             if self._viewer is not None:
                 track.refer(event.originals)
-
-
-def _text(name: str, value: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name}: must be text, not {shown(value)}")
-    return checked_id(name, value)
