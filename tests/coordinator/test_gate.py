@@ -9,7 +9,7 @@ import pytest
 from ttl_kit import VIEWER, Site, made, turns, until
 
 from stillfresh import ConfigError
-from stillfresh.coordinator import CoordinatorsManager, TtlConfig
+from stillfresh.coordinator import CoordinatorsManager, Kind, TtlConfig
 from stillfresh.testing import ManualClock
 
 
@@ -267,6 +267,59 @@ class TestC13Lifecycle:
             await site.ttl.tick()
             assert await site.version("a:1") == 1
             await site.ttl.stop()
+
+    async def test_who_waits_for_a_tick_that_stop_cancelled_goes_on(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """Nobody cancelled them."""
+        site = made(tmp_path, clock, grace=0)
+        async with site.controller:
+            site.ttl.start()
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            site.nexus.hold()
+            subscribe(site, 1)
+            await site.nexus.asked.wait()
+            waiting = asyncio.create_task(site.ttl.tick())
+            await turns()
+            await site.ttl.stop()
+            await waiting
+
+    async def test_a_stop_that_is_cancelled_leaves_no_tick(self, site: Site) -> None:
+        """Whoever loses patience with it meant it to end."""
+        site.nexus.hold()
+        subscribe(site, 1)
+        await site.nexus.asked.wait()
+        stopping = asyncio.create_task(site.ttl.stop())
+        await turns()
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+
+    async def test_nothing_is_queued_while_nobody_is_signed_in(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """Also not by a batch that fails then."""
+        asked, gate = asyncio.Event(), asyncio.Event()
+
+        async def fetch(_: list[str]) -> dict[str, int]:
+            asked.set()
+            await gate.wait()
+            raise ConnectionError
+
+        config = TtlConfig(cooldown_ms=0)
+        kinds = [Kind("price", fetch=fetch, fresh_for=30)]
+        site = made(tmp_path, clock, config, kinds=kinds)
+        async with site.controller, site.ttl as ttl:
+            ttl.sign_in(VIEWER)
+            ttl.set_visible(True)
+            ttl.subscribe("price", "a")
+            await asked.wait()
+            ttl.sign_out()
+            ttl.subscribe("price", "a")
+            gate.set()
+            await ttl.tick()
+            assert site.queued("price") == ()
 
     async def test_started_again_while_it_stops(self, site: Site) -> None:
         """What it does next is what was asked for last."""

@@ -39,6 +39,8 @@ class Model:
     unsure: set[str] = field(default_factory=set)
     """Made fresh by another process while queued: it may have lost its place."""
     cooldowns: dict[str, tuple[int, int]] = field(default_factory=dict)
+    suspects: set[str] = field(default_factory=set)
+    """Failed with their whole batch."""
 
     def is_stale(self, id_: str, now: int, visible: bool) -> bool:
         row = self.rows.get(id_) if visible else None
@@ -282,14 +284,12 @@ class Coordinators(RuleBasedStateMachine):
             self.refreshed(kind, id_)
 
     def refreshed(self, kind: str, id_: str) -> None:
-        """By hand: the queue forgets it if there is a coordinator to be told."""
+        """By hand: the queue forgets it."""
         model = self.models[kind]
         model.rows[id_] = self.now
-        if self.started:
-            model.forget(id_)
-            model.cooldowns.pop(id_, None)
-        elif id_ in model.queue:
-            model.unsure.add(id_)
+        model.forget(id_)
+        model.cooldowns.pop(id_, None)
+        model.suspects.discard(id_)
 
     @rule()
     def tick(self) -> None:
@@ -308,14 +308,25 @@ class Coordinators(RuleBasedStateMachine):
             self.check_batch(self.models[kind], asked[kind])
 
     def check_batch(self, model: Model, batches: list[list[str]]) -> None:
-        """C5: as many as there are, up to a batch; the longest queued; then what became of it."""
+        """C5: as many as there are, up to a batch; the longest queued; then what became of it.
+
+        C9: what failed with its batch is never beside what did not, and may be fewer.
+        """
+        model.suspects -= {
+            id_ for id_ in model.suspects if model.cooldowns[id_][1] - self.now > 300_000
+        }
         for id_ in model.counts:
             model.enqueue(id_, self.now, self.steps, self.sees_rows)
         stale = [id_ for id_ in model.queue if model.is_stale(id_, self.now, self.sees_rows)]
         batch = batches[0] if batches else []
         assert len(batches) <= 1
-        assert len(batch) == min(BATCH, len(stale))
+        assert bool(batch) == bool(stale)
         assert set(batch) <= set(stale)
+        is_clean = model.suspects.isdisjoint(batch)
+        assert is_clean or model.suspects.issuperset(batch)
+        stale = [id_ for id_ in stale if (id_ not in model.suspects) == is_clean]
+        assert len(batch) <= BATCH
+        assert not is_clean or len(batch) == min(BATCH, len(stale))
         left = [model.queue[id_] for id_ in stale if id_ not in {*batch, *model.unsure}]
         taken = [model.queue[id_] for id_ in batch if id_ not in model.unsure]
         assert not left or not taken or max(taken) <= min(left)
@@ -328,8 +339,10 @@ class Coordinators(RuleBasedStateMachine):
             failures = model.cooldowns.get(id_, (0, 0))[0] + 1
             pause = min(COOLDOWN * 2 ** (failures - 1), 300_000)
             model.cooldowns[id_] = failures, self.now + pause
+            model.suspects.add(id_)
         else:
             model.cooldowns.pop(id_, None)
+            model.suspects.discard(id_)
             model.rows[id_] = self.now
 
     @invariant()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ttl_kit import START, VIEWER, Site, made, milliseconds
 
 from stillfresh import ConfigError, StoreError
-from stillfresh.coordinator import Kind, TtlCoordinator
+from stillfresh.coordinator import Kind
 from stillfresh.engine.lane import Lane
 from stillfresh.testing import ManualClock
 

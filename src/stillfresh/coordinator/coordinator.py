@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.coordinator.config import TtlConfig
@@ -21,9 +21,11 @@ from stillfresh.coordinator.track import Track
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, StillfreshError, shown
-from stillfresh.events import Unsubscribe
 
 __all__ = ["TtlCoordinator"]
+
+LEAST_PATIENCE: Final = 1.0
+"""Seconds for what was cancelled to end."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +61,10 @@ class TtlCoordinator:
         self._tick_again = False
         self._timer: asyncio.TimerHandle | None = None
         self._last_tick: float | None = None
-        self._detach: Unsubscribe | None = None
         self.on_updated = controller.on_updated
         self.on_absent = controller.on_absent
         controller.coordinate(kinds, self._config)
+        controller.refreshed.subscribe(self._on_refreshed)
         self._lay_tracks()
 
     def start(self) -> None:
@@ -70,7 +72,6 @@ class TtlCoordinator:
         asyncio.get_running_loop()
         if not self._is_started:
             self._is_started = True
-            self._detach = self._controller.refreshed.subscribe(self._on_refreshed)
             self._tick_now()
 
     async def stop(self) -> None:
@@ -78,15 +79,23 @@ class TtlCoordinator:
         self._is_started = False
         self.reset()
         self._disarm()
-        if self._detach is not None:
-            self._detach()
-            self._detach = None
         if (running := self._ticking) is None:
             return
-        _, late = await asyncio.wait([running], timeout=self._grace)
+        try:
+            _, late = await asyncio.wait([running], timeout=self._grace)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
         if late:
             running.cancel()
-            await asyncio.wait([running])
+            await self._cancelled(running)
+
+    async def _cancelled(self, running: "asyncio.Task[None]") -> None:
+        """A fetch may refuse to be cancelled; nobody waits for it for ever."""
+        _, late = await asyncio.wait([running], timeout=max(self._grace, LEAST_PATIENCE))
+        if late:
+            logger.error("a fetch ignores that it was cancelled; it is left behind")
+            self._end_tick(running)
 
     def sign_in(self, viewer_id: str) -> None:
         """C7: resumes, with everything that is subscribed due; another viewer is signed out."""
@@ -274,8 +283,10 @@ class TtlCoordinator:
 
     def _end_tick(self, tick: "asyncio.Task[None]") -> None:
         """C5: the next one is planned when this one ends."""
+        if self._ticking is not tick:
+            return
         self._ticking = None
-        if not tick.cancelled() and (error := tick.exception()) is not None:
+        if tick.done() and not tick.cancelled() and (error := tick.exception()) is not None:
             logger.error("the tick failed; the next one goes on", exc_info=error)
         again, self._tick_again = self._tick_again, False
         self._arm(0 if again else None)
