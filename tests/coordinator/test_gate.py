@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from ttl_kit import VIEWER, Site, made, turns, until
 
 from stillfresh import ConfigError
-from stillfresh.coordinator import CoordinatorsManager, Kind, TtlConfig
+from stillfresh.coordinator import CoordinatorsManager, Kind, TtlConfig, coordinator
 from stillfresh.testing import ManualClock
 
 
@@ -376,6 +377,54 @@ class TestC13Lifecycle:
         assert site.nexus.posts == []
         with pytest.raises(ConfigError, match="one by one"):
             CoordinatorsManager([site.ttl])  # type: ignore[arg-type]
+
+    async def test_all_are_started_or_none(self, tmp_path: Path, clock: ManualClock) -> None:
+        """One that cannot start leaves those before it as they were."""
+
+        class Broken:
+            def start(self) -> None:
+                raise RuntimeError("a bad start")
+
+            async def stop(self) -> None:
+                raise AssertionError("was never started")
+
+            def set_route(self, route: str) -> None: ...
+
+        site = made(tmp_path, clock)
+        site.ttl.sign_in(VIEWER)
+        site.ttl.set_visible(True)
+        with pytest.raises(RuntimeError, match="a bad start"):
+            await CoordinatorsManager(site.ttl, Broken()).__aenter__()
+        subscribe(site, 1)
+        await site.ttl.tick()
+        assert (site.nexus.posts, len(asyncio.all_tasks())) == ([], 1)
+
+    async def test_a_fetch_that_cannot_be_cancelled_is_left_behind(
+        self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody waits for it for ever."""
+        monkeypatch.setattr(coordinator, "LEAST_PATIENCE", 0.01)
+        asked, gate = asyncio.Event(), asyncio.Event()
+
+        async def fetch(_: list[str]) -> dict[str, int]:
+            asked.set()
+            while not gate.is_set():
+                with suppress(asyncio.CancelledError):
+                    await gate.wait()
+            return {}
+
+        kinds = [Kind("price", fetch=fetch, fresh_for=30)]
+        site = made(tmp_path, clock, kinds=kinds, grace=0)
+        async with site.controller:
+            site.ttl.start()
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            site.ttl.subscribe("price", "a")
+            await asked.wait()
+            async with asyncio.timeout(30):
+                await site.ttl.stop()
+            gate.set()
+            await until(lambda: len(asyncio.all_tasks()) == 1)
 
     async def test_a_database_that_does_not_open_is_logged_and_retried(
         self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture

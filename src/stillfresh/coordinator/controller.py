@@ -17,7 +17,7 @@ from stillfresh.clock import Clock, checked_clock
 from stillfresh.coordinator.config import TtlConfig
 from stillfresh.coordinator.database import Database
 from stillfresh.coordinator.model import Absent, Kind, Refreshed, Updated
-from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, nexus_kinds
+from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, checked_nexus, nexus_kinds
 from stillfresh.coordinator.refresher import Refresher, Session
 from stillfresh.coordinator.rules import View, milliseconds, owner_of
 from stillfresh.durations import Duration, seconds
@@ -42,6 +42,10 @@ class TtlController:
         clock: Clock = time.time,
         fetch_timeout: Duration = "30s",
     ) -> None:
+        if not isinstance(database, Database):
+            raise ConfigError(f'database: takes Database("app.db"), not {shown(database)}')
+        if nexus is not None:
+            checked_nexus(nexus)
         self.database = database
         self.clock = checked_clock(clock)
         self.kinds: dict[str, Kind] = {}
@@ -53,7 +57,7 @@ class TtlController:
             database,
             clock,
             seconds(fetch_timeout, name="fetch_timeout", positive=True),
-            prepare=self.prepare,
+            prepare=self._prepare,
             tell=self._tell,
         )
         self.refresh = self._refresher.refresh
@@ -63,6 +67,8 @@ class TtlController:
 
     def declare(self, kinds: Iterable[Kind]) -> None:
         """More kinds, each of a name of its own."""
+        if not isinstance(kinds, Iterable):
+            raise ConfigError(f"kinds: takes [Kind(...), ...], not {shown(kinds)}")
         for kind in kinds:
             if not isinstance(kind, Kind):
                 raise ConfigError(f"kinds: takes Kind(...), not {shown(kind)}")
@@ -102,14 +108,18 @@ class TtlController:
     def owner(self, kind: Kind) -> str:
         return owner_of(self.session.viewer_id, per_viewer=kind.per_viewer)
 
-    async def prepare(self, session: Session | None = None) -> None:
-        """The file is open, and holds nothing of another viewer; a session that is over is not it.
+    async def prepare(self) -> None:
+        """The file is open, and holds nothing of another viewer.
 
         While nobody is signed in, the views of who was here last stay: they may come back.
         """
+        await self._prepare(self.session)
+
+    async def _prepare(self, session: Session) -> None:
+        """For this session; if it is over by the time the file is open, for the one that is not."""
         was_open = self.database.is_open
         await self.database.open()
-        if session is None or session.is_over:
+        if session.is_over:
             session = self.session
         if session.is_served and was_open:
             return
@@ -143,7 +153,7 @@ class TtlController:
         data = None if view is None else _encoded(kind, view)
         owner = owner_of(session.viewer_id, per_viewer=known.per_viewer)
         with self._refresher.editing(kind, id):
-            await self.prepare(session)
+            await self._prepare(session)
             _check_here(known, session)
             now = milliseconds(self.clock())
             if not await self.database.touch(kind, owner, id, now, data):
@@ -180,7 +190,7 @@ class TtlController:
         return self._absent.subscribe(lambda event: listener(event.kind, list(event.ids)))
 
     async def evict(self, older_than: Duration = "30d") -> int:
-        """Drop what nobody has looked at for so long; returns how many views and rows."""
+        """Drop what was not refreshed for so long; returns how many views and rows."""
         before = milliseconds(self.clock() - seconds(older_than, name="older_than"))
         return sum([await self.database.evict(kind, before) for kind in self.kinds])
 

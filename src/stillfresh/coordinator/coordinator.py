@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from stillfresh.clock import Clock, checked_clock
-from stillfresh.coordinator.config import TtlConfig
+from stillfresh.coordinator.config import TtlConfig, checked_config
 from stillfresh.coordinator.controller import TtlController
 from stillfresh.coordinator.model import Kind, Refreshed, Snapshot
 from stillfresh.coordinator.nexus_kinds import POST, USER
@@ -44,10 +44,14 @@ class TtlCoordinator:
         clock: Clock | None = None,
         grace: Duration = "5s",
     ) -> None:
+        if not isinstance(controller, TtlController):
+            raise ConfigError(f"controller: takes a TtlController, not {shown(controller)}")
+        if not isinstance(counted, bool):
+            raise ConfigError(f"counted: True or False, not {shown(counted)}")
         if visible is not None and not callable(visible):
             raise ConfigError(f"visible: a function that says whether, not {shown(visible)}")
         self._controller = controller
-        self._config = config if config is not None else TtlConfig()
+        self._config = checked_config(config) if config is not None else TtlConfig()
         self._counted = counted
         self._asks_visible = visible
         self._clock = controller.clock if clock is None else checked_clock(clock)
@@ -139,7 +143,7 @@ class TtlCoordinator:
         """C1: a new interval takes effect at once, a new TTL re-plans what is subscribed."""
         old = self._config
         try:
-            self._config = replace(old if config is None else config, **changes)
+            self._config = replace(old if config is None else checked_config(config), **changes)
         except TypeError as exc:
             raise ConfigError(f"configure: {exc}") from None
         self._controller.configure(self._config)
