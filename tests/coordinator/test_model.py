@@ -13,10 +13,11 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ttl_kit import START, Site, made, milliseconds
+from ttl_kit import START, Site, made
 
 from stillfresh import LoadFailed
 from stillfresh.coordinator import TtlConfig
+from stillfresh.coordinator.rules import milliseconds
 from stillfresh.testing import ManualClock
 
 TTL = 60_000
@@ -37,7 +38,7 @@ class Model:
     queue: dict[str, int] = field(default_factory=dict)
     """Since which step each is queued."""
     unsure: set[str] = field(default_factory=set)
-    """Made fresh by another process while queued: it may have lost its place."""
+    """Made fresh by another process or by the clock while queued: it may have lost its place."""
     cooldowns: dict[str, tuple[int, int]] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)
     """Failed with their whole batch."""
@@ -105,7 +106,7 @@ class Coordinators(RuleBasedStateMachine):
 
     @property
     def now(self) -> int:
-        return milliseconds(self.clock)
+        return milliseconds(self.clock())
 
     @property
     def sees_rows(self) -> bool:
@@ -318,6 +319,7 @@ class Coordinators(RuleBasedStateMachine):
         for id_ in model.counts:
             model.enqueue(id_, self.now, self.steps, self.sees_rows)
         stale = [id_ for id_ in model.queue if model.is_stale(id_, self.now, self.sees_rows)]
+        model.unsure |= model.queue.keys() - set(stale)
         batch = batches[0] if batches else []
         assert len(batches) <= 1
         assert bool(batch) == bool(stale)
