@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,9 @@ from stillfresh import ConfigError
 from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
 
+COORDINATOR: Any = TtlCoordinator
+CONTROLLER: Any = TtlController
+KIND: Any = Kind
 NUMBERS = [
     "POST_TTL_MS",
     "USER_TTL_MS",
@@ -150,6 +155,29 @@ class TestC1Configure:
         site.clock.advance(3600)
         await site.ttl.tick()
         assert len(site.nexus.posts) == 2
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [
+            ("config", lambda site: site.ttl.configure({"post_ttl_ms": 1})),
+            ("config", lambda site: COORDINATOR(site.controller, {"post_ttl_ms": 1})),
+            ("controller", lambda _: COORDINATOR("x")),
+            ("counted", lambda site: COORDINATOR(site.controller, counted="no")),
+            ("kinds", lambda site: site.controller.declare(None)),
+            ("database", lambda _: CONTROLLER(database="app.db")),
+            (
+                "nexus",
+                lambda site: CONTROLLER(nexus=object(), database=site.controller.database),
+            ),
+            ("per_viewer", lambda _: KIND("a", fetch=print, fresh_for=1, per_viewer="no")),
+        ],
+    )
+    async def test_what_is_given_is_of_its_type(
+        self, site: Site, name: str, wrong: Callable[[Any], object]
+    ) -> None:
+        """Refused where it is given, by its name."""
+        with pytest.raises(ConfigError, match=name):
+            wrong(site)
 
     async def test_a_new_batch_size_is_used_at_once(self, site: Site) -> None:
         """The next tick takes no more than that."""

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ttl_kit import VIEWER, Nexus, Site, made, milliseconds, post, reposting
 
-from stillfresh import ConfigError, LoadFailed, NotOpen
-from stillfresh.coordinator import Database, TtlController
+from stillfresh import ConfigError, LoadFailed, NotOpen, StillfreshError
+from stillfresh.coordinator import Database, TtlController, TtlCoordinator
 from stillfresh.coordinator.rules import original_of
 from stillfresh.testing import ManualClock
 
@@ -84,6 +84,17 @@ class TestC10ForceRefresh:
         assert site.nexus.posts == [["a:1"], ["b:9"]]
         await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
         assert site.queued() == ()
+
+    async def test_the_original_of_what_was_forced_before_the_start_too(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """It waits in the queue for the first tick."""
+        site = made(tmp_path, clock)
+        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
+        async with site.controller:
+            site.ttl.sign_in(VIEWER)
+            await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+            assert site.queued() == ("b:9",)
 
     async def test_view_and_row_are_one_transaction(self, site: Site) -> None:
         """If the view cannot be written, neither is its row."""
@@ -314,9 +325,8 @@ class TestC2Viewers:
         await site.ttl.tick()
         site.ttl.sign_out()
         assert await site.controller.get("post", "a:1") is None
-        await site.controller.touch("post", "a:1")
-        with pytest.raises(LoadFailed, match="another viewer"):
-            await site.controller.force_refresh_users_by_ids(["ann"])
+        with pytest.raises(StillfreshError, match="another viewer"):
+            await site.controller.touch("post", "a:1")
         site.ttl.sign_in(VIEWER)
         assert await site.version("a:1") == 1
 
@@ -329,3 +339,128 @@ class TestC2Viewers:
             assert site.nexus.viewers == [None]
             site.ttl.sign_in(VIEWER)
             assert await site.version("ann", "user") is None
+
+
+class TestC7OneSession:
+    async def test_a_force_of_many_batches_is_for_one_viewer(self, site: Site) -> None:
+        """Who came meanwhile is not asked for, and their views are not returned."""
+        site.nexus.hold()
+        ids = [f"a:{number}" for number in range(40)]
+        forcing = asyncio.create_task(site.controller.force_refresh_posts_by_ids(ids, VIEWER))
+        await site.nexus.asked.wait()
+        site.ttl.sign_in("another")
+        site.nexus.let_go()
+        with pytest.raises(LoadFailed, match="the viewer left"):
+            await forcing
+        assert site.nexus.viewers == [VIEWER]
+
+    async def test_a_force_that_a_sign_out_dropped_says_so(self, site: Site) -> None:
+        """Nothing found is another answer."""
+        site.nexus.hold()
+        forcing = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER))
+        await site.nexus.asked.wait()
+        site.ttl.sign_out()
+        with pytest.raises(LoadFailed, match="the viewer left"):
+            await forcing
+
+    async def test_an_edit_is_its_viewers(self, tmp_path: Path, clock: ManualClock) -> None:
+        """Who signs in while it is on its way does not get it."""
+        site = made(tmp_path, clock)
+        async with site.controller:
+            site.ttl.sign_in("ann")
+            touching = asyncio.create_task(site.controller.touch("post", "a:1", post("a:1", 99)))
+            await asyncio.sleep(0)
+            site.ttl.sign_in("bob")
+            with pytest.raises(LoadFailed, match="the viewer left"):
+                await touching
+            await site.controller.prepare()
+            assert await site.version("a:1") is None
+
+    @pytest.mark.parametrize("turns", range(0, 12, 2))
+    async def test_a_viewer_who_came_while_the_file_opened_is_served(
+        self, tmp_path: Path, clock: ManualClock, turns: int
+    ) -> None:
+        """And not the one before, who was waiting for it too."""
+        site = made(tmp_path, clock)
+        site.ttl.sign_in("ann")
+        opening = asyncio.create_task(site.controller.prepare())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        site.ttl.sign_in("bob")
+        await asyncio.gather(opening, site.controller.prepare())
+        await site.controller.force_refresh_posts_by_ids(["a:1"], "bob")
+        assert await site.version("a:1") == 1
+        await site.controller.close()
+
+    async def test_a_guest_is_answered_after_a_sign_out(self, site: Site) -> None:
+        """Nothing of it is kept: the file waits for who was here."""
+        await site.controller.force_refresh_users_by_ids(["ann"])
+        site.ttl.sign_out()
+        views = await site.controller.force_refresh_users_by_ids(["bob"])
+        assert set(views) == {"bob"}
+        assert set(site.rows("user_ttl")) == {"ann"}
+        assert site.nexus.viewers == [VIEWER, None]
+
+    async def test_a_force_for_somebody_signs_nobody_in(self, site: Site) -> None:
+        """It is stored for them, and shown when they come."""
+        site.ttl.sign_out()
+        await site.controller.force_refresh_posts_by_ids(["a:1"], "ann")
+        assert await site.version("a:1") is None
+        await site.controller.force_refresh_posts_by_ids(["a:2"], "bob")
+        site.ttl.sign_in("bob")
+        assert (await site.version("a:1"), await site.version("a:2")) == (None, 1)
+
+    async def test_a_controller_has_one_coordinator(self, site: Site) -> None:
+        """Two would sign each other's viewers out, and change each other's terms."""
+        with pytest.raises(ConfigError, match="a TtlController for each"):
+            TtlCoordinator(site.controller)
+
+    @pytest.mark.parametrize("wrong", [b"a:1", 5, None])
+    async def test_an_id_is_text(self, site: Site, wrong: str) -> None:
+        """And so is a viewer's."""
+        with pytest.raises(ConfigError, match="must be text"):
+            await site.controller.get("post", wrong)
+        with pytest.raises(ConfigError, match="must be text"):
+            await site.controller.touch("post", wrong)
+        with pytest.raises(ConfigError, match="must be text"):
+            await site.controller.force_refresh_posts_by_ids([wrong], VIEWER)
+        if wrong is not None:
+            with pytest.raises(ConfigError, match="viewer_id"):
+                await site.controller.force_refresh_posts_by_ids(["a:1"], wrong)
+
+
+class TestC11Edits:
+    async def test_a_request_sent_while_an_edit_is_being_stored(self, site: Site) -> None:
+        """It does not overwrite it either, however late its answer comes."""
+        await site.ttl.tick()
+        site.nexus.hold()
+        touching = asyncio.create_task(site.controller.touch("post", "a:1", post("a:1", 99)))
+        await asyncio.sleep(0)
+        forcing = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER))
+        await asyncio.gather(touching, site.nexus.asked.wait())
+        site.nexus.let_go()
+        await forcing
+        assert await site.version("a:1") == 99
+
+    async def test_an_edit_that_is_not_stored_is_told(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """The file is another viewer's by now, of another process."""
+        first, second = made(tmp_path, clock), made(tmp_path, clock)
+        async with first.controller, second.controller:
+            for site, viewer in ((first, "ann"), (second, "bob")):
+                site.ttl.sign_in(viewer)
+                await site.controller.prepare()
+            with pytest.raises(StillfreshError, match="another viewer"):
+                await first.controller.touch("post", "a:1", post("a:1"))
+
+    async def test_a_view_that_cannot_be_stored_marks_nothing(self, site: Site) -> None:
+        """It is refused, and the refresh in flight is kept."""
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        site.nexus.hold()
+        await site.nexus.asked.wait()
+        with pytest.raises(ConfigError, match="cannot be stored"):
+            await site.controller.touch("post", "a:1", {"x": object()})
+        site.nexus.let_go()
+        await site.ttl.tick()
+        assert await site.version("a:1") == 1

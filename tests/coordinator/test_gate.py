@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from ttl_kit import VIEWER, Site, made, turns, until
 
 from stillfresh import ConfigError
-from stillfresh.coordinator import CoordinatorsManager, TtlConfig
+from stillfresh.coordinator import CoordinatorsManager, Kind, TtlConfig, coordinator
 from stillfresh.testing import ManualClock
 
 
@@ -268,6 +269,59 @@ class TestC13Lifecycle:
             assert await site.version("a:1") == 1
             await site.ttl.stop()
 
+    async def test_who_waits_for_a_tick_that_stop_cancelled_goes_on(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """Nobody cancelled them."""
+        site = made(tmp_path, clock, grace=0)
+        async with site.controller:
+            site.ttl.start()
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            site.nexus.hold()
+            subscribe(site, 1)
+            await site.nexus.asked.wait()
+            waiting = asyncio.create_task(site.ttl.tick())
+            await turns()
+            await site.ttl.stop()
+            await waiting
+
+    async def test_a_stop_that_is_cancelled_leaves_no_tick(self, site: Site) -> None:
+        """Whoever loses patience with it meant it to end."""
+        site.nexus.hold()
+        subscribe(site, 1)
+        await site.nexus.asked.wait()
+        stopping = asyncio.create_task(site.ttl.stop())
+        await turns()
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+
+    async def test_nothing_is_queued_while_nobody_is_signed_in(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """Also not by a batch that fails then."""
+        asked, gate = asyncio.Event(), asyncio.Event()
+
+        async def fetch(_: list[str]) -> dict[str, int]:
+            asked.set()
+            await gate.wait()
+            raise ConnectionError
+
+        config = TtlConfig(cooldown_ms=0)
+        kinds = [Kind("price", fetch=fetch, fresh_for=30)]
+        site = made(tmp_path, clock, config, kinds=kinds)
+        async with site.controller, site.ttl as ttl:
+            ttl.sign_in(VIEWER)
+            ttl.set_visible(True)
+            ttl.subscribe("price", "a")
+            await asked.wait()
+            ttl.sign_out()
+            ttl.subscribe("price", "a")
+            gate.set()
+            await ttl.tick()
+            assert site.queued("price") == ()
+
     async def test_started_again_while_it_stops(self, site: Site) -> None:
         """What it does next is what was asked for last."""
         site.nexus.hold()
@@ -323,6 +377,54 @@ class TestC13Lifecycle:
         assert site.nexus.posts == []
         with pytest.raises(ConfigError, match="one by one"):
             CoordinatorsManager([site.ttl])  # type: ignore[arg-type]
+
+    async def test_all_are_started_or_none(self, tmp_path: Path, clock: ManualClock) -> None:
+        """One that cannot start leaves those before it as they were."""
+
+        class Broken:
+            def start(self) -> None:
+                raise RuntimeError("a bad start")
+
+            async def stop(self) -> None:
+                raise AssertionError("was never started")
+
+            def set_route(self, route: str) -> None: ...
+
+        site = made(tmp_path, clock)
+        site.ttl.sign_in(VIEWER)
+        site.ttl.set_visible(True)
+        with pytest.raises(RuntimeError, match="a bad start"):
+            await CoordinatorsManager(site.ttl, Broken()).__aenter__()
+        subscribe(site, 1)
+        await site.ttl.tick()
+        assert (site.nexus.posts, len(asyncio.all_tasks())) == ([], 1)
+
+    async def test_a_fetch_that_cannot_be_cancelled_is_left_behind(
+        self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody waits for it for ever."""
+        monkeypatch.setattr(coordinator, "LEAST_PATIENCE", 0.01)
+        asked, gate = asyncio.Event(), asyncio.Event()
+
+        async def fetch(_: list[str]) -> dict[str, int]:
+            asked.set()
+            while not gate.is_set():
+                with suppress(asyncio.CancelledError):
+                    await gate.wait()
+            return {}
+
+        kinds = [Kind("price", fetch=fetch, fresh_for=30)]
+        site = made(tmp_path, clock, kinds=kinds, grace=0)
+        async with site.controller:
+            site.ttl.start()
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            site.ttl.subscribe("price", "a")
+            await asked.wait()
+            async with asyncio.timeout(30):
+                await site.ttl.stop()
+            gate.set()
+            await until(lambda: len(asyncio.all_tasks()) == 1)
 
     async def test_a_database_that_does_not_open_is_logged_and_retried(
         self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture

@@ -13,10 +13,11 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ttl_kit import START, Site, made, milliseconds
+from ttl_kit import START, Site, made
 
 from stillfresh import LoadFailed
 from stillfresh.coordinator import TtlConfig
+from stillfresh.coordinator.rules import milliseconds
 from stillfresh.testing import ManualClock
 
 TTL = 60_000
@@ -37,8 +38,10 @@ class Model:
     queue: dict[str, int] = field(default_factory=dict)
     """Since which step each is queued."""
     unsure: set[str] = field(default_factory=set)
-    """Made fresh by another process while queued: it may have lost its place."""
+    """Made fresh by another process or by the clock while queued: it may have lost its place."""
     cooldowns: dict[str, tuple[int, int]] = field(default_factory=dict)
+    suspects: set[str] = field(default_factory=set)
+    """Failed with their whole batch."""
 
     def is_stale(self, id_: str, now: int, visible: bool) -> bool:
         row = self.rows.get(id_) if visible else None
@@ -103,7 +106,7 @@ class Coordinators(RuleBasedStateMachine):
 
     @property
     def now(self) -> int:
-        return milliseconds(self.clock)
+        return milliseconds(self.clock())
 
     @property
     def sees_rows(self) -> bool:
@@ -282,14 +285,12 @@ class Coordinators(RuleBasedStateMachine):
             self.refreshed(kind, id_)
 
     def refreshed(self, kind: str, id_: str) -> None:
-        """By hand: the queue forgets it if there is a coordinator to be told."""
+        """By hand: the queue forgets it."""
         model = self.models[kind]
         model.rows[id_] = self.now
-        if self.started:
-            model.forget(id_)
-            model.cooldowns.pop(id_, None)
-        elif id_ in model.queue:
-            model.unsure.add(id_)
+        model.forget(id_)
+        model.cooldowns.pop(id_, None)
+        model.suspects.discard(id_)
 
     @rule()
     def tick(self) -> None:
@@ -308,14 +309,26 @@ class Coordinators(RuleBasedStateMachine):
             self.check_batch(self.models[kind], asked[kind])
 
     def check_batch(self, model: Model, batches: list[list[str]]) -> None:
-        """C5: as many as there are, up to a batch; the longest queued; then what became of it."""
+        """C5: as many as there are, up to a batch; the longest queued; then what became of it.
+
+        C9: what failed with its batch is never beside what did not, and may be fewer.
+        """
+        model.suspects -= {
+            id_ for id_ in model.suspects if model.cooldowns[id_][1] - self.now > 300_000
+        }
         for id_ in model.counts:
             model.enqueue(id_, self.now, self.steps, self.sees_rows)
         stale = [id_ for id_ in model.queue if model.is_stale(id_, self.now, self.sees_rows)]
+        model.unsure |= model.queue.keys() - set(stale)
         batch = batches[0] if batches else []
         assert len(batches) <= 1
-        assert len(batch) == min(BATCH, len(stale))
+        assert bool(batch) == bool(stale)
         assert set(batch) <= set(stale)
+        is_clean = model.suspects.isdisjoint(batch)
+        assert is_clean or model.suspects.issuperset(batch)
+        stale = [id_ for id_ in stale if (id_ not in model.suspects) == is_clean]
+        assert len(batch) <= BATCH
+        assert not is_clean or len(batch) == min(BATCH, len(stale))
         left = [model.queue[id_] for id_ in stale if id_ not in {*batch, *model.unsure}]
         taken = [model.queue[id_] for id_ in batch if id_ not in model.unsure]
         assert not left or not taken or max(taken) <= min(left)
@@ -328,8 +341,10 @@ class Coordinators(RuleBasedStateMachine):
             failures = model.cooldowns.get(id_, (0, 0))[0] + 1
             pause = min(COOLDOWN * 2 ** (failures - 1), 300_000)
             model.cooldowns[id_] = failures, self.now + pause
+            model.suspects.add(id_)
         else:
             model.cooldowns.pop(id_, None)
+            model.suspects.discard(id_)
             model.rows[id_] = self.now
 
     @invariant()

@@ -178,6 +178,37 @@ class TestC12BadAnswers:
         with pytest.raises(LoadFailed, match="RemoteProtocolError"):
             await client.posts_by_ids(["a:1"])
 
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            b"content-type: application/json\r\n\r\n",
+            b"content-length: 0\r\n\r\n",
+            b"content-encoding: gzip\r\n\r\n" + gzip.compress(b"[]")[:-8],
+            b"content-encoding: gzip\r\n\r\n" + gzip.compress(b"[]")[:10],
+        ],
+    )
+    async def test_an_answer_that_broke_off_says_nothing_of_absence(
+        self, server: NexusServer, client: NexusClient, sent: bytes
+    ) -> None:
+        """Nothing after the headers, or nothing at the end of what is packed."""
+
+        async def broken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\n" + sent)
+            await writer.drain()
+
+        server.raw = broken
+        with pytest.raises(LoadFailed):
+            await client.posts_by_ids(["a:1"])
+
+    async def test_told_to_come_back_in_a_thousand_years(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
+        """However many digits it has."""
+        server.status, server.headers = 503, {"retry_after": "9" * 5000}
+        with pytest.raises(RetryAfter) as caught:
+            await client.posts_by_ids(["a:1"])
+        assert caught.value.seconds == 86_400
+
     async def test_nobody_there(self) -> None:
         """A refused connection, and a name that does not exist."""
         async with nexus_server() as gone:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ttl_kit import START, VIEWER, Site, made, milliseconds
 
 from stillfresh import ConfigError, StoreError
-from stillfresh.coordinator import Kind, TtlCoordinator
+from stillfresh.coordinator import Kind
 from stillfresh.engine.lane import Lane
 from stillfresh.testing import ManualClock
 
@@ -128,10 +128,9 @@ class TestC3Subscribe:
             asked.append(ids)
             return dict.fromkeys(ids, 5)
 
-        site = made(tmp_path, clock)
         price = Kind("price", fetch=fetch, fresh_for="30s", max_batch=2, counted=True)
-        ttl = TtlCoordinator(site.controller, kinds=[price])
-        async with site.controller, ttl:
+        site = made(tmp_path, clock, kinds=[price])
+        async with site.controller, site.ttl as ttl:
             ttl.sign_in(VIEWER)
             ttl.set_visible(True)
             for sku in ("a", "b", "c", "a"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ttl_kit import VIEWER, Site, made, milliseconds, turns, until
 
 from stillfresh import LoadFailed, RetryAfter, StoreError
-from stillfresh.coordinator import Kind, TtlConfig, TtlCoordinator
+from stillfresh.coordinator import Kind, TtlConfig
 from stillfresh.coordinator.rules import by_id, post_id, stale_at
 from stillfresh.coordinator.rules import milliseconds as to_ms
 from stillfresh.engine.lane import NEXT, Event, Lane, State
@@ -332,6 +332,31 @@ class TestC9Failure:
         assert site.nexus.posts[1] == ["a:20"]
         assert await site.version("a:20") == 1
 
+    @pytest.mark.parametrize("cooldown", [0, 10_000])
+    @pytest.mark.parametrize("failing", [1, 19, 20])
+    async def test_ids_that_poison_their_batch_are_told_apart(
+        self, site: Site, failing: int, cooldown: int
+    ) -> None:
+        """What failed beside them is tried in halves, down to one by one."""
+        site.ttl.configure(cooldown_ms=cooldown)
+        site.nexus.failing = {f"a:{number}" for number in range(failing)}
+        subscribe(site, *range(21))
+        for _ in range(400):
+            await site.ttl.tick()
+            site.clock.advance(5)
+        assert len(site.rows("post_ttl")) == 21 - failing
+
+    async def test_what_failed_is_never_beside_what_did_not(self, site: Site) -> None:
+        """Also when there is room for both in one batch."""
+        site.nexus.failing = {"a:0"}
+        subscribe(site, 0, 1)
+        await site.ttl.tick()
+        site.clock.advance(10)
+        subscribe(site, 2)
+        for _ in range(3):
+            await site.ttl.tick()
+        assert sorted(site.nexus.posts[1:]) == [["a:0"], ["a:1"], ["a:2"]]
+
     async def test_an_id_that_the_server_leaves_out_is_absent_not_failed(self, site: Site) -> None:
         """Its view goes, its row is written, it waits a full TTL, and the screen is told."""
         subscribe(site, 1, 2)
@@ -370,10 +395,8 @@ class TestC9Failure:
             assert set(ids) == set("abcd")
             return {"a": 1, "b": object(), "c": ValueError("not c")}
 
-        site = made(tmp_path, clock)
-        kind = Kind("price", fetch=fetch, fresh_for=30)
-        ttl = TtlCoordinator(site.controller, kinds=[kind])
-        async with site.controller, ttl:
+        site = made(tmp_path, clock, kinds=[Kind("price", fetch=fetch, fresh_for=30)])
+        async with site.controller, site.ttl as ttl:
             ttl.sign_in(VIEWER)
             ttl.set_visible(True)
             for sku in "abcd":

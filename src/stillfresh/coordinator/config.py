@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["TtlConfig"]
+__all__ = ["TtlConfig", "checked_config"]
 
 MOST: Final = 315_360_000_000
 """Ten years in milliseconds: more is a mistake, not a wish."""
@@ -50,6 +50,12 @@ class TtlConfig:
                 read: Callable[[str, str], int | bool] = _flag if field.type is bool else _number
                 values[field.name] = read(name, text)
         return cls(**values)  # type: ignore[arg-type]  # read by the field's own type
+
+
+def checked_config(config: TtlConfig) -> TtlConfig:
+    if not isinstance(config, TtlConfig):
+        raise ConfigError(f"config: takes a TtlConfig, not {shown(config)}")
+    return config
 
 
 def _number(name: str, text: str) -> int:

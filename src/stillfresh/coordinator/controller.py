@@ -6,7 +6,8 @@ kept: a refresh in flight for a viewer who left is dropped (C7).
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +17,7 @@ from stillfresh.clock import Clock, checked_clock
 from stillfresh.coordinator.config import TtlConfig
 from stillfresh.coordinator.database import Database
 from stillfresh.coordinator.model import Absent, Kind, Refreshed, Updated
-from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, nexus_kinds
+from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, checked_nexus, nexus_kinds
 from stillfresh.coordinator.refresher import Refresher, Session
 from stillfresh.coordinator.rules import View, milliseconds, owner_of
 from stillfresh.durations import Duration, seconds
@@ -41,6 +42,10 @@ class TtlController:
         clock: Clock = time.time,
         fetch_timeout: Duration = "30s",
     ) -> None:
+        if not isinstance(database, Database):
+            raise ConfigError(f'database: takes Database("app.db"), not {shown(database)}')
+        if nexus is not None:
+            checked_nexus(nexus)
         self.database = database
         self.clock = checked_clock(clock)
         self.kinds: dict[str, Kind] = {}
@@ -52,15 +57,18 @@ class TtlController:
             database,
             clock,
             seconds(fetch_timeout, name="fetch_timeout", positive=True),
-            prepare=self.prepare,
+            prepare=self._prepare,
             tell=self._tell,
         )
         self.refresh = self._refresher.refresh
+        self._is_coordinated = False
         self.configure(TtlConfig())
         self.declare(kinds)
 
     def declare(self, kinds: Iterable[Kind]) -> None:
         """More kinds, each of a name of its own."""
+        if not isinstance(kinds, Iterable):
+            raise ConfigError(f"kinds: takes [Kind(...), ...], not {shown(kinds)}")
         for kind in kinds:
             if not isinstance(kind, Kind):
                 raise ConfigError(f"kinds: takes Kind(...), not {shown(kind)}")
@@ -73,13 +81,23 @@ class TtlController:
         if self._nexus is not None:
             self.kinds |= {kind.name: kind for kind in nexus_kinds(self._nexus, config)}
 
+    def coordinate(self, kinds: Iterable[Kind], config: TtlConfig) -> None:
+        """Who is signed in is the word of one coordinator, and so are the terms."""
+        if self._is_coordinated:
+            raise ConfigError(
+                "controller: has a TtlCoordinator already; make a TtlController for each of them"
+            )
+        self.declare(kinds)
+        self.configure(config)
+        self._is_coordinated = True
+
     @property
     def session(self) -> Session:
         return self._refresher.session
 
     def begin_session(self, viewer_id: str | None) -> None:
         """C7: what is in flight for the one before is dropped."""
-        self._refresher.begin(viewer_id)
+        self._refresher.begin(None if viewer_id is None else checked_id("viewer_id", viewer_id))
 
     def kind(self, name: str) -> Kind:
         if (kind := self.kinds.get(name)) is None:
@@ -95,13 +113,22 @@ class TtlController:
 
         While nobody is signed in, the views of who was here last stay: they may come back.
         """
-        session = self.session
-        if session.is_served and self.database.is_open:
+        await self._prepare(self.session)
+
+    async def _prepare(self, session: Session) -> None:
+        """For this session; if it is over by the time the file is open, for the one that is not."""
+        was_open = self.database.is_open
+        await self.database.open()
+        if session.is_over:
+            session = self.session
+        if session.is_served and was_open:
             return
-        kinds = self.kinds.values()
-        served = [kind for kind in kinds if session.viewer_id is not None or not kind.per_viewer]
-        await self.database.serve({kind.name: self.owner(kind) for kind in served})
-        session.is_served = True
+        viewer_id, kinds, declared = session.viewer_id, self.kinds.values(), len(self.kinds)
+        served = [kind for kind in kinds if viewer_id is not None or not kind.per_viewer]
+        await self.database.serve(
+            {kind.name: owner_of(viewer_id, per_viewer=kind.per_viewer) for kind in served}
+        )
+        session.is_served = len(kinds) == declared
 
     def rows(self, kind: Kind, ids: Sequence[str]) -> dict[str, int]:
         """C3: a look-up that fails counts as stale."""
@@ -121,14 +148,19 @@ class TtlController:
 
         With `view`, the edited view is stored in the same transaction.
         """
-        known = self.kind(kind)
+        known, session = self.kind(kind), self.session
         checked_id(kind, id)
-        self._refresher.edited(kind, id)
-        data = None if view is None else msgspec.msgpack.encode(view)
-        await self.prepare()
-        now = milliseconds(self.clock())
-        if await self.database.touch(kind, self.owner(known), id, now, data):
-            self.refreshed.emit(Refreshed(kind, {id: now}))
+        data = None if view is None else _encoded(kind, view)
+        owner = owner_of(session.viewer_id, per_viewer=known.per_viewer)
+        with self._refresher.editing(kind, id):
+            await self._prepare(session)
+            _check_here(known, session)
+            now = milliseconds(self.clock())
+            if not await self.database.touch(kind, owner, id, now, data):
+                raise StillfreshError(
+                    f"{kind}: the edit of {id!r} is not stored: the file is kept for another viewer"
+                )
+        self._announce(known, session, {id: now})
 
     async def force_refresh_posts_by_ids(
         self, post_ids: Iterable[str], viewer_id: str | None
@@ -158,7 +190,7 @@ class TtlController:
         return self._absent.subscribe(lambda event: listener(event.kind, list(event.ids)))
 
     async def evict(self, older_than: Duration = "30d") -> int:
-        """Drop what nobody has looked at for so long; returns how many views and rows."""
+        """Drop what was not refreshed for so long; returns how many views and rows."""
         before = milliseconds(self.clock() - seconds(older_than, name="older_than"))
         return sum([await self.database.evict(kind, before) for kind in self.kinds])
 
@@ -183,34 +215,69 @@ class TtlController:
         kind = self.kind(name)
         if isinstance(ids, str | bytes):
             raise ConfigError(f"{name}: takes many ids; write [{ids!r}]")
-        wanted = [checked_id(name, id_) for id_ in dict.fromkeys(ids)]
-        self._admit(kind, viewer_id)
+        if not isinstance(ids, Iterable):
+            raise ConfigError(f"{name}: takes many ids, not {shown(ids)}")
+        wanted = list(dict.fromkeys(checked_id(name, id_) for id_ in ids))
+        with self._admitted(kind, viewer_id) as session:
+            return await self._forced(kind, wanted, session)
+
+    async def _forced(self, kind: Kind, wanted: list[str], session: Session) -> dict[str, View]:
         views: dict[str, View] = {}
         failed: dict[str, BaseException] = {}
         for start in range(0, len(wanted), kind.max_batch):
-            outcome = await self.refresh(kind, wanted[start : start + kind.max_batch])
+            outcome = await self.refresh(kind, wanted[start : start + kind.max_batch], session)
+            _check_here(kind, session)
             originals = tuple(dict.fromkeys(outcome.originals.values()))
-            self.refreshed.emit(Refreshed(name, outcome.rows, originals))
+            self._announce(kind, session, outcome.rows, originals)
             views |= outcome.views
             failed |= outcome.failed
         if failed:
             id_, error = next(iter(failed.items()))
             raise LoadFailed(
-                f"{name}: {len(failed)} of {len(wanted)} failed; {id_!r}: {error}"
+                f"{kind.name}: {len(failed)} of {len(wanted)} failed; {id_!r}: {error}"
             ) from error
         return views
 
-    def _admit(self, kind: Kind, viewer_id: str | None) -> None:
-        """One viewer at a time: nobody is signed in and somebody comes, or it is who is here."""
+    @contextmanager
+    def _admitted(self, kind: Kind, viewer_id: str | None) -> Iterator[Session]:
+        """One viewer at a time: who is here, or a visit while nobody is signed in.
+
+        Without a coordinator there is no signing in: it is who was asked for last.
+        """
         here = self.session.viewer_id
-        if viewer_id is None or viewer_id == here or not kind.per_viewer:
-            return
-        if here is not None:
+        if viewer_id is None or checked_id("viewer_id", viewer_id) == here or not kind.per_viewer:
+            yield self.session
+        elif not self._is_coordinated:
+            self.begin_session(viewer_id)
+            yield self.session
+        elif here is None:
+            with self._refresher.visit(viewer_id) as session:
+                yield session
+        else:
             raise ConfigError(f"viewer_id: {viewer_id!r} is not who is signed in ({here!r})")
-        self.begin_session(viewer_id)
+
+    def _announce(
+        self, kind: Kind, session: Session, rows: Mapping[str, int], originals: tuple[str, ...] = ()
+    ) -> None:
+        """To the coordinator, unless it is about the views of somebody who is not signed in."""
+        if session is self.session or not kind.per_viewer:
+            self.refreshed.emit(Refreshed(kind.name, rows, originals))
 
     def _tell(self, kind: str, updated: tuple[str, ...], absent: tuple[str, ...]) -> None:
         if updated:
             self._updated.emit(Updated(kind, updated))
         if absent:
             self._absent.emit(Absent(kind, absent))
+
+
+def _check_here(kind: Kind, session: Session) -> None:
+    """C7: what was asked for a viewer who left is not for who came."""
+    if kind.per_viewer and session.is_over:
+        raise LoadFailed(f"{kind.name}: the viewer left")
+
+
+def _encoded(kind: str, view: View) -> bytes:
+    try:
+        return msgspec.msgpack.encode(view)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as exc:
+        raise ConfigError(f"{kind}: this view cannot be stored: {exc}") from exc

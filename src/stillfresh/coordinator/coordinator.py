@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from stillfresh.clock import Clock, checked_clock
-from stillfresh.coordinator.config import TtlConfig
+from stillfresh.coordinator.config import TtlConfig, checked_config
 from stillfresh.coordinator.controller import TtlController
 from stillfresh.coordinator.model import Kind, Refreshed, Snapshot
 from stillfresh.coordinator.nexus_kinds import POST, USER
@@ -21,9 +21,11 @@ from stillfresh.coordinator.track import Track
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, StillfreshError, shown
-from stillfresh.events import Unsubscribe
 
 __all__ = ["TtlCoordinator"]
+
+LEAST_PATIENCE: Final = 1.0
+"""Seconds for what was cancelled to end."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +44,14 @@ class TtlCoordinator:
         clock: Clock | None = None,
         grace: Duration = "5s",
     ) -> None:
+        if not isinstance(controller, TtlController):
+            raise ConfigError(f"controller: takes a TtlController, not {shown(controller)}")
+        if not isinstance(counted, bool):
+            raise ConfigError(f"counted: True or False, not {shown(counted)}")
         if visible is not None and not callable(visible):
             raise ConfigError(f"visible: a function that says whether, not {shown(visible)}")
         self._controller = controller
-        self._config = config if config is not None else TtlConfig()
+        self._config = checked_config(config) if config is not None else TtlConfig()
         self._counted = counted
         self._asks_visible = visible
         self._clock = controller.clock if clock is None else checked_clock(clock)
@@ -59,11 +65,10 @@ class TtlCoordinator:
         self._tick_again = False
         self._timer: asyncio.TimerHandle | None = None
         self._last_tick: float | None = None
-        self._detach: Unsubscribe | None = None
         self.on_updated = controller.on_updated
         self.on_absent = controller.on_absent
-        controller.declare(kinds)
-        controller.configure(self._config)
+        controller.coordinate(kinds, self._config)
+        controller.refreshed.subscribe(self._on_refreshed)
         self._lay_tracks()
 
     def start(self) -> None:
@@ -71,7 +76,6 @@ class TtlCoordinator:
         asyncio.get_running_loop()
         if not self._is_started:
             self._is_started = True
-            self._detach = self._controller.refreshed.subscribe(self._on_refreshed)
             self._tick_now()
 
     async def stop(self) -> None:
@@ -79,19 +83,27 @@ class TtlCoordinator:
         self._is_started = False
         self.reset()
         self._disarm()
-        if self._detach is not None:
-            self._detach()
-            self._detach = None
         if (running := self._ticking) is None:
             return
-        _, late = await asyncio.wait([running], timeout=self._grace)
+        try:
+            _, late = await asyncio.wait([running], timeout=self._grace)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
         if late:
             running.cancel()
-            await asyncio.wait([running])
+            await self._cancelled(running)
+
+    async def _cancelled(self, running: "asyncio.Task[None]") -> None:
+        """A fetch may refuse to be cancelled; nobody waits for it for ever."""
+        _, late = await asyncio.wait([running], timeout=max(self._grace, LEAST_PATIENCE))
+        if late:
+            logger.error("a fetch ignores that it was cancelled; it is left behind")
+            self._end_tick(running)
 
     def sign_in(self, viewer_id: str) -> None:
         """C7: resumes, with everything that is subscribed due; another viewer is signed out."""
-        if _text("viewer_id", viewer_id) == self._viewer:
+        if checked_id("viewer_id", viewer_id) == self._viewer:
             return
         if self._viewer is not None:
             self.sign_out()
@@ -103,10 +115,10 @@ class TtlCoordinator:
 
     def sign_out(self) -> None:
         """C7: stops ticking and resets; what is in flight for this viewer is dropped."""
+        self._controller.begin_session(None)
         if self._viewer is None:
             return
         self._viewer = None
-        self._controller.begin_session(None)
         self.reset()
         self._disarm()
 
@@ -118,7 +130,7 @@ class TtlCoordinator:
 
     def set_route(self, route: str) -> None:
         """C8: another path resets; the same, or the first, does not."""
-        before, self._route = self._route, _text("route", route)
+        before, self._route = self._route, checked_id("route", route)
         if before not in {None, route}:
             self.reset()
 
@@ -131,7 +143,7 @@ class TtlCoordinator:
         """C1: a new interval takes effect at once, a new TTL re-plans what is subscribed."""
         old = self._config
         try:
-            self._config = replace(old if config is None else config, **changes)
+            self._config = replace(old if config is None else checked_config(config), **changes)
         except TypeError as exc:
             raise ConfigError(f"configure: {exc}") from None
         self._controller.configure(self._config)
@@ -162,13 +174,13 @@ class TtlCoordinator:
         track = self._track(kind)
         if counted is None:
             counted = track.kind.counted or (kind == POST and self._counted)
-        is_new = track.lane.subscribe(_text(kind, id), counted=counted)
+        is_new = track.lane.subscribe(checked_id(kind, id), counted=counted)
         if is_new and self._viewer is not None and self._controller.database.is_open:
             track.look_up([id])
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """C4: known or not, once or often; what is in flight completes and is kept."""
-        self._track(kind).lane.unsubscribe(_text(kind, id))
+        self._track(kind).lane.unsubscribe(checked_id(kind, id))
 
     def snapshot(self) -> Snapshot:
         """C13: what is subscribed, queued, in flight and cooling, and what it cost so far."""
@@ -194,8 +206,10 @@ class TtlCoordinator:
             if not self._is_open():
                 return
             self._begin_tick()
-        if self._ticking is not None:
-            await asyncio.shield(self._ticking)
+        if (running := self._ticking) is not None:
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.result()
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -273,8 +287,10 @@ class TtlCoordinator:
 
     def _end_tick(self, tick: "asyncio.Task[None]") -> None:
         """C5: the next one is planned when this one ends."""
+        if self._ticking is not tick:
+            return
         self._ticking = None
-        if not tick.cancelled() and (error := tick.exception()) is not None:
+        if tick.done() and not tick.cancelled() and (error := tick.exception()) is not None:
             logger.error("the tick failed; the next one goes on", exc_info=error)
         again, self._tick_again = self._tick_again, False
         self._arm(0 if again else None)
@@ -297,9 +313,3 @@ class TtlCoordinator:
             track.refreshed(event.rows)
             if self._viewer is not None:
                 track.refer(event.originals)
-
-
-def _text(name: str, value: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name}: must be text, not {shown(value)}")
-    return checked_id(name, value)

@@ -146,8 +146,10 @@ class Database(SqliteFile):
         return None if data is None else decoded(data)
 
     async def serve(self, owners: Mapping[str, str]) -> None:
-        """From now on each kind's views are its owner's: another's, and their rows, are gone."""
-        await self.open()
+        """From now on each kind's views are its owner's: another's, and their rows, are gone.
+
+        Not opened here: whose they are may be another's by the time it is open.
+        """
 
         def job(connection: apsw.Connection) -> None:
             for kind, owner in owners.items():

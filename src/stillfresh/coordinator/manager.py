@@ -1,8 +1,9 @@
 """CoordinatorsManager: starts, stops and routes several coordinators together (C13; seed 000)."""
 
 import asyncio
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from stillfresh.errors import ConfigError
 
@@ -14,7 +15,7 @@ class Coordinator(Protocol):
 
     def start(self) -> None: ...
 
-    async def stop(self) -> None: ...
+    def stop(self) -> Coroutine[Any, Any, None]: ...
 
     def set_route(self, route: str) -> None: ...
 
@@ -29,13 +30,20 @@ class CoordinatorsManager:
                     f"CoordinatorsManager: takes coordinators one by one, (a, b), not {one!r}"
                 )
         self._coordinators = coordinators
+        self._undoing: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        for coordinator in self._coordinators:
-            coordinator.start()
+        """All of them, or none: those before one that cannot start are stopped again."""
+        for number, coordinator in enumerate(self._coordinators):
+            try:
+                coordinator.start()
+            except BaseException:
+                self._undo(self._coordinators[:number])
+                raise
 
     async def stop(self) -> None:
         """All of them, side by side; the first error is raised when all have ended."""
+        await asyncio.gather(*self._undoing, return_exceptions=True)
         ended = await asyncio.gather(
             *(coordinator.stop() for coordinator in self._coordinators), return_exceptions=True
         )
@@ -43,12 +51,22 @@ class CoordinatorsManager:
             if isinstance(error, BaseException):
                 raise error
 
+    def _undo(self, started: Sequence[Coordinator]) -> None:
+        for coordinator in started:
+            task = asyncio.create_task(coordinator.stop())
+            self._undoing.add(task)
+            task.add_done_callback(self._undoing.discard)
+
     def set_route(self, route: str) -> None:
         for coordinator in self._coordinators:
             coordinator.set_route(route)
 
     async def __aenter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            await asyncio.gather(*self._undoing, return_exceptions=True)
+            raise
         return self
 
     async def __aexit__(

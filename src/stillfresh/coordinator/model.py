@@ -38,6 +38,9 @@ class Kind:
         seconds(self.fresh_for, name=f"{self.name}: fresh_for", positive=True)
         if not callable(self.fetch):
             raise ConfigError(f"{self.name}: fetch is an async function, not {shown(self.fetch)}")
+        for name in ("counted", "per_viewer"):
+            if not isinstance(flag := getattr(self, name), bool):
+                raise ConfigError(f"{self.name}: {name} is True or False, not {shown(flag)}")
         number = self.max_batch
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ConfigError(

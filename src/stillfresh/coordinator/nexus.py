@@ -7,7 +7,7 @@ errors end here: a request that failed is `LoadFailed`, one that was told when t
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -36,6 +36,8 @@ except ModuleNotFoundError as exc:
 __all__ = ["NexusClient"]
 
 MAX_BYTES: Final = 8 * 1024 * 1024
+NOTHING: Final = 204
+LONGEST_PAUSE: Final = 86_400
 ACCEPT: Final = {"accept": "application/json", "accept-encoding": "gzip"}
 
 
@@ -96,7 +98,7 @@ class NexusClient:
         try:
             async with asyncio.timeout(self._timeout), self._response(path, asked) as response:
                 _check_status(response)
-                body = await self._body(response)
+                body = b"[]" if response.status_code == NOTHING else await self._body(response)
         except TimeoutError as exc:
             raise LoadFailed(f"{path}: no whole answer within {self._timeout:g} s") from exc
         except (httpx.HTTPError, httpx.InvalidURL, zlib.error) as exc:
@@ -111,39 +113,41 @@ class NexusClient:
 
     async def _body(self, response: "httpx.Response") -> bytes:
         """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
-        body, unpack = bytearray(), _unpacker(response)
+        body, packed = bytearray(), _packed(response)
         async for part in response.aiter_raw():
-            body += unpack(part, self._max_bytes + 1 - len(body))
+            body += packed.decompress(part, self._max_bytes + 1 - len(body)) if packed else part
             if len(body) > self._max_bytes:
                 raise LoadFailed(f"the answer is longer than {self._max_bytes:,} bytes (max_bytes)")
+        if packed and not packed.eof:
+            raise LoadFailed("the answer is cut off: what is packed has no end")
         return bytes(body)
 
 
-def _unpacker(response: "httpx.Response") -> Callable[[bytes, int], bytes]:
+def _packed(response: "httpx.Response") -> "zlib._Decompress | None":
     """httpx would unpack a part whole: a few bytes can be a thousand times as many."""
     match response.headers.get("content-encoding", "identity").lower():
         case "identity":
-            return lambda part, _limit: part
+            return None
         case "gzip":
-            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress
+            return zlib.decompressobj(16 + zlib.MAX_WBITS)
         case other:
             raise LoadFailed(f"the answer is packed as {other}, which was not asked for")
 
 
 def _check_status(response: "httpx.Response") -> None:
     """200 with a list, or 204: nothing found. Whoever says when to come back is listened to."""
-    if response.status_code in {200, 204}:
+    if response.status_code in {200, NOTHING}:
         return
     pause = response.headers.get("retry-after", "")
     said = f"{response.request.url.path}: HTTP {response.status_code}"
     if pause.isascii() and pause.isdigit():
-        raise RetryAfter(min(int(pause), 86_400), said)
+        is_sane = len(pause) <= len(str(LONGEST_PAUSE))
+        raise RetryAfter(min(int(pause), LONGEST_PAUSE) if is_sane else LONGEST_PAUSE, said)
     raise LoadFailed(said)
 
 
 def _listed(path: str, body: bytes) -> list[Any]:
-    if not body:
-        return []
+    """An empty body is an answer that broke off, not one that found nothing."""
     try:
         return msgspec.json.decode(body, type=list[Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:

@@ -9,8 +9,9 @@ from typing import Any, Final, Protocol
 from stillfresh.coordinator.config import TtlConfig
 from stillfresh.coordinator.model import Kind
 from stillfresh.coordinator.rules import View, by_id, post_id, user_id
+from stillfresh.errors import ConfigError, shown
 
-__all__ = ["POST", "USER", "Nexus", "nexus_kinds"]
+__all__ = ["POST", "USER", "Nexus", "checked_nexus", "nexus_kinds"]
 
 POST: Final = "post"
 USER: Final = "user"
@@ -26,6 +27,13 @@ class Nexus(Protocol):
     def users_by_ids(
         self, user_ids: list[str], viewer_id: str | None
     ) -> Awaitable[Sequence[View]]: ...
+
+
+def checked_nexus(nexus: Nexus) -> Nexus:
+    for method in ("posts_by_ids", "users_by_ids"):
+        if not callable(getattr(nexus, method, None)):
+            raise ConfigError(f"nexus: has no {method}(ids, viewer_id): {shown(nexus)}")
+    return nexus
 
 
 def nexus_kinds(nexus: Nexus, config: TtlConfig) -> list[Kind]:

@@ -4,7 +4,9 @@ The one way from ids to stored views, for a tick and for a forced refresh alike.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -22,7 +24,7 @@ __all__ = ["Refresher", "Session"]
 class Session:
     """From a viewer's coming to their leaving; the same viewer again is another session."""
 
-    __slots__ = ("fetches", "is_served", "viewer_id")
+    __slots__ = ("fetches", "is_over", "is_served", "viewer_id")
 
     def __init__(self, viewer_id: str | None) -> None:
         self.viewer_id = viewer_id
@@ -30,6 +32,13 @@ class Session:
         """Those for this viewer alone, of no use to another."""
         self.is_served = False
         """The file has been told whose views it holds."""
+        self.is_over = False
+
+    def end(self) -> None:
+        """C7: nobody waits for what is in flight for who left."""
+        self.is_over = True
+        for fetch in self.fetches:
+            fetch.cancel()
 
 
 class Flight:
@@ -37,15 +46,15 @@ class Flight:
 
     __slots__ = ("edited", "ids", "kind", "session")
 
-    def __init__(self, kind: str, ids: Sequence[str], session: Session) -> None:
+    def __init__(self, kind: str, ids: Sequence[str], session: Session, edited: set[str]) -> None:
         self.kind = kind
         self.ids = list(ids)
         self.session = session
-        self.edited: set[str] = set()
+        self.edited = edited
 
 
 class Refresher:
-    """`prepare` makes the file ready for the session; `tell(kind, updated, absent)` what came."""
+    """`prepare` makes the file ready for a session; `tell(kind, updated, absent)` what came."""
 
     def __init__(
         self,
@@ -53,7 +62,7 @@ class Refresher:
         clock: Clock,
         fetch_timeout: float,
         *,
-        prepare: Callable[[], Awaitable[None]],
+        prepare: Callable[[Session], Awaitable[None]],
         tell: Callable[[str, tuple[str, ...], tuple[str, ...]], None],
     ) -> None:
         self.session = Session(None)
@@ -63,22 +72,47 @@ class Refresher:
         self._prepare = prepare
         self._tell = tell
         self._flights: set[Flight] = set()
+        self._visits: set[Session] = set()
+        self._editing: Counter[tuple[str, str]] = Counter()
 
     def begin(self, viewer_id: str | None) -> None:
-        """C7: nobody waits for what is in flight for the one before."""
+        """C7: the one before is over, and so are the visits of anybody else."""
         over, self.session = self.session, Session(viewer_id)
-        for fetch in over.fetches:
-            fetch.cancel()
+        over.end()
+        for visit in self._visits:
+            if visit.viewer_id != viewer_id:
+                visit.end()
 
-    def edited(self, kind: str, id_: str) -> None:
-        """C11: what is on its way was sent before this edit, and does not overwrite it."""
+    @contextmanager
+    def visit(self, viewer_id: str) -> Iterator[Session]:
+        """A session for what is done in the block, while nobody is signed in."""
+        session = Session(viewer_id)
+        self._visits.add(session)
+        try:
+            yield session
+        finally:
+            self._visits.discard(session)
+
+    @contextmanager
+    def editing(self, kind: str, id_: str) -> Iterator[None]:
+        """C11: no request that was sent before the edit is stored overwrites it."""
+        self._editing[kind, id_] += 1
         for flight in self._flights:
             if flight.kind == kind and id_ in flight.ids:
                 flight.edited.add(id_)
+        try:
+            yield
+        finally:
+            self._editing[kind, id_] -= 1
+            if not self._editing[kind, id_]:
+                del self._editing[kind, id_]
 
-    async def refresh(self, kind: Kind, ids: Sequence[str]) -> Outcome:
+    async def refresh(
+        self, kind: Kind, ids: Sequence[str], session: Session | None = None
+    ) -> Outcome:
         """One request, and what it said, stored; the caller tells `refreshed`."""
-        flight = Flight(kind.name, ids, self.session)
+        edited = {id_ for id_ in ids if (kind.name, id_) in self._editing}
+        flight = Flight(kind.name, ids, session or self.session, edited)
         self._flights.add(flight)
         try:
             results, sent = await self._fetched(kind, flight)
@@ -90,7 +124,9 @@ class Refresher:
         """What was said of each id, and when it was asked for."""
         sent = milliseconds(self._clock())
         try:
-            await self._prepare()
+            await self._prepare(flight.session)
+            if _is_over(kind, flight):
+                return {}, sent
             sent = milliseconds(self._clock())
             async with asyncio.timeout(self._timeout):
                 answer = await self._begun(kind, flight)
@@ -118,14 +154,17 @@ class Refresher:
         self, kind: Kind, flight: Flight, results: Mapping[str, object], sent: int
     ) -> Outcome:
         data, failed = _encoded(results)
-        if self._is_over(kind, flight):
+        if _is_over(kind, flight):
             return Outcome()
         try:
             rows = await self._persisted(kind, flight, data, sent)
         except StillfreshError as exc:
             return Outcome(failed={**failed, **dict.fromkeys(data, exc)})
-        if self._is_over(kind, flight):
+        if _is_over(kind, flight):
             return Outcome()
+        if rows is None:
+            found = {id_: decoded(it) for id_, it in data.items() if it is not None}
+            return Outcome(found, failed=failed)
         written = [id_ for id_ in data if rows.get(id_) == sent]
         views = {id_: decoded(data[id_]) for id_ in written if data[id_] is not None}
         absent = tuple(id_ for id_ in written if data[id_] is None)
@@ -136,24 +175,27 @@ class Refresher:
 
     async def _persisted(
         self, kind: Kind, flight: Flight, data: Mapping[str, bytes | None], sent: int
-    ) -> dict[str, int]:
+    ) -> dict[str, int] | None:
+        """None: nothing is stored of what a guest sees in a file that is kept for a viewer."""
         if not data:
             return {}
+        session = flight.session
         rows = await self._database.persist(
             kind.name,
-            owner_of(flight.session.viewer_id, per_viewer=kind.per_viewer),
+            owner_of(session.viewer_id, per_viewer=kind.per_viewer),
             data,
             sent=sent,
             now=milliseconds(self._clock()),
             edited=flight.edited,
         )
-        if rows is None and not self._is_over(kind, flight):
+        if rows is None and session.viewer_id is not None and not _is_over(kind, flight):
             raise StillfreshError("the file serves another viewer, who signed in last")
-        return rows or {}
+        return rows
 
-    def _is_over(self, kind: Kind, flight: Flight) -> bool:
-        """C7: it was for a viewer who left."""
-        return kind.per_viewer and flight.session is not self.session
+
+def _is_over(kind: Kind, flight: Flight) -> bool:
+    """C7: it was for a viewer who left."""
+    return kind.per_viewer and flight.session.is_over
 
 
 def is_cancelled() -> bool:

@@ -63,7 +63,7 @@ class Track:
     def _take(self) -> list[str]:
         """C5: up to a batch of what is still stale: another writer may have refreshed some."""
         kind, batch = self.kind, list[str]()
-        while taken := self.lane.take(kind.max_batch - len(batch)):
+        while taken := self.lane.take(kind.max_batch - len(batch), batch):
             now, rows = self.now(), self._controller.rows(kind, taken)
             for id_ in taken:
                 until = stale_at(rows.get(id_), kind.ttl_ms, now)
@@ -95,8 +95,10 @@ class Track:
         """C9: each id on its own cooldown; one line for the batch."""
         now = self.now()
         for id_, error in failed.items():
-            asked = error.seconds * 1000 if isinstance(error, RetryAfter) else 0
-            self.lane.failed(id_, now, asked)
+            if isinstance(error, RetryAfter):
+                self.lane.failed(id_, now, error.seconds * 1000)
+            else:
+                self.lane.failed(id_, now, together=of if len(failed) == of else None)
         if failed:
             first = error_text(next(iter(failed.values())))
             logger.warning("%s: %d of %d failed; the first: %s", self._name, len(failed), of, first)
@@ -108,7 +110,7 @@ class Track:
         for id_, until in found.items():
             if until > now:
                 self.lane.refreshed(id_, until, now)
-            else:
+            elif self._controller.session.viewer_id is not None:
                 self.lane.looked_up(id_, until, now)
 
     def refreshed(self, rows: Mapping[str, int]) -> None:

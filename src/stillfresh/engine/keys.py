@@ -46,6 +46,8 @@ def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
 
 def checked_id(resource: str, text: str) -> str:
     """Neither empty nor huge, and something that can be written as UTF-8."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{resource}: must be text, not {shown(text)}")
     if 0 < len(text) <= MAX_KEY and text.isascii():
         return text
     if not text:

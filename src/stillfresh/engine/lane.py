@@ -6,7 +6,7 @@ else may live here: no clock, no store, no asyncio.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -74,6 +74,9 @@ class Cooldown(NamedTuple):
 
     failures: int
     until: float
+    at_most: int | None = None
+    """It failed with its whole batch, and may be why: so many are taken together, and apart."""
+    trial: int = 0
 
 
 class Lane(Generic[K]):
@@ -95,6 +98,8 @@ class Lane(Generic[K]):
         self._again: list[K] = []
         self._now = float("-inf")
         self._cooldowns: dict[K, Cooldown] = {}
+        self._trial = 0
+        """Counts the batches of suspects that succeeded: nothing is proven of the others then."""
         self._members: dict[State, dict[K, None]] = {
             DUE: self._due,
             QUEUED: self._queue,
@@ -141,6 +146,7 @@ class Lane(Generic[K]):
         A clock that was set back has planned nothing: then all are looked up.
         """
         if now < self._now:
+            self._clear_suspects(now)
             self.recheck()
         self._now = now
         found = list(islice(self._due, limit))
@@ -170,25 +176,45 @@ class Lane(Generic[K]):
         if self._cooling_until(key, now) is None:
             self._move(key, Event.REFER)
 
-    def take(self, limit: int) -> list[K]:
-        """C5: the longest queued first; never what is in flight."""
-        taken = list(islice(self._queue, limit))
+    def take(self, limit: int, beside: Sequence[K] = ()) -> list[K]:
+        """C5: the longest queued first; never what is in flight.
+
+        C9: what failed with its whole batch is tried again in halves, down to one by one, and never
+        beside what did not: one id that always fails starves no other. `beside` those that were
+        taken before, for the same batch.
+        """
+        first = next(iter(beside or self._queue), None)
+        if first is None or not self._is_suspect(first):
+            clean = (key for key in self._queue if not self._is_suspect(key))
+            taken = list(islice(clean, limit))
+        else:
+            taken = [] if beside else self._suspects(limit)
         for key in taken:
             self._move(key, Event.TAKE)
         return taken
 
     def refreshed(self, key: K, stale_at: float, now: float) -> None:
         """C9: the first success ends the cooldown."""
-        self._cooldowns.pop(key, None)
+        cooldown = self._cooldowns.pop(key, None)
+        if cooldown is not None and cooldown.at_most is not None:
+            self._trial += 1
         self.looked_up(key, stale_at, now)
 
-    def failed(self, key: K, now: float, pause: float = 0.0) -> None:
-        """C9: each id on its own cooldown, doubling; `pause` is the least that was asked for."""
+    def failed(
+        self, key: K, now: float, pause: float = 0.0, *, together: int | None = None
+    ) -> None:
+        """C9: each id on its own cooldown, doubling; `pause` is the least that was asked for.
+
+        `together`: as one of a batch of so many, of which none succeeded.
+        """
         before = self._cooldowns.pop(key, None)
         failures = before.failures + 1 if before is not None else 1
         doubled = self.cooldown * 2.0 ** min(failures - 1, 30)
         until = now + min(max(doubled, pause), self._most)
-        self._cooldowns[key] = Cooldown(failures, until)
+        at_most = before.at_most if before is not None else None
+        if together is not None:
+            at_most = max(1, together // 2)
+        self._cooldowns[key] = Cooldown(failures, until, at_most, self._trial)
         while len(self._cooldowns) > MAX_REMEMBERED + len(self._counts):
             del self._cooldowns[next(iter(self._cooldowns))]
 
@@ -231,6 +257,30 @@ class Lane(Generic[K]):
         if cooldown is None or is_over(cooldown.until, now):
             return None
         return cooldown.until if cooldown.until - now <= self._most else None
+
+    def _clear_suspects(self, now: float) -> None:
+        """Of a time that has not been yet."""
+        for key, it in self._cooldowns.items():
+            if it.until - now > self._most:
+                self._cooldowns[key] = it._replace(at_most=None)
+
+    def _is_suspect(self, key: K) -> bool:
+        cooldown = self._cooldowns.get(key)
+        return cooldown is not None and cooldown.at_most is not None
+
+    def _suspects(self, limit: int) -> list[K]:
+        """The longest queued, each in no larger company than it may be in."""
+        taken: list[K] = []
+        for key in self._queue:
+            cooldown = self._cooldowns.get(key)
+            if cooldown is None or cooldown.at_most is None:
+                continue
+            is_outdated = cooldown.trial != self._trial
+            limit = min(limit, limit if is_outdated else cooldown.at_most)
+            if len(taken) >= limit:
+                break
+            taken.append(key)
+        return taken
 
     @property
     def _most(self) -> float:
