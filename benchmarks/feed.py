@@ -44,8 +44,14 @@ ROWS = """
 BYTES = ROWS.replace("topic_json", "CAST(topic_json AS BLOB)")
 
 
-NOWHERE = cast("FeedSource", None)
-"""Nothing is asked of it: every list is fresh."""
+class Nowhere:
+    """Nothing is asked of it: every list is fresh."""
+
+    async def day_index(self, day: object, category: object) -> list[Topic]:
+        raise AssertionError(f"{day}, {category}: not fresh")
+
+
+NOWHERE = cast("FeedSource", Nowhere())
 
 
 def prose(number: int, size: int) -> str:
