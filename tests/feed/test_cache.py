@@ -319,6 +319,8 @@ class TestF3Stale:
 
 
 class TestF4Lists:
+    """F4: what a list holds, and in which order."""
+
     def test_newest_first_ties_by_uuid(self, cache: FeedCache) -> None:
         """In any order of writing."""
         for uuid, age in (("b", 50), ("d", 10), ("a", 50), ("e", 90), ("c", 50)):

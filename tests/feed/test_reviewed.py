@@ -222,6 +222,8 @@ class TestF1Reviewed:
 
 
 class TestF13Reviewed:
+    """F13: memory in front, and raw JSON, are as true as the file."""
+
     async def test_another_processs_write_shows_at_the_next_read(
         self, cache: FeedCache, engine: FeedEngine, path: Path
     ) -> None:

@@ -151,8 +151,9 @@ class FeedEngine:
     ) -> tuple[Found[Any] | Fetched, Freshness]:
         """F6: the data first; then, if it is stale, one revalidation behind it."""
         self._check_open()
-        found = self._find(key, raw=raw)
-        if found is not None and self._store.is_fresh(key, found, self._clock()):
+        now = self._clock()
+        found = self._find(key, now, raw=raw)
+        if found is not None and self._store.is_fresh(key, found, now):
             return found, self._freshness(Verdict.FRESH, found.fetched_at)
         answer = await self._keys.get(key)
         if found is not None and found.is_hit:
@@ -168,9 +169,10 @@ class FeedEngine:
         self, key: str, answer: Answer[Fetched], *, raw: bool
     ) -> tuple[Found[Any] | Fetched, Freshness]:
         """A miss was fetched: as it stands in the file, or as it came if it could not be stored."""
-        found = self._find(key, raw=raw)
+        now = self._clock()
+        found = self._find(key, now, raw=raw)
         if found is not None and found.is_hit:
-            is_fresh = self._store.is_fresh(key, found, self._clock())
+            is_fresh = self._store.is_fresh(key, found, now)
             verdict = Verdict.FRESH if is_fresh else Verdict.STALE
             error = answer.error
             if answer.found and answer.value.failed:
@@ -180,10 +182,10 @@ class FeedEngine:
             raise answer.error
         return answer.value, self._freshness(answer.verdict, answer.fetched_at)
 
-    def _find(self, key: str, *, raw: bool) -> Found[Any] | None:
+    def _find(self, key: str, now: float, *, raw: bool) -> Found[Any] | None:
         """None as well if the file cannot be read: then upstream has to do."""
         try:
-            return self._store.find(key, self._clock(), raw=raw)
+            return self._store.find(key, now, raw=raw)
         except StoreError as exc:
             logger.warning("%s: the feed cache could not be read: %s", key, exc)
             return None
@@ -273,11 +275,8 @@ class FeedEngine:
         return self._tasks.child(self._remote_comment(checked_uuid(uuid)), None)
 
     async def _remote_comment(self, uuid: str) -> None:
-        await self._invalidate_comments(uuid)
-        self._updated.emit(FeedCacheUpdated(comments_key(uuid), changed=True))
-
-    async def _invalidate_comments(self, uuid: str) -> None:
         await self._store.run(lambda file: steps.forget(file, [comments_key(uuid)]))
+        self._updated.emit(FeedCacheUpdated(comments_key(uuid), changed=True))
 
     def on_updated(self, listener: Callable[[FeedCacheUpdated], object]) -> Unsubscribe:
         """Told, by call or as a coroutine, after each revalidation that was stored."""

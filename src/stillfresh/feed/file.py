@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import apsw
 
@@ -22,15 +22,13 @@ from stillfresh.stores.sqlite.connection import (
     explained,
     translated,
 )
+from stillfresh.stores.sqlite.file import LOOK_EVERY
 from stillfresh.stores.sqlite.files import Identity, identity_of, locked
 from stillfresh.stores.sqlite.writer import Writer
 
 __all__ = ["FeedFile"]
 
 T = TypeVar("T")
-
-LOOK_EVERY: Final = 0.1
-"""Seconds after which a reader notices that another process has replaced the file."""
 
 
 class Reader:
