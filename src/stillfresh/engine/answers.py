@@ -111,10 +111,12 @@ class Answers(Generic[K, V]):
 
     def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
         """E7: what is remembered of the last failure."""
-        return LoadFailed(
+        error = LoadFailed(
             f"{self._kind} {key!r}: not tried again for {failure.retry_at - now:.1f} s, "
             f"since loading failed: {failure.error}"
         )
+        error.retry_at = failure.retry_at
+        return error
 
     def made(
         self,
