@@ -185,7 +185,7 @@ class Rendered(Struct, frozen=True):
     is_shared: bool = True
     """False: for who asked, and nobody else."""
     keep_for: float = 0.0
-    """Kept so long past its freshness, though not served, to be validated."""
+    """Kept so long past its freshness, though not served: to be validated, or if asked for."""
 
 
 Render: TypeAlias = Callable[[Stored | None], Awaitable[Rendered]]

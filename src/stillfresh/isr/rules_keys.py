@@ -106,7 +106,11 @@ def canonical_query(raw: bytes, declared: Collection[str] | None) -> str | None:
         return b"&".join(b"".join(part) for part in ordered).decode("ascii")
     named = [(_text(name), _text(value)) for name, _, value in parts]
     kept = sorted((it for it in named if it[0] in declared), key=lambda it: it[0])
-    return "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in kept)
+    return "&".join(f"{_escaped(name)}={_escaped(value)}" for name, value in kept)
+
+
+def _escaped(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")
 
 
 def _text(raw: bytes) -> str:

@@ -55,8 +55,7 @@ def _shared(
         vary=vary,
         variant=variant,
     )
-    has_validator = any(name in {b"etag", b"last-modified"} for name, _ in raw)
-    return Rendered(Stored(head, page.body), keep_for=keep_for if has_validator else 0.0)
+    return Rendered(Stored(head, page.body), keep_for=keep_for)
 
 
 def _kept(raw: Raw) -> Raw:
