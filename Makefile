@@ -16,7 +16,7 @@ demo: $(VENV)/.core ## short, watchable examples
 	@echo
 	@$(BIN)/python examples/prices.py
 
-test: check ## lint, types and every test
+test: check $(VENV)/.servers ## lint, types and every test
 	$(BIN)/pytest --numprocesses auto
 
 check: $(VENV)/.dev ## lint and types
@@ -28,7 +28,7 @@ format: $(VENV)/.dev ## format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.bench ## measure side by side with the peers; rewrites docs/benchmarks.md
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
@@ -51,6 +51,10 @@ $(VENV)/.core: $(VENV)/.uv pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.core requirements/dev.txt
 	@$(UV) --requirement requirements/dev.txt
+	@touch $@
+
+$(VENV)/.servers: $(VENV)/.dev scripts/servers requirements/servers.txt
+	@scripts/servers $(VENV)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.core requirements/bench.txt

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import behaviours, engine, feed, ttl_cache
+from benchmarks import behaviours, dynamodb, engine, feed, ttl_cache
 from benchmarks.harness import Progress, Row, Section
 
 SECTIONS: dict[str, Callable[[Progress], Section]] = {
@@ -19,6 +19,7 @@ SECTIONS: dict[str, Callable[[Progress], Section]] = {
     "engine": engine.section,
     "feed": feed.section,
     "behaviours": behaviours.section,
+    "dynamodb": dynamodb.section,
 }
 PEERS = [
     "aiocache",

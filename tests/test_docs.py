@@ -14,7 +14,10 @@ import pytest
 
 import stillfresh
 import stillfresh.feed
+import stillfresh.isr
+import stillfresh.stores.dynamodb
 import stillfresh.testing
+from stillfresh.stores.dynamodb.store import random_uuid
 from stillfresh.testing import ManualClock
 
 ROOT = Path(__file__).parent.parent
@@ -78,7 +81,14 @@ def _is_written(member: object) -> bool:
 
 
 def public_callables() -> Iterator[tuple[str, Any]]:
-    for package in (stillfresh, stillfresh.feed, stillfresh.testing):
+    packages = (
+        stillfresh,
+        stillfresh.feed,
+        stillfresh.isr,
+        stillfresh.testing,
+        stillfresh.stores.dynamodb,
+    )
+    for package in packages:
         for name in package.__all__:
             value = getattr(package, name)
             if not inspect.isclass(value) or value.__init__ is object.__init__:
@@ -98,6 +108,7 @@ def test_every_default_is_documented() -> None:
         time.time: "time.time",
         asyncio.sleep: "asyncio.sleep",
         random.random: "random.random",
+        random_uuid: "random_uuid",
     }
     actual = {
         (where, parameter.name): known.get(parameter.default, repr(parameter.default))
@@ -134,9 +145,9 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
 
 
 def test_every_rule_that_landed_is_listed() -> None:
-    """M1 to M12, E1 to E15, and the stores' rules but those of Redis and DynamoDB."""
+    """M1 to M12, E1 to E15, I1 to I7, and the stores' rules but that of Redis."""
     landed = {f"M{number}" for number in range(1, 13)} | {f"E{number}" for number in range(1, 16)}
-    landed |= {"S1", "S2", "S3", "S4", "S7"}
+    landed |= {"S1", "S2", "S3", "S4", "S6", "S7"} | {f"I{number}" for number in range(1, 8)}
     assert {parameters.id for parameters in rules()} >= landed
 
 

@@ -33,7 +33,11 @@ class StoreError(StillfreshError):
 
 
 class LeaseHeld(StillfreshError):
-    """Another holds the right to refresh this key."""
+    """Another holds the right to refresh this key, until then."""
+
+    def __init__(self, message: str, until: float) -> None:
+        super().__init__(message)
+        self.until = until
 
 
 class LeaseLost(StillfreshError):

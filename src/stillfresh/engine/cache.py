@@ -196,6 +196,7 @@ class Cache:
             store=self._store,
             clock=self._clock,
             read_now=getattr(self._store, "read_now", None),
+            read_lagging=getattr(self._store, "read_lagging", None),
             sleep=self._sleep,
             dice=self._dice,
             spawn=self._tasks.spawn,
@@ -205,7 +206,8 @@ class Cache:
         )
         for core in self._cores.values():
             core.open(self._runtime)
-        self._tasks.spawn(self._evict_now_and_then(), None)
+        if getattr(self._store, "needs_eviction", True):
+            self._tasks.spawn(self._evict_now_and_then(), None)
         self._opening = None
         return self._runtime
 

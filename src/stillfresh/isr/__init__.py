@@ -4,5 +4,15 @@ from stillfresh.isr.asgi import IsrMiddleware
 from stillfresh.isr.model import Headers, Page, ServedPage
 from stillfresh.isr.pages import PageCache
 from stillfresh.isr.rules_routes import Route
+from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, FaceTheoryCacheMetadata
 
-__all__ = ["Headers", "IsrMiddleware", "Page", "PageCache", "Route", "ServedPage"]
+__all__ = [
+    "FaceTheoryCacheLease",
+    "FaceTheoryCacheMetadata",
+    "Headers",
+    "IsrMiddleware",
+    "Page",
+    "PageCache",
+    "Route",
+    "ServedPage",
+]

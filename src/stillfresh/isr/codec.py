@@ -4,14 +4,20 @@ Decoding copies nothing: the body is a view of what was read, so that memory hol
 (I16). Where values lie in the open (I2) the body is the object, and the head stands in the row.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stillfresh.isr.model import Head, Stored
+from stillfresh.isr.rules_fields import values
 
-__all__ = ["PageCodec", "packed", "parts"]
+if TYPE_CHECKING:
+    from stillfresh.stores.bodies import Body
 
+__all__ = ["PageCodec", "PageShape"]
+
+FOREIGN_FOR: Final = 7 * 86400.0
+"""Seconds; another's page says no more than when it is stale, which its row judges."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final = msgspec.msgpack.Decoder(Head)
 
@@ -37,3 +43,30 @@ class PageCodec:
     def decode(self, data: bytes, /) -> Stored:
         head, body = parts(data)
         return Stored(_decoder.decode(head), body)
+
+
+class PageShape:
+    """I2: how a page lies in S3, where services in other languages read and write it too."""
+
+    def outside(self, value: bytes) -> "Body":
+        from stillfresh.stores.bodies import Body  # noqa: PLC0415 (only where S3 is used)
+
+        head, body = parts(value)
+        page = _decoder.decode(head)
+        types, etags = (values(page.headers, it) for it in (b"content-type", b"etag"))
+        etag = page.etag or (etags[0] if etags else None)
+        return Body(
+            bytes(body),
+            types[0].decode("latin-1") if types else None,
+            etag.decode("latin-1") if etag else None,
+            bytes(head),
+        )
+
+    def inside(self, body: "Body") -> bytes:
+        """Another's page: status 200, the object's content type, the row's ETag unchanged."""
+        if body.extra:
+            return packed(body.extra, body.data)
+        fields = {b"content-type": body.content_type, b"etag": body.etag}
+        headers = tuple((name, text.encode("latin-1")) for name, text in fields.items() if text)
+        head = Head(headers=headers, fresh_for=FOREIGN_FOR)
+        return packed(_encode(head), body.data)

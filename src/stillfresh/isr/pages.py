@@ -21,7 +21,7 @@ from stillfresh.engine.keys import checked_id
 from stillfresh.engine.options import spec_of
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.isr.codec import PageCodec
+from stillfresh.isr.codec import PageCodec, PageShape
 from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import checked_tenant
@@ -245,6 +245,10 @@ class PageCache:
 
 
 def _shaped(store: Store) -> Store:
+    """I2: where values lie in the open, a page does so as its body."""
+    shapes = getattr(store, "shapes", None)
+    if isinstance(shapes, dict):
+        shapes.setdefault(KIND, PageShape())
     return store
 
 

@@ -19,10 +19,12 @@ __all__ = [
     "UNREAD",
     "Ask",
     "Copy",
+    "Costs",
     "Failure",
     "Grant",
     "Held",
     "InlineStore",
+    "LaggingStore",
     "Lease",
     "Mark",
     "Newer",
@@ -112,12 +114,25 @@ class Newer(Struct, frozen=True):
 Grant: TypeAlias = Lease | Held | Newer
 
 
+class Costs(Struct, frozen=True):
+    """What services that are paid by the request were asked since the store was opened."""
+
+    read_units: float = 0.0
+    write_units: float = 0.0
+    s3_gets: int = 0
+    s3_puts: int = 0
+    s3_deletes: int = 0
+    s3_lists: int = 0
+
+
 class StoreStats(Struct, frozen=True):
     """`bytes` is what the store takes on disk or in memory, as near as it can tell."""
 
     copies: int
     leases: int
     bytes: int
+    costs: Costs | None = None
+    """None where nobody is paid."""
 
 
 class Store(Protocol):
@@ -168,7 +183,11 @@ class Store(Protocol):
         """Forget everything about each id: copy, lease, failure, tags."""
 
     async def evict(self, before: float) -> int:
-        """Drop the copies that were gone before then, and what is left of dead leases; how many."""
+        """Drop the copies that were gone before then, and what is left of dead leases; how many.
+
+        A store whose server sweeps by itself says `needs_eviction = False`: then it is called only
+        by who asks for it.
+        """
 
     async def stats(self) -> StoreStats:
         """What is in it now."""
@@ -181,3 +200,12 @@ class InlineStore(Store, Protocol):
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         """As `read`."""
+
+
+class LaggingStore(Store, Protocol):
+    """A store that reads for less where its answer may lag behind."""
+
+    async def read_lagging(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str], lag: float
+    ) -> dict[str, Record]:
+        """As `read`, but for `lag` seconds it may miss what other processes did."""

@@ -1,15 +1,23 @@
-"""From a URL to a store: `memory://`, `sqlite:///path`. Each store is imported when it is named."""
+"""From an address to a store: `memory://`, `sqlite:///path`, `dynamodb://table?bucket=…`.
 
-from urllib.parse import unquote, urlsplit
+Each store is imported when it is named.
+"""
+
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 
-__all__ = ["store_for"]
+__all__ = ["dynamodb_options", "store_for"]
 
-ALLOWED = "memory:// or sqlite:///path/to/file.db (sqlite:////path for an absolute one)"
+ALLOWED: Final = (
+    "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one)"
+    " or dynamodb://table?bucket=name"
+)
+DYNAMODB_OPTIONS: Final = ("bucket", "tenant", "region", "endpoint", "s3_endpoint")
 
 
 def store_for(store: str | Store, clock: Clock) -> Store:
@@ -28,6 +36,8 @@ def _named(url: str, clock: Clock) -> Store:
         parts = urlsplit(url)
     except ValueError as exc:
         raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}") from exc
+    if parts.scheme == "dynamodb":
+        return _dynamodb(url, clock)
     if parts.query or parts.fragment:
         raise ConfigError(f"store {url!r}: takes no options behind ? or #; write {ALLOWED}")
     match parts.scheme:
@@ -39,3 +49,25 @@ def _named(url: str, clock: Clock) -> Store:
             return SqliteStore(unquote(parts.path[1:]), clock=clock)
         case _:
             raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}")
+
+
+def _dynamodb(url: str, clock: Clock) -> Store:
+    from stillfresh.stores.dynamodb import DynamoStore  # noqa: PLC0415 (only when named)
+
+    options: dict[str, Any] = dict(dynamodb_options(url))
+    return DynamoStore(**options, clock=clock)
+
+
+def dynamodb_options(url: str) -> dict[str, str]:
+    """What the address says, by name; who we are is AWS's own settings' business."""
+    parts = urlsplit(url)
+    found = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(found)
+    if len(options) < len(found) or not options.keys() <= set(DYNAMODB_OPTIONS):
+        raise ConfigError(
+            f"store {url!r}: takes each once, behind ?: {', '.join(DYNAMODB_OPTIONS)}"
+        )
+    is_plain = parts.path in {"", "/"} and not parts.fragment and "@" not in parts.netloc
+    if parts.scheme != "dynamodb" or not is_plain or not options.get("bucket"):
+        raise ConfigError(f"store {url!r}: write dynamodb://table?bucket=name[&tenant=…]")
+    return {"table": unquote(parts.netloc), **options}

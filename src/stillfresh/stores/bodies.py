@@ -1,0 +1,163 @@
+"""Where values live that are too big for a row: objects in S3 (I2, I5).
+
+An object is written once under a key of its own and never changed. What nobody points to any more
+is deleted after a delay, so that a reader who has just seen the pointer still finds it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from stillfresh.clock import Clock
+from stillfresh.errors import StoreError
+from stillfresh.stores.aws import Refused, Service
+
+__all__ = ["Body", "Opaque", "S3Bodies", "Shape", "Trash"]
+
+AT_ONCE: Final = 1_000
+"""Keys in one DeleteObjects: S3 takes no more."""
+MOST_WAITING: Final = 10_000
+"""Keys that wait to be deleted; more are left to the next eviction, which finds them in S3."""
+MISSING: Final = frozenset({"NoSuchKey", "404"})
+
+logger = logging.getLogger(__name__)
+
+
+class Body(Struct, frozen=True):
+    """A value as it lies in the open: what other services read, and what only we do."""
+
+    data: bytes
+    content_type: str | None = None
+    etag: str | None = None
+    """Kept in the row, and served unchanged."""
+    extra: bytes = b""
+    """Kept in the row, for us alone."""
+
+
+class Shape(Protocol):
+    """How values of one kind lie in the open: a page is a body with its own content type."""
+
+    def outside(self, value: bytes) -> Body:
+        """As it is stored."""
+
+    def inside(self, body: Body) -> bytes:
+        """As it was given; or, of another's object, what it would have been."""
+
+
+class Opaque:
+    """The value is the body."""
+
+    def outside(self, value: bytes) -> Body:
+        return Body(value)
+
+    def inside(self, body: Body) -> bytes:
+        return body.data
+
+
+class S3Bodies:
+    """Objects of one bucket."""
+
+    def __init__(self, service: Service, bucket: str) -> None:
+        self._service = service
+        self._bucket = bucket
+
+    async def put(self, key: str, body: Body) -> None:
+        about = {} if body.content_type is None else {"ContentType": body.content_type}
+        await self._service.ask("put_object", Bucket=self._bucket, Key=key, Body=body.data, **about)
+
+    async def get(self, key: str) -> Body | None:
+        """None: it is not there."""
+        try:
+            body: Body = await self._service.ask("get_object", _body, Bucket=self._bucket, Key=key)
+        except Refused as exc:
+            if exc.code not in MISSING:
+                raise
+            return None
+        return body
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Those that are gone already are no error."""
+        for start in range(0, len(keys), AT_ONCE):
+            objects = [{"Key": key} for key in keys[start : start + AT_ONCE]]
+            answer = await self._service.ask(
+                "delete_objects", Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+            )
+            if errors := answer.get("Errors"):
+                raise StoreError(f"{self._service.target}: not deleted: {errors[0]}")
+
+    async def older(self, prefix: str, before: float) -> AsyncIterator[list[str]]:
+        """Keys of objects written before then, page by page."""
+        start: dict[str, Any] = {}
+        while True:
+            page = await self._service.ask(
+                "list_objects_v2", Bucket=self._bucket, Prefix=prefix, **start
+            )
+            found = page.get("Contents", ())
+            yield [each["Key"] for each in found if each["LastModified"].timestamp() < before]
+            if not (token := page.get("NextContinuationToken")):
+                return
+            start = {"ContinuationToken": token}
+
+
+async def _body(response: dict[str, Any]) -> Body:
+    async with response["Body"] as stream:
+        data = await stream.read()
+    return Body(data, response.get("ContentType"), response.get("ETag"))
+
+
+class Trash:
+    """Keys to delete, each after `delay`; one task, which ends when there are none."""
+
+    def __init__(
+        self,
+        bodies: S3Bodies,
+        delay: float,
+        *,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[object]],
+    ) -> None:
+        self._bodies = bodies
+        self._delay = delay
+        self._clock = clock
+        self._sleep = sleep
+        self._waiting: deque[tuple[float, str]] = deque(maxlen=MOST_WAITING)
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def add(self, keys: Iterable[str]) -> None:
+        if self._is_closed:
+            return
+        due = self._clock() + self._delay
+        self._waiting.extend((due, key) for key in keys)
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._empty())
+
+    async def _empty(self) -> None:
+        while self._waiting:
+            await self._sleep(max(0.0, self._waiting[0][0] - self._clock()))
+            await self.delete_due()
+
+    async def delete_due(self) -> None:
+        """What could not be deleted is left to the next eviction."""
+        now = self._clock()
+        due = []
+        while self._waiting and self._waiting[0][0] <= now:
+            due.append(self._waiting.popleft()[1])
+        try:
+            await self._bodies.delete(due)
+        except StoreError as exc:
+            logger.warning("%d bodies that nobody needs were not deleted: %s", len(due), exc)
+
+    async def close(self) -> None:
+        """What is due goes; what may still be read is left to the next eviction."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        await self.delete_due()
+        self._waiting.clear()

@@ -1,0 +1,24 @@
+"""`dynamodb://table?bucket=…`: the FaceTheory schema in DynamoDB, values in S3 (S6, I1-I7).
+
+The schema needs no library; `DynamoStore` needs `stillfresh[aws]` and is imported when named.
+"""
+
+from typing import TYPE_CHECKING
+
+from stillfresh.errors import ConfigError
+from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, FaceTheoryCacheMetadata
+
+if TYPE_CHECKING:
+    from stillfresh.stores.dynamodb.store import DynamoStore
+
+__all__ = ["DynamoStore", "FaceTheoryCacheLease", "FaceTheoryCacheMetadata"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "DynamoStore":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from stillfresh.stores.dynamodb.store import DynamoStore  # noqa: PLC0415 (only when named)
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"dynamodb:// needs {exc.name}: pip install 'stillfresh[aws]'") from exc
+    return DynamoStore

@@ -1,0 +1,152 @@
+"""The table and the bucket: looked at, and made (`stillfresh table create|describe`)."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.aws import DENIED, Meter, Place, Refused, Service, opened
+from stillfresh.stores.dynamodb.table import Table
+
+__all__ = ["Made", "check_table", "create", "describe"]
+
+KEYS: Final = {"pk": "HASH", "sk": "RANGE"}
+TTL: Final = "ttl"
+LOOKS, PAUSE = 120, 0.5
+"""A new table is ready within seconds; it is looked at for a minute."""
+
+logger = logging.getLogger(__name__)
+
+
+async def check_table(table: Table) -> None:
+    """Raises if the table is missing or has other keys; an unreachable one is checked by use."""
+    try:
+        described = await table.describe()
+    except Refused as exc:
+        if exc.code not in DENIED:
+            raise
+        logger.info("%s; the table's keys were not checked", exc)
+    except StoreError as exc:
+        logger.warning("%s; the table's keys were not checked", exc)
+    else:
+        _check_keys(table.name, described)
+
+
+def _check_keys(name: str, described: dict[str, Any]) -> None:
+    keys = {each["AttributeName"]: each["KeyType"] for each in described["KeySchema"]}
+    types = {
+        each["AttributeName"]: each["AttributeType"] for each in described["AttributeDefinitions"]
+    }
+    if keys != KEYS or any(types.get(key) != "S" for key in KEYS):
+        has = ", ".join(f"{key} ({kind}, {types.get(key)})" for key, kind in keys.items())
+        raise StoreError(
+            f"table {name!r}: its keys are {has}; they must be pk (HASH, S) and sk (RANGE, S)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A table and its bucket, as they are."""
+
+    table: str
+    status: str
+    ttl_attribute: str | None
+    """The attribute that DynamoDB's TTL looks at; None: it is off."""
+    rows: int
+    """DynamoDB's own count, some hours old."""
+    bytes: int
+    bucket: str | None
+    bucket_exists: bool
+
+
+async def create(table: str, bucket: str | None, place: Place) -> Made:
+    """What is there already is left as it is, but for TTL, which is turned on."""
+    async with AsyncExitStack() as stack:
+        dynamodb, s3 = await _services(stack, place, table, bucket)
+        await _create_table(dynamodb, table)
+        if bucket is not None and not await _has_bucket(s3, bucket):
+            await s3.ask("create_bucket", Bucket=bucket, **_location(s3.region))
+        return await _made(dynamodb, s3, table, bucket)
+
+
+async def describe(table: str, bucket: str | None, place: Place) -> Made:
+    async with AsyncExitStack() as stack:
+        return await _made(*await _services(stack, place, table, bucket), table, bucket)
+
+
+async def _services(
+    stack: AsyncExitStack, place: Place, table: str, bucket: str | None
+) -> tuple[Service, Service]:
+    targets = {"dynamodb": f"table {table!r}", "s3": f"bucket {bucket!r}"}
+    dynamodb, s3 = await opened(stack, place, targets, Meter())
+    return dynamodb, s3
+
+
+async def _create_table(dynamodb: Service, table: str) -> None:
+    try:
+        await dynamodb.ask(
+            "create_table",
+            TableName=table,
+            KeySchema=[{"AttributeName": key, "KeyType": kind} for key, kind in KEYS.items()],
+            AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"} for key in KEYS],
+            BillingMode="PAY_PER_REQUEST",
+        )
+    except Refused as exc:
+        if exc.code != "ResourceInUseException":  # it is there already
+            raise
+    _check_keys(table, await _ready(dynamodb, table))
+    if await _ttl_attribute(dynamodb, table) is None:
+        await dynamodb.ask(
+            "update_time_to_live",
+            TableName=table,
+            TimeToLiveSpecification={"Enabled": True, "AttributeName": TTL},
+        )
+
+
+async def _ready(dynamodb: Service, table: str) -> dict[str, Any]:
+    for _ in range(LOOKS):
+        described: dict[str, Any] = (await dynamodb.ask("describe_table", TableName=table))["Table"]
+        if described["TableStatus"] == "ACTIVE":
+            return described
+        await asyncio.sleep(PAUSE)
+    raise StoreError(f"table {table!r}: not ready after {LOOKS * PAUSE:.0f} s")
+
+
+async def _ttl_attribute(dynamodb: Service, table: str) -> str | None:
+    answer = await dynamodb.ask("describe_time_to_live", TableName=table)
+    about = answer["TimeToLiveDescription"]
+    is_on = about.get("TimeToLiveStatus") in {"ENABLED", "ENABLING"}
+    return str(about["AttributeName"]) if is_on else None
+
+
+async def _has_bucket(s3: Service, bucket: str) -> bool:
+    try:
+        await s3.ask("head_bucket", Bucket=bucket)
+    except Refused as exc:
+        if exc.code not in {"404", "NoSuchBucket"}:
+            raise
+        return False
+    return True
+
+
+def _location(region: str) -> dict[str, Any]:
+    """S3's oldest region is the one that must not be named."""
+    if region == "us-east-1":
+        return {}
+    return {"CreateBucketConfiguration": {"LocationConstraint": region}}
+
+
+async def _made(dynamodb: Service, s3: Service, table: str, bucket: str | None) -> Made:
+    described = (await dynamodb.ask("describe_table", TableName=table))["Table"]
+    _check_keys(table, described)
+    return Made(
+        table=table,
+        status=described["TableStatus"],
+        ttl_attribute=await _ttl_attribute(dynamodb, table),
+        rows=described.get("ItemCount", 0),
+        bytes=described.get("TableSizeBytes", 0),
+        bucket=bucket,
+        bucket_exists=bucket is not None and await _has_bucket(s3, bucket),
+    )

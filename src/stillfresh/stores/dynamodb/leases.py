@@ -1,0 +1,154 @@
+"""The schema's recipes: leases, publication, invalidation (I3, I4, I5).
+
+Each is one conditional request, or one transaction. It raises `LeaseHeld` (another's),
+`LeaseLost` (no longer yours) or `StoreError` (the store failed), and never takes one for another:
+who is refused after a lost answer finds its own token in the row, and has won (S2).
+"""
+
+from typing import Any, Final
+
+from stillfresh.errors import LeaseHeld, LeaseLost
+from stillfresh.stores.aws import CONDITION, Refused
+from stillfresh.stores.contract import Failure, Mark
+from stillfresh.stores.dynamodb.rows import RELEASED, failure_attributes
+from stillfresh.stores.dynamodb.schema import (
+    LOCK,
+    META,
+    FaceTheoryCacheLease,
+    Item,
+    key_of,
+    number,
+    text,
+    whole,
+)
+from stillfresh.stores.dynamodb.table import Table, changes_of, values
+
+__all__ = ["Leases"]
+
+FREE: Final = (
+    "attribute_not_exists(pk) OR lease_expires_at <= :now"
+    # A row without an end is no lease: nobody would ever be free of it.
+    " OR NOT attribute_type(lease_expires_at, :number)"
+)
+OURS: Final = "lease_token = :token"
+LIVE: Final = "lease_token = :token AND lease_expires_at > :now"
+FORGETTABLE: Final = "attribute_not_exists(failures)"
+FAILED_REASON: Final = "ConditionalCheckFailed"
+
+
+class Leases:
+    """Of one table; `now` is the caller's clock, read for this step."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    async def acquire(
+        self, lease: FaceTheoryCacheLease, *, now: float, beside: Item | None = None
+    ) -> Item | None:
+        """I4: PutItem, unless it is held; returns the row of the ended lease that it replaced."""
+        given = values(now=whole(now), number="N")
+        try:
+            return await self._table.put(lease.item() | (beside or {}), FREE, given)
+        except Refused as exc:
+            holder = await self._holder(exc, lease.pk)
+            if text(holder, "lease_token") == lease.lease_token:
+                return None  # it was ours at once, and the answer got lost
+            until = number(holder, "lease_expires_at") or now
+            raise LeaseHeld(f"{lease.pk}: held by another until {until:.0f}", until) from exc
+
+    async def _holder(self, exc: Refused, pk: str) -> Item:
+        """The row that failed the condition; any other refusal is the store's failure."""
+        if exc.code != CONDITION:
+            raise exc
+        return exc.item or await self._table.get(pk, LOCK) or {}
+
+    async def refresh(self, lease: FaceTheoryCacheLease, *, now: float) -> None:
+        """I4: UpdateItem, to the lease's new end, if it is ours and live."""
+        item = lease.item()
+        change = changes_of(
+            {name: item[name] for name in ("lease_expires_at", "ttl")},
+            LIVE,
+            values(token=lease.lease_token, now=whole(now)),
+        )
+        if not await self._table.update(lease.pk, LOCK, change):
+            raise _lost(lease.pk)
+
+    async def release(self, pk: str, token: str, *, now: float) -> None:
+        """I4: DeleteItem, if it is ours; what is not ours is not ours to release."""
+        await self._end(pk, f"{OURS} AND {FORGETTABLE}", token, now=now)
+
+    async def void(self, pk: str, *, now: float) -> bool:
+        """I3: whoever holds it; whether there was a row."""
+        return await self._end(pk, FORGETTABLE, None, now=now)
+
+    async def _end(self, pk: str, condition: str, token: str | None, *, now: float) -> bool:
+        """A row that remembers a failure stays, as a lease that has ended."""
+        given = {} if token is None else values(token=token)
+        try:
+            return await self._table.delete(pk, LOCK, condition, given) is not None
+        except Refused as exc:
+            row = await self._holder(exc, pk)
+            if "failures" not in row:
+                return False
+            return await self._keep_ended(pk, token or text(row, "lease_token"), {}, now=now)
+
+    async def _keep_ended(self, pk: str, token: str | None, noted: Item, *, now: float) -> bool:
+        """Nobody's any more, free for the next one, and remembering why."""
+        ended = {"lease_token": {"S": RELEASED}, "lease_expires_at": {"N": str(whole(now))}}
+        change = changes_of(ended | noted, OURS, values(token=token or RELEASED))
+        return await self._table.update(pk, LOCK, change)
+
+    async def fail(self, pk: str, token: str, failure: Failure, *, now: float) -> None:
+        """End the lease and note the failure: with the copy, or in the lease's row without one."""
+        noted = failure_attributes(failure)
+        beside = {"Key": key_of(pk, META), **changes_of(noted, "attribute_exists(pk)")}
+        end = _delete_lock(pk, OURS, values(token=token))
+        try:
+            await self._table.transact(("Update", beside), ("Delete", end))
+        except Refused as exc:
+            if FAILED_REASON not in exc.reasons:
+                raise
+            if exc.reasons == (FAILED_REASON, "None"):
+                await self._keep_ended(pk, token, noted, now=now)
+
+    async def note(self, pk: str, token: str, failure: Failure) -> None:
+        """A lease in the place of a row that remembered a failure goes on remembering it."""
+        change = changes_of(failure_attributes(failure), OURS, values(token=token))
+        await self._table.update(pk, LOCK, change)
+
+    async def publish(self, item: Item, token: str, *, name: str, now: float) -> None:
+        """I5: Put META, Delete LOCK, in one transaction; `LeaseLost`, and nothing was written."""
+        pk = item["pk"]["S"]
+        end = _delete_lock(pk, LIVE, values(token=token, now=whole(now)))
+        try:
+            await self._table.transact(("Put", {"Item": item}), ("Delete", end), name=name)
+        except Refused as exc:
+            if FAILED_REASON not in exc.reasons:
+                raise
+            stored = await self._table.get(pk, META) or {}
+            if stored.get("s3_key") != item["s3_key"]:  # else the first answer got lost
+                raise _lost(pk) from exc
+
+    async def mark(self, pk: str, mark: Mark) -> bool:
+        """I3: `revalidate_seconds` becomes zero if there is a row; a mark never goes down."""
+        marked = ":mark" if mark is Mark.HARD else "if_not_exists(#mark, :mark)"
+        change = {
+            "UpdateExpression": "SET fresh_for = if_not_exists(fresh_for, revalidate_seconds),"
+            f" revalidate_seconds = :zero, #mark = {marked}",
+            "ConditionExpression": "attribute_exists(revalidate_seconds)",
+            "ExpressionAttributeNames": {"#mark": "mark"},
+            "ExpressionAttributeValues": values(zero=0, mark=int(mark)),
+        }
+        return await self._table.update(pk, META, change)
+
+
+def _delete_lock(pk: str, condition: str, given: Item) -> dict[str, Any]:
+    return {
+        "Key": key_of(pk, LOCK),
+        "ConditionExpression": condition,
+        "ExpressionAttributeValues": given,
+    }
+
+
+def _lost(pk: str) -> LeaseLost:
+    return LeaseLost(f"{pk}: the lease is no longer ours: it ran out, or it was voided")

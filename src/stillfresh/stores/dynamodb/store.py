@@ -1,0 +1,205 @@
+"""The DynamoDB store: rows in one table, values in S3 (S1, S2, S6; I1-I7).
+
+Maps the contract to the schema's recipes. One request a row, so many at a time: DynamoDB has no
+step for many rows of which each stands alone. No work is done before `open`.
+"""
+
+import asyncio
+import os
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Final
+
+from stillfresh.clock import Clock
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.stores.aws import Meter, Place, opened
+from stillfresh.stores.bodies import S3Bodies, Shape, Trash
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Mark, Record, StoreStats
+from stillfresh.stores.dynamodb.admin import check_table
+from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.reading import Reader
+from stillfresh.stores.dynamodb.rows import Names
+from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_tenant
+from stillfresh.stores.dynamodb.sweeping import Sweeper
+from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.dynamodb.tags import Tags
+from stillfresh.stores.dynamodb.workers import each
+from stillfresh.stores.dynamodb.writing import Writer
+
+__all__ = ["DynamoStore"]
+
+EVENTUALLY: Final = 1.0
+"""Seconds of lag that an eventually consistent read needs to be allowed (I7)."""
+
+
+def random_uuid() -> str:
+    """I4: what tokens are, in every language."""
+    return str(uuid.uuid4())
+
+
+class DynamoStore:
+    """Any number of machines may use one table; one store belongs to one event loop."""
+
+    needs_eviction = False
+    """The table's TTL sweeps rows; `evict` reads the whole table, so it is run on purpose."""
+
+    def __init__(
+        self,
+        table: str | None = None,
+        *,
+        bucket: str,
+        tenant: str | None = None,
+        region: str | None = None,
+        endpoint: str | None = None,
+        s3_endpoint: str | None = None,
+        retention: Duration = "7d",
+        delete_after: Duration = "60s",
+        shapes: Mapping[str, Shape] | None = None,
+        clock: Clock = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        dice: Callable[[], float] = random.random,
+        new_token: Callable[[], str] = random_uuid,
+    ) -> None:
+        self._names = Names(table_name(table), checked_tenant(tenant))
+        self._bucket = _named(bucket, "bucket")
+        self._place = Place(region, endpoint, s3_endpoint)
+        self._retention = seconds(retention, name="retention")
+        self._delete_after = seconds(delete_after, name="delete_after")
+        self.shapes: dict[str, Shape] = dict(shapes or {})
+        """How values of a kind lie in S3; a kind that is not here is stored as it is."""
+        self._clock = clock
+        self._sleep = sleep
+        self._dice = dice
+        self._new_token = new_token
+        self._meter = Meter()
+        self._parts: Parts | None = None
+
+    async def open(self) -> None:
+        """A table that is missing or of other keys is told now; an unreachable one later."""
+        if self._parts is None:
+            parts = Parts()
+            try:
+                await self._connect(parts)
+            except BaseException:
+                await parts.stack.aclose()
+                raise
+            if self._parts is None:
+                self._parts = parts
+            else:  # another was quicker
+                await parts.stack.aclose()
+
+    async def _connect(self, parts: "Parts") -> None:
+        names, clock = self._names, self._clock
+        targets = {"dynamodb": f"table {names.table!r}", "s3": f"bucket {self._bucket!r}"}
+        dynamodb, s3 = await opened(
+            parts.stack, self._place, targets, self._meter, sleep=self._sleep, dice=self._dice
+        )
+        table, bodies = Table(dynamodb, names.table, self._sleep), S3Bodies(s3, self._bucket)
+        await check_table(table)
+        trash = Trash(bodies, self._delete_after, clock=clock, sleep=self._sleep)
+        parts.stack.push_async_callback(trash.close)
+        tags, leases = Tags(table, names), Leases(table)
+        parts.reader = Reader(table, bodies, names, self.shapes, clock)
+        parts.sweeper = Sweeper(table, bodies, tags, names, clock)
+        parts.writer = Writer(
+            table=table,
+            leases=leases,
+            bodies=bodies,
+            trash=trash,
+            tags=tags,
+            reader=parts.reader,
+            names=names,
+            retention=self._retention,
+            clock=clock,
+            new_token=self._new_token,
+        )
+
+    async def close(self) -> None:
+        """Bodies that may still be read are left to the next eviction."""
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            await parts.stack.aclose()
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        return await self._opened().reader.read(kind, ids, known or {})
+
+    async def read_lagging(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str], lag: float
+    ) -> dict[str, Record]:
+        """I7: eventually consistent, for half the units, where that much lag is allowed."""
+        return await self._opened().reader.read(kind, ids, known, lagging=lag >= EVENTUALLY)
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        writer, by_id = self._opened().writer, {ask.id: ask for ask in asks}
+        return await each(by_id, lambda id_: writer.acquire(kind, by_id[id_], lease_for))
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        writer = self._opened().writer
+        stored = await each(copies, lambda id_: writer.publish(kind, id_, *copies[id_]))
+        return {id_ for id_, is_stored in stored.items() if not is_stored}
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        writer = self._opened().writer
+        renewed = await each(leases, lambda lease: writer.renew(kind, lease, lease_for))
+        return {lease.id for lease, is_renewed in renewed.items() if not is_renewed}
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        writer, failed = self._opened().writer, failures or {}
+        await each(leases, lambda lease: writer.release(kind, lease, failed.get(lease.id)))
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        writer, mark = self._opened().writer, Mark.SOFT if soft else Mark.HARD
+        await each(ids, lambda id_: writer.invalidate(self._names.pk(kind, id_), mark))
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        writer = self._opened().writer
+        return await writer.invalidate_tag(tag, Mark.SOFT if soft else Mark.HARD)
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        writer = self._opened().writer
+        await each(ids, lambda id_: writer.delete(self._names.pk(kind, id_)))
+
+    async def evict(self, before: float) -> int:
+        """Reads the whole table and lists the bucket: run it in one place, now and then."""
+        return await self._opened().sweeper.evict(before)
+
+    async def stats(self) -> StoreStats:
+        return await self._opened().sweeper.stats(self._meter)
+
+    def _opened(self) -> "Parts":
+        if self._parts is None:
+            raise NotOpen("this store is closed")
+        return self._parts
+
+
+class Parts:
+    """What there is while the store is open."""
+
+    reader: Reader
+    writer: Writer
+    sweeper: Sweeper
+
+    def __init__(self) -> None:
+        self.stack = AsyncExitStack()
+
+
+def table_name(table: str | None) -> str:
+    """As given, or from the environment, as the schema's other users have it."""
+    name = os.environ.get(TABLE_VARIABLE, "") if table in {None, ""} else table
+    if not name:
+        raise ConfigError(f"table: name it in the address, or in {TABLE_VARIABLE}")
+    return _named(name, "table")
+
+
+def _named(name: object, what: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{what}: must be a name, not {shown(name)}")
+    return name

@@ -1,0 +1,189 @@
+"""A table's rows: read, put, changed and deleted under a condition. Nothing but the mapping.
+
+What the rows mean is in `schema.py` and `rows.py`; the recipes that use them in `leases.py`.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.aws import CONDITION, Refused, Service
+from stillfresh.stores.dynamodb.schema import Item, key_of
+from stillfresh.stores.dynamodb.workers import each
+
+__all__ = ["Key", "Table", "changes_of", "values"]
+
+Key: TypeAlias = tuple[str, str]
+
+AT_ONCE: Final = 100
+"""Keys in one BatchGetItem: DynamoDB takes no more."""
+PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
+"""Seconds before asking again for what a batch left out."""
+
+
+class Table:
+    """One table of `pk` and `sk`."""
+
+    def __init__(
+        self, service: Service, name: str, sleep: Callable[[float], Awaitable[object]]
+    ) -> None:
+        self.name = name
+        self._service = service
+        self._sleep = sleep
+
+    async def get(self, pk: str, sk: str, *, consistent: bool = True) -> Item | None:
+        answer = await self._ask("get_item", Key=key_of(pk, sk), ConsistentRead=consistent)
+        item: Item | None = answer.get("Item")
+        return item
+
+    async def get_many(self, keys: Sequence[Key], *, consistent: bool = True) -> dict[Key, Item]:
+        """By the hundred; one alone is a GetItem."""
+        if len(keys) == 1:
+            item = await self.get(*keys[0], consistent=consistent)
+            return {} if item is None else {keys[0]: item}
+        found: dict[Key, Item] = {}
+
+        async def get_some(start: int) -> None:
+            wanted = [key_of(*key) for key in keys[start : start + AT_ONCE]]
+            pauses = iter(PAUSES)
+            while left := await self._get_batch(wanted, found, consistent=consistent):
+                if len(left) == len(wanted):
+                    await self._pause(next(pauses, None), left)
+                wanted = left
+
+        await each(range(0, len(keys), AT_ONCE), get_some)
+        return found
+
+    async def _pause(self, pause: float | None, left: list[Item]) -> None:
+        if pause is None:
+            raise StoreError(f"{self._service.target}: busy; {len(left)} rows were not read")
+        await self._sleep(pause)
+
+    async def _get_batch(
+        self, wanted: list[Item], found: dict[Key, Item], *, consistent: bool
+    ) -> list[Item]:
+        """What DynamoDB left out of its answer, and has to be asked again."""
+        asked = {self.name: {"Keys": wanted, "ConsistentRead": consistent}}
+        answer = await self._service.ask(
+            "batch_get_item", RequestItems=asked, ReturnConsumedCapacity="TOTAL"
+        )
+        for item in answer.get("Responses", {}).get(self.name, ()):
+            found[item["pk"]["S"], item["sk"]["S"]] = item
+        left: list[Item] = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", [])
+        return left
+
+    async def put(self, item: Item, condition: str = "", given: Item | None = None) -> Item | None:
+        """Returns the row that it replaced."""
+        answer = await self._ask(
+            "put_item", Item=item, ReturnValues="ALL_OLD", **_conditions(condition, given)
+        )
+        old: Item | None = answer.get("Attributes")
+        return old
+
+    async def delete(
+        self, pk: str, sk: str, condition: str = "", given: Item | None = None
+    ) -> Item | None:
+        """Returns the row that went."""
+        answer = await self._ask(
+            "delete_item",
+            Key=key_of(pk, sk),
+            ReturnValues="ALL_OLD",
+            **_conditions(condition, given),
+        )
+        old: Item | None = answer.get("Attributes")
+        return old
+
+    async def delete_if(self, pk: str, sk: str, **unchanged: str) -> Item | None:
+        """The row that went; None if there was none, or those texts are not in it any more."""
+        condition = " AND ".join(f"{name} = :{name}" for name in unchanged)
+        try:
+            return await self.delete(pk, sk, condition, values(**unchanged))
+        except Refused as exc:
+            if exc.code != CONDITION:
+                raise
+            return None
+
+    async def update(self, pk: str, sk: str, change: dict[str, Any]) -> bool:
+        """Whether its condition held."""
+        try:
+            await self._ask("update_item", Key=key_of(pk, sk), **change)
+        except Refused as exc:
+            if exc.code != CONDITION:
+                raise
+            return False
+        return True
+
+    async def transact(self, *actions: tuple[str, dict[str, Any]], name: str | None = None) -> None:
+        """All of them or none; with a `name`, once, however often it is asked."""
+        items = [{verb: {"TableName": self.name, **what}} for verb, what in actions]
+        named = {} if name is None else {"ClientRequestToken": name}
+        await self._service.ask(
+            "transact_write_items", TransactItems=items, ReturnConsumedCapacity="TOTAL", **named
+        )
+
+    async def partition(self, pk: str) -> AsyncIterator[list[Item]]:
+        """The rows of one partition, page by page, consistently."""
+        asked = {
+            "KeyConditionExpression": "pk = :pk",
+            "ExpressionAttributeValues": values(pk=pk),
+            "ConsistentRead": True,
+        }
+        async for page in self._pages("query", asked):
+            yield page["Items"]
+
+    async def scan(self, prefix: str) -> AsyncIterator[dict[str, Any]]:
+        """Every row whose `pk` begins so, page by page; the whole table is read for it."""
+        asked = {
+            "FilterExpression": "begins_with(pk, :prefix)",
+            "ExpressionAttributeValues": values(prefix=prefix),
+        }
+        async for page in self._pages("scan", asked):
+            yield page
+
+    async def _pages(self, operation: str, asked: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        start: dict[str, Any] = {}
+        while True:
+            page = await self._ask(operation, **asked, **start)
+            yield page
+            if not (last := page.get("LastEvaluatedKey")):
+                return
+            start = {"ExclusiveStartKey": last}
+
+    async def describe(self) -> dict[str, Any]:
+        answer = await self._service.ask("describe_table", TableName=self.name)
+        described: dict[str, Any] = answer["Table"]
+        return described
+
+    async def _ask(self, operation: str, **arguments: Any) -> Any:  # noqa: ANN401 (as described)
+        return await self._service.ask(
+            operation, TableName=self.name, ReturnConsumedCapacity="TOTAL", **arguments
+        )
+
+
+def values(**given: str | int) -> Item:
+    """As an expression's values: `:name` and its type."""
+    return {
+        f":{name}": {"S": value} if isinstance(value, str) else {"N": str(value)}
+        for name, value in given.items()
+    }
+
+
+def changes_of(attributes: Item, condition: str, given: Item | None = None) -> dict[str, Any]:
+    """An update that sets these attributes; by other names, since some are reserved words."""
+    return {
+        "UpdateExpression": "SET " + ", ".join(f"#{name} = :new_{name}" for name in attributes),
+        "ConditionExpression": condition,
+        "ExpressionAttributeNames": {f"#{name}": name for name in attributes},
+        "ExpressionAttributeValues": {f":new_{name}": it for name, it in attributes.items()}
+        | (given or {}),
+    }
+
+
+def _conditions(condition: str, given: Item | None) -> dict[str, Any]:
+    if not condition:
+        return {}
+    asked = {
+        "ConditionExpression": condition,
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+    return asked | ({"ExpressionAttributeValues": given} if given else {})

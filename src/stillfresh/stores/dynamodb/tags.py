@@ -1,0 +1,45 @@
+"""Tags as rows of their own, so that no index is asked of the table (I6).
+
+A row says: this entry was leased with this tag. It is written before the load begins, outlives
+the copy, and is taken away when it is found to speak of nothing.
+"""
+
+from collections.abc import Iterable
+from math import ceil
+from typing import Final
+
+from stillfresh.stores.dynamodb.rows import Names, tag_item
+from stillfresh.stores.dynamodb.schema import Item, text
+from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.dynamodb.workers import each
+
+__all__ = ["LASTS", "Tags"]
+
+LASTS: Final = 30 * 86400
+"""Seconds that a row stays after the last lease; a copy that lives longer takes it along."""
+
+
+class Tags:
+    def __init__(self, table: Table, names: Names) -> None:
+        self._table = table
+        self._names = names
+
+    async def write(
+        self, tags: Iterable[str], *, kind: str, id_: str, token: str, ttl: float
+    ) -> None:
+        items = {
+            tag: tag_item(self._names, tag, kind=kind, id_=id_, token=token, ttl=ceil(ttl))
+            for tag in tags
+        }
+        await each(items, lambda tag: self._table.put(items[tag]))
+
+    async def remove(self, tags: Iterable[str], pk: str) -> None:
+        await each(tags, lambda tag: self._table.delete(self._names.tag(tag), pk))
+
+    async def rows(self, tag: str) -> list[Item]:
+        return [row async for page in self._table.partition(self._names.tag(tag)) for row in page]
+
+    async def drop(self, row: Item) -> None:
+        """Of an entry that is gone; not if it was leased again since the row was read."""
+        unchanged = {"lease_token": text(row, "lease_token") or ""}
+        await self._table.delete_if(row["pk"]["S"], row["sk"]["S"], **unchanged)

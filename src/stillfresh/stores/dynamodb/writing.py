@@ -1,0 +1,193 @@
+"""One id at a time: leased, published, released, invalidated, deleted (I3-I6)."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import uuid4
+
+from stillfresh.clock import Clock
+from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
+from stillfresh.stores.bodies import Body, S3Bodies, Trash
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Newer, Record
+from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.reading import Reader
+from stillfresh.stores.dynamodb.rows import Names, Row, lock_of, meta_item, row_of, tag_set
+from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, Item, text
+from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.dynamodb.tags import LASTS, Tags
+from stillfresh.stores.dynamodb.workers import each
+from stillfresh.ttl_cache import TtlCache
+
+__all__ = ["Writer"]
+
+MOST_CLAIMS: Final = 10_000
+CLAIM_LASTS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a holder has to know until it publishes; who forgets it leaves a body to eviction."""
+
+    replaces: str | None = None
+    tags: tuple[str, ...] = ()
+    tagged_until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The steps that change rows; each reads the clock for itself."""
+
+    table: Table
+    leases: Leases
+    bodies: S3Bodies
+    trash: Trash
+    tags: Tags
+    reader: Reader
+    names: Names
+    retention: float
+    clock: Clock
+    new_token: Callable[[], str]
+    claims: TtlCache[str, Claim] = field(
+        default_factory=lambda: TtlCache(CLAIM_LASTS, max_entries=MOST_CLAIMS)
+    )
+
+    async def acquire(self, kind: str, ask: Ask, lease_for: float) -> Grant:
+        """I4, I6: the lease first, then a second, consistent look at the copy."""
+        now, pk = self.clock(), self.names.pk(kind, ask.id)
+        lease = FaceTheoryCacheLease.until(pk, self.new_token(), now + lease_for)
+        grant: Held | Lease = Lease(ask.id, lease.lease_token, float(lease.lease_expires_at))
+        old: Item | None = None
+        try:
+            old = await self.leases.acquire(lease, now=now, beside=tag_set(ask.tags))
+        except LeaseHeld as exc:
+            grant = Held(exc.until)
+        self.reader.note_lease(pk)
+        try:
+            return await self._looked(kind, ask, grant, old)
+        except StoreError:
+            if isinstance(grant, Lease):  # won, and of no use: others need not wait for its end
+                with suppress(StoreError):
+                    await self.leases.release(pk, grant.token, now=now)
+            raise
+
+    async def _looked(self, kind: str, ask: Ask, grant: Held | Lease, old: Item | None) -> Grant:
+        pk = self.names.pk(kind, ask.id)
+        row = await self.reader.row(pk)
+        newer = await self._newer(kind, pk, row, ask.seen, grant)
+        if newer is None and isinstance(grant, Lease):
+            await self._claim(kind, ask, grant, row, old)
+        elif isinstance(grant, Lease):
+            await self.leases.release(pk, grant.token, now=self.clock())
+        return newer or grant
+
+    async def _newer(
+        self, kind: str, pk: str, row: Row | None, seen: str | None, grant: Held | Lease
+    ) -> Newer | None:
+        """E5: a copy that is not the one seen, unless its body has vanished."""
+        if row is None or row.copy is None or row.generation == seen:
+            return None
+        held_until = grant.until if isinstance(grant, Held) else None
+        record = await self.reader.with_body(
+            kind, pk, row, Record(row.copy, held_until, row.failure)
+        )
+        return None if record.copy is None else Newer(record)
+
+    async def _claim(
+        self, kind: str, ask: Ask, lease: Lease, row: Row | None, old: Item | None
+    ) -> None:
+        """I6: the tags are written before the load begins, and those of before go."""
+        pk, before = self.names.pk(kind, ask.id), lock_of(old) if old is not None else None
+        tagged = (row.tags if row else frozenset()) | (before.tags if before else frozenset())
+        await self.tags.remove(tagged - set(ask.tags), pk)
+        until = lease.expires_at + LASTS
+        await self.tags.write(ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until)
+        replaced = row.meta.s3_key if row is not None and row.meta is not None else None
+        self.claims.insert(lease.token, Claim(replaced, ask.tags, until))
+        if before is not None and before.failure is not None and row is None:
+            await self.leases.note(pk, lease.token, before.failure)
+
+    async def publish(self, kind: str, id_: str, lease: Lease, copy: Copy) -> bool:
+        """I5: the body first, then the transaction; False if the lease was lost."""
+        pk, nonce = self.names.pk(kind, id_), uuid4().hex
+        claim = self.claims.remove(lease.token, Claim())
+        s3_key = self.names.body(pk, copy.generation, nonce)
+        body = None
+        if isinstance(copy.value, bytes):
+            body = self.reader.shape(kind).outside(copy.value)
+            await self.bodies.put(s3_key, body)
+        item = self._meta(copy, pk, s3_key, body, claim)
+        ttl = float(item["ttl"]["N"])
+        if ttl > claim.tagged_until:
+            await self.tags.write(claim.tags, kind=kind, id_=id_, token=lease.token, ttl=ttl)
+        try:
+            await self.leases.publish(item, lease.token, name=nonce, now=self.clock())
+        except LeaseLost:
+            self._discard(s3_key if body is not None else None)
+            return False
+        self.reader.forget_lease(pk)
+        self.reader.note_change(pk)
+        self._discard(claim.replaces)
+        return True
+
+    def _meta(self, copy: Copy, pk: str, s3_key: str, body: Body | None, claim: Claim) -> Item:
+        return meta_item(
+            copy,
+            pk=pk,
+            s3_key=s3_key,
+            retention=self.retention,
+            etag=body.etag if body else None,
+            extra=body.extra if body else b"",
+            size=len(body.data) if body else 0,
+            tags=claim.tags,
+        )
+
+    def _discard(self, s3_key: str | None) -> None:
+        """Bodies of others are theirs: they may use a key again."""
+        if s3_key is not None and self.names.is_ours(s3_key):
+            self.trash.add([s3_key])
+
+    async def renew(self, kind: str, lease: Lease, lease_for: float) -> bool:
+        now, pk = self.clock(), self.names.pk(kind, lease.id)
+        self.reader.note_lease(pk)
+        renewed = FaceTheoryCacheLease.until(pk, lease.token, now + lease_for)
+        try:
+            await self.leases.refresh(renewed, now=now)
+        except LeaseLost:
+            return False
+        return True
+
+    async def release(self, kind: str, lease: Lease, failure: Failure | None) -> None:
+        pk, now = self.names.pk(kind, lease.id), self.clock()
+        self.claims.remove(lease.token)
+        if failure is None:
+            await self.leases.release(pk, lease.token, now=now)
+        else:
+            await self.leases.fail(pk, lease.token, failure, now=now)
+        self.reader.note_change(pk)
+
+    async def invalidate(self, pk: str, mark: Mark) -> bool:
+        """I3: first the lease, then the copy; whether there was either."""
+        self.reader.note_change(pk)
+        was_leased = await self.leases.void(pk, now=self.clock())
+        is_marked = await self.leases.mark(pk, mark)
+        self.reader.note_change(pk)
+        return was_leased or is_marked
+
+    async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
+        rows = {row["sk"]["S"]: row for row in await self.tags.rows(tag)}
+        found = await each(rows, lambda pk: self.invalidate(pk, mark))
+        reached = [row for pk, row in rows.items() if found[pk]]
+        gone = [row for pk, row in rows.items() if not found[pk]]
+        await each(range(len(gone)), lambda number: self.tags.drop(gone[number]))
+        named = [(text(row, "kind"), text(row, "id") or "") for row in reached]
+        return sorted((kind, id_) for kind, id_ in named if kind is not None)
+
+    async def delete(self, pk: str) -> None:
+        lock = await self.table.delete(pk, LOCK)
+        meta = await self.table.delete(pk, META)
+        self.reader.note_change(pk)
+        row = row_of(meta, self.clock()) if meta is not None else None
+        tags = (row.tags if row else frozenset()) | (lock_of(lock).tags if lock else frozenset())
+        await self.tags.remove(tags, pk)
+        self._discard(row.meta.s3_key if row is not None and row.meta is not None else None)

@@ -1,0 +1,105 @@
+"""A proxy in front of a DynamoDB server that counts requests, loses answers and makes some up."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+
+@dataclass
+class LossyProxy:
+    """What happens to the next requests of an operation, by its name (`PutItem`)."""
+
+    upstream: str
+    address: str = ""
+    seen: Counter[str] = field(default_factory=Counter)
+    lose: Counter[str] = field(default_factory=Counter)
+    """So many answers are lost: the server has done it, and the connection is cut."""
+    refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """So many requests are answered with this error, and never reach the server."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        parts = urlsplit(self.upstream)
+        upstream = await asyncio.open_connection(parts.hostname, parts.port)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await self.one(reader, writer, *upstream):
+                pass
+        upstream[1].close()
+        writer.close()
+
+    async def one(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        up_reader: asyncio.StreamReader,
+        up_writer: asyncio.StreamWriter,
+    ) -> bool:
+        """One request; whether the connection goes on."""
+        request = await message(reader)
+        operation = target(request)
+        self.seen[operation] += 1
+        if (answer := self.refusal(operation)) is not None:
+            writer.write(answer)
+            return True
+        up_writer.write(request)
+        response = await message(up_reader)
+        if self.lose[operation]:
+            self.lose[operation] -= 1
+            return False
+        writer.write(response)
+        await writer.drain()
+        return True
+
+    def refusal(self, operation: str) -> bytes | None:
+        left, code = self.refuse.get(operation, (0, ""))
+        if not left:
+            return None
+        self.refuse[operation] = (left - 1, code)
+        body = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": code})
+        head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/x-amz-json-1.0\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+async def message(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    return head + await reader.readexactly(int(header(head, b"content-length") or 0))
+
+
+def header(head: bytes, name: bytes) -> str:
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(name + b":"):
+            return line.split(b":", 1)[1].strip().decode()
+    return ""
+
+
+def target(request: bytes) -> str:
+    """`DynamoDB_20120810.PutItem` -> `PutItem`"""
+    return header(request.split(b"\r\n\r\n", 1)[0], b"x-amz-target").rpartition(".")[2]
+
+
+@asynccontextmanager
+async def lossy(upstream: str) -> AsyncIterator[LossyProxy]:
+    proxy = LossyProxy(upstream)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        await proxy.serve(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    proxy.address = f"http://127.0.0.1:{port}"
+    try:
+        yield proxy
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()

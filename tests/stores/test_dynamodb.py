@@ -1,0 +1,566 @@
+"""S6 and I2, I3, I4, I5, I6, I7: the store on a real DynamoDB server, values in a real S3."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import Any
+
+import aws_servers
+import pytest
+from aws_servers import Aws, Raw
+from lossy_proxy import lossy
+
+from stillfresh import Cache, Clock, NotOpen, Policy
+from stillfresh.stores.bodies import Body
+from stillfresh.stores.contract import (
+    UNREAD,
+    Ask,
+    Copy,
+    Failure,
+    Grant,
+    Held,
+    Lease,
+    Mark,
+    Newer,
+    Record,
+)
+from stillfresh.stores.dynamodb import DynamoStore
+from stillfresh.testing import ManualClock, StoreConformance
+
+NOW = 1_700_000_000.0
+PAGE = "page"
+THEIRS: dict[str, Any] = {"lease_token": "theirs"}
+PK = "CACHE#" + sha256(b"/pricing").hexdigest()
+
+
+class TestS6DynamoStore(StoreConformance):
+    @pytest.fixture(autouse=True)
+    def _servers(self, aws: Aws) -> None:
+        self.aws = aws
+
+    async def new_store(self, clock: Clock) -> DynamoStore:
+        return self.aws.store(self.aws.new_table(), clock)
+
+
+@pytest.fixture(scope="module")
+def real_storage(tmp_path_factory: pytest.TempPathFactory, aws: Aws) -> Iterator[Aws]:
+    with aws_servers.seaweed_s3(tmp_path_factory.mktemp("weed")) as s3:
+        aws_servers.make_bucket(s3)
+        yield Aws(aws.endpoint, s3)
+
+
+async def test_s6_the_whole_suite_on_real_storage(real_storage: Aws) -> None:
+    """Once more, with S3 on files; one test, so that its server is started once."""
+    suite = TestS6DynamoStore()
+    suite.aws = real_storage
+    names = [name for name in dir(suite) if name.startswith("test_")]
+    assert len(names) > 25
+    for name in names:
+        suite.setup_method()
+        await getattr(suite, name)()
+
+
+class Bench:
+    """A store on a manual clock, and the bare clients beside it."""
+
+    def __init__(self, store: DynamoStore, raw: Raw, clock: ManualClock) -> None:
+        self.store = store
+        self.raw = raw
+        self.clock = clock
+
+    async def lease(self, seen: str | None = None, *tags: str, id_: str = "/pricing") -> Lease:
+        grant = (await self.store.acquire(PAGE, [Ask(id_, seen, tags)], 5))[id_]
+        assert isinstance(grant, Lease), grant
+        return grant
+
+    async def publish(self, lease: Lease, value: bytes | None = b"<h1>", **terms: Any) -> Copy:
+        copy = Copy(lease.token, self.clock(), Policy(60, **terms), value)
+        assert await self.store.publish(PAGE, {lease.id: (lease, copy)}) == set()
+        return copy
+
+    async def ask(self, seen: str | None = None, lease_for: float = 5) -> Grant:
+        return (await self.store.acquire(PAGE, [Ask("/pricing", seen)], lease_for))["/pricing"]
+
+    async def record(self, **known: str) -> Record:
+        found = await self.store.read(PAGE, ["/pricing"], {"/pricing": known.get("known", "")})
+        return found.get("/pricing", Record())
+
+    def units(self) -> list[float]:
+        costs = self.store._meter.costs()
+        return [costs.read_units, costs.write_units, costs.s3_gets, costs.s3_puts]
+
+    def spent(self, before: list[float]) -> list[float]:
+        return [after - was for after, was in zip(self.units(), before, strict=True)]
+
+
+@asynccontextmanager
+async def bench_on(aws: Aws, **options: Any) -> AsyncIterator[Bench]:
+    clock, table = ManualClock(start=NOW), aws.new_table()
+    store = aws.store(table, clock, **options)
+    async with aws.raw(table) as raw:
+        await store.open()
+        try:
+            yield Bench(store, raw, clock)
+        finally:
+            await store.close()
+
+
+@pytest.fixture
+async def bench(aws: Aws) -> AsyncIterator[Bench]:
+    async with bench_on(aws) as bench:
+        yield bench
+
+
+class TestS6Closing:
+    async def test_lets_requests_under_way_end(self, aws: Aws) -> None:
+        """Nobody who was not cancelled is told so: served, or told that the store is closed."""
+        async with bench_on(aws) as bench:
+            ids = [str(number) for number in range(40)]
+            grants = await bench.store.acquire(PAGE, [Ask(id_) for id_ in ids], 5)
+            copies = {
+                id_: (lease, Copy(lease.token, NOW, Policy(60), b"value"))
+                for id_, lease in grants.items()
+                if isinstance(lease, Lease)
+            }
+            publishing = asyncio.create_task(bench.store.publish(PAGE, copies))
+            reading = [asyncio.create_task(bench.store.read(PAGE, [id_])) for id_ in ids]
+            while len(await bench.raw.objects()) < 3:
+                pass
+            await bench.store.close()
+            ended = await asyncio.gather(publishing, *reading, return_exceptions=True)
+            for answer in ended:
+                assert isinstance(answer, dict | set | NotOpen), answer
+            assert [
+                task for task in asyncio.all_tasks() if task is not asyncio.current_task()
+            ] == []
+
+    async def test_opens_once_for_many_who_ask(self, aws: Aws) -> None:
+        """One of them opens it, and closing it once leaves no connection behind."""
+        store = aws.store(aws.new_table())
+        await asyncio.gather(*(store.open() for _ in range(3)))
+        assert await store.read(PAGE, ["a"]) == {}
+        await store.close()
+
+
+class TestI2Interop:
+    async def test_rows_are_literally_the_schemas(self, bench: Bench) -> None:
+        """A lease, then a copy: every attribute, name, type and value."""
+        lease = await bench.lease()
+        lock = {
+            "pk": {"S": PK},
+            "sk": {"S": "LOCK"},
+            "lease_token": {"S": lease.token},
+            "lease_expires_at": {"N": "1700000005"},
+            "ttl": {"N": "1700003605"},
+        }
+        assert await bench.raw.rows() == [lock]
+        await bench.publish(lease)
+        (row,) = await bench.raw.rows()
+        s3_key = row.pop("s3_key")["S"]
+        assert row == {
+            "pk": {"S": PK},
+            "sk": {"S": "META"},
+            "generated_at": {"N": "1700000000"},
+            "revalidate_seconds": {"N": "60"},
+            "ttl": {"N": "1700604860"},
+            "generation": {"S": lease.token},
+            "fetched_at": {"N": "1700000000"},
+            "fresh_for": {"N": "60"},
+            "body_size": {"N": "4"},
+        }
+        stored = await bench.raw.s3.get_object(Bucket="pages", Key=s3_key)
+        assert await stored["Body"].read() == b"<h1>"
+
+    async def test_a_tenants_rows(self, aws: Aws) -> None:
+        """The same behind its name; another tenant does not see them."""
+        async with bench_on(aws, tenant="acme") as bench:
+            await bench.publish(await bench.lease())
+            (row,) = await bench.raw.rows()
+            assert row["pk"] == {"S": f"TENANT#acme#{PK}"}
+            other = aws.store(bench.raw.table, bench.clock, tenant="other")
+            await other.open()
+            assert await other.read(PAGE, ["/pricing"]) == {}
+            assert (await other.stats()).copies == 0
+            await other.close()
+
+    async def test_another_languages_row_is_served(self, bench: Bench) -> None:
+        """Minimal META and a plain object; leased, regenerated and replaced like our own."""
+        await bench.raw.put_object("theirs/pricing.html", b"<h1>theirs")
+        theirs: dict[str, Any] = {"generated_at": 1_700_000_000, "revalidate_seconds": 60}
+        await bench.raw.put(pk=PK, sk="META", s3_key="theirs/pricing.html", **theirs)
+        copy = (await bench.record()).copy
+        assert copy is not None
+        assert copy.value == b"<h1>theirs"
+        assert copy.policy.verdict(copy.fetched_at, bench.clock()) == "fresh"
+        assert isinstance(await bench.ask(), Newer)
+        await bench.publish(await bench.lease(copy.generation))
+        bench.clock.advance(3600)
+        await bench.store.close()
+        kept = await bench.raw.s3.get_object(Bucket="pages", Key="theirs/pricing.html")
+        assert await kept["Body"].read() == b"<h1>theirs", "another's body is not ours to delete"
+
+    async def test_a_shape_puts_a_page_into_the_open(self, aws: Aws) -> None:
+        """Body and content type for everybody, the ETag in the row, the rest for us alone."""
+
+        class Pages:
+            def outside(self, value: bytes) -> Body:
+                return Body(value.upper(), "text/html", '"v1"', b"status=200")
+
+            def inside(self, body: Body) -> bytes:
+                return b"|".join(
+                    [
+                        body.data,
+                        (body.content_type or "").encode(),
+                        (body.etag or "").encode(),
+                        body.extra,
+                    ]
+                )
+
+        async with bench_on(aws, shapes={PAGE: Pages()}) as bench:
+            await bench.publish(await bench.lease(), b"<h1>")
+            row = await bench.raw.row("META")
+            assert row is not None
+            assert (row["etag"], row["extra"]) == ({"S": '"v1"'}, {"B": b"status=200"})
+            copy = (await bench.record()).copy
+            assert copy is not None
+            assert copy.value == b'<H1>|text/html|"v1"|status=200'
+
+    async def test_an_absent_copy_needs_no_body(self, bench: Bench) -> None:
+        """It points where nothing lies: to who does not know the attribute it is a miss."""
+        await bench.publish(await bench.lease(), None)
+        row = await bench.raw.row("META")
+        assert row is not None
+        assert row["absent"] == {"BOOL": True}
+        assert (await bench.raw.objects(), bool(row["s3_key"]["S"])) == (set(), True)
+
+
+class TestI3Invalidate:
+    async def test_as_other_languages_see_it(self, bench: Bench) -> None:
+        """LOCK is gone, `revalidate_seconds` is zero, the rest is as it was."""
+        copy = await bench.publish(await bench.lease())
+        before = await bench.raw.row("META")
+        await bench.lease(copy.generation)
+        await bench.store.invalidate(PAGE, ["/pricing"])
+        assert before is not None
+        changed = {"revalidate_seconds": {"N": "0"}, "mark": {"N": "2"}}
+        assert await bench.raw.rows() == [before | changed]
+
+    async def test_another_languages_copy(self, bench: Bench) -> None:
+        """Its terms are remembered, so that who finds it knows how long it may be served."""
+        await bench.raw.put_object("theirs.html", b"")
+        theirs: dict[str, Any] = {"generated_at": 1_700_000_000, "revalidate_seconds": 60}
+        await bench.raw.put(pk=PK, sk="META", s3_key="theirs.html", **theirs)
+        await bench.store.invalidate(PAGE, ["/pricing"], soft=True)
+        copy = (await bench.record()).copy
+        assert copy is not None
+        assert (copy.mark, copy.policy.fresh_for) == (Mark.SOFT, 60)
+
+    async def test_a_row_past_its_ttl_is_judged_like_any_other(self, bench: Bench) -> None:
+        """TTL is garbage collection: nobody depends on when it happens."""
+        await bench.raw.put_object("theirs.html", b"here")
+        theirs: dict[str, Any] = {"generated_at": 1_700_000_000, "revalidate_seconds": 60}
+        await bench.raw.put(pk=PK, sk="META", s3_key="theirs.html", ttl=1_600_000_000, **theirs)
+        copy = (await bench.record()).copy
+        assert copy is not None
+        assert copy.policy.verdict(copy.fetched_at, bench.clock()) == "fresh"
+
+    async def test_keeps_a_failure_that_has_no_copy(self, bench: Bench) -> None:
+        """The row of the lease goes on remembering it; nobody holds it any more."""
+        failure = Failure(2, NOW + 4.5, "TimeoutError: upstream")
+        await bench.store.release(PAGE, [await bench.lease()], {"/pricing": failure})
+        await bench.store.invalidate(PAGE, ["/pricing"])
+        assert await bench.record() == Record(None, None, failure)
+        again = await bench.lease()
+        assert await bench.record() == Record(None, again.expires_at, failure)
+        await bench.store.release(PAGE, [again])
+        assert await bench.record() == Record(None, None, failure)
+        copy = await bench.publish(await bench.lease())
+        assert await bench.record() == Record(copy)
+
+
+class TestI4Lease:
+    async def test_ends_on_whole_seconds_never_too_soon(self, bench: Bench) -> None:
+        """A lease of 1.1 s taken at .25 is held to the next whole second after its end."""
+        bench.clock.advance(0.25)
+        lease = await bench.ask(lease_for=1.1)
+        assert isinstance(lease, Lease)
+        assert lease.expires_at == NOW + 2
+        bench.clock.advance(1.5)
+        assert isinstance(await bench.ask(), Held)
+        bench.clock.advance(0.25)
+        assert isinstance(await bench.ask(), Lease)
+
+    async def test_another_languages_lease_is_respected(self, bench: Bench) -> None:
+        """Until its end, whoever holds it."""
+        await bench.raw.put(pk=PK, sk="LOCK", **THEIRS, lease_expires_at=1_700_000_009)
+        denied = await bench.ask()
+        assert denied == Held(NOW + 9)
+        assert await bench.record() == Record(None, NOW + 9)
+        bench.clock.advance(9)
+        await bench.publish(await bench.lease())
+
+    async def test_a_row_without_an_end_is_no_lease(self, bench: Bench) -> None:
+        """It would never be free again."""
+        await bench.raw.put(pk=PK, sk="LOCK", **THEIRS)
+        await bench.store.release(PAGE, [await bench.lease()])
+        await bench.raw.put(pk=PK, sk="LOCK", **THEIRS, lease_expires_at="soon")
+        await bench.lease()
+
+    async def test_tokens_are_uuids(self, bench: Bench) -> None:
+        """As in every language."""
+        token = (await bench.lease()).token
+        assert [len(part) for part in token.split("-")] == [8, 4, 4, 4, 12]
+
+
+class TestI5Publish:
+    async def test_a_lost_lease_writes_nothing(self, bench: Bench) -> None:
+        """The transaction is cancelled as a whole, and its body deleted after the delay."""
+        copy = await bench.publish(await bench.lease())
+        before, bodies = await bench.raw.rows(), await bench.raw.objects()
+        late = await bench.lease(copy.generation)
+        await bench.store.invalidate(PAGE, ["/pricing"], soft=True)
+        before[0] |= {"revalidate_seconds": {"N": "0"}, "mark": {"N": "1"}}
+        value = Copy(late.token, NOW, Policy(60), b"too late")
+        assert await bench.store.publish(PAGE, {"/pricing": (late, value)}) == {"/pricing"}
+        assert await bench.raw.rows() == before
+        assert len(await bench.raw.objects()) == 2
+        bench.clock.advance(60)
+        await bench.store.close()
+        assert await bench.raw.objects() == bodies
+
+    async def test_the_body_that_was_replaced_goes_after_a_delay(self, bench: Bench) -> None:
+        """Not at once: a reader may have seen the pointer to it a moment ago."""
+        copy = await bench.publish(await bench.lease())
+        old = await bench.raw.objects()
+        await bench.publish(await bench.lease(copy.generation), b"new")
+        assert len(await bench.raw.objects()) == 2
+        bench.clock.advance(59)
+        parts = bench.store._parts
+        assert parts is not None
+        await parts.writer.trash.delete_due()
+        assert len(await bench.raw.objects()) == 2
+        bench.clock.advance(1)
+        await parts.writer.trash.delete_due()
+        assert len(await bench.raw.objects()) == 1
+        assert await bench.raw.objects() != old
+
+    async def test_the_delay_passes_by_itself(self, aws: Aws) -> None:
+        """One task waits for the oldest, and ends when there is nothing to delete."""
+        async with bench_on(aws, delete_after=0.01) as bench:
+            copy = await bench.publish(await bench.lease())
+            await bench.publish(await bench.lease(copy.generation), b"new")
+            bench.clock.advance(1)
+            async with asyncio.timeout(30):
+                while len(await bench.raw.objects()) != 1:
+                    pass
+            assert bench.store._parts is not None
+            task = bench.store._parts.writer.trash._task
+            assert task is not None
+            await asyncio.wait([task], timeout=30)
+            assert task.done()
+
+    async def test_publishing_twice_leaves_the_first_body_alone(self, bench: Bench) -> None:
+        """Every body has a key of its own, even those of one lease."""
+        lease = await bench.lease()
+        copy = await bench.publish(lease)
+        again = Copy(lease.token, NOW, Policy(60), b"again")
+        assert await bench.store.publish(PAGE, {"/pricing": (lease, again)}) == {"/pricing"}
+        assert await bench.record() == Record(copy)
+
+    async def test_a_body_that_vanished_is_a_miss(self, bench: Bench) -> None:
+        """Not a crash, nor a key that can never be loaded again."""
+        await bench.publish(await bench.lease())
+        for key in await bench.raw.objects():
+            await bench.raw.s3.delete_object(Bucket="pages", Key=key)
+        assert await bench.record() == Record()
+        copy = await bench.publish(await bench.lease(), b"new")
+        assert await bench.record() == Record(copy)
+
+    async def test_a_body_replaced_while_it_was_read_is_the_new_one(self, bench: Bench) -> None:
+        """The row is looked at again when nothing lies where it pointed."""
+        copy = await bench.publish(await bench.lease())
+        parts = bench.store._parts
+        assert parts is not None
+        row = await parts.reader.row(PK)
+        assert row is not None
+        new = await bench.publish(await bench.lease(copy.generation), b"new")
+        assert row.meta is not None
+        await bench.raw.s3.delete_object(Bucket="pages", Key=row.meta.s3_key)
+        record = await parts.reader.with_body(PAGE, PK, row, Record(row.copy))
+        assert record == Record(new)
+
+    async def test_an_eviction_finds_what_nobody_points_to(self, aws: Aws) -> None:
+        """Bodies of processes that died, and of rows that TTL swept; young ones stay."""
+        async with bench_on(aws) as bench:
+            await bench.publish(await bench.lease(), b"kept", stale_for=10**9)
+            names = bench.store._names
+            orphan = names.body(PK, "died", "early")
+            swept = names.body(names.pk(PAGE, "/swept"), "by", "ttl")
+            kept = await bench.raw.objects()
+            await bench.raw.put_object(orphan, b"")
+            await bench.raw.put_object(swept, b"")
+            bench.clock.advance(time.time() - bench.clock())
+            assert await bench.store.evict(0) == 0
+            assert len(await bench.raw.objects()) == 3
+            bench.clock.advance(3700)
+            await bench.store.evict(0)
+            assert await bench.raw.objects() == kept
+
+    async def test_an_eviction_leaves_others_rows_alone(self, bench: Bench) -> None:
+        """Of another language, of another role, or of a shape that we do not understand."""
+        await bench.raw.put(pk=PK, sk="META", s3_key="theirs", generated_at=1, revalidate_seconds=1)
+        await bench.raw.put(pk="CACHE#odd", sk="META", s3_key="theirs")
+        await bench.raw.put(pk="CACHE#odd", sk="VERSION#7", ttl=1)
+        rows = await bench.raw.rows()
+        assert await bench.store.evict(NOW * 2) == 0
+        assert await bench.raw.rows() == rows
+
+
+class TestI6Tags:
+    async def test_a_tag_is_a_row_of_its_own(self, bench: Bench) -> None:
+        """Under the tag's hash, named after the entry, written with the lease."""
+        lease = await bench.lease(None, "shop")
+        rows = await bench.raw.rows()
+        assert rows[1] == {
+            "pk": {"S": f"TAG#{sha256(b'shop').hexdigest()}"},
+            "sk": {"S": PK},
+            "kind": {"S": PAGE},
+            "id": {"S": "/pricing"},
+            "lease_token": {"S": lease.token},
+            "ttl": {"N": str(1_700_000_005 + 30 * 86400)},
+        }
+        assert rows[0]["tags"] == {"SS": ["shop"]}
+
+    async def test_of_any_text(self, bench: Bench) -> None:
+        """Empty ones and odd ones are found, and leave nothing behind."""
+        tags = ["", "\0", "\0\0", "ü", "x" * 3_000]
+        await bench.publish(await bench.lease(None, *tags))
+        for tag in tags:
+            assert await bench.store.invalidate_tag(tag) == [(PAGE, "/pricing")]
+        await bench.store.delete(PAGE, ["/pricing"])
+        assert await bench.raw.rows() == []
+
+    async def test_outlives_its_copy(self, bench: Bench) -> None:
+        """A copy with long terms takes its tags along."""
+        await bench.publish(await bench.lease(None, "shop"), error_for=90 * 86400)
+        meta, tag = await bench.raw.rows()
+        assert meta["ttl"] == tag["ttl"] == {"N": str(1_700_000_060 + 90 * 86400)}
+
+    async def test_tags_that_are_no_more_go(self, bench: Bench) -> None:
+        """The tags of the last lease are the tags."""
+        copy = await bench.publish(await bench.lease(None, "eu", "shop"))
+        await bench.publish(await bench.lease(copy.generation, "shop"))
+        assert await bench.store.invalidate_tag("eu") == []
+        assert await bench.store.invalidate_tag("shop") == [(PAGE, "/pricing")]
+
+    async def test_a_row_that_speaks_of_nothing_is_dropped(self, bench: Bench) -> None:
+        """By the invalidation that finds it."""
+        await bench.store.release(PAGE, [await bench.lease(None, "shop")])
+        assert len(await bench.raw.rows()) == 1
+        assert await bench.store.invalidate_tag("shop") == []
+        assert await bench.raw.rows() == []
+
+    async def test_who_wins_late_looks_once_more(self, bench: Bench) -> None:
+        """The lease was free, and the copy not the one seen: released, and the copy served."""
+        seen = await bench.record()
+        copy = await bench.publish(await bench.lease())
+        grant = await bench.ask()
+        assert (seen, grant) == (Record(), Newer(Record(copy)))
+        assert await bench.raw.row("LOCK") is None
+
+
+class TestI7Costs:
+    async def test_a_fresh_hit_is_one_read_and_one_get(self, aws: Aws) -> None:
+        """One GetItem; S3 is not asked for what the reader has."""
+        async with bench_on(aws) as bench, lossy(aws.endpoint) as proxy:
+            copy = await bench.publish(await bench.lease())
+            store = Aws(proxy.address, aws.s3_endpoint).store(bench.raw.table, bench.clock)
+            await store.open()
+            proxy.seen.clear()
+            await store.read(PAGE, ["/pricing"])
+            assert (proxy.seen, store._meter.costs().s3_gets) == ({"GetItem": 1}, 1)
+            known = await store.read(PAGE, ["/pricing"], {"/pricing": copy.generation})
+            assert known["/pricing"].copy is not None
+            assert known["/pricing"].copy.value is UNREAD
+            assert (proxy.seen, store._meter.costs().s3_gets) == ({"GetItem": 2}, 1)
+            assert store._meter.costs().read_units == 2
+            await store.close()
+
+    async def test_many_are_read_together(self, bench: Bench) -> None:
+        """Two hundred and fifty rows in three requests."""
+        ids = [str(number) for number in range(250)]
+        asks = [Ask(id_) for id_ in ids]
+        grants = await bench.store.acquire("price", asks, 5)
+        copies = {
+            id_: (lease, Copy(lease.token, NOW, Policy(60), None))
+            for id_, lease in grants.items()
+            if isinstance(lease, Lease)
+        }
+        assert await bench.store.publish("price", copies) == set()
+        assert len(await bench.store.read("price", ids)) == 250
+
+    async def test_a_stale_hit_adds_one_conditional_put(self, bench: Bench) -> None:
+        """And the second look; the publication is a transaction, the body one put."""
+        copy = await bench.publish(await bench.lease())
+        bench.clock.advance(61)
+        before = bench.units()
+        lease = await bench.lease(copy.generation)
+        assert bench.spent(before) == [1, 1, 0, 0]
+        await bench.publish(lease)
+        assert bench.spent(before) == [1, 5, 0, 1]
+
+    async def test_lag_halves_the_units(self, bench: Bench) -> None:
+        """Eventually consistent where a second is allowed; never for what we changed ourselves."""
+        reader = bench.store
+        await bench.publish(await bench.lease())
+        for lag, units in ((0.5, 1), (1.0, 1)):
+            before = bench.units()[0]
+            await reader.read_lagging(PAGE, ["/pricing"], {}, lag)
+            assert bench.units()[0] - before == units
+        other = bench.store
+        await other.close()
+        await other.open()
+        before = bench.units()[0]
+        await other.read_lagging(PAGE, ["/pricing"], {}, 1.0)
+        assert bench.units()[0] - before == 0.5
+
+    async def test_a_cache_shows_them(self, aws: Aws) -> None:
+        """`stats()`: read and write units, S3 calls; nothing is asked within `memory_for`."""
+        address = aws.address(aws.new_table())
+        async with Cache(address) as cache:
+
+            @cache.cached("report", fresh_for="1h", memory_for="1m")
+            async def report(year: int) -> str:
+                return str(year)
+
+            assert await report(2026) == "2026"
+            before = (await cache.stats()).store
+            assert await report(2026) == "2026"
+            after = (await cache.stats()).store
+        async with Cache(address) as other:
+
+            @other.cached("report", fresh_for="1h", memory_for="1m")
+            async def same(year: int) -> str:
+                raise AssertionError(year)
+
+            assert await same(2026) == "2026"
+            costs = other._store._meter.costs()  # type: ignore[attr-defined]
+            assert (costs.read_units, costs.s3_gets) == (0.5, 1)
+        assert before is not None
+        assert before.costs is not None
+        assert after is not None
+        assert after.costs is not None
+        assert (before.costs.s3_puts, before.costs.write_units) == (1, 5)
+        assert after.costs.s3_gets == before.costs.s3_gets == 0
+
+    async def test_counting_is_bounded(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Past some pages it estimates by the table's own count."""
+        monkeypatch.setattr("stillfresh.stores.dynamodb.sweeping.MOST_PAGES", 1)
+        await bench.publish(await bench.lease())
+        for number in range(4):
+            blob = {"pk": {"S": f"CACHE#{number}"}, "sk": {"S": "META"}, "x": {"S": "x" * 390_000}}
+            await bench.raw.dynamodb.put_item(TableName=bench.raw.table, Item=blob)
+        stats = await bench.store.stats()
+        assert stats.copies in {0, 1, 2}

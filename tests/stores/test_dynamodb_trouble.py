@@ -1,0 +1,351 @@
+"""S6, I4, I5, I6: what a table, a bucket, a network or a user may do wrong; what is said then."""
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aws_servers import Aws
+from lossy_proxy import LossyProxy, lossy
+
+from stillfresh import Cache, ConfigError, LeaseHeld, LeaseLost, NotOpen, Policy, StoreError
+from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Record
+from stillfresh.stores.dynamodb import DynamoStore, FaceTheoryCacheLease
+from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.urls import store_for
+from stillfresh.testing import ManualClock
+
+NOW = 1_700_000_000.0
+KIND = "price"
+
+
+class Pauses:
+    """Does not sleep; notes for how long it was asked to, and waits at the gate."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        await self.gate.wait()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def troubled(
+    aws: Aws, **options: Any
+) -> AsyncIterator[tuple[DynamoStore, LossyProxy, Pauses]]:
+    """A store behind a proxy that does as it is told."""
+    pauses = Pauses()
+    async with lossy(aws.endpoint) as proxy:
+        store = Aws(proxy.address, aws.s3_endpoint).store(
+            aws.new_table(), ManualClock(start=NOW), sleep=pauses, **options
+        )
+        await store.open()
+        proxy.seen.clear()
+        try:
+            yield store, proxy, pauses
+        finally:
+            await store.close()
+
+
+async def leased(store: DynamoStore, id_: str = "a") -> Lease:
+    grant = (await store.acquire(KIND, [Ask(id_)], 5))[id_]
+    assert isinstance(grant, Lease)
+    return grant
+
+
+def copy_by(lease: Lease, value: bytes | None = b"value") -> Copy:
+    return Copy(lease.token, NOW, Policy(60, 60), value)
+
+
+class TestI4LostAnswers:
+    async def test_a_lease_whose_answer_was_lost_is_ours(self, aws: Aws) -> None:
+        """Asked again we are refused by our own token, and have won; nobody else can."""
+        async with troubled(aws) as (store, proxy, _):
+            proxy.lose["PutItem"] = 1
+            lease = await leased(store)
+            assert proxy.seen["PutItem"] == 2
+            assert isinstance((await store.acquire(KIND, [Ask("a")], 5))["a"], Held)
+            assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
+
+    async def test_a_release_whose_answer_was_lost_is_done(self, aws: Aws) -> None:
+        """Asked again it finds nothing of ours, which is no error."""
+        async with troubled(aws) as (store, proxy, _):
+            for failures in (None, {"a": Failure(1, NOW, "x")}):
+                lease = await leased(store)
+                proxy.lose["DeleteItem"] = proxy.lose["TransactWriteItems"] = 1
+                await store.release(KIND, [lease], failures)
+                proxy.lose.clear()
+
+    async def test_a_renewal_whose_answer_was_lost_is_done(self, aws: Aws) -> None:
+        """It may be done twice."""
+        async with troubled(aws) as (store, proxy, _):
+            lease = await leased(store)
+            proxy.lose["UpdateItem"] = 1
+            assert await store.renew(KIND, [lease], 50) == set()
+
+
+class TestI5LostAnswers:
+    @pytest.mark.parametrize("losses", [1, 3])
+    async def test_a_transaction_whose_answer_was_lost_is_settled(
+        self, aws: Aws, losses: int
+    ) -> None:
+        """Published once, and known to be: it is not taken for superseded."""
+        async with troubled(aws) as (store, proxy, _):
+            lease = await leased(store)
+            proxy.lose["TransactWriteItems"] = losses
+            assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
+            assert (await store.read(KIND, ["a"]))["a"] == Record(copy_by(lease))
+
+    async def test_settled_by_reading_when_the_server_has_forgotten(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without a memory of request tokens the repeated one is refused; the row says why."""
+        async with troubled(aws) as (store, proxy, _):
+            lease = await leased(store)
+            parts = store._parts
+            assert parts is not None
+            ask = parts.writer.table._service._once
+
+            async def forgetful(operation: str, then: Any, arguments: dict[str, Any]) -> Any:
+                arguments.pop("ClientRequestToken", None)
+                return await ask(operation, then, arguments)
+
+            monkeypatch.setattr(parts.writer.table._service, "_once", forgetful)
+            proxy.lose["TransactWriteItems"] = 1
+            assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
+
+    async def test_an_invalidation_in_between_wins(self, aws: Aws) -> None:
+        """The law, with a busy server in it: what was voided between two attempts is superseded."""
+        async with troubled(aws) as (store, proxy, pauses):
+            lease = await leased(store)
+            proxy.refuse["TransactWriteItems"] = (1, "TransactionInProgressException")
+            pauses.gate.clear()
+            publishing = asyncio.create_task(store.publish(KIND, {"a": (lease, copy_by(lease))}))
+            while not pauses.asked:
+                await asyncio.sleep(0)
+            await store.invalidate(KIND, ["a"])
+            pauses.gate.set()
+            assert await publishing == {"a"}
+            assert await store.read(KIND, ["a"]) == {}
+
+    async def test_never_answered_is_an_error_and_the_body_stays(self, aws: Aws) -> None:
+        """It may have been published: deleting its body would make that a miss."""
+        async with troubled(aws) as (store, proxy, _):
+            lease = await leased(store)
+            proxy.lose["TransactWriteItems"] = 5
+            with pytest.raises(StoreError, match="no answer to transact_write_items"):
+                await store.publish(KIND, {"a": (lease, copy_by(lease))})
+            assert (await store.read(KIND, ["a"]))["a"] == Record(copy_by(lease))
+
+
+class TestI6SecondLook:
+    async def test_a_failed_second_look_frees_the_lease(self, aws: Aws) -> None:
+        """Who won it and could not look has no use for it; others need not wait for its end."""
+        async with troubled(aws) as (store, proxy, _):
+            proxy.refuse["GetItem"] = (5, "ThrottlingException")
+            with pytest.raises(StoreError):
+                await store.acquire(KIND, [Ask("a")], 5)
+            await leased(store)
+
+
+class TestI4Errors:
+    async def test_held_lost_and_failed_are_told_apart(self, aws: Aws) -> None:
+        """Three errors for three things."""
+        async with troubled(aws) as (store, proxy, _):
+            parts = store._parts
+            assert parts is not None
+            leases = Leases(parts.writer.table)
+            mine = FaceTheoryCacheLease.until("CACHE#1", "mine", NOW + 5)
+            theirs = FaceTheoryCacheLease.until("CACHE#1", "theirs", NOW + 5)
+            await leases.acquire(theirs, now=NOW)
+            with pytest.raises(LeaseHeld, match="held by another until 1700000005") as held:
+                await leases.acquire(mine, now=NOW)
+            assert held.value.until == NOW + 5
+            with pytest.raises(LeaseLost):
+                await leases.refresh(mine, now=NOW)
+            with pytest.raises(LeaseLost):
+                await leases.refresh(theirs, now=NOW + 5)
+            proxy.refuse["UpdateItem"] = (1, "AccessDeniedException")
+            with pytest.raises(StoreError, match="no permission for UpdateItem"):
+                await leases.refresh(theirs, now=NOW)
+            proxy.refuse["PutItem"] = (1, "ValidationException")
+            with pytest.raises(StoreError, match="ValidationException"):
+                await leases.acquire(mine, now=NOW)
+            await leases.release("CACHE#1", "mine", now=NOW)
+            assert await leases.void("CACHE#1", now=NOW)
+
+
+class TestS6Throttling:
+    async def test_is_waited_out_with_jitter(self, aws: Aws) -> None:
+        """Growing, uneven pauses; then it works."""
+        async with troubled(aws, dice=random.Random(1).random) as (store, proxy, pauses):
+            proxy.refuse["GetItem"] = (4, "ProvisionedThroughputExceededException")
+            assert await store.read(KIND, ["a"]) == {}
+            assert len(pauses.asked) == 4
+            for number, pause in enumerate(pauses.asked):
+                assert 0.025 <= pause / 2**number <= 0.05
+            assert len({round(pause / 2**n, 6) for n, pause in enumerate(pauses.asked)}) == 4
+
+    async def test_is_an_error_in_the_end(self, aws: Aws) -> None:
+        """After five times; the store says so and is none the worse for it."""
+        async with troubled(aws) as (store, proxy, _):
+            steps: dict[str, Callable[[], Awaitable[object]]] = {
+                "GetItem": lambda: store.read(KIND, ["a"]),
+                "PutItem": lambda: store.acquire(KIND, [Ask("a")], 5),
+                "DeleteItem": lambda: store.invalidate(KIND, ["a"]),
+            }
+            for operation, ask in steps.items():
+                proxy.refuse[operation] = (5, "ThrottlingException")
+                with pytest.raises(StoreError, match="asked up to 5 times"):
+                    await ask()
+                await ask()
+
+    async def test_a_busy_transaction_is_not_a_lost_lease(self, aws: Aws) -> None:
+        """A conflict with another's transaction is tried again."""
+        async with troubled(aws) as (store, proxy, _):
+            lease = await leased(store)
+            proxy.refuse["TransactWriteItems"] = (2, "TransactionInProgressException")
+            assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
+
+    async def test_one_of_many_leaves_the_others_done(self, aws: Aws) -> None:
+        """All run to their end; then the error is raised."""
+        async with troubled(aws) as (store, proxy, _):
+            leases = [await leased(store, id_) for id_ in "abc"]
+            copies = {lease.id: (lease, copy_by(lease)) for lease in leases}
+            proxy.refuse["TransactWriteItems"] = (1, "AccessDeniedException")
+            with pytest.raises(StoreError, match="no permission"):
+                await store.publish(KIND, copies)
+            assert len(await store.read(KIND, list("abc"))) == 3
+            stats = await store.stats()
+            assert (stats.copies, stats.leases) == (2, 1)
+
+
+class TestS6BadInput:
+    async def test_a_missing_table(self, aws: Aws) -> None:
+        """Told when it is opened, with what to do; and by use, should it go later."""
+        store = aws.store("not-there")
+        with pytest.raises(StoreError, match="table 'not-there': there is no such table; make it"):
+            await store.open()
+        with pytest.raises(NotOpen):
+            await store.read(KIND, ["a"])
+        store = aws.store(aws.new_table())
+        await store.open()
+        async with aws.raw(store._names.table) as raw:
+            await raw.dynamodb.delete_table(TableName=raw.table)
+        with pytest.raises(StoreError, match="stillfresh table create"):
+            await store.read(KIND, ["a"])
+        await store.close()
+
+    @pytest.mark.parametrize(
+        "keys", [{"id": "HASH"}, {"pk": "HASH"}, {"sk": "HASH", "pk": "RANGE"}]
+    )
+    async def test_a_table_of_other_keys(self, aws: Aws, keys: dict[str, str]) -> None:
+        """Said with the keys it has, and those it must have."""
+        store = aws.store(aws.new_table(**keys))
+        with pytest.raises(StoreError, match=r"they must be pk \(HASH, S\) and sk \(RANGE, S\)"):
+            await store.open()
+
+    async def test_a_missing_bucket(self, aws: Aws) -> None:
+        """Said by the first who needs it; the lease is not lost by it."""
+        store = aws.store(aws.new_table(), bucket="no-such-bucket")
+        await store.open()
+        lease = await leased(store)
+        with pytest.raises(StoreError, match="bucket 'no-such-bucket': there is no such bucket"):
+            await store.publish(KIND, {"a": (lease, copy_by(lease))})
+        await store.release(KIND, [lease])
+        await store.close()
+
+    async def test_no_permission(self, aws: Aws) -> None:
+        """The action that was denied is named; looking at the table is not required."""
+        async with lossy(aws.endpoint) as proxy:
+            proxy.refuse["DescribeTable"] = (1, "AccessDeniedException")
+            store = Aws(proxy.address, aws.s3_endpoint).store(aws.new_table())
+            await store.open()
+            proxy.refuse["GetItem"] = (1, "AccessDeniedException")
+            with pytest.raises(StoreError, match="no permission for GetItem"):
+                await store.read(KIND, ["a"])
+            await store.close()
+
+    async def test_nobody_answers(self) -> None:
+        """A store that is away can be opened: it may come back; until then each step fails."""
+        pauses = Pauses()
+        store = Aws("http://127.0.0.1:9", "http://127.0.0.1:9").store("table", sleep=pauses)
+        await store.open()
+        with pytest.raises(StoreError, match="no answer to get_item"):
+            await store.read(KIND, ["a"])
+        await store.close()
+
+    @pytest.mark.usefixtures("aws")
+    @pytest.mark.parametrize(
+        ("address", "says"),
+        [
+            ("dynamodb://table", "write dynamodb://table\\?bucket=name"),
+            ("dynamodb://table?bucket=", "write dynamodb://table\\?bucket=name"),
+            ("dynamodb://table/path?bucket=b", "write dynamodb://table\\?bucket=name"),
+            ("dynamodb://key:secret@table?bucket=b", "write dynamodb://table\\?bucket=name"),
+            ("dynamodb://table?bucket=b#x", "write dynamodb://table\\?bucket=name"),
+            ("dynamodb://table?bucket=b&bucket=c", "takes each once"),
+            ("dynamodb://table?bucket=b&colour=red", "takes each once"),
+            ("dynamodb://table?bucket=b&tenant=", "tenant"),
+            ("dynamodb://table?bucket=b&tenant=a%23b", "tenant"),
+            ("dynamodb://?bucket=b", "FACETHEORY_CACHE_TABLE_NAME"),
+        ],
+    )
+    def test_an_address_that_says_too_little_or_too_much(self, address: str, says: str) -> None:
+        """Refused before anything is opened, with what to write."""
+        with pytest.raises(ConfigError, match=says):
+            Cache(address)
+
+    def test_the_tables_name_comes_from_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As the schema's other users have it, where the address has none."""
+        monkeypatch.setenv("FACETHEORY_CACHE_TABLE_NAME", "site-cache")
+        store = store_for("dynamodb://?bucket=b&tenant=acme", ManualClock())
+        assert isinstance(store, DynamoStore)
+        assert (store._names.table, store._names.tenant) == ("site-cache", "acme")
+        named = store_for("dynamodb://own?bucket=b", ManualClock())
+        assert isinstance(named, DynamoStore)
+        assert named._names.table == "own"
+
+    async def test_no_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Neither in the address nor in the settings."""
+        monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+        monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        with pytest.raises(ConfigError, match="no region"):
+            await DynamoStore("table", bucket="b").open()
+
+    async def test_no_credentials(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Said in AWS's own words."""
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        store = aws.store(aws.new_table())
+        await store.open()
+        with pytest.raises(StoreError, match="credentials"):
+            await store.read(KIND, ["a"])
+        await store.close()
+
+    def test_a_missing_library_is_named(self) -> None:
+        """The schema can be imported without it; the store says what to install."""
+        script = """
+import sys
+sys.modules["aiobotocore"] = None
+from stillfresh.stores.dynamodb.schema import FaceTheoryCacheMetadata
+from stillfresh import Cache, ConfigError
+try:
+    Cache("dynamodb://table?bucket=b")
+except ConfigError as exc:
+    assert "stillfresh[aws]" in str(exc), exc
+else:
+    raise AssertionError("imported")
+"""
+        subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

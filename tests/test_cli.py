@@ -1,0 +1,96 @@
+"""S6: `stillfresh table create|describe`, as a process, against real servers."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stillfresh.testing import ManualClock
+
+if TYPE_CHECKING:
+    from aws_servers import Aws
+
+
+def stillfresh(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-W", "error", "-m", "stillfresh.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def at(aws: "Aws") -> list[str]:
+    return ["--endpoint", aws.endpoint, "--s3-endpoint", aws.s3_endpoint]
+
+
+class TestS6TableCommands:
+    async def test_create_makes_a_table_and_a_bucket(self, aws: "Aws") -> None:
+        """TTL is on, the bucket is there, a store works on them; a second time changes nothing."""
+        made = [
+            stillfresh("table", "create", "made-here", "--bucket", "made-here-too", *at(aws))
+            for _ in range(2)
+        ]
+        assert [it.returncode for it in made] == [0, 0], made[0].stderr
+        assert made[0].stdout == made[1].stdout
+        lines = [line.split(maxsplit=1) for line in made[0].stdout.splitlines()]
+        assert ["table", "made-here"] in lines
+        assert ["status", "ACTIVE"] in lines
+        assert "ttl attribute   ttl\n" in made[0].stdout
+        assert "bucket exists   True\n" in made[0].stdout
+        store = aws.store("made-here", ManualClock(), bucket="made-here-too")
+        await store.open()
+        await store.close()
+
+    def test_describe_shows_them(self, aws: "Aws") -> None:
+        """By name, or by a store's whole address."""
+        table = aws.new_table()
+        by_name = stillfresh("table", "describe", table, "--bucket", aws.bucket, *at(aws))
+        by_address = stillfresh("table", "describe", aws.address(table))
+        assert by_name.returncode == 0, by_name.stderr
+        assert by_name.stdout == by_address.stdout
+        assert "ttl attribute   -\n" in by_name.stdout
+
+    def test_the_name_may_come_from_the_environment(
+        self, aws: "Aws", monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As for the schema's other users."""
+        table = aws.new_table()
+        monkeypatch.setenv("FACETHEORY_CACHE_TABLE_NAME", table)
+        assert table in stillfresh("table", "describe", *at(aws)).stdout
+
+    def test_says_in_a_sentence_what_is_wrong(self, aws: "Aws") -> None:
+        """No trace of the inside: a missing table, other keys, a bad address, no name."""
+        other = aws.new_table(id="HASH")
+        for arguments, says in {
+            ("describe", "not-there", *at(aws)): "there is no such table",
+            ("create", other, *at(aws)): "they must be pk (HASH, S) and sk (RANGE, S)",
+            ("describe", "dynamodb://t?colour=red"): "takes each once",
+            ("describe",): "Missing argument 'TABLE'",
+        }.items():
+            answer = stillfresh("table", *arguments)
+            assert answer.returncode != 0
+            assert says in answer.stderr
+            assert "Traceback" not in answer.stderr
+
+    @pytest.mark.parametrize(("missing", "extra"), [("click", "cli"), ("aiobotocore", "aws")])
+    def test_a_missing_library_is_named(self, missing: str, extra: str) -> None:
+        """With the extra that brings it."""
+        script = f"""
+import runpy, sys
+sys.modules[{missing!r}] = None
+sys.argv = ["stillfresh", "table", "describe", "t"]
+runpy.run_module("stillfresh.cli", run_name="__main__")
+"""
+        answer = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert answer.returncode == 1
+        assert f"stillfresh[{extra}]" in answer.stderr
+        assert "Traceback" not in answer.stderr
+
+    def test_is_installed_as_a_command(self) -> None:
+        """`stillfresh`, beside the interpreter."""
+        command = Path(sys.executable).with_name("stillfresh")
+        answer = subprocess.run(
+            [command, "--version"], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert answer.stdout.startswith("stillfresh")
