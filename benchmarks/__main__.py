@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import behaviours, dynamodb, engine, feed, ttl_cache
+from benchmarks import behaviours, dynamodb, engine, feed, pages, ttl_cache
 from benchmarks.harness import Progress, Row, Section
 
 SECTIONS: dict[str, Callable[[Progress], Section]] = {
     "ttl_cache": ttl_cache.section,
     "engine": engine.section,
     "feed": feed.section,
+    "pages": pages.section,
     "behaviours": behaviours.section,
     "dynamodb": dynamodb.section,
 }

@@ -34,9 +34,10 @@ class Answers(Generic[K, V]):
         max_entries: int,
         memory_for: float,
         private: bool,
+        light: Callable[[K], K] | None = None,
     ) -> None:
         self.meter = Meter()
-        self.front: Front[K, V] = Front(max_entries, self.meter)
+        self.front: Front[K, V] = Front(max_entries, self.meter, light)
         self._kind = kind
         self._codec = codec
         self._clock = clock

@@ -324,6 +324,7 @@ class Cache:
             max_entries=spec.max_entries,
             memory_for=spec.memory_for,
             private=self._private,
+            light=spec.light,
         )
         core = Core(spec, self, answers, text=text, key=key)
         self._cores[self._new_name(spec.kind)] = core

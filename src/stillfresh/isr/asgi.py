@@ -149,7 +149,7 @@ class IsrMiddleware:
             return
         if len(self._hot) >= self._most_hot:
             self._hot.clear()
-        self._hot[hot] = found.key, entry
+        self._hot[hot] = entry.key, entry
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         """I12, RFC 9111 §4.4: a method that changes something, if it succeeds, outdates its URL."""

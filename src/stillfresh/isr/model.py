@@ -212,6 +212,10 @@ class PageKey:
         """There was an older copy when it began."""
         self._hash = hash(id_)
 
+    def light(self) -> "PageKey":
+        """Without its render: what memory keeps."""
+        return PageKey(self.id, None, self.tags)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PageKey) and self.id == other.id
 

@@ -9,6 +9,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
@@ -91,6 +92,7 @@ class PageCache:
             lease_for=lease_for,
             load_timeout=render_timeout,
         )
+        spec = replace(spec, light=PageKey.light)
         self.core: Core[PageKey, Stored] = self._cache.declare(spec, lambda key: key.id, PageKey)
 
     async def get(
