@@ -26,7 +26,8 @@ __all__ = ["IsrMiddleware"]
 MAX_BODY: Final = 1_048_576
 MAX_HOSTS: Final = 1_000
 """Hosts of which one process keeps pages; those beyond pass."""
-SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+FRESH: Final = Verdict.FRESH
+SAFE: Final = frozenset({"OPTIONS", "TRACE"})
 SLOW: Final = frozenset(
     {
         b"authorization",
@@ -70,42 +71,50 @@ class IsrMiddleware:
         self._most_hot = pages.core.spec.max_entries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "GET":
+            hot = _hot_key(scope)
+            found = self._hot.get(hot) if hot is not None else None
+            if found is None or (stored := self._hit(*found)) is None:
+                await self._visit(scope, receive, send, hot)
+                return
+            head, start = stored.head, stored.ready.start
+            message = {"type": "http.response.start", "status": head.status}
+            message["headers"] = start.copy()
+            await send(message)
+            await send({"type": "http.response.body", "body": bytes(stored.body)})
+        else:
+            await self._other(scope, receive, send)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
-            return
-        method = scope["method"]
-        if method not in SAFE:
-            await self._change(scope, receive, send)
-        elif method not in {"GET", "HEAD"}:
+        elif scope["method"] == "HEAD":
+            await self._visit(scope, receive, send, None)
+        elif scope["method"] in SAFE:
             await self._app(scope, receive, send)
         else:
-            hot = _hot_key(scope) if method == "GET" else None
-            found = self._hot.get(hot) if hot is not None else None
-            if found is None or not await self._hit(*found, send):
-                await self._visit(scope, receive, send, hot)
+            await self._change(scope, receive, send)
 
-    async def _hit(self, key: PageKey, entry: Entry[PageKey, Stored], send: Send) -> bool:
+    def _hit(self, key: PageKey, entry: Entry[PageKey, Stored]) -> Stored | None:
         """I16: what memory can answer by itself, or after one look at a store that is at hand."""
-        clock = self._clock
-        now = clock()
-        is_known = now < entry.until
-        answer = entry.answer if is_known else self._pages.core.glance(key)
-        if answer is None or answer.verdict is not Verdict.FRESH or not answer.found:
-            return False
+        now = self._clock()
+        if now < entry.until:
+            answer, hits = entry.answer, 1
+        elif (glanced := self._pages.core.glance(key)) is not None:
+            answer, hits = glanced, 0  # counted there
+        else:
+            return None
         stored = answer.value
-        if stored.head.vary:
-            return False
-        entry.hits += is_known
+        if answer.verdict is not FRESH or not answer.found or stored.head.vary:
+            return None
+        entry.hits += hits
         made = stored.ready or ready(stored)
         if made.second != (second := int(now)):
             made.second = second
-            ttl = int(ttl_at(stored, answer.fetched_at, now, answer.verdict))
+            ttl = int(ttl_at(stored, answer.fetched_at, now, FRESH))
             fields = made.told(age_at(stored, answer.fetched_at, now), f"hit; ttl={ttl}")
             made.start = [*fields, *made.length]
-        status = stored.head.status
-        await send({"type": "http.response.start", "status": status, "headers": made.start.copy()})
-        await send({"type": "http.response.body", "body": bytes(stored.body)})
-        return True
+        return stored
 
     async def _visit(
         self, scope: Scope, receive: Receive, send: Send, hot: tuple[Any, ...] | None

@@ -173,6 +173,9 @@ class Stored:
         self.ready: Any = None
         """What a front end has prepared to serve it fast."""
 
+    def __len__(self) -> int:
+        return len(self.body)
+
     @property
     def terms(self) -> Terms:
         return Terms(self.head.fresh_for, self.head.stale_for, self.head.error_for)

@@ -22,7 +22,7 @@ from stillfresh.engine.keys import checked_id
 from stillfresh.engine.options import spec_of
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.isr.codec import PageCodec, PageShape
+from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
 from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import checked_tenant
@@ -78,7 +78,7 @@ class PageCache:
         spec = spec_of(
             KIND,
             self._load,
-            PageCodec(),
+            AsItIs() if is_private else PageCodec(),
             lambda key: key.tags,
             fresh_for=0,
             stale_for=stale_for,
