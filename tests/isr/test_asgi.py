@@ -1,4 +1,4 @@
-"""I12, I14, I15: `IsrMiddleware` in front of an ASGI app, by HTTP."""
+"""I10, I11, I12, I14, I15: `IsrMiddleware` in front of an ASGI app, by HTTP."""
 
 import asyncio
 

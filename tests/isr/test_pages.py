@@ -1,4 +1,4 @@
-"""I8-I11: `PageCache.get`, on each store, on a manual clock."""
+"""I8, I9, I10, I11, I16: `PageCache.get`, on each store, on a manual clock."""
 
 import asyncio
 from pathlib import Path
@@ -295,3 +295,26 @@ class TestI8Doors:
         """When they are written, not when they are used."""
         with pytest.raises(ConfigError):
             PageCache("memory://", **options)
+
+
+class TestI16Memory:
+    async def test_a_page_is_held_once(self, clock: ManualClock) -> None:
+        """In a store of this process, what is served is what is stored; no render is kept."""
+        body = b"x" * 100_000
+        async with PageCache("memory://", clock=clock) as pages:
+            page = await pages.get("/a", lambda: Page(body), revalidate=60)
+            assert page.body is body
+            (entry,) = pages.core.shelf.front.entries.values()
+            assert entry.key.render is None
+            store = (await pages.stats()).store
+            assert store is not None
+            assert store.bytes == len(body)
+
+    async def test_a_page_from_a_file_is_a_view_of_what_was_read(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """Its body is not copied out of the row."""
+        async with PageCache(f"sqlite:///{tmp_path}/pages.db", clock=clock) as pages:
+            await pages.get("/a", lambda: Page(b"x"), revalidate=60)
+            (entry,) = pages.core.shelf.front.entries.values()
+            assert isinstance(entry.answer.value.body, memoryview)

@@ -1,4 +1,4 @@
-"""I13, I14, I15: the pure rules of the page cache, by example and by property."""
+"""I12, I13, I14, I15: the pure rules of the page cache, by example and by property."""
 
 from typing import Any
 

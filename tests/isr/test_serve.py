@@ -1,4 +1,4 @@
-"""I12-I15: `stillfresh serve`, real processes and sockets, in front of a real site."""
+"""I9, I12, I15: `stillfresh serve`, real processes and sockets, in front of a real site."""
 
 import re
 import signal
