@@ -346,6 +346,14 @@ class TestI10Middleware:
         with pytest.raises(ConfigError):
             IsrMiddleware(site, PageCache("memory://"), routes={"/a": "soon"})
 
+    @pytest.mark.parametrize("status", [600, 999])
+    async def test_a_status_that_is_none_passes(
+        self, pages: PageCache, site: Site, status: int
+    ) -> None:
+        """As the app said it, and not kept."""
+        site.status = status
+        assert (await in_front(site, pages)()).status_code == status
+
 
 class TestI12Lifespan:
     @pytest.mark.parametrize("knows_lifespan", [True, False])

@@ -91,6 +91,15 @@ class TestI13Poisoning:
             assert (await visit(headers={"user-agent": f"agent {number}"})).status_code == 200
         assert (await pages.stats()).resources["page"].entries <= 4
 
+    async def test_many_long_headers_make_no_key(self, pages: PageCache, site: Site) -> None:
+        """They pass."""
+        names = [f"x-{number}" for number in range(30)]
+        site.says(f"Vary: {', '.join(names)}")
+        visit = in_front(site, pages)
+        await visit()
+        assert (await visit(headers=dict.fromkeys(names, "a" * 900))).status_code == 200
+        assert (await pages.stats()).resources["page"].entries == 1
+
     async def test_an_endless_header_is_nobodys_variant(self, pages: PageCache, site: Site) -> None:
         """It passes."""
         site.says("Vary: X-Kind")
@@ -139,6 +148,24 @@ class TestI13Privacy:
         visit = as_it_says(site, pages)
         await visit()
         assert (await visit(headers={"authorization": "Bearer x"})).text == "page 1"
+
+    async def test_then_it_is_kept_whoever_asks_first(self, pages: PageCache, site: Site) -> None:
+        """Rendered without who he is; so it is the same for all."""
+        site.says(PUBLIC)
+        visit = as_it_says(site, pages)
+        for _ in range(2):
+            assert (await visit(headers={"authorization": "Bearer x"})).text == "page 1"
+        assert site.seen("authorization") == []
+
+    async def test_an_error_without_who_he_is_is_not_told_to_him(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """His own request is passed on."""
+        visit = in_front(site, pages)
+        site.status = 500
+        await visit()
+        site.status = 200
+        assert (await visit(headers={"authorization": "Bearer x"})).status_code == 200
 
     async def test_a_request_may_forbid_storing(self, pages: PageCache, site: Site) -> None:
         """`no-store`: nothing of it is kept."""

@@ -1,5 +1,6 @@
 """I9, I12, I15: `stillfresh serve`, real processes and sockets, in front of a real site."""
 
+import contextlib
 import re
 import signal
 import socket
@@ -144,6 +145,43 @@ class TestI12Proxy:
         """The site is told its own name, and knows no other."""
         location = f"{proxy.upstream}/there"
         assert proxy.get("/r", status="302", location=location).headers["location"] == "/there"
+
+
+ODD_LINES = [
+    b"OPTIONS * HTTP/1.1",
+    b"GET /\xff\xfe HTTP/1.1",
+    b"GET /a\x00b HTTP/1.1",
+    b"GET /%zz HTTP/1.1",
+    b"GET http://evil.example/x HTTP/1.1",
+    b"GET //evil.example/x HTTP/1.1",
+    b"GET /../x HTTP/1.1",
+    b"BREW /pot HTTP/1.1",
+    b"GET / HTTP/9.9",
+    b"\x16\x03\x01\x02\x00",
+]
+ODD_HEADERS = [
+    b"x: y",
+    b"x: " + b"a" * 70_000,
+    b'cache-control: max-age=,,="',
+    b"range: bytes=--",
+    b"host: a\r\nhost: b",
+]
+
+
+class TestI13RawRequests:
+    @pytest.mark.parametrize("line", ODD_LINES)
+    @pytest.mark.parametrize("header", ODD_HEADERS)
+    def test_nothing_breaks_it(self, proxy: Proxy, line: bytes, header: bytes) -> None:
+        """An answer or a closed connection, never a 500 of its own; and the next one is served."""
+        port = int(proxy.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(line + b"\r\nhost: x\r\nconnection: close\r\n" + header + b"\r\n\r\n")
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := client.recv(65_536):
+                    answer += part
+        assert not answer.startswith(b"HTTP/1.1 500")
+        assert proxy.get("/alive").status_code == 200
 
 
 class TestI15Streams:

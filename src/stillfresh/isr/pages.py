@@ -67,7 +67,7 @@ class PageCache:
     ) -> None:
         self.clock = checked_clock(clock)
         self._prefix = checked_tenant(tenant)
-        self._wait = seconds(wait, name="wait")
+        self._wait = seconds(wait, name="wait", positive=True)
         self._stale_for = seconds(stale_for, name="stale_for")
         self._error_for = seconds(error_for, name="error_for")
         self._sleep = sleep
@@ -141,6 +141,8 @@ class PageCache:
 
     async def ask(self, key: PageKey, *, anew: bool = False) -> Outcome[Stored]:
         """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
+        if not anew and (known := self._known(key)) is not None:
+            return known
         work = self.core.reload([key]) if anew else self.core.answers([key])
         asking = asyncio.ensure_future(work)
         resting = asyncio.ensure_future(self._sleep(self._wait))
@@ -152,6 +154,10 @@ class PageCache:
         finally:
             resting.cancel()
             asking.cancel()
+
+    def _known(self, key: PageKey) -> Outcome[Stored] | None:
+        """What can be answered on the spot."""
+        return self.core.shelf.hit(key, self.clock()) or self.core.glance(key)
 
     async def revalidate(self, path: str) -> None:
         """I11: stale from now, in every variant; rendered anew at the next visit."""

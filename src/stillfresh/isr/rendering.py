@@ -57,7 +57,7 @@ class Answer:
         self.status = message["status"]
         fields = message.get("headers", ())
         self.headers = tuple((bytes(name).lower(), bytes(value)) for name, value in fields)
-        is_final = self.status >= 500 or self.status == NOT_MODIFIED
+        is_final = 500 <= self.status <= 599 or self.status == NOT_MODIFIED
         if is_final:
             return
         lengths = values(self.headers, b"content-length")

@@ -24,7 +24,7 @@ class Ready:
     def __init__(self, stored: Stored) -> None:
         head = stored.head
         fields = policy_headers(head.headers, stored.terms) if head.is_own else head.headers
-        self.before = values(fields, b"cache-status")
+        self.before = tuple(values(fields, b"cache-status"))
         kept = tuple(it for it in fields if it[0] != b"cache-status")
         if head.etag is not None:
             kept = (*kept, (b"etag", head.etag))

@@ -3,6 +3,7 @@
 Pure. RFC 9110 §7.6.1 (Connection), RFC 9111 §5.1 (Age), RFC 9211 (Cache-Status).
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from stillfresh.isr.rules_fields import Raw, members, values
@@ -66,7 +67,7 @@ def policy_headers(headers: Raw, terms: Terms) -> Raw:
     return (*kept, (b"cache-control", cache_control(terms)))
 
 
-def cache_status(before: list[bytes], what: str) -> bytes:
+def cache_status(before: Sequence[bytes], what: str) -> bytes:
     """RFC 9211 §2: the cache nearest to the client comes last."""
     return b", ".join([*before, b"stillfresh; " + what.encode()])
 

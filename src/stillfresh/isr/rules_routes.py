@@ -24,6 +24,8 @@ __all__ = ["Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_variant"]
 
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
+MOST_KEY: Final = 16_384
+"""Characters; a request that would need a longer key passes."""
 Scope: TypeAlias = Mapping[str, Any]
 
 
@@ -123,8 +125,10 @@ class Site:
         if query is None or declared is None or names & CONDITIONAL:
             return None
         url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
+        if len(id_ := key_of_variant(url, declared)) > MOST_KEY:
+            return None
         return Visit(
-            id=key_of_variant(url, declared),
+            id=id_,
             url=url,
             path=unquote(path),
             raw_path=path,

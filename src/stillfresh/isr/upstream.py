@@ -76,6 +76,9 @@ class Upstream:
         except httpx.TimeoutException:
             await _refuse(send, 504, b"The site did not answer in time.\n")
             return
+        except (httpx.InvalidURL, UnicodeError):
+            await _refuse(send, 400, b"This is not a path.\n")
+            return
         except httpx.TransportError as exc:
             await _refuse(
                 send, 502, f"The site cannot be reached ({type(exc).__name__}).\n".encode()

@@ -14,7 +14,7 @@ from stillfresh.isr.rendering import Renderer, given_to
 from stillfresh.isr.rules_freshness import is_good_enough
 from stillfresh.isr.rules_keys import variant
 from stillfresh.isr.rules_pages import age_at, is_of, may_serve, too_busy, ttl_at
-from stillfresh.isr.rules_routes import Visit, key_of_variant
+from stillfresh.isr.rules_routes import MOST_KEY, Visit, key_of_variant
 from stillfresh.isr.rules_storage import allows_authorized, forbids_stale
 
 __all__ = ["Found", "Unavailable", "Visits"]
@@ -53,8 +53,15 @@ class Visits:
 
     async def find(self, visit: Visit, state: Mapping[str, Any]) -> Found | Unavailable | None:
         key = self._key(visit, state, visit.id, given_to(visit))
-        if visit.is_authorized or visit.wish.no_store or visit.wish.only_if_cached:
+        if visit.wish.no_store or visit.wish.only_if_cached:
             return await self._only_stored(visit, key)
+        found = await self._variant(visit, state, key)
+        return found if not visit.is_authorized or _is_for_all(found) else None
+
+    async def _variant(
+        self, visit: Visit, state: Mapping[str, Any], key: PageKey
+    ) -> Found | Unavailable | None:
+        """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
         found = await self._answer(visit, key)
         if not isinstance(found, Found) or not found.stored.head.vary:
             return found
@@ -103,15 +110,15 @@ class Visits:
         return self._hit(key, answer)
 
     async def _only_stored(self, visit: Visit, key: PageKey) -> Found | Unavailable | None:
-        """RFC 9111 §3.5, §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
+        """RFC 9111 §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
         answer = await self._pages.core.look(key)
         wish = visit.wish
         if answer is not None and answer.found and self._suits(visit, answer):
-            head = answer.value.head
-            is_allowed = not visit.is_authorized or allows_authorized(head.headers)
+            head, found = answer.value.head, self._hit(key, answer)
+            is_allowed = not visit.is_authorized or _is_for_all(found)
             is_variant = is_of(answer.value, variant(head.vary, visit.headers))
             if is_allowed and is_variant and answer.verdict is not Verdict.EXPIRED:
-                return self._hit(key, answer)
+                return found
         if wish.only_if_cached:
             return Unavailable(_gateway_timeout("Not in the cache.\n"), "fwd=request")
         return None
@@ -171,6 +178,8 @@ class Visits:
 
     def _has_room(self, id_: str, variant_id: str) -> bool:
         """I13: whoever makes up header values does not fill the store."""
+        if len(variant_id) > MOST_KEY:
+            return False
         if len(self._variants) >= KNOWN_KEYS and id_ not in self._variants:
             self._variants.clear()
         known = self._variants.setdefault(id_, set())
@@ -178,6 +187,11 @@ class Visits:
             return False
         known.add(variant_id)
         return True
+
+
+def _is_for_all(found: Found | Unavailable | None) -> bool:
+    """RFC 9111 §3.5: also for those who identify themselves."""
+    return isinstance(found, Found) and allows_authorized(found.stored.head.headers)
 
 
 def _variant_id(visit: Visit, vary: Sequence[str], values: Mapping[str, str]) -> str:
