@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -140,6 +141,35 @@ class TestI12Proxy:
         with ThreadPoolExecutor(16) as pool:
             texts = list(pool.map(lambda _: httpx.get(url, timeout=30).text, range(16)))
         assert texts == ["/c 1"] * 16
+
+    def test_variants_are_pages_of_their_own(self, proxy: Proxy) -> None:
+        """The site is told the language that is asked for, and nothing else of who asks."""
+        says = {"cache_control": "max-age=60", "vary": "Accept-Language"}
+        german, english = {"accept-language": "de"}, {"accept-language": "en"}
+        first = [proxy.get("/l", it, **says).text for it in (german, english)]
+        again = [proxy.get("/l", it, **says).text for it in (german, english)]
+        assert first == again
+        assert first[0] != first[1]
+
+    @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+    def test_curl_is_answered(self, proxy: Proxy) -> None:
+        """Compressed or not, a part, a condition, a HEAD, a cache that must have it."""
+        modified = "Sun,%2006%20Nov%201994%2008:49:37%20GMT"
+        url = f"{proxy.url}/curl?cache-control=max-age%3D60&last-modified={modified}"
+        curl = ["curl", "--silent", "--output", "-", "--write-out", " %{http_code}", url]
+        missing = ["curl", "--silent", "-H", "Cache-Control: only-if-cached", f"{proxy.url}/absent"]
+        for options, said in (
+            (["--compressed"], "/curl 1 200"),
+            (["--range", "0-4"], "/curl 206"),
+            (["--range", "99-"], " 416"),
+            (["--head"], " 200"),
+            (["--time-cond", "Sun, 06 Nov 1994 08:49:37 GMT"], " 304"),
+            (["-H", "Cache-Control: only-if-cached"], "/curl 1 200"),
+        ):
+            done = subprocess.run([*curl, *options], capture_output=True, text=True, check=True)
+            assert done.stdout.endswith(said), options
+        done = subprocess.run(missing, capture_output=True, text=True, check=True)
+        assert done.stdout == "Not in the cache.\n"
 
     def test_a_redirect_to_itself_leads_here(self, proxy: Proxy) -> None:
         """The site is told its own name, and knows no other."""
