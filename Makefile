@@ -15,6 +15,8 @@ demo: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/approvals.py
 	@echo
 	@$(BIN)/python examples/prices.py
+	@echo
+	@$(BIN)/python examples/feed.py
 
 test: check $(VENV)/.servers ## lint, types and every test
 	$(BIN)/pytest --numprocesses auto

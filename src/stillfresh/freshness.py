@@ -10,7 +10,7 @@ from typing import Final
 
 from stillfresh.durations import Duration, seconds
 
-__all__ = ["Policy", "Verdict", "age_of", "is_fresh", "is_fresh_inclusive", "is_over"]
+__all__ = ["MAX_SKEW", "Policy", "Verdict", "age_of", "is_fresh", "is_fresh_inclusive", "is_over"]
 
 MAX_SKEW: Final = 5.0
 """Machines' clocks differ: a copy from the future by up to this many seconds is new, not wrong."""

@@ -145,7 +145,7 @@ class TestI8Serve:
         column = next(
             row[1] for row in connection.execute("PRAGMA table_info(page)") if row[2] == "BLOB"
         )
-        connection.execute(f"UPDATE page SET {column} = x'00ff'")  # noqa: S608
+        connection.execute(f"UPDATE page SET {column} = x'00ff'")
         connection.close()
         async with PageCache(url, clock=clock) as pages:
             assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 2"

@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import apsw
-import msgspec
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.feed import steps, upkeep
+from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
 from stillfresh.feed.file import FeedFile
 from stillfresh.feed.keys import (
     Index,
@@ -33,13 +33,14 @@ from stillfresh.feed.model import Comment, FeedStats, Topic
 from stillfresh.feed.rules import DAY, is_stale, window
 from stillfresh.feed.shelf import Shelf
 
-__all__ = ["FeedCache", "checked", "checked_comments"]
+__all__ = ["FeedCache"]
 
 T = TypeVar("T")
-R = TypeVar("R", Topic, Comment)
 
 FRESH_FOR: Final = 300.0
 KEEP_FOR: Final = 30.0 * DAY
+MOST_DAYS: Final = 10**9
+"""Longer ago than anything; a float can still count it in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class FeedCache:
 
     def put_topic(self, topic: Topic) -> None:
         """A full topic and its meta row `topic:{uuid}`."""
-        kept, now = checked(topic, Topic), self.clock()
+        kept, now = checked_topic(topic), self.clock()
         self._write(lambda connection: steps.put_topic(connection, kept, at=now))
 
     def get_topic(self, uuid: str) -> Topic | None:
@@ -116,7 +117,7 @@ class FeedCache:
     ) -> None:
         """An index result and its meta row; `complete`: what its window lacks is gone upstream."""
         key, now = canonical(cache_key), self.clock()
-        kept = [checked(topic, Topic) for topic in topics]
+        kept = checked_topics(topics)
         index = index_of(key)
         if complete and index is None:
             raise ConfigError(
@@ -225,41 +226,25 @@ class FeedCache:
             return miss
 
 
-def checked(record: object, kind: type[R]) -> R:
-    """As it will come back from the file; ConfigError for what cannot be stored."""
-    if not isinstance(record, kind):
-        raise ConfigError(f"expected a {kind.__name__}, not {shown(record)}")
-    try:
-        return msgspec.json.decode(msgspec.json.encode(record), type=kind)
-    except (msgspec.MsgspecError, UnicodeEncodeError, TypeError, OverflowError) as exc:
-        raise ConfigError(f"{kind.__name__}: {exc}") from exc
-
-
-def checked_comments(uuid: str, comments: Iterable[object]) -> list[Comment]:
-    kept = [checked(comment, Comment) for comment in comments]
-    for comment in kept:
-        if comment.topic_uuid != uuid:
-            raise ConfigError(
-                f"comment {shown(comment.comment_uuid)}: is on topic {shown(comment.topic_uuid)}, "
-                f"not on {shown(uuid)}"
-            )
-    return kept
-
-
 def _whole(days_back: object) -> int:
     if not isinstance(days_back, int) or isinstance(days_back, bool):
         raise ConfigError(f"days_back: must be a whole number of days, not {shown(days_back)}")
-    return days_back
+    return max(0, min(days_back, MOST_DAYS))
 
 
-def _given_path(path: str | os.PathLike[str]) -> Path:
-    if os.fspath(path) in {"", ":memory:"}:
-        raise ConfigError(f"path: must name a file, not {path!r}")
+def _given_path(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike) or str(path) in {"", ":memory:"}:
+        raise ConfigError(f"path: must name a file, not {shown(path)}")
+    if "\0" in str(path):
+        raise ConfigError(f"path: {shown(path)} names no file: it holds a NUL")
     return Path(path).absolute()
 
 
 def _default_path() -> Path:
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     directory = Path(home) / "stillfresh"
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StoreError(f"{directory}: cannot be made: {exc.strerror}; give a path") from exc
     return directory / "feed_cache.db"

@@ -8,8 +8,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeVar, cast
 
+import apsw
 import msgspec
 
 from stillfresh.clock import Clock, checked_clock
@@ -17,10 +18,11 @@ from stillfresh.durations import Duration
 from stillfresh.engine.cache import Cache
 from stillfresh.engine.model import Answer, Loaded
 from stillfresh.engine.tasks import Tasks
-from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
+from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, StoreError, shown
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.feed import steps
-from stillfresh.feed.cache import FeedCache, checked, checked_comments
+from stillfresh.feed.cache import FeedCache
+from stillfresh.feed.checks import checked_comments, checked_topic
 from stillfresh.feed.keys import (
     Index,
     checked_days,
@@ -47,9 +49,13 @@ from stillfresh.freshness import Verdict
 
 __all__ = ["FeedEngine"]
 
+T = TypeVar("T")
+
 AT_ONCE: Final = 16
 """Keys fetched side by side; and copies of what came that the engine keeps, the rows being here."""
 GRACE: Final = 5.0
+MAX_OVERTAKEN: Final = 3
+"""F8: fetches that a miss waits for, if each is overtaken by a write."""
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +150,10 @@ class FeedEngine:
         answer = await self._keys.get(key)
         if found is not None and found.is_hit:
             return found, self._freshness(Verdict.STALE, found.fetched_at, answer.error)
+        for _ in range(MAX_OVERTAKEN):
+            if not _is_overtaken(answer):
+                break
+            answer = await self._keys.get(key)
         return self._loaded(key, answer, raw=raw)
 
     def _loaded(
@@ -174,43 +184,69 @@ class FeedEngine:
 
     async def create_topic(self, topic: Topic) -> None:
         """Shown here at once, then published; taken back, and raised, if upstream refuses it."""
-        self._check_open()
-        new, now = checked(topic, Topic), self._clock()
-        before = await self._store.run(lambda file: steps.create_topic(file, new, at=now))
-        try:
-            await self._source.create_topic(new)
-        except Exception:
-            await self._store.run(lambda file: steps.uncreate_topic(file, new, before))
-            raise
-        await self._store.run(lambda file: steps.forget_lists(file, new.category_id))
+        new, now = checked_topic(topic), self._clock()
+        await self._write(
+            lambda file: steps.create_topic(file, new, at=now),
+            lambda: self._source.create_topic(new),
+            undo=lambda file, before: steps.uncreate_topic(file, new, before),
+            settle=lambda file, _: steps.forget_lists(file, new.category_id),
+        )
 
     async def delete_topic(self, uuid: str) -> None:
         """Gone here at once, then upstream; brought back, and raised, if upstream refuses."""
-        self._check_open()
         name, now = checked_uuid(uuid), self._clock()
-        removed = await self._store.run(lambda file: steps.delete_topic(file, name, at=now))
-        try:
-            await self._source.delete_topic(name)
-        except Exception:
-            await self._store.run(lambda file: steps.restore_topic(file, name, removed))
-            raise
-        await self._store.run(lambda file: steps.forget_lists(file, removed.category))
+        await self._write(
+            lambda file: steps.delete_topic(file, name, at=now),
+            lambda: self._source.delete_topic(name),
+            undo=lambda file, removed: steps.restore_topic(file, name, removed),
+            settle=lambda file, removed: steps.forget_lists(file, removed.category),
+        )
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         """Shown here at once, then published; taken back, and raised, if upstream refuses it."""
-        self._check_open()
         name, now = checked_uuid(topic_uuid), self._clock()
         (new,) = checked_comments(name, [comment])
-        before = await self._store.run(lambda file: steps.add_comment(file, name, new, at=now))
+        await self._write(
+            lambda file: steps.add_comment(file, name, new, at=now),
+            lambda: self._source.add_comment(name, new),
+            undo=lambda file, before: steps.remove_comment(
+                file, name, new.comment_uuid, before, at=now
+            ),
+            settle=lambda file, _: steps.forget(file, [comments_key(name)]),
+        )
+
+    async def _write(
+        self,
+        change: Callable[[apsw.Connection], T],
+        ask: Callable[[], Awaitable[object]],
+        *,
+        undo: Callable[[apsw.Connection, T], None],
+        settle: Callable[[apsw.Connection, T], None],
+    ) -> None:
+        """F10: here, then there. Cancelled before upstream is asked, it is undone; while it is
+        being asked, nobody can know: it stands, and what is refreshed from then on will tell.
+        """
+        self._check_open()
+        changing, last = self._tasks.child(self._store.run(change), None), undo
         try:
-            await self._source.add_comment(name, new)
+            await asyncio.shield(changing)
+            last = settle
+            await ask()
         except Exception:
-            uuid = new.comment_uuid
-            await self._store.run(
-                lambda file: steps.remove_comment(file, name, uuid, before, at=now)
-            )
+            last = undo
             raise
-        await self._invalidate_comments(name)
+        finally:
+            await asyncio.shield(self._tasks.child(self._end_write(changing, last), None))
+
+    async def _end_write(
+        self, changing: "asyncio.Task[T]", last: Callable[[apsw.Connection, T], None]
+    ) -> None:
+        """What upstream said is what the caller is told, whatever becomes of the file."""
+        try:
+            before = await changing
+            await self._store.run(lambda file: last(file, before))
+        except StillfreshError as exc:
+            logger.warning("the feed cache could not be written: %s", exc)
 
     def on_remote_comment(self, uuid: str) -> "asyncio.Task[None]":
         """Upstream tells of a new comment: what is here is stale. Await it, or go on."""
@@ -249,3 +285,8 @@ class FeedEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise NotOpen("this feed engine is closed; make another one")
+
+
+def _is_overtaken(answer: Answer[Fetched]) -> bool:
+    """Whole, and yet not FRESH: something was written while it was on its way."""
+    return answer.verdict is Verdict.STALE and answer.error is None and not answer.value.failed

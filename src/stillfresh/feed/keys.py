@@ -19,6 +19,7 @@ __all__ = [
     "index_of",
     "is_index_of",
     "named_category",
+    "spelled",
     "subject",
     "topic_key",
 ]
@@ -58,9 +59,14 @@ def category_of(name: str) -> str:
     return name.strip().casefold()
 
 
+def spelled(stored: bytes) -> str:
+    """The category that a column names, whatever another implementation has put there."""
+    return category_of(stored.decode(errors="replace"))
+
+
 def named_category(name: object) -> str:
     """A category that somebody asks for: a word of their own, and not the word for everything."""
-    category = category_of(name) if isinstance(name, str) else ""
+    category = category_of(_sound("category", name)) if isinstance(name, str) else ""
     if category in {"", EVERYTHING}:
         raise ConfigError(
             f"category: a name other than {EVERYTHING!r}, not {shown(name)}; "

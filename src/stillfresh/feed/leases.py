@@ -10,11 +10,12 @@ from typing import Any, Final
 import apsw
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stillfresh.engine.rules import failed, is_cooling
 from stillfresh.feed.rules import Fetched, is_stale
 from stillfresh.feed.steps import store
-from stillfresh.freshness import Policy, is_over
+from stillfresh.freshness import MAX_SKEW, Policy, is_over
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -49,24 +50,26 @@ FOREVER: Final = Policy(1e12)
 
 _STATE: Final = """
     SELECT CAST(m.last_fetched AS INTEGER), r.generation, r.lease_token, r.lease_expires_at,
-        r.seen_fetched, r.failures, r.retry_at, r.error
+        r.leased_at, r.seen_fetched, r.failures, r.retry_at, r.error, r.failed_at
     FROM (SELECT ?1 AS key)
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
     LEFT JOIN stillfresh_refreshes r ON r.cache_key = key
 """
 _LEASE: Final = """
-    INSERT INTO stillfresh_refreshes(cache_key, lease_token, lease_expires_at, seen_fetched)
-    VALUES (?, ?, ?, ?)
+    INSERT INTO stillfresh_refreshes(
+        cache_key, lease_token, lease_expires_at, leased_at, seen_fetched)
+    VALUES (?, ?, ?, ?, ?)
     ON CONFLICT(cache_key) DO UPDATE SET lease_token = excluded.lease_token,
-        lease_expires_at = excluded.lease_expires_at, seen_fetched = excluded.seen_fetched
+        lease_expires_at = excluded.lease_expires_at, leased_at = excluded.leased_at,
+        seen_fetched = excluded.seen_fetched
 """
 _END: Final = """
     UPDATE stillfresh_refreshes SET lease_token = NULL, lease_expires_at = NULL,
-        generation = ?, failures = ?, retry_at = ?, error = ?
+        generation = ?, failures = ?, retry_at = ?, error = ?, failed_at = ?
     WHERE cache_key = ?
 """
 _RENEW: Final = """
-    UPDATE stillfresh_refreshes SET lease_expires_at = ?
+    UPDATE stillfresh_refreshes SET lease_expires_at = ?, leased_at = ?
     WHERE cache_key = ? AND lease_token = ? AND lease_expires_at > ?
 """
 _COUNT: Final = """
@@ -82,12 +85,12 @@ class State(Struct, frozen=True):
     last_fetched: int | None
     generation: str | None
     token: str | None
-    expires_at: float | None
+    held_until: float | None
     seen_fetched: int | None
     failure: Failure | None
 
-    def is_held_by(self, lease: Lease, now: float) -> bool:
-        return self.token == lease.token and not is_over(self.expires_at or 0.0, now)
+    def is_held(self, now: float) -> bool:
+        return self.held_until is not None and not is_over(self.held_until, now)
 
 
 class Published(Struct, frozen=True):
@@ -97,10 +100,18 @@ class Published(Struct, frozen=True):
     changed: frozenset[str]
 
 
-def state(connection: apsw.Connection, key: str) -> State:
+def state(connection: apsw.Connection, key: str, now: float) -> State:
+    """A lease or a failure from the future was noted before the clock was set back: it is over."""
     row: tuple[Any, ...] = connection.execute(_STATE, (key,)).get
-    failure = None if row[5] is None else Failure(row[5], row[6], row[7])
-    return State(row[0], row[1], row[2], row[3], row[4], failure)
+    last_fetched, generation, token, held_until, leased_at, seen, failures, retry_at, error, at = (
+        row
+    )
+    if leased_at is not None and leased_at - now > MAX_SKEW:
+        held_until = None
+    failure = None if failures is None else Failure(failures, retry_at, error)
+    if failure is not None and at - now > MAX_SKEW:
+        failure = replace(failure, retry_at=now)
+    return State(last_fetched, generation, token, held_until, seen, failure)
 
 
 def copy_of(found: State, *, fresh_for: float, now: float) -> Copy | None:
@@ -124,20 +135,21 @@ def acquire(
     """E5: only for the copy that was seen; E7: not while the key cools down."""
     grants: dict[str, Grant] = {}
     for ask in asks:
-        found = state(connection, ask.id)
+        found = state(connection, ask.id, now)
         grant = _denied(found, ask, copy_of(found, fresh_for=fresh_for, now=now), now)
         if grant is None:
             grant = Lease(ask.id, new_token(), now + lease_for)
-            connection.execute(_LEASE, (ask.id, grant.token, grant.expires_at, found.last_fetched))
+            row = (ask.id, grant.token, grant.expires_at, now, found.last_fetched)
+            connection.execute(_LEASE, row)
         grants[ask.id] = grant
     return grants
 
 
 def _denied(found: State, ask: Ask, copy: Copy | None, now: float) -> Grant | None:
     if copy is not None and copy.generation != ask.seen:
-        return Newer(Record(copy, found.expires_at, found.failure))
-    if found.token is not None and not is_over(found.expires_at or 0.0, now):
-        return Held(found.expires_at or 0.0)
+        return Newer(Record(copy, found.held_until, found.failure))
+    if found.held_until is not None and found.is_held(now):
+        return Held(found.held_until)
     if is_cooling(found.failure, now):
         return Newer(Record(copy, None, found.failure))
     return None
@@ -152,9 +164,12 @@ def publish(
 ) -> Published:
     superseded, changed = set(), set()
     for key, (lease, copy) in copies.items():
-        found = state(connection, key)
-        if not found.is_held_by(lease, now) or found.seen_fetched != found.last_fetched:
+        found = state(connection, key, now)
+        if found.token != lease.token or not found.is_held(now):
             superseded.add(key)
+        elif found.seen_fetched != found.last_fetched:
+            superseded.add(key)
+            _end(connection, key, found.generation, found.failure, now)
         elif _publish_one(connection, key, lease, copy, found, fresh_for=fresh_for, now=now):
             changed.add(key)
     return Published(frozenset(superseded), frozenset(changed))
@@ -172,8 +187,10 @@ def _publish_one(
 ) -> bool:
     fetched = msgspec.msgpack.decode(copy.value, type=Fetched)  # type: ignore[arg-type]  # bytes
     changed = store(connection, key, fetched, at=copy.fetched_at, fresh_for=fresh_for)
-    failure = failed(found.failure, fetched.failed, now, 0.0) if fetched.failed else None
-    _end(connection, key, lease.token, failure)
+    failure = None
+    if fetched.failed:
+        failure = failed(found.failure, fetched.failed, now, 0.0, fetched.pause)
+    _end(connection, key, lease.token, failure, now)
     return changed
 
 
@@ -182,28 +199,36 @@ def renew(
 ) -> set[str]:
     lost = set()
     for lease in leases:
-        connection.execute(_RENEW, (now + lease_for, lease.id, lease.token, now))
+        connection.execute(_RENEW, (now + lease_for, now, lease.id, lease.token, now))
         if not connection.changes():
             lost.add(lease.id)
     return lost
 
 
 def release(
-    connection: apsw.Connection, leases: Sequence[Lease], failures: Mapping[str, Failure]
+    connection: apsw.Connection,
+    leases: Sequence[Lease],
+    failures: Mapping[str, Failure],
+    *,
+    now: float,
 ) -> None:
     for lease in leases:
-        found = state(connection, lease.id)
+        found = state(connection, lease.id, now)
         if found.token == lease.token:
             failure = failures.get(lease.id, found.failure)
-            _end(connection, lease.id, found.generation, failure)
+            _end(connection, lease.id, found.generation, failure, now)
 
 
 def _end(
-    connection: apsw.Connection, key: str, generation: str | None, failure: Failure | None
+    connection: apsw.Connection,
+    key: str,
+    generation: str | None,
+    failure: Failure | None,
+    now: float,
 ) -> None:
-    parts = (
-        (None, None, None) if failure is None else (failure.count, failure.retry_at, failure.error)
-    )
+    parts: tuple[object, ...] = (None,) * 4
+    if failure is not None:
+        parts = (failure.count, failure.retry_at, failure.error, now)
     connection.execute(_END, (generation, *parts, key))
 
 

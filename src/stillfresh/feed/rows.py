@@ -11,7 +11,7 @@ import msgspec
 
 from stillfresh.feed.keys import category_of, comments_key, topic_key
 from stillfresh.feed.model import Topic
-from stillfresh.feed.rules import Row, merged
+from stillfresh.feed.rules import Row, is_news, merged
 
 __all__ = [
     "Stored",
@@ -26,6 +26,8 @@ __all__ = [
 
 Stored: TypeAlias = tuple[Any, ...]
 """A whole row, column by column."""
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # JSON goes in and out as bytes: text that is no UTF-8 would raise before it can be replaced.
 _SELECT_TOPIC: Final = """
@@ -70,17 +72,18 @@ def comments_row(connection: apsw.Connection, uuid: str) -> Stored | None:
 def put_topic_row(connection: apsw.Connection, topic: Topic, *, at: float) -> bool:
     """Merged with the row there is; whether it says something else now."""
     before = topic_row(connection, topic.topic_uuid)
-    text = msgspec.json.encode(merged(None if before is None else _object(before[1]), topic))
+    old = None if before is None else _object(before[1])
+    new = merged(old, topic)
     row = (
         topic.topic_uuid,
-        text,
+        msgspec.json.encode(new),
         category_of(topic.category_id),
         topic.created_at,
         int(topic.deleted),
         int(at),
     )
     connection.execute(_PUT_TOPIC, row)
-    return before is None or before[:5] != row[:5]
+    return is_news(old, new)
 
 
 def read_comments(connection: apsw.Connection, uuid: str) -> list[Row] | None:
@@ -88,10 +91,9 @@ def read_comments(connection: apsw.Connection, uuid: str) -> list[Row] | None:
     row = comments_row(connection, uuid)
     try:
         found = None if row is None else msgspec.json.decode(row[1])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
-    is_array = isinstance(found, list) and all(isinstance(item, dict) for item in found)
-    return found if is_array else None
+    return found if isinstance(found, list) and all(map(_has_uuid, found)) else None
 
 
 def put_comments_row(
@@ -122,6 +124,10 @@ def restore(
 def _object(text: bytes) -> Row | None:
     try:
         found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _has_uuid(item: object) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("comment_uuid"), str)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, ValidationError, convert, to_builtins
 
 from stillfresh.feed.keys import Index, category_of
 from stillfresh.feed.model import Comment, Topic
@@ -21,6 +21,7 @@ __all__ = [
     "buckets",
     "comment_rows",
     "covered",
+    "is_news",
     "is_stale",
     "listed",
     "merged",
@@ -58,6 +59,8 @@ class Fetched(Struct, frozen=True):
     """F9: topics of this time that are not among these are gone; None: nobody can say."""
     failed: str = ""
     """F6: why some days are missing."""
+    pause: float | None = None
+    """E7: how long those who failed asked to be left alone."""
 
 
 def is_stale(last_fetched: float | None, fresh_for: float, now: float) -> bool:
@@ -86,11 +89,27 @@ def merged(old: Row | None, topic: Topic) -> Row:
     """F9: the new row keeps fields of others, and from a full row what an index does not carry."""
     new = _object(topic)
     new["category_id"] = category_of(topic.category_id)
-    if old is None:
-        return new
-    if topic.body is None and old.get("body") is not None:
-        new |= {field: old[field] for field in ENRICHED if field in old}
-    return new | _others(old, _TOPIC_FIELDS)
+    before = topic_of(old)
+    if topic.body is None and before is not None and before.body is not None:
+        kept = _object(before)
+        new |= {field: kept[field] for field in ENRICHED}
+    return new | _others(old or {}, _TOPIC_FIELDS)
+
+
+def topic_of(row: Row | None) -> Topic | None:
+    """None as well for a row of another shape (F12)."""
+    try:
+        return None if row is None else convert(row, Topic, strict=False)
+    except ValidationError:
+        return None
+
+
+def is_news(old: Row | None, new: Row) -> bool:
+    """Not if a row says the same in another order, or leaves out what goes without saying."""
+    before = topic_of(old)
+    return before is None or (
+        (before, _others(old or {}, _TOPIC_FIELDS)) != (topic_of(new), _others(new, _TOPIC_FIELDS))
+    )
 
 
 def comment_rows(

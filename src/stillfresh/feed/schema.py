@@ -45,10 +45,12 @@ OWN: Final = (
     generation TEXT,
     lease_token TEXT,
     lease_expires_at REAL,
+    leased_at REAL,
     seen_fetched INTEGER,
     failures INTEGER,
     retry_at REAL,
-    error TEXT
+    error TEXT,
+    failed_at REAL
 ) WITHOUT ROWID""",
     # What was written or deleted here, and which upstream may not show yet (F9, F10).
     """CREATE TABLE IF NOT EXISTS stillfresh_writes(

@@ -11,7 +11,14 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import apsw
 import msgspec
 
-from stillfresh.feed.keys import Index, comments_key, index_of, subject, topic_key
+from stillfresh.feed.keys import (
+    Index,
+    comments_key,
+    index_of,
+    spelled,
+    subject,
+    topic_key,
+)
 from stillfresh.feed.model import Comment, FeedJson, Freshness, Topic
 from stillfresh.feed.rules import DAY, window
 
@@ -24,7 +31,7 @@ Row: TypeAlias = tuple[bytes, bytes, int, int]
 MAX_TOPICS: Final = 2_000
 """Topics kept decoded, with their bytes; of 5 KB each that is some 20 MB."""
 INFINITY: Final = float("inf")
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, TypeError)
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Cast, since SQLite lets another implementation put any type into any column.
 _META: Final = "SELECT CAST(last_fetched AS INTEGER) FROM feed_cache_meta WHERE cache_key = ?"
@@ -35,7 +42,16 @@ _LIST: Final = """
     WHERE created_at >= ? {more}AND NOT coalesce(deleted, 0) ORDER BY created_at DESC
 """
 _ALL: Final = _LIST.format(more="")
-_CATEGORY: Final = _LIST.format(more="AND category_id = ? ")
+_SPELLINGS: Final = """
+    WITH RECURSIVE spelling(name) AS (
+        SELECT min(category_id) FROM feed_topics
+        UNION ALL
+        SELECT (SELECT min(category_id) FROM feed_topics WHERE category_id > name) FROM spelling
+        WHERE name IS NOT NULL
+    )
+    SELECT CAST(name AS BLOB) FROM spelling WHERE name IS NOT NULL LIMIT 256
+"""
+"""Capitals and blanks sort before small letters, so that odd spellings are among the first."""
 _TOPIC: Final = """
     SELECT CAST(t.topic_json AS BLOB), CAST(t.cached_at AS INTEGER),
         CAST(m.last_fetched AS INTEGER), w.written_at
@@ -51,8 +67,9 @@ _COMMENTS: Final = """
     LEFT JOIN feed_comments c ON c.topic_uuid = uuid
     LEFT JOIN feed_cache_meta m ON m.cache_key = key
 """
-_topic: Final = msgspec.json.Decoder(Topic).decode
-_comments: Final = msgspec.json.Decoder(list[Comment]).decode
+# Not strict: another implementation may write 0 and 1 for false and true.
+_topic: Final = msgspec.json.Decoder(Topic, strict=False).decode
+_comments: Final = msgspec.json.Decoder(list[Comment], strict=False).decode
 
 
 class Found(Generic[T]):
@@ -107,7 +124,8 @@ class Listed(Found[list[Topic]]):
         """F13: one array from the bytes of its rows, made once."""
         if self.json is None or self.json.freshness != freshness:
             texts = list(self.texts or ()) or [b""]
-            texts[0], texts[-1] = b"[" + texts[0], texts[-1] + b"]"
+            texts[0] = b"[" + texts[0]
+            texts[-1] += b"]"
             self.json = FeedJson(b",".join(texts), freshness)
         return self.json
 
@@ -160,13 +178,17 @@ class Shelf:
     def _read(self, connection: apsw.Connection, index: Index, now: float, *, raw: bool) -> Listed:
         """The meta row first: if both change meanwhile, the topics are newer than they say."""
         last_fetched = self.last_fetched(connection, index.key)
-        since = window(index.days, now).since
-        sql, more = (_ALL, ()) if index.category is None else (_CATEGORY, (index.category,))
+        sql = _ALL
+        bindings: list[float | str] = [window(index.days, now).since]
+        if index.category is not None:
+            names = _spellings(connection, index.category)
+            sql = _LIST.format(more=f"AND category_id IN ({', '.join('?' * len(names))}) ")
+            bindings += names
         found = Listed(last_fetched, now, raw=raw)
-        if not self._fill(found, connection.execute(sql, (since, *more))):
+        if not self._fill(found, connection.execute(sql, bindings)):
             # F4: ties by uuid. Only now, since SQLite copies every row to sort the few that tie.
             found = Listed(last_fetched, now, raw=raw)
-            self._fill(found, connection.execute(f"{sql}, topic_uuid", (since, *more)))
+            self._fill(found, connection.execute(f"{sql}, topic_uuid", bindings))
         if index.days > 0:
             found.until += index.days * DAY
         return found
@@ -229,3 +251,9 @@ class Shelf:
             self.skipped += 1
             return Found([], None, None)
         return Found(value, last_fetched, cached_at)
+
+
+def _spellings(connection: apsw.Connection, category: str) -> list[str]:
+    """F1, F5: as stillfresh writes it, and as another implementation may have."""
+    names = {name for (name,) in connection.execute(_SPELLINGS) if spelled(name) == category}
+    return sorted({category} | {name.decode(errors="replace") for name in names})

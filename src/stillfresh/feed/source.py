@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Protocol
 
+from stillfresh.engine.model import RetryAfter
 from stillfresh.engine.results import error_text
 from stillfresh.errors import LoadFailed
+from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
 from stillfresh.feed.keys import Index, comments_key, index_of, subject
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.rules import Fetched, buckets, covered
@@ -46,10 +48,9 @@ async def fetch(source: FeedSource, key: str, *, now: float, lookups: int) -> Fe
         return await _fetch_list(source, index, now=now, lookups=lookups)
     uuid = subject(key)
     if key == comments_key(uuid):
-        comments = await source.comments(uuid)
-        return Fetched(comments=tuple(one for one in comments if one.topic_uuid == uuid))
+        return Fetched(comments=tuple(checked_comments(uuid, await source.comments(uuid))))
     topic = await source.topic(uuid)
-    if topic is not None and topic.topic_uuid != uuid:
+    if topic is not None and checked_topic(topic).topic_uuid != uuid:
         raise LoadFailed(f"asked for topic {uuid!r}, got {topic.topic_uuid!r}")
     return Fetched(topics=() if topic is None else (topic,))
 
@@ -59,12 +60,14 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
 
     async def look_up(day: date) -> Sequence[Topic]:
         async with places:
-            return await source.day_index(day, index.category)
+            return checked_topics(await source.day_index(day, index.category))
 
     answers = await asyncio.gather(*map(look_up, days), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    pauses = [error for error in errors if isinstance(error, RetryAfter)]
+    longest = max(pauses, key=lambda error: error.seconds, default=None)
     if len(errors) == len(days):
-        raise errors[0]
+        raise longest or errors[0]
     topics = [
         topic for answer in answers if not isinstance(answer, BaseException) for topic in answer
     ]
@@ -72,4 +75,5 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
         return Fetched(tuple(topics), covers=covered(days))
     failed = f"{len(errors)} of {len(days)} days failed; the first: {error_text(errors[0])}"
     logger.warning("%s: %s", index.key, failed)
-    return Fetched(tuple(topics), failed=failed)
+    pause = None if longest is None else longest.seconds
+    return Fetched(tuple(topics), failed=failed, pause=pause)

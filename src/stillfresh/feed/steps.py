@@ -15,6 +15,7 @@ from stillfresh.feed.keys import (
     comments_key,
     index_of,
     is_index_of,
+    spelled,
     subject,
     topic_key,
 )
@@ -66,14 +67,15 @@ _INDEX_KEYS: Final = """
     UNION SELECT cache_key FROM stillfresh_refreshes WHERE cache_key >= ?1 AND cache_key < ?2
 """
 _COVERED: Final = """
-    SELECT topic_uuid FROM feed_topics
-    WHERE created_at >= ?1 AND created_at < ?2 AND (?3 IS NULL OR category_id = ?3)
+    SELECT topic_uuid, CAST(category_id AS BLOB) FROM feed_topics
+    WHERE created_at >= ? AND created_at < ?
 """
 _NOTE: Final = """
     INSERT OR REPLACE INTO stillfresh_writes(topic_uuid, comment_uuid, written_at, deleted)
     VALUES (?, ?, ?, ?)
 """
 _UNNOTE: Final = "DELETE FROM stillfresh_writes WHERE topic_uuid = ? AND comment_uuid = ?"
+_UNNOTE_DELETED: Final = "DELETE FROM stillfresh_writes WHERE topic_uuid = ? AND deleted"
 _NOTED: Final = """
     SELECT topic_uuid FROM stillfresh_writes
     WHERE comment_uuid = '' AND written_at > ? AND deleted = ?
@@ -92,7 +94,9 @@ class Removed(Struct, frozen=True):
 
     @property
     def category(self) -> str | None:
-        return None if self.topic is None else self.topic[2]
+        """None: nobody can say."""
+        name = None if self.topic is None else self.topic[2]
+        return name if isinstance(name, str) else None
 
 
 def put_topic(connection: apsw.Connection, topic: Topic, *, at: float) -> None:
@@ -111,7 +115,10 @@ def put_topics(
     fresh_for: float,
     covers: Window | None,
 ) -> None:
-    _put_list(connection, topics, key, covers, at=at, fresh_for=fresh_for)
+    """An index result that somebody puts here by hand."""
+    kept = list(topics)
+    connection.executemany(_UNNOTE_DELETED, [(topic.topic_uuid,) for topic in kept])
+    _put_list(connection, kept, key, covers, at=at, fresh_for=fresh_for)
     _mark(connection, key, at)
 
 
@@ -282,8 +289,9 @@ def _put_list(
     if covers is None:
         return any(news)
     index = index_of(key)
-    bounds = (covers.since, covers.until, None if index is None else index.category)
-    there = {uuid for (uuid,) in connection.execute(_COVERED, bounds)}
+    category = None if index is None else index.category
+    rows = connection.execute(_COVERED, (covers.since, covers.until))
+    there = {uuid for uuid, name in rows if category in {None, spelled(name)}}
     gone = there - found.keys() - _noted(connection, at - fresh_for, deleted=False)
     drop_topics(connection, gone)
     return any(news) or bool(gone)

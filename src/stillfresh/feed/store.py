@@ -93,10 +93,10 @@ class FeedStore:
 
     def _record(self, key: str, now: float) -> Record:
         def read(connection: apsw.Connection, shelf: Shelf) -> tuple[Found[Any], leases.State]:
-            return shelf.find(connection, key, now), leases.state(connection, key)
+            return shelf.find(connection, key, now), leases.state(connection, key, now)
 
         found, state = self._cache.file.read(read)
-        return Record(self._copy(key, found, state, now), state.expires_at, state.failure)
+        return Record(self._copy(key, found, state, now), state.held_until, state.failure)
 
     def _copy(self, key: str, found: Found[Any], state: leases.State, now: float) -> Copy | None:
         """Rows without a meta row are STALE; a meta row whose rows cannot be read is EXPIRED."""
@@ -166,7 +166,9 @@ class FeedStore:
         del kind
         self._silent -= {lease.token for lease in held}
         self._owed -= {lease.id for lease in held}
-        await self.run(lambda connection: leases.release(connection, held, failures or {}))
+        await self.run(
+            lambda connection: leases.release(connection, held, failures or {}, now=self._clock())
+        )
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """Always soft: the rows are served on."""

@@ -1,0 +1,310 @@
+"""The feed's network over HTTP, with `httpx` (F6, F7, F10; seed 001). Needs `stillfresh[web]`.
+
+Below `base_url`, in JSON; unknown fields are ignored:
+
+- `GET /days/{YYYY-MM-DD}?category=…`: an array of topics without bodies (no query: all of them)
+- `GET /topics/{uuid}`: a topic; 404 or 410: there is none
+- `GET /topics/{uuid}/comments`: an array of comments; 404 or 410: there are none
+- `POST /topics`: a topic; any 2xx: published
+- `DELETE /topics/{uuid}`: any 2xx, 404 or 410: gone
+- `POST /topics/{uuid}/comments`: a comment; any 2xx: published
+
+Whatever else comes raises `FeedHttpError`, which names the URL, what came and what was expected;
+429 and 503 with `Retry-After` raise `RetryAfter`, so that the engine waits that long. Nothing is
+tried twice here: the engine's cooldowns do that.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import date
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.model import RetryAfter
+from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.feed.checks import checked_comments, checked_topic
+from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.wire import (
+    Body,
+    FeedHttpError,
+    Request,
+    Unreadable,
+    checked_headers,
+    comments_of,
+    encoded,
+    index_topics,
+    pause_of,
+    topic_of,
+)
+
+try:
+    import httpx
+except ModuleNotFoundError as exc:
+    raise ConfigError(
+        "stillfresh.feed.http needs httpx, which is not installed: pip install 'stillfresh[web]'"
+    ) from exc
+
+__all__ = ["FeedHttpError", "HttpFeedSource"]
+
+T = TypeVar("T")
+
+MOST_REDIRECTS: Final = 5
+EXCERPT: Final = 100
+"""Bytes of an error's body that are read at all."""
+LIMITS: Final = httpx.Limits(
+    max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0
+)
+"""Idle connections are given up before servers, commonly after five seconds, hang up on them."""
+PORTS: Final = range(1, 2**16)
+ABSENT: Final = frozenset({404, 410})
+BUSY: Final = frozenset({429, 503})
+
+
+class HttpFeedSource:
+    """A `FeedSource`: `async with HttpFeedSource("https://feed.example/v1") as source:`.
+
+    A client that is given stays its maker's to close; `timeout` is for a whole exchange,
+    connecting takes half of it at most.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        client: httpx.AsyncClient | None = None,
+        timeout: Duration = "10s",
+        max_bytes: int = 8_000_000,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._base, self._auth = _checked_base(base_url)
+        self._timeout = seconds(timeout, name="timeout", positive=True)
+        self._max_bytes = _checked_size(max_bytes)
+        self._headers = checked_headers(headers or {})
+        self._is_ours = client is None
+        self._client = _new_client() if client is None else _checked_client(client)
+        self._is_closed = False
+
+    async def day_index(self, day: date, category: str | None) -> list[Topic]:
+        query = "" if category is None else f"?category={encoded('category', category)}"
+        path = f"/days/{day:%Y-%m-%d}{query}"
+        return await self._get(path, index_topics, "200 and a JSON array of topics")
+
+    async def topic(self, uuid: str) -> Topic | None:
+        path = f"/topics/{encoded('uuid', uuid)}"
+        return await _or_none(self._get(path, topic_of, "200 and a topic as JSON, or 404"))
+
+    async def comments(self, uuid: str) -> list[Comment]:
+        path = f"/topics/{encoded('uuid', uuid)}/comments"
+        expected = "200 and a JSON array of comments, or 404"
+        return await _or_none(self._get(path, comments_of, expected)) or []
+
+    async def create_topic(self, topic: Topic) -> None:
+        await self._write("POST", "/topics", msgspec.json.encode(checked_topic(topic)))
+
+    async def delete_topic(self, uuid: str) -> None:
+        await _or_none(self._write("DELETE", f"/topics/{encoded('uuid', uuid)}"))
+
+    async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
+        path = f"/topics/{encoded('topic_uuid', topic_uuid)}/comments"
+        await self._write(
+            "POST", path, msgspec.json.encode(*checked_comments(topic_uuid, [comment]))
+        )
+
+    async def close(self) -> None:
+        """Closing twice changes nothing."""
+        self._is_closed = True
+        if self._is_ours:
+            await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"HttpFeedSource({self._base!r})"
+
+    async def _get(self, path: str, decode: Callable[[bytes], T], expected: str) -> T:
+        request = Request("GET", f"{self._base}{path}", expected)
+
+        async def read(response: httpx.Response) -> T:
+            if response.status_code != httpx.codes.OK:
+                raise await _refusal(request, response)
+            try:
+                return decode(await _whole(response, self._max_bytes))
+            except Unreadable as exc:
+                raise request.failed(f"{_kind(response)}: {exc}", response.status_code) from exc
+
+        return await self._exchange(request, read)
+
+    async def _write(self, method: str, path: str, content: bytes | None = None) -> None:
+        request = Request(method, f"{self._base}{path}", "a status of 2xx", content)
+
+        async def read(response: httpx.Response) -> None:
+            """It is done once the status says so: what else comes is not waited for."""
+            if not response.is_success:
+                raise await _refusal(request, response)
+
+        await self._exchange(request, read)
+
+    async def _exchange(
+        self, request: Request, read: Callable[[httpx.Response], Awaitable[T]]
+    ) -> T:
+        self._check_open()
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._send(self._built(request))
+                try:
+                    return await read(response)
+                finally:
+                    await response.aclose()
+        except TimeoutError as exc:
+            raise request.failed(f"no whole answer within {self._timeout:g} s") from exc
+        except httpx.ConnectTimeout as exc:
+            raise request.failed(f"no connection within {self._timeout / 2:g} s") from exc
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as exc:
+            raise request.failed(f"{type(exc).__name__}: {exc}".removesuffix(": ")) from exc
+
+    def _built(self, request: Request) -> httpx.Request:
+        """Connecting has its own time-out: cancelled from outside, it leaves a socket open."""
+        headers = httpx.Headers({"Accept": "application/json"})
+        headers.update(self._headers)
+        headers["Accept-Encoding"] = "gzip"
+        if request.content is not None:
+            headers["Content-Type"] = "application/json"
+        return self._client.build_request(
+            request.method,
+            request.url,
+            content=request.content,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=self._timeout / 2),
+        )
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        """Reads follow redirects within their host, so that no header is told to another one."""
+        for _ in range(MOST_REDIRECTS):
+            response = await self._send_once(request)
+            following = response.next_request
+            if request.method != "GET" or following is None or not _is_near(request, following):
+                return response
+            await response.aclose()
+            request = following
+        return await self._send_once(request)
+
+    async def _send_once(self, request: httpx.Request) -> httpx.Response:
+        auth = httpx.USE_CLIENT_DEFAULT if self._auth is None else self._auth
+        try:
+            return await self._client.send(request, stream=True, auth=auth, follow_redirects=False)
+        except httpx.InvalidURL as exc:
+            raise httpx.RemoteProtocolError(f"a redirect to nowhere: {exc}") from exc
+
+    def _check_open(self) -> None:
+        if self._is_closed or self._client.is_closed:
+            raise NotOpen(f"{self!r} is closed, or the client it was given; make another one")
+
+
+async def _or_none(answer: Awaitable[T]) -> T | None:
+    """None where the answer is that there is no such thing."""
+    try:
+        return await answer
+    except FeedHttpError as exc:
+        if exc.status in ABSENT:
+            return None
+        raise
+
+
+async def _whole(response: httpx.Response, most: int) -> bytes:
+    body = Body(response.headers.get("Content-Encoding", ""), most)
+    async for chunk in response.aiter_raw():
+        body.add(chunk)
+        await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step
+    return body.end()
+
+
+async def _refusal(request: Request, response: httpx.Response) -> Exception:
+    status = response.status_code
+    reason = response.reason_phrase[:EXCERPT]
+    came = f"status {status} {reason}{_target(response)}{await _excerpt(response)}"
+    headers = response.headers
+    pause = pause_of(headers.get("Retry-After", ""), headers.get("Date", ""), time.time())
+    if status in BUSY and pause is not None:
+        return RetryAfter(pause, f"{request.said(came)}; asked to wait {pause:g} s")
+    return request.failed(came, status)
+
+
+def _target(response: httpx.Response) -> str:
+    if response.next_request is None:
+        return ""
+    url = response.next_request.url.copy_with(userinfo=b"", query=None, fragment=None)
+    return f" to {shown(str(url))} (followed for reads, on the same host, {MOST_REDIRECTS} times)"
+
+
+async def _excerpt(response: httpx.Response) -> str:
+    """The beginning of what it says; a body that cannot be read is no news in an error."""
+    data = b""
+    try:
+        async for chunk in response.aiter_raw():
+            data += chunk[:EXCERPT]
+            if len(data) >= EXCERPT:
+                break
+    except httpx.HTTPError:
+        pass
+    is_plain = "Content-Encoding" not in response.headers
+    return f", {shown(data.decode(errors='replace'))}" if data and is_plain else ""
+
+
+def _kind(response: httpx.Response) -> str:
+    kind = response.headers.get("Content-Type")
+    return "no content type, with" if kind is None else f"{shown(kind)} with"
+
+
+def _is_near(request: httpx.Request, following: httpx.Request) -> bool:
+    here, there = request.url, following.url
+    return (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
+
+
+def _new_client() -> httpx.AsyncClient:
+    """Without cookies: a feed is public, and a jar only grows."""
+    jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+    return httpx.AsyncClient(limits=LIMITS, cookies=jar)
+
+
+def _checked_base(base_url: object) -> tuple[str, httpx.BasicAuth | None]:
+    """The URL without its credentials, and these."""
+    text = base_url if isinstance(base_url, str) else ""
+    named = "one with credentials" if "@" in text else shown(base_url)
+    wrong = f"base_url: must be like 'https://feed.example/v1', without a query, not {named}"
+    try:
+        url = httpx.URL(text)
+        has_port = url.port is None or url.port in PORTS
+        is_usable = url.scheme in {"http", "https"} and url.host and has_port
+    except (httpx.InvalidURL, UnicodeError):
+        raise ConfigError(wrong) from None
+    if not is_usable or url.query or url.fragment:
+        raise ConfigError(wrong)
+    auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+    return str(url.copy_with(userinfo=b"")).rstrip("/"), auth
+
+
+def _checked_size(max_bytes: object) -> int:
+    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
+        raise ConfigError(f"max_bytes: must be a whole number of 1 or more, not {shown(max_bytes)}")
+    return max_bytes
+
+
+def _checked_client(client: object) -> httpx.AsyncClient:
+    if not isinstance(client, httpx.AsyncClient):
+        raise ConfigError(f"client: must be an httpx.AsyncClient, not {shown(client)}")
+    return client

@@ -1,0 +1,66 @@
+"""A feed cache in a file of its own, on a manual clock, in front of a network held in the hand."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from feed_kit import NOW, Heard, Network
+
+from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.testing import ManualClock
+
+MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "feed_cache.db"
+
+
+@pytest.fixture
+def cache(path: Path, clock: ManualClock) -> Iterator[FeedCache]:
+    with FeedCache.open(path, clock=clock) as cache:
+        yield cache
+
+
+@pytest.fixture
+def network() -> Network:
+    return Network()
+
+
+@pytest.fixture
+async def engine(
+    cache: FeedCache, network: Network, clock: ManualClock
+) -> AsyncIterator[FeedEngine]:
+    engine = FeedEngine(cache, network, clock=clock)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def heard(engine: FeedEngine) -> Heard:
+    return Heard(engine)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of four megabytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0 or MOUNT is None:
+        pytest.skip("a small filesystem needs root and mount")
+    mount = [MOUNT, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield disk
+    finally:
+        subprocess.run([str(UMOUNT), str(disk)], check=True)
