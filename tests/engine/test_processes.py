@@ -1,42 +1,14 @@
 """E5, S7: the engine in real processes on one SQLite file; holders are really killed and paused."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from process_kit import Process
 
 WORKER = Path(__file__).parent / "process_worker.py"
-
-
-class Process:
-    """A worker, its standard input and output in our hands."""
-
-    def __init__(self, folder: Path, *options: str, takes: float = 0.3) -> None:
-        files = [str(folder / "cache.db"), str(folder / "loads")]
-        self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), *files, str(takes), *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.line() == "ready"
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def go(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=30)
 
 
 @pytest.fixture
@@ -47,9 +19,8 @@ def started() -> Iterator[ExitStack]:
 
 
 def start(started: ExitStack, folder: Path, *options: str, takes: float = 0.3) -> Process:
-    process = Process(folder, *options, takes=takes)
-    started.callback(process.end)
-    return process
+    files = [str(folder / "cache.db"), str(folder / "loads")]
+    return Process(started, WORKER, *files, str(takes), *options)
 
 
 def loads(folder: Path) -> list[str]:

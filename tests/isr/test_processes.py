@@ -1,49 +1,25 @@
 """I9: renders in real processes on one SQLite file; renderers are really killed and paused."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from process_kit import Process
 
 WORKER = Path(__file__).parent / "pages_worker.py"
-
-
-class Process:
-    """A worker, its standard input and output in our hands."""
-
-    def __init__(self, stack: ExitStack, folder: Path, *options: str, takes: float = 0.3) -> None:
-        files = [str(folder / "pages.db"), str(folder / "renders")]
-        self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), *files, str(takes), *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        stack.callback(self.end)
-        assert self.line() == "ready"
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def go(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=30)
 
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
+
+
+def start(stack: ExitStack, folder: Path, *options: str, takes: float = 0.3) -> Process:
+    files = [str(folder / "pages.db"), str(folder / "renders")]
+    return Process(stack, WORKER, *files, str(takes), *options)
 
 
 def renders(folder: Path) -> list[str]:
@@ -55,7 +31,7 @@ class TestI9Processes:
         self, tmp_path: Path, stack: ExitStack
     ) -> None:
         """All eight are served what the one has rendered."""
-        processes = [Process(stack, tmp_path) for _ in range(8)]
+        processes = [start(stack, tmp_path) for _ in range(8)]
         for process in processes:
             process.go()
         assert {process.line() for process in processes} == set(renders(tmp_path))
@@ -65,10 +41,10 @@ class TestI9Processes:
         self, tmp_path: Path, stack: ExitStack
     ) -> None:
         """`kill -9` in the middle of a render."""
-        dying = Process(stack, tmp_path, "die")
+        dying = start(stack, tmp_path, "die")
         dying.go()
         assert dying.line() == "rendering"
-        waiting = Process(stack, tmp_path, takes=0)
+        waiting = start(stack, tmp_path, takes=0)
         waiting.go()
         dying.process.send_signal(signal.SIGKILL)
         assert waiting.line() == str(waiting.process.pid)
@@ -77,16 +53,16 @@ class TestI9Processes:
         self, tmp_path: Path, stack: ExitStack
     ) -> None:
         """SIGSTOP during its render; another takes over; after SIGCONT the other's page stands."""
-        paused = Process(stack, tmp_path, takes=0.2)
+        paused = start(stack, tmp_path, takes=0.2)
         paused.go()
         while not (tmp_path / "renders").exists() or not renders(tmp_path):
             continue
         paused.process.send_signal(signal.SIGSTOP)
-        other = Process(stack, tmp_path, takes=0)
+        other = start(stack, tmp_path, takes=0)
         other.go()
         assert other.line() == str(other.process.pid)
         paused.process.send_signal(signal.SIGCONT)
         paused.line()
-        third = Process(stack, tmp_path)
+        third = start(stack, tmp_path)
         third.go()
         assert third.line() == str(other.process.pid)
