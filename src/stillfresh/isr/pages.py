@@ -11,11 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Cache, CacheStats, Explanation, Loaded
+from stillfresh.engine import Answer, Cache, CacheStats, Explanation, Loaded
 from stillfresh.engine.core import Core
 from stillfresh.engine.flights import Outcome
 from stillfresh.engine.keys import checked_id
@@ -229,16 +229,16 @@ class PageCache:
         terms = {"stale_for": head.stale_for, "error_for": error_for}
         return {key: Loaded(page, fresh_for=head.fresh_for, **terms)}
 
-    def _served(self, answer: Any) -> ServedPage:  # noqa: ANN401
-        stored: Stored = answer.value
+    def _served(self, answer: Answer[Stored]) -> ServedPage:
+        stored = answer.value
         if answer.error is not None and not may_serve(stored, answer.fetched_at, self.clock()):
             return self._failed(answer.error)
-        etag = stored.head.etag
+        page, etag = _opened(stored), stored.head.etag
         return ServedPage(
-            _opened(stored),
+            page,
             verdict=answer.verdict,
             age=answer.age,
-            etag=etag.decode() if etag else _opened(stored).headers.get("etag"),
+            etag=etag.decode() if etag else page.headers.get("etag"),
             error=answer.error,
         )
 

@@ -31,7 +31,6 @@ class Found:
     stored: Stored
     age: float
     what: str
-    is_varied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class Visits:
             what = f"fwd={why}; {'stored' if answer.origin is Origin.LOADED else 'collapsed'}"
             what += f"; ttl={int(ttl)}"
         age = age_at(stored, answer.fetched_at, now)
-        return Found(key, stored, age, what, is_varied=bool(stored.head.vary))
+        return Found(key, stored, age, what)
 
     def _failed(self, error: LoadFailed) -> Unavailable:
         """I8: the error itself; within a cooldown, when to come again."""
