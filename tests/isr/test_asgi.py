@@ -68,6 +68,26 @@ class TestI12Methods:
         await visit()
         assert site.renders == before + 2
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("if-match", '"a"'),
+            ("if-unmodified-since", "Mon, 01 Jan 2035 00:00:00 GMT"),
+            ("cookie", "session=1"),
+            ("accept-language", "x" * 2_000),
+            ("authorization", "Basic x"),
+        ],
+    )
+    async def test_a_change_outdates_its_url_whatever_else_it_says(
+        self, pages: PageCache, site: Site, name: str, value: str
+    ) -> None:
+        """RFC 9111 §4.4 knows no exception: conditional, personal and long requests change too."""
+        declared = Route("60s", vary=["cookie", "accept-language"])
+        visit = in_front(site, pages, routes={"/pricing": declared})
+        assert (await visit()).text == "page 1"
+        await visit(method="PUT", headers={name: value})
+        assert (await visit()).text == "page 3"
+
     async def test_headers_come_back_as_they_were_without_hop_by_hop_ones(
         self, pages: PageCache, site: Site
     ) -> None:
@@ -250,6 +270,18 @@ class TestI14Freshness:
         same = await visit(headers={"accept-language": "en;q=0.2,de;q=0.9"})
         assert same.text == "page 2"
 
+    async def test_declared_headers_are_told_to_caches_behind(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """With what the page varies by itself, in every answer."""
+        site.says("Vary: Origin")
+        routes = {"/pricing": Route("60s", vary=["Accept-Language", "origin"])}
+        visit = in_front(site, pages, routes=routes)
+        for headers in ({}, {"accept-language": "de"}, {}):
+            page = await visit(headers=headers)
+            told = {it.strip().lower() for it in page.headers["vary"].split(",")}
+            assert told == {"origin", "accept-language"}
+
     async def test_revalidate_reaches_every_variant(self, pages: PageCache, site: Site) -> None:
         """I11: host, query, Vary."""
         site.says("Vary: Accept-Language")
@@ -338,6 +370,21 @@ class TestI10Middleware:
         assert (await visit("/blog/x")).status_code == 500
         cooling = await visit("/blog/x")
         assert (cooling.status_code, cooling.headers["retry-after"]) == (503, "1")
+
+    async def test_a_render_that_fails_for_nobody_does_not_fail_a_visitor(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Where only responses say what is shared, an app that wants a cookie still gets it."""
+
+        async def wants_a_cookie(scope: Scope, receive: Receive, send: Send) -> None:
+            site.status = 200 if b"cookie" in dict(scope["headers"]) else 500
+            await site(scope, receive, send)
+
+        visit = as_it_says(wants_a_cookie, pages)
+        for _ in range(3):
+            page = await visit("/me", headers={"cookie": "u=1"})
+            assert page.status_code == 200
+            assert page.headers["cache-status"] == "stillfresh; fwd=bypass"
 
     def test_bad_arguments_are_refused(self, site: Site) -> None:
         """Where they are written."""

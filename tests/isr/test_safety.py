@@ -1,5 +1,7 @@
 """I13: known attacks on shared caches, each tried and each in vain."""
 
+import asyncio
+
 import pytest
 from isr_kit import Site, Visitor, as_it_says, in_front
 
@@ -166,6 +168,37 @@ class TestI13Privacy:
         await visit()
         site.status = 200
         assert (await visit(headers={"authorization": "Bearer x"})).status_code == 200
+
+    async def test_a_declared_header_makes_another_page_each_time(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Also when the page is in memory."""
+        visit = in_front(site, pages, routes={"/*": Route("1m", vary=["Accept-Language"])})
+        asked = ["fr", "de", "fr", "de", "", "fr"]
+        said = [(await visit(headers={"accept-language": it} if it else {})).text for it in asked]
+        assert said == ["page 1", "page 2", "page 1", "page 2", "page 3", "page 1"]
+
+    @pytest.mark.parametrize(
+        "line", ["Set-Cookie: session=1", "Cache-Control: private", "Cache-Control: no-store"]
+    )
+    async def test_an_error_for_one_is_told_to_one(
+        self, pages: PageCache, site: Site, line: str
+    ) -> None:
+        """The others who waited hear that there was one, and nothing of it."""
+        visit = in_front(site, pages)
+        site.says(line, "X-Of: one", "Retry-After: 7", status=500)
+        site.hold()
+        visits = [asyncio.ensure_future(visit()) for _ in range(3)]
+        await site.asked.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        site.let_go()
+        told = await asyncio.gather(*visits)
+        assert [page.status_code for page in told] == [500] * 3
+        assert len([page for page in told if "x-of" in page.headers]) == 1
+        assert len([page for page in told if page.text == "page 1"]) == 1
+        assert len([page for page in told if "set-cookie" in page.headers]) <= 1
+        assert {page.headers["retry-after"] for page in told} == {"7"}
 
     async def test_a_request_may_forbid_storing(self, pages: PageCache, site: Site) -> None:
         """`no-store`: nothing of it is kept."""

@@ -18,7 +18,7 @@ from stillfresh.isr.responses import Message, Send, ready, send_page, send_store
 from stillfresh.isr.rules_fields import values
 from stillfresh.isr.rules_headers import cache_status
 from stillfresh.isr.rules_pages import age_at, too_busy, ttl_at
-from stillfresh.isr.rules_routes import RoutesLike, Scope, Site, Visit
+from stillfresh.isr.rules_routes import Place, RoutesLike, Scope, Site
 from stillfresh.isr.visits import Found, Unavailable, Visits
 
 __all__ = ["IsrMiddleware"]
@@ -162,23 +162,23 @@ class IsrMiddleware:
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         """I12, RFC 9111 §4.4: a method that changes something, if it succeeds, outdates its URL."""
-        visit = self._site.visit({**scope, "method": "GET"})
-        if visit is None:
+        place = self._site.place(scope)
+        if place is None:
             await self._app(scope, receive, send)
             return
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start" and 200 <= message["status"] < 400:
-                await self._outdate(visit)
+                await self._outdate(place)
             await send(message)
 
         await self._app(scope, receive, _marked(told, "fwd=method"))
 
-    async def _outdate(self, visit: Visit) -> None:
+    async def _outdate(self, place: Place) -> None:
         try:
-            await self._pages.outdate(visit.url)
+            await self._pages.outdate(place.url)
         except StillfreshError as exc:
-            self._lifespan.warn(f"{visit.id}: not outdated: {exc}")
+            self._lifespan.warn(f"{place.url}: not outdated: {exc}")
 
     async def _open(self) -> None:
         await self._pages.open()

@@ -26,16 +26,19 @@ from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
 from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import checked_tenant
-from stillfresh.isr.rules_pages import may_serve, rendered, too_busy
+from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
+from stillfresh.isr.rules_storage import private
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
 
-__all__ = ["Busy", "PageCache"]
+__all__ = ["Busy", "PageCache", "told_to"]
 
 KIND: Final = "page"
 UNSHARED_FOR: Final = 30.0
 """Seconds for which a page that may not be shared is rendered for each who asks, side by side."""
 CONCURRENCY: Final = 64
+MOST_PATH: Final = 65_536
+"""Bytes; a longer path is a mistake."""
 RETRY_AFTER: Final = 1.0
 
 PageRender: TypeAlias = Callable[[], Awaitable[Page] | Page]
@@ -113,9 +116,9 @@ class PageCache:
         except StoreError:
             return _unstored(await _page(render))
         if isinstance(answer, LoadFailed):
-            return self._failed(answer)
+            return self._failed(key, answer)
         if answer.found:
-            return self._served(answer)
+            return self._served(key, answer)
         page = key.own if key.own is not None else (await load(None)).page
         return _unstored(_opened(page))
 
@@ -221,7 +224,7 @@ class PageCache:
         made = await key.render(old)
         page, head = made.page, made.page.head
         if head.status >= 500:
-            raise PageFailed(_opened(page))
+            raise self._refused(key, page)
         if not made.is_shared:
             key.own = page
             return {}
@@ -229,10 +232,17 @@ class PageCache:
         terms = {"stale_for": head.stale_for, "error_for": error_for}
         return {key: Loaded(page, fresh_for=head.fresh_for, **terms)}
 
-    def _served(self, answer: Answer[Stored]) -> ServedPage:
+    def _refused(self, key: PageKey, page: Stored) -> PageFailed:
+        """I13: an error, too, may be for one alone; the others hear that there was one."""
+        if private(page.head.headers) is None:
+            return PageFailed(_opened(page))
+        key.own = page
+        return PageFailed(bare(_opened(page)))
+
+    def _served(self, key: PageKey, answer: Answer[Stored]) -> ServedPage:
         stored = answer.value
         if answer.error is not None and not may_serve(stored, answer.fetched_at, self.clock()):
-            return self._failed(answer.error)
+            return self._failed(key, answer.error)
         page, etag = _opened(stored), stored.head.etag
         return ServedPage(
             page,
@@ -242,10 +252,10 @@ class PageCache:
             error=answer.error,
         )
 
-    def _failed(self, error: LoadFailed) -> ServedPage:
+    def _failed(self, key: PageKey, error: LoadFailed) -> ServedPage:
         """I8: the error itself, never stored; within a cooldown, when to come again."""
         if isinstance(cause := error.__cause__, PageFailed):
-            return _unstored(cause.page, error)
+            return _unstored(told_to(key, cause), error)
         if isinstance(cause, Exception):
             raise cause
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self.clock()
@@ -262,6 +272,11 @@ def _shaped(store: Store) -> Store:
 
 def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:
     return ServedPage(page, verdict=Verdict.GONE, age=0.0, stored=False, error=error)
+
+
+def told_to(key: PageKey, failure: PageFailed) -> Page:
+    """The error as it was for who began its render."""
+    return failure.page if key.own is None else _opened(key.own)
 
 
 def _opened(stored: Stored) -> Page:
@@ -281,6 +296,8 @@ def checked_path(path: str) -> str:
     is_key = isinstance(path, str) and path.startswith(("/", "http://", "https://"))
     if not is_key or any(ord(character) < 0x20 for character in path):
         raise ConfigError(f"path: begins with / (or is a whole URL), which {shown(path)} does not")
+    if len(path.encode("utf-8", "surrogatepass")) > MOST_PATH:
+        raise ConfigError(f"path: of at most {MOST_PATH:,} bytes, unlike {shown(path)}")
     return path
 
 

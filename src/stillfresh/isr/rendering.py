@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from stillfresh.clock import Clock
 from stillfresh.isr.model import Headers, Page, Rendered, Stored
 from stillfresh.isr.responses import Message
-from stillfresh.isr.rules_fields import Raw, values
+from stillfresh.isr.rules_fields import Raw, members, values
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import normalised
 from stillfresh.isr.rules_pages import rendered, unshared
@@ -119,7 +119,7 @@ class Renderer:
             page = Page(bytes(old.body), old.head.status, headers)
         if page is None:
             return unshared(Page())
-        return rendered(page, fetched_at, own, given, self._keep_for)
+        return rendered(_varying(page, visit), fetched_at, own, given, self._keep_for)
 
     async def _page(
         self, scope: dict[str, Any], fetched_at: float, own: Terms | None
@@ -200,6 +200,16 @@ def _scope(
         "client": None,
         "extensions": {},
     }
+
+
+def _varying(page: Page, visit: Visit) -> Page:
+    """RFC 9111 §4.1: what the route declares, caches behind this one are told too."""
+    raw = page.headers.raw
+    named = {it.lower() for it in members(values(raw, b"vary"))}
+    declared = sorted({name.lower().encode("latin-1") for name in visit.route.vary} - named)
+    if not declared:
+        return page
+    return Page(page.body, page.status, Headers.of((*raw, (b"vary", b", ".join(declared)))))
 
 
 def given_to(visit: Visit) -> dict[str, str]:

@@ -6,14 +6,14 @@ Pure.
 from collections.abc import Mapping
 
 from stillfresh.freshness import Verdict
-from stillfresh.isr.model import Head, Page, Rendered, Stored
+from stillfresh.isr.model import Head, Headers, Page, Rendered, Stored
 from stillfresh.isr.rules_fields import Raw, values
 from stillfresh.isr.rules_freshness import Terms, initial_age
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_storage import Shared, Unshared, judged
 from stillfresh.isr.rules_validation import etag_of
 
-__all__ = ["age_at", "is_of", "may_serve", "rendered", "too_busy", "ttl_at", "unshared"]
+__all__ = ["age_at", "bare", "is_of", "may_serve", "rendered", "too_busy", "ttl_at", "unshared"]
 
 
 def rendered(
@@ -83,6 +83,14 @@ def may_serve(stored: Stored, fetched_at: float, now: float) -> bool:
     """I8: with refreshing having failed; what is kept only to be validated may not."""
     head = stored.head
     return now - fetched_at < head.fresh_for + max(head.stale_for, head.error_for)
+
+
+def bare(page: Page) -> Page:
+    """I13: of an error that is one visitor's, what the others who waited are told."""
+    raw = page.headers.raw
+    kept = tuple((name, value) for name, value in raw if name == b"retry-after")
+    told = ((b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store"))
+    return Page(b"This page cannot be shown now.\n", page.status, Headers.of((*told, *kept)))
 
 
 def too_busy(retry_after: float) -> Page:

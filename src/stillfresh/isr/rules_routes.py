@@ -4,7 +4,7 @@ Pure: an ASGI scope in, a `Visit` out, or None: the request passes as if there w
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -20,7 +20,7 @@ from stillfresh.isr.rules_keys import (
     variant,
 )
 
-__all__ = ["Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_variant"]
+__all__ = ["Place", "Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_variant"]
 
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
@@ -81,10 +81,9 @@ def _checked(pattern: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """A request for a page that may be shared."""
+class Place:
+    """The URL that a request is for, whatever else it says."""
 
-    id: str
     url: str
     path: str
     raw_path: str
@@ -93,6 +92,13 @@ class Visit:
     scheme: str
     headers: Raw
     route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit(Place):
+    """A request for a page that may be shared."""
+
+    id: str
     declared: Mapping[str, str] = field(default_factory=dict)
     wish: Wish = field(default_factory=Wish)
     is_head: bool = False
@@ -108,7 +114,7 @@ class Site:
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
         self._routes = Routes({"*": Route(query=None)} if routes is None else routes)
 
-    def visit(self, scope: Scope) -> Visit | None:
+    def place(self, scope: Scope) -> Place | None:
         """None: not for the cache, or not to be trusted with a key."""
         raw = scope.get("raw_path") or quote(scope["path"], safe="/%").encode()
         path = canonical_path(raw.partition(b"?")[0])
@@ -120,23 +126,25 @@ class Site:
         if host is None or (self._hosts is not None and not is_allowed(host, self._hosts)):
             return None
         query = canonical_query(scope.get("query_string", b""), route.query)
-        declared = variant((name.lower() for name in route.vary), headers)
-        names = {name for name, _ in headers}
-        if query is None or declared is None or names & CONDITIONAL:
+        if query is None:
             return None
         url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
-        if len(id_ := key_of_variant(url, declared)) > MOST_KEY:
+        return Place(url, unquote(path), path, query, host, scheme, headers, route)
+
+    def visit(self, scope: Scope) -> Visit | None:
+        """None: for the app alone."""
+        if (place := self.place(scope)) is None:
+            return None
+        headers = place.headers
+        declared = variant((name.lower() for name in place.route.vary), headers)
+        names = {name for name, _ in headers}
+        if declared is None or names & CONDITIONAL:
+            return None
+        if len(id_ := key_of_variant(place.url, declared)) > MOST_KEY:
             return None
         return Visit(
+            **{it.name: getattr(place, it.name) for it in fields(Place)},
             id=id_,
-            url=url,
-            path=unquote(path),
-            raw_path=path,
-            query=query,
-            host=host,
-            scheme=scheme,
-            headers=headers,
-            route=route,
             declared=declared,
             wish=wish_of(headers),
             is_head=scope["method"] == "HEAD",

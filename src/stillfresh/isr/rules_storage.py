@@ -11,7 +11,15 @@ from typing import Final, TypeAlias
 from stillfresh.isr.rules_fields import Raw, directives, members, values
 from stillfresh.isr.rules_freshness import Terms, stated
 
-__all__ = ["Judgement", "Shared", "Unshared", "allows_authorized", "forbids_stale", "judged"]
+__all__ = [
+    "Judgement",
+    "Shared",
+    "Unshared",
+    "allows_authorized",
+    "forbids_stale",
+    "judged",
+    "private",
+]
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """What a route's duration applies to: not refusals, which are about who asks, nor bad requests."""
@@ -41,7 +49,7 @@ Judgement: TypeAlias = Shared | Unshared
 
 def judged(status: int, headers: Raw, fetched_at: float, own: Terms | None) -> Judgement:
     """`own`: the route's own duration, if it has one."""
-    if (reason := _private(headers) or _unfit(status, headers)) is not None:
+    if (reason := private(headers) or _unfit(status, headers)) is not None:
         return Unshared(reason)
     vary = _varies(headers)
     if "*" in vary:
@@ -56,7 +64,7 @@ def judged(status: int, headers: Raw, fetched_at: float, own: Terms | None) -> J
     return Shared(terms, vary)
 
 
-def _private(headers: Raw) -> str | None:
+def private(headers: Raw) -> str | None:
     """I13, whoever else allows it."""
     if values(headers, b"set-cookie"):
         return "sets a cookie"

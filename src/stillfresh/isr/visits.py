@@ -9,7 +9,7 @@ from stillfresh.engine.flights import Outcome
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, Stored
-from stillfresh.isr.pages import RETRY_AFTER, PageCache
+from stillfresh.isr.pages import RETRY_AFTER, PageCache, told_to
 from stillfresh.isr.rendering import Renderer, given_to
 from stillfresh.isr.rules_freshness import is_good_enough
 from stillfresh.isr.rules_keys import variant
@@ -97,7 +97,7 @@ class Visits:
         answer = await self._pages.ask(key)
         if self._is_too_old(visit, answer):
             answer = await self._pages.ask(key, anew=True)
-        return self._found(key, answer)
+        return self._found(visit, key, answer)
 
     async def _taken_stale(self, visit: Visit, key: PageKey) -> Found | None:
         """RFC 9111 §5.2.1.2: older than we would serve, but not than the client takes."""
@@ -140,14 +140,16 @@ class Visits:
             may_be_stale=answer.verdict is Verdict.STALE,
         )
 
-    def _found(self, key: PageKey, answer: Outcome[Stored]) -> Found | Unavailable | None:
+    def _found(
+        self, visit: Visit, key: PageKey, answer: Outcome[Stored]
+    ) -> Found | Unavailable | None:
         now = self._pages.clock()
         if isinstance(answer, LoadFailed):
-            return self._failed(answer)
+            return self._failed(visit, key, answer)
         if not answer.found:
             return None
         if answer.error is not None and not may_serve(answer.value, answer.fetched_at, now):
-            return self._failed(answer.error)
+            return self._failed(visit, key, answer.error)
         return self._hit(key, answer)
 
     def _hit(self, key: PageKey, answer: Answer[Stored]) -> Found:
@@ -163,11 +165,16 @@ class Visits:
         age = age_at(stored, answer.fetched_at, now)
         return Found(key, stored, age, what)
 
-    def _failed(self, error: LoadFailed) -> Unavailable:
-        """I8: the error itself; within a cooldown, when to come again."""
+    def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Unavailable | None:
+        """I8: the error itself; within a cooldown, when to come again.
+
+        Where nobody said that the page is for all, it may only have failed for want of who asks.
+        """
+        if visit.route.revalidate is None:
+            return None
         cause = error.__cause__
         if isinstance(cause, PageFailed):
-            return Unavailable(cause.page, "fwd=miss")
+            return Unavailable(told_to(key, cause), "fwd=miss")
         if isinstance(cause, TimeoutError):
             return Unavailable(_gateway_timeout("The page took too long.\n"), "fwd=miss")
         if isinstance(cause, Exception):
