@@ -1,15 +1,21 @@
-"""examples/site.py runs: rendered once, changed by a POST (I12)."""
+"""examples/slow_site.py runs: rendered once, changed by a POST (I12)."""
 
 import importlib.util
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 from isr_kit import Visitor
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "examples" / "slow_site.py"
 
 
 def example() -> Any:
-    path = Path(__file__).parent.parent.parent / "examples" / "site.py"
-    spec = importlib.util.spec_from_file_location("example_site", path)
+    spec = importlib.util.spec_from_file_location("example_site", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -32,3 +38,23 @@ async def test_the_site_shows_what_it_says() -> None:
         stale = await visit("/blog/a?page=2")
         assert "page 2" in stale.text
         assert stale.headers["cache-status"] == "stillfresh; hit; ttl=0"
+
+
+def test_it_starts_as_it_says() -> None:
+    """By the very command in its docstring, on any free port."""
+    found = re.search("`uvicorn (.+?)`", EXAMPLE.read_text())
+    assert found is not None
+    program = Path(sys.executable).parent / "uvicorn"
+    command = [str(program), *found[1].split(), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = next(line for line in process.stderr if "running on" in line)
+            url = re.search(r"http://[0-9.:]+", said)
+            assert url is not None
+            page = httpx.get(f"{url[0]}/pricing", timeout=30)
+            assert "10 a month" in page.text
+            assert "stillfresh" in page.headers["cache-status"]
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)

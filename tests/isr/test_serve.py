@@ -240,6 +240,19 @@ class TestI12CommandLine:
                 proxy.process.send_signal(number)
                 assert proxy.process.wait(timeout=30) == 0
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_it_ends_while_it_starts(self, number: signal.Signals) -> None:
+        """Also where its store takes the connection and says nothing."""
+        with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
+            silent.settimeout(30)
+            store = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+            options = ["--upstream", "http://127.0.0.1:1", "--port", "0", "--store", store]
+            process = stack.enter_context(subprocess.Popen([*CLI, *options]))
+            stack.callback(process.kill)
+            stack.enter_context(silent.accept()[0])
+            process.send_signal(number)
+            assert process.wait(timeout=10) == 0
+
     def test_an_upstream_that_is_away_is_told(self, stack: ExitStack) -> None:
         """502, not kept."""
         with socket.create_server(("127.0.0.1", 0)) as unused:

@@ -99,16 +99,36 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         say(f"{where} in front of {settings.upstream}, pages in {settings.store}")
 
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        before = {it: signal.signal(it, _ignored) for it in (signal.SIGTERM, signal.SIGINT)}
+        ending = Ending()
+        before = {it: signal.signal(it, ending) for it in (signal.SIGTERM, signal.SIGINT)}
         try:
-            runner.run(_serve(app, pages, listener, listening))
+            if runner.run(_opened(pages, ending)):
+                runner.run(_serve(app, pages, listener, listening))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def _ignored(*_: object) -> None:
-    """uvicorn has ended cleanly for this signal, and raises it once more."""
+class Ending:
+    """A signal ends what is starting; later uvicorn obeys it, and raises it once more for none."""
+
+    def __init__(self) -> None:
+        self.starting: asyncio.Future[None] | None = None
+
+    def __call__(self, *_: object) -> None:
+        if self.starting is not None:
+            self.starting.get_loop().call_soon_threadsafe(self.starting.cancel)
+
+
+async def _opened(pages: PageCache, ending: Ending) -> bool:
+    """False: told to end before that."""
+    ending.starting = asyncio.ensure_future(pages.open())
+    await asyncio.wait([ending.starting])
+    opening, ending.starting = ending.starting, None
+    if opening.cancelled():
+        return False
+    opening.result()
+    return True
 
 
 async def _serve(

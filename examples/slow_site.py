@@ -1,6 +1,7 @@
-"""A slow site behind the page cache: `uvicorn site:site --app-dir examples`, then /pricing twice.
+"""A slow site behind the page cache, to be asked for /pricing twice.
 
-Needs `stillfresh[web]` and FastAPI. POST /pricing changes the price; its next visitor sees it.
+Run `uvicorn slow_site:site --app-dir examples`. Needs `stillfresh[web]` and FastAPI. POST /pricing
+changes the price; its next visitor sees it.
 """
 
 import asyncio
