@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from engine_kit import Sleeper, outcome, turns, until
-from isr_kit import Site
+from isr_kit import Site, in_front
 
 from stillfresh import ConfigError, NotOpen, StoreError, Verdict
 from stillfresh.isr import Page, PageCache
+from stillfresh.isr.pages import CONCURRENCY
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -161,6 +162,60 @@ class Away(MemoryStore):
         if name in steps and object.__getattribute__(self, "is_away"):
             raise StoreError("cut off")
         return super().__getattribute__(name)
+
+
+class Hanging:
+    """A store that can stop to answer."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.store = MemoryStore(clock=clock)
+        self.is_hanging = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "read_now":
+            raise AttributeError(name)
+        found = getattr(self.store, name)
+        return self._never if self.is_hanging and name in HANGS else found
+
+    async def _never(self, *_: object, **__: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+HANGS = {"read", "acquire", "publish", "renew", "release", "invalidate", "invalidate_tag"}
+
+
+class TestI10StoreHangs:
+    async def test_it_is_taken_for_away(self, site: Site, clock: ManualClock) -> None:
+        """What memory has is served; what it has not is rendered, and changes get their answer."""
+        store: Any = Hanging(clock)
+        async with PageCache(store, clock=clock, store_timeout=0.01, lease_for=0.01) as pages:
+            visit = in_front(site, pages)
+            await visit()
+            store.is_hanging = True
+            assert (await visit()).text == "page 1"
+            assert (await visit("/blog/new")).text == "page 2"
+            assert (await visit(method="POST")).text == "page 3"
+            store.is_hanging = False
+
+
+class TestI8Crowd:
+    async def test_what_would_only_queue_is_rendered_for_its_visitor(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Not stored, and not refused."""
+        visit = in_front(site, pages)
+        site.hold()
+        gate = site.gate
+        crowd = [asyncio.ensure_future(visit(f"/blog/{n}")) for n in range(CONCURRENCY)]
+        await until(lambda: site.renders == CONCURRENCY)
+        site.gate = None
+        page = await visit("/blog/more")
+        assert page.headers["cache-status"] == "stillfresh; fwd=bypass"
+        assert (await pages.get("/own", site.render, revalidate=60)).stored is False
+        assert gate is not None
+        gate.set()
+        assert {page.status_code for page in await asyncio.gather(*crowd)} == {200}
+        assert "stored" in (await visit("/blog/more")).headers["cache-status"]
 
 
 class TestI10StoreAway:

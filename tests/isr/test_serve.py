@@ -221,6 +221,31 @@ class TestI15Streams:
             answer = proxy.get("/big", cache_control="max-age=60")
             assert len(answer.content) == 3_000_000
 
+    def test_who_leaves_between_two_parts_ends_the_stream(self, stack: ExitStack) -> None:
+        """The site sees its connection closed though it has no more to say for now."""
+        with socket.create_server(("127.0.0.1", 0)) as site:
+            site.settimeout(30)
+            proxy = Proxy(stack, upstream=f"http://127.0.0.1:{site.getsockname()[1]}")
+            with ThreadPoolExecutor(1) as pool:
+                ended = pool.submit(self._endless, site)
+                with proxy.client.stream("GET", "/events") as stream:
+                    assert next(stream.iter_bytes()) == b"one"
+                assert ended.result(timeout=20) == b""
+
+    @staticmethod
+    def _endless(site: socket.socket) -> bytes:
+        """One part to each who asks; what the last hears after it."""
+        kind = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+        heard = b""
+        for _ in range(2):  # the render that is given up, then the visitor's own
+            connection = site.accept()[0]
+            connection.settimeout(15)
+            connection.recv(65_536)
+            connection.sendall(kind + b"Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+            with connection:
+                heard = connection.recv(1)
+        return heard
+
     def test_an_answer_that_was_cut_is_not_kept(self, proxy: Proxy) -> None:
         """Nor taken for whole."""
         try:

@@ -257,6 +257,11 @@ class Core(Generic[K, V]):
             in_memory=key in self.shelf.front.entries,
         )
 
+    def is_full(self, key: K) -> bool:
+        """As many loads are under way as may be, none of them this one's."""
+        flights = self._tower.queue.flights
+        return len(flights) >= self.spec.concurrency and key not in flights
+
     def stats(self) -> ResourceStats:
         front = self.shelf.front
         front.fold_all()

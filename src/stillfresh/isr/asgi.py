@@ -4,6 +4,7 @@ Decides nothing: `rules_routes` says which requests it is for, `PageCache` finds
 `responses` sends it. A hit that memory can answer is a lookup and two sends, written out here.
 """
 
+import asyncio
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -176,9 +177,10 @@ class IsrMiddleware:
 
     async def _outdate(self, place: Place) -> None:
         try:
-            await self._pages.outdate(place.url)
-        except StillfreshError as exc:
-            self._lifespan.warn(f"{place.url}: not outdated: {exc}")
+            async with asyncio.timeout(self._pages.store_timeout):
+                await self._pages.outdate(place.url)
+        except (StillfreshError, TimeoutError) as exc:
+            self._lifespan.warn(f"{place.url}: not outdated: {exc!r}")
 
     async def _open(self) -> None:
         await self._pages.open()

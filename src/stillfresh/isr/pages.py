@@ -22,6 +22,7 @@ from stillfresh.engine.keys import checked_id
 from stillfresh.engine.options import spec_of
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
+from stillfresh.isr.bounded import bounded
 from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
 from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_freshness import Terms
@@ -48,6 +49,10 @@ class Busy(StillfreshError):
     """I8: another renders it, and it took longer than `wait`."""
 
 
+class Full(StoreError):
+    """So many pages are being rendered that this one would only queue."""
+
+
 class PageCache:
     """`async with PageCache("sqlite:///pages.db") as pages:`; without it, the first read opens."""
 
@@ -63,6 +68,7 @@ class PageCache:
         max_entries: int = 10_000,
         lease_for: Duration = "5s",
         render_timeout: Duration = "30s",
+        store_timeout: Duration = "1s",
         clock: Clock = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
@@ -73,10 +79,12 @@ class PageCache:
         self._wait = seconds(wait, name="wait", positive=True)
         self._stale_for = seconds(stale_for, name="stale_for")
         self._error_for = seconds(error_for, name="error_for")
+        self.store_timeout = seconds(store_timeout, name="store_timeout", positive=True)
         self._sleep = sleep
         self.keep_for = max(self._stale_for, self._error_for)
         is_private = isinstance(store, str) and store.startswith("memory:")
-        chosen = store if is_private else _shaped(store_for(store, clock))
+        most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
+        chosen = store if is_private else bounded(_shaped(store_for(store, clock)), *most)
         self._cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         spec = spec_of(
             KIND,
@@ -146,6 +154,8 @@ class PageCache:
         """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
         if not anew and (known := self._known(key)) is not None:
             return known
+        if self.core.is_full(key) and (await self.core.look(key)) is None:
+            raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
         work = self.core.reload([key]) if anew else self.core.answers([key])
         asking = asyncio.ensure_future(work)
         resting = asyncio.ensure_future(self._sleep(self._wait))

@@ -89,7 +89,12 @@ class Server(uvicorn.Server):
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Until SIGTERM or SIGINT; what cannot work is told before anything is served."""
-    pages = PageCache(settings.store, memory_for=settings.memory_for, tenant=settings.tenant)
+    pages = PageCache(
+        settings.store,
+        memory_for=settings.memory_for,
+        tenant=settings.tenant,
+        render_timeout=settings.timeout,
+    )
     app = app_for(settings, pages)
     listener = _bound(settings.host, settings.port)
 

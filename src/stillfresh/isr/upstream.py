@@ -124,11 +124,11 @@ class Upstream:
         await send({**start, "headers": headers})
         left = asyncio.ensure_future(_left(receive)) if not _has_body(scope) else None
         try:
-            async for part in _parts(response):
-                if left is not None and left.done():
-                    return
+            parts = _parts(response)
+            while (part := await _next(parts, left)) is not None:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            if left is None or not left.done():
+                await send({"type": "http.response.body", "body": b""})
         finally:
             if left is not None:
                 left.cancel()
@@ -178,6 +178,25 @@ async def _sent(receive: Receive) -> AsyncIterator[bytes]:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _next(parts: AsyncIterator[bytes], left: "asyncio.Future[None] | None") -> bytes | None:
+    """None: there is no more, or nobody is there to have it."""
+    if left is None:
+        return await anext(parts, None)
+    coming = asyncio.ensure_future(_one(parts))
+    try:
+        awaited: list[asyncio.Future[Any]] = [coming, left]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        return None if left.done() else coming.result()
+    finally:
+        if not coming.done():
+            coming.cancel()
+            await asyncio.wait([coming])
+
+
+async def _one(parts: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(parts, None)
 
 
 def _parts(response: httpx.Response) -> AsyncIterator[bytes]:

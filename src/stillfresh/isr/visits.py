@@ -9,7 +9,7 @@ from stillfresh.engine.flights import Outcome
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, Stored
-from stillfresh.isr.pages import RETRY_AFTER, PageCache, told_to
+from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache, told_to
 from stillfresh.isr.rendering import Renderer, given_to
 from stillfresh.isr.rules_freshness import is_good_enough
 from stillfresh.isr.rules_keys import variant
@@ -49,6 +49,7 @@ class Visits:
         self._renderer = renderer
         self._max_variants = max_variants
         self._variants: dict[str, set[str]] = {}
+        self._unshared: dict[str, None] = {}
 
     async def find(self, visit: Visit, state: Mapping[str, Any]) -> Found | Unavailable | None:
         key = self._key(visit, state, visit.id, given_to(visit))
@@ -94,10 +95,26 @@ class Visits:
     async def _answer(self, visit: Visit, key: PageKey) -> Found | Unavailable | None:
         if visit.wish.max_stale and (kept := await self._taken_stale(visit, key)) is not None:
             return kept
-        answer = await self._pages.ask(key)
+        try:
+            answer = await self._pages.ask(key)
+        except Busy:
+            if key.id in self._unshared:
+                return None  # a page of each visitor's own: nobody's render is waited for
+            raise
+        self._note(key, answer)
         if self._is_too_old(visit, answer):
             answer = await self._pages.ask(key, anew=True)
         return self._found(visit, key, answer)
+
+    def _note(self, key: PageKey, answer: Outcome[Stored]) -> None:
+        """Which pages, when last seen, were not to be shared."""
+        if isinstance(answer, LoadFailed):
+            return
+        self._unshared.pop(key.id, None)
+        if not answer.found:
+            if len(self._unshared) >= KNOWN_KEYS:
+                self._unshared.clear()
+            self._unshared[key.id] = None
 
     async def _taken_stale(self, visit: Visit, key: PageKey) -> Found | None:
         """RFC 9111 §5.2.1.2: older than we would serve, but not than the client takes."""
