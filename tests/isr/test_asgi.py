@@ -56,6 +56,17 @@ class TestI12Methods:
         await visit(method="OPTIONS")
         assert (await visit()).text == "page 1"
 
+    async def test_what_was_changed_is_not_served_when_its_render_fails(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """The error is told, not what the page said before the change."""
+        visit = in_front(site, pages)
+        await visit()
+        await visit(method="PUT")
+        site.status = 500
+        assert (await visit()).status_code == 500
+        assert (await visit()).status_code == 503
+
     async def test_a_change_reaches_every_variant(self, pages: PageCache, site: Site) -> None:
         """Not only the one that was asked for first."""
         visit = in_front(site, pages)
@@ -281,6 +292,22 @@ class TestI14Freshness:
             page = await visit(headers=headers)
             told = {it.strip().lower() for it in page.headers["vary"].split(",")}
             assert told == {"origin", "accept-language"}
+
+    @pytest.mark.parametrize("path", ["/blog/caf%C3%A9", "/blog/café", "/blog/caf%c3%a9"])
+    async def test_a_path_may_be_written_in_several_ways(
+        self, pages: PageCache, site: Site, path: str
+    ) -> None:
+        """Escaped or not, to be revalidated or purged."""
+        visit = in_front(site, pages)
+        await visit("/blog/caf%C3%A9")
+        await pages.revalidate(path)
+        assert (await visit("/blog/caf%C3%A9")).headers["cache-status"].endswith("ttl=0")
+        await idle(pages)
+        assert (await visit("/blog/caf%C3%A9")).text == "page 2"
+        await pages.purge(path)
+        assert (await visit("/blog/caf%C3%A9")).text == "page 3"
+        await pages.purge(f"http://EXAMPLE.com:80{path}")
+        assert (await visit("/blog/caf%C3%A9")).text == "page 4"
 
     async def test_revalidate_reaches_every_variant(self, pages: PageCache, site: Site) -> None:
         """I11: host, query, Vary."""

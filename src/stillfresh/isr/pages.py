@@ -26,7 +26,7 @@ from stillfresh.isr.bounded import bounded
 from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
 from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_freshness import Terms
-from stillfresh.isr.rules_keys import checked_tenant
+from stillfresh.isr.rules_keys import canonical_url, checked_tenant, plain_path
 from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
 from stillfresh.isr.rules_storage import private
 from stillfresh.stores.contract import Store
@@ -116,7 +116,7 @@ class PageCache:
             fetched_at = self.clock()
             return rendered(await _page(render), fetched_at, own, {}, self.keep_for)
 
-        key = self.key(checked_path(path), path, load, tags)
+        key = self.key(checked_path(path), plain_path(path), load, tags)
         try:
             answer = await self.ask(key)
         except Busy:
@@ -174,7 +174,9 @@ class PageCache:
 
     async def revalidate(self, path: str) -> None:
         """I11: stale from now, in every variant; rendered anew at the next visit."""
-        await self._cache.invalidate_tag(self._tag("path", checked_path(path)), soft=True)
+        await self._cache.invalidate_tag(
+            self._tag("path", plain_path(checked_path(path))), soft=True
+        )
 
     async def revalidate_tag(self, tag: str) -> None:
         """The same for every page with this tag."""
@@ -182,10 +184,11 @@ class PageCache:
 
     async def purge(self, key: str) -> None:
         """I11: gone. A path means every variant of it, a whole URL (`https://…`) that one page."""
-        checked_path(key)
-        which = "path" if key.startswith("/") else "key"
-        found = await self._cache.invalidate_tag(self._tag(which, key))
-        ids = dict.fromkeys([self._prefix + key, *(id_ for kind, id_ in found if kind == KIND)])
+        is_path = checked_path(key).startswith("/")
+        which, name = ("path", plain_path(key)) if is_path else ("key", canonical_url(key))
+        found = await self._cache.invalidate_tag(self._tag(which, name))
+        own = (self._prefix + key, self._prefix + name)
+        ids = dict.fromkeys([*own, *(id_ for kind, id_ in found if kind == KIND)])
         await self.core.delete([PageKey(id_) for id_ in ids])
 
     async def outdate(self, id_: str) -> None:
@@ -251,7 +254,8 @@ class PageCache:
 
     def _served(self, key: PageKey, answer: Answer[Stored]) -> ServedPage:
         stored = answer.value
-        if answer.error is not None and not may_serve(stored, answer.fetched_at, self.clock()):
+        made = stored, answer.fetched_at, self.clock(), answer.verdict
+        if answer.error is not None and not may_serve(*made):
             return self._failed(key, answer.error)
         page, etag = _opened(stored), stored.head.etag
         return ServedPage(

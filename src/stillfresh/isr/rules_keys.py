@@ -7,7 +7,7 @@ RFC 9110 §4.2.3 and RFC 3986 §6.2 for equal URLs, RFC 9111 §4.1 for variants.
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rules_fields import Raw, members, values
@@ -18,9 +18,11 @@ __all__ = [
     "canonical_host",
     "canonical_path",
     "canonical_query",
+    "canonical_url",
     "checked_tenant",
     "is_allowed",
     "normalised",
+    "plain_path",
     "variant",
 ]
 
@@ -72,6 +74,26 @@ def canonical_path(raw: bytes) -> str | None:
     if any(it in {".", ".."} or not it for it in segments[:-1]) or segments[-1] in {".", ".."}:
         return None
     return text
+
+
+def plain_path(path: str) -> str:
+    """A path as a person writes it, as visits to it have it; one that none can have, as it is."""
+    before, mark, query = path.partition("?")
+    canonical = canonical_path(quote(before, safe="/%!$&'()*+,;=:@~-._").encode("ascii"))
+    return path if canonical is None else unquote(canonical) + mark + query
+
+
+def canonical_url(url: str) -> str:
+    """A whole URL as visits to it have it; one that none can have, as it is."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    before, _, asked = (slash + path or "/").partition("?")
+    raw = quote(before, safe="/%!$&'()*+,;=:@~-._").encode("ascii")
+    named = canonical_host(((b"host", host.encode("latin-1", "replace")),), scheme)
+    found, query = canonical_path(raw), canonical_query(asked.encode(), None)
+    if named is None or found is None or query is None:
+        return url
+    return f"{scheme}://{named}{found}{'?' if query else ''}{query}"
 
 
 def _escapes(raw: bytes) -> bytes | None:

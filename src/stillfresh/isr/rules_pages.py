@@ -13,7 +13,17 @@ from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_storage import Shared, Unshared, judged
 from stillfresh.isr.rules_validation import etag_of
 
-__all__ = ["age_at", "bare", "is_of", "may_serve", "rendered", "too_busy", "ttl_at", "unshared"]
+__all__ = [
+    "age_at",
+    "bare",
+    "is_changed",
+    "is_of",
+    "may_serve",
+    "rendered",
+    "too_busy",
+    "ttl_at",
+    "unshared",
+]
 
 
 def rendered(
@@ -79,9 +89,17 @@ def ttl_at(stored: Stored, fetched_at: float, now: float, verdict: Verdict) -> f
     return left if verdict is Verdict.FRESH else min(left, 0.0)
 
 
-def may_serve(stored: Stored, fetched_at: float, now: float) -> bool:
+def is_changed(stored: Stored, fetched_at: float, now: float, verdict: Verdict) -> bool:
+    """I12: EXPIRED before its time, since it was changed through its own URL."""
+    head = stored.head
+    return verdict is Verdict.EXPIRED and now - fetched_at < head.fresh_for + head.stale_for
+
+
+def may_serve(stored: Stored, fetched_at: float, now: float, verdict: Verdict) -> bool:
     """I8: with refreshing having failed; what is kept only to be validated may not."""
     head = stored.head
+    if is_changed(stored, fetched_at, now, verdict):
+        return False
     return now - fetched_at < head.fresh_for + max(head.stale_for, head.error_for)
 
 

@@ -13,7 +13,7 @@ from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache, told_to
 from stillfresh.isr.rendering import Renderer, given_to
 from stillfresh.isr.rules_freshness import is_good_enough
 from stillfresh.isr.rules_keys import variant
-from stillfresh.isr.rules_pages import age_at, is_of, may_serve, too_busy, ttl_at
+from stillfresh.isr.rules_pages import age_at, is_changed, is_of, may_serve, too_busy, ttl_at
 from stillfresh.isr.rules_routes import MOST_KEY, Visit, key_of_variant
 from stillfresh.isr.rules_storage import allows_authorized, forbids_stale
 
@@ -121,7 +121,12 @@ class Visits:
         answer = await self._pages.core.look(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.EXPIRED:
             return None
-        if forbids_stale(answer.value.head.headers) or not self._suits(visit, answer):
+        made = answer.value, answer.fetched_at, self._pages.clock(), answer.verdict
+        if (
+            is_changed(*made)
+            or forbids_stale(answer.value.head.headers)
+            or not self._suits(visit, answer)
+        ):
             return None
         return self._hit(key, answer)
 
@@ -165,7 +170,8 @@ class Visits:
             return self._failed(visit, key, answer)
         if not answer.found:
             return None
-        if answer.error is not None and not may_serve(answer.value, answer.fetched_at, now):
+        made = answer.value, answer.fetched_at, now, answer.verdict
+        if answer.error is not None and not may_serve(*made):
             return self._failed(visit, key, answer.error)
         return self._hit(key, answer)
 
