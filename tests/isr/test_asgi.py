@@ -309,6 +309,17 @@ class TestI14Freshness:
         await pages.purge(f"http://EXAMPLE.com:80{path}")
         assert (await visit("/blog/caf%C3%A9")).text == "page 4"
 
+    async def test_a_page_revalidated_early_is_kept_by_no_cache_behind(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Its age alone would tell them that it is fresh."""
+        visit = in_front(site, pages)
+        await visit()
+        await pages.revalidate("/pricing")
+        assert "s-maxage=0" in (await visit()).headers["cache-control"]
+        await idle(pages)
+        assert "s-maxage=60" in (await visit()).headers["cache-control"]
+
     async def test_revalidate_reaches_every_variant(self, pages: PageCache, site: Site) -> None:
         """I11: host, query, Vary."""
         site.says("Vary: Accept-Language")

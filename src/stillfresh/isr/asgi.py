@@ -143,6 +143,7 @@ class IsrMiddleware:
                     visit.headers,
                     age=found.age,
                     what=found.what,
+                    is_outdated=found.is_outdated,
                     is_head=visit.is_head,
                 )
 

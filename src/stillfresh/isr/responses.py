@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 from stillfresh.isr.model import Page, Stored
 from stillfresh.isr.rules_fields import Raw, values
+from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_headers import cache_status, not_modified_headers, policy_headers
 from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_validation import if_range_holds, not_modified
@@ -51,11 +52,20 @@ def ready(stored: Stored) -> Ready:
 
 
 async def send_stored(
-    send: Send, stored: Stored, request: Raw, *, age: float, what: str, is_head: bool
+    send: Send,
+    stored: Stored,
+    request: Raw,
+    *,
+    age: float,
+    what: str,
+    is_head: bool,
+    is_outdated: bool = False,
 ) -> None:
     """As the request's conditions ask for it (RFC 9110 §13.2.2)."""
     made, status = ready(stored), stored.head.status
     fields = made.told(age, what)
+    if is_outdated and stored.head.is_own:  # a cache behind this one would keep it for the rest
+        fields = policy_headers(fields, Terms(0.0, stored.head.stale_for, stored.head.error_for))
     if status == 200:
         if not_modified(request, made.etag, made.modified):
             return await _send(send, 304, not_modified_headers(fields), b"")

@@ -31,6 +31,8 @@ class Found:
     stored: Stored
     age: float
     what: str
+    is_outdated: bool = False
+    """Stale though younger than it was to become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ class Visits:
             what = f"fwd={why}; {'stored' if answer.origin is Origin.LOADED else 'collapsed'}"
             what += f"; ttl={int(ttl)}"
         age = age_at(stored, answer.fetched_at, now)
-        return Found(key, stored, age, what)
+        is_outdated = answer.verdict is not Verdict.FRESH and age < stored.head.fresh_for
+        return Found(key, stored, age, what, is_outdated)
 
     def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Unavailable | None:
         """I8: the error itself; within a cooldown, when to come again.
