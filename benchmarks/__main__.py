@@ -17,6 +17,7 @@ from benchmarks import (
     dynamodb,
     engine,
     feed,
+    pages,
     redis_store,
     ttl_cache,
     waiting,
@@ -31,6 +32,7 @@ SECTIONS: dict[str, Callable[[Progress], Section]] = {
     "coordinator": coordinator.section,
     "feed": feed.section,
     "waiting": waiting.section,
+    "pages": pages.section,
     "behaviours": behaviours.section,
 }
 PEERS = [

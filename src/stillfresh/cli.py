@@ -1,4 +1,5 @@
-"""The command line: `stillfresh table create|describe` makes and shows a DynamoDB store's table.
+"""The command line: `stillfresh serve` is a page cache in front of a site; `stillfresh table
+create|describe` makes and shows a DynamoDB store's table.
 
 It chooses the adapters and prints what they answer; nothing is decided here.
 """
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.stores.urls import dynamodb_options
@@ -94,11 +95,48 @@ def named(given: dict[str, str | None]) -> str:
     return name
 
 
-def extra(module: str) -> ModuleType:
+def extra(module: str, named: str = "aws") -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:
-        raise ConfigError(f"this command needs {exc.name}: pip install 'stillfresh[aws]'") from exc
+        needed = f"pip install 'stillfresh[{named}]'"
+        raise ConfigError(f"this command needs {exc.name}: {needed}") from exc
+
+
+def routes_of(texts: tuple[str, ...]) -> dict[str, str]:
+    """`/blog/*=10m`: a path, and how long its pages are fresh."""
+    pairs = [text.rpartition("=") for text in texts]
+    if bad := next((text for text, pair in zip(texts, pairs, strict=True) if not pair[0]), None):
+        raise ConfigError(f"--route {bad!r}: write PATH=DURATION, as '/blog/*=10m'")
+    return {path: duration for path, _, duration in pairs}
+
+
+@main.command()
+@click.option("--upstream", required=True, help="The site, as http://host:port or https://host.")
+@click.option("--store", default="memory://", show_default=True, help="Where pages are kept.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=8080, show_default=True, help="0: any free one.")
+@click.option("--site-host", multiple=True, help="A Host to serve, told to the site; repeatable.")
+@click.option("--route", multiple=True, help="PATH=DURATION, over what the site says; repeatable.")
+@click.option("--query", multiple=True, help="A query parameter that makes a page; default: all.")
+@click.option(
+    "--memory-for", default="0s", show_default=True, help="Pages without asking the store."
+)
+@click.option("--tenant", help="Whose pages these are, on a store of several.")
+@click.option("--max-body", default=1_048_576, show_default=True, help="Bytes; more is not kept.")
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds for the site to answer.")
+def serve(route: tuple[str, ...], site_host: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401
+    """Serve a site's pages from a cache in front of it, as a reverse proxy.
+
+    Pages are kept as the site says itself (Cache-Control, ETag, Vary), or as --route says. Several
+    processes, on several machines, may share one --store: a page is then rendered once for all.
+    """
+    try:
+        serving = extra("stillfresh.isr.serve", "web")
+        settings = serving.Settings(routes=routes_of(route), site_hosts=site_host, **options)
+        serving.serve(settings, click.echo)
+    except StillfreshError as exc:
+        raise click.ClickException(str(exc)) from exc
 
 
 if __name__ == "__main__":

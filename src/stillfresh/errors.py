@@ -47,6 +47,9 @@ class LeaseLost(StillfreshError):
 class LoadFailed(StillfreshError):
     """There was nothing to serve and loading failed; the loader's error is the cause."""
 
+    retry_at: float | None = None
+    """Until then it is not tried again, where that is why it failed."""
+
 
 def shown(value: object) -> str:
     """A value as an error names it: its repr, cut at a sane length."""

@@ -408,6 +408,27 @@ class TestE8OwnTermsAndTags:
         clock.advance(50)
         assert (await mixed.get("long")).verdict is Verdict.STALE
 
+    async def test_a_loader_may_set_all_of_an_entrys_terms(
+        self, cache: Cache, clock: ManualClock
+    ) -> None:
+        """What it does not say is the resource's."""
+
+        @cache.batched("mixed", fresh_for=10, stale_for=1000)
+        async def mixed(keys: list[str]) -> dict[str, int | Loaded[int]]:
+            return {key: Loaded(1, fresh_for=10, stale_for=5, error_for=20) for key in keys}
+
+        await mixed.get("one")
+        for passed, verdict in ((10, Verdict.STALE), (5, Verdict.EXPIRED), (15, None)):
+            clock.advance(passed)
+            answer = mixed.peek("one")
+            assert (None if answer is None else answer.verdict) == verdict
+
+    async def test_a_tag_tells_whom_it_reached(self, cache: Cache, upstream: Upstream) -> None:
+        """By resource and id, as the store has them."""
+        prices = declare(cache, upstream, tags=lambda sku: [f"shop:{sku[:2]}"])
+        await prices.get_many(["eu-1", "us-1"])
+        assert await cache.invalidate_tag("shop:eu") == [("price", "eu-1")]
+
     async def test_a_tag_reaches_every_entry_that_has_it(
         self, cache: Cache, upstream: Upstream
     ) -> None:

@@ -156,8 +156,8 @@ class TestE10Jitter:
 
     def test_applies_to_an_entrys_own_terms_too(self) -> None:
         """E8: what `Loaded` says is jittered the same way."""
-        assert jittered(Terms(POLICY, 1, 0.5), 0.5, fresh_for=100).fresh_for == 75
-        assert jittered(Terms(POLICY, 1, 0), 0.5, fresh_for=100).fresh_for == 100
+        assert jittered(Terms(POLICY, 1, 0.5), 0.5, Policy(100)).fresh_for == 75
+        assert jittered(Terms(POLICY, 1, 0), 0.5, Policy(100)).fresh_for == 100
 
 
 class TestE12Unchanged:

@@ -34,9 +34,10 @@ class Answers(Generic[K, V]):
         max_entries: int,
         memory_for: float,
         private: bool,
+        light: Callable[[K], K] | None = None,
     ) -> None:
         self.meter = Meter()
-        self.front: Front[K, V] = Front(max_entries, self.meter)
+        self.front: Front[K, V] = Front(max_entries, self.meter, light)
         self._kind = kind
         self._codec = codec
         self._clock = clock
@@ -111,10 +112,12 @@ class Answers(Generic[K, V]):
 
     def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
         """E7: what is remembered of the last failure."""
-        return LoadFailed(
+        error = LoadFailed(
             f"{self._kind} {key!r}: not tried again for {failure.retry_at - now:.1f} s, "
             f"since loading failed: {failure.error}"
         )
+        error.retry_at = failure.retry_at
+        return error
 
     def made(
         self,

@@ -112,7 +112,7 @@ class Cache:
             def text(key: K) -> str:
                 return checked_text(kind, key, key_type)
 
-            core = self._declared(spec, text, cast("Callable[[str], K]", key_type))
+            core = self.declare(spec, text, cast("Callable[[str], K]", key_type))
             return Resource(core, self._clock)
 
         return decorate
@@ -163,7 +163,7 @@ class Cache:
                 lease_for=lease_for,
                 load_timeout=load_timeout,
             )
-            core = self._declared(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
+            core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
             return Function(core, signature, self._clock)
 
         return decorate
@@ -240,16 +240,21 @@ class Cache:
         await self._tasks.end(self._grace)
         await self._store.close()
 
-    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> None:
-        """E8: every entry with this tag, and every load of one that is under way."""
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        """E8: every entry with this tag, and every load of one that is under way.
+
+        Returns those that the store knew, by the name of their resource and their id in it.
+        """
         runtime = await self.runtime()
         self._overtake_tagged(tag)
         try:
-            for kind, id_ in await runtime.store.invalidate_tag(tag, soft=soft):
+            tagged = await runtime.store.invalidate_tag(tag, soft=soft)
+            for kind, id_ in tagged:
                 if kind in self._cores:
                     self._cores[kind].overtake_texts([id_])
         finally:
             self._overtake_tagged(tag)
+        return tagged
 
     def _overtake_tagged(self, tag: str) -> None:
         for core in self._cores.values():
@@ -313,9 +318,10 @@ class Cache:
             )
         return name
 
-    def _declared(
+    def declare(
         self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
     ) -> Core[H, V]:
+        """For systems on the engine: keys of any kind, which may carry what loading them needs."""
         answers: Answers[H, V] = Answers(
             spec.kind,
             spec.codec,
@@ -323,6 +329,7 @@ class Cache:
             max_entries=spec.max_entries,
             memory_for=spec.memory_for,
             private=self._private,
+            light=spec.light,
         )
         core = Core(spec, self, answers, text=text, key=key)
         self._cores[self._new_name(spec.kind)] = core

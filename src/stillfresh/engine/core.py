@@ -16,11 +16,20 @@ from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import ResourceStats
 from stillfresh.engine.model import Answer, Explanation
 from stillfresh.engine.reads import Reads
-from stillfresh.engine.rules import Fail, Load, Serve, fresh_until, plan_read, refresh_at
+from stillfresh.engine.rules import (
+    Fail,
+    Load,
+    Serve,
+    fresh_until,
+    plan_read,
+    refresh_at,
+    verdict_of,
+)
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tower import Tower
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
+from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Record
 
 __all__ = ["Core", "Owner"]
@@ -140,6 +149,16 @@ class Core(Generic[K, V]):
         entry.hits += 1
         return entry.answer
 
+    async def look(self, key: K) -> Answer[V] | None:
+        """What there is, however old, unless it is GONE; nothing is loaded."""
+        runtime = await self.ready()
+        id_ = self._text(key)
+        copy = (await self._records(runtime, {key: id_})).get(id_, NOTHING).copy
+        now = runtime.clock()
+        if copy is None or (verdict := verdict_of(copy, now)) is Verdict.GONE:
+            return None
+        return self.shelf.serve(key, Serve(copy, verdict), now)
+
     async def reload(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
         runtime = await self.ready()
@@ -237,6 +256,11 @@ class Core(Generic[K, V]):
             loading_here=self._tower.is_loading(key),
             in_memory=key in self.shelf.front.entries,
         )
+
+    def is_full(self, key: K) -> bool:
+        """As many loads are under way as may be, none of them this one's."""
+        flights = self._tower.queue.flights
+        return len(flights) >= self.spec.concurrency and key not in flights
 
     def stats(self) -> ResourceStats:
         front = self.shelf.front

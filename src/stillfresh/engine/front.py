@@ -4,7 +4,7 @@ CLOCK: when it is full a hand goes round, passes over what was read since its la
 takes the first that was not. A hit already counts on the entry (E12), and that count is the mark.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
 from stillfresh.engine.metrics import Meter
@@ -40,10 +40,14 @@ class Entry(Generic[K, V]):
 class Front(Generic[K, V]):
     """The entries of one resource."""
 
-    def __init__(self, max_entries: int, meter: Meter) -> None:
+    def __init__(
+        self, max_entries: int, meter: Meter, light: Callable[[K], K] | None = None
+    ) -> None:
         self.entries: dict[K, Entry[K, V]] = {}
         self._max_entries = max_entries
         self._meter = meter
+        self._light = light
+        """Makes of a key that carries what its load needs one that does not."""
         self._ring: list[Entry[K, V]] = []
         self._hand = 0
 
@@ -60,6 +64,7 @@ class Front(Generic[K, V]):
         """Keep the copy and the answer; an entry that is there is changed, not replaced."""
         entry = self.entries.get(key)
         if entry is None:
+            key = key if self._light is None else self._light(key)
             entry = self.entries[key] = Entry(key, copy, answer)
             self._seat(entry)
         else:

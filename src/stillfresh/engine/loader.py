@@ -15,7 +15,7 @@ from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Loaded, RetryAfter
 from stillfresh.engine.results import ABSENT, error_text, results_of
-from stillfresh.engine.rules import failed, jittered, plan_wait
+from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Policy
@@ -234,9 +234,10 @@ class Loader(Generic[K, V]):
         if result is ABSENT:
             self._meter.absent += 1
             return Landing(Copy(generation, sent, Policy(self._spec.terms.absent_for), None))
-        own = result.fresh_for if isinstance(result, Loaded) else None
+        terms = self._spec.terms
+        own = own_policy(terms, result) if isinstance(result, Loaded) else None
         raw: Any = result.value if isinstance(result, Loaded) else result
-        policy = jittered(self._spec.terms, self._runtime.dice(), fresh_for=own)
+        policy = jittered(terms, self._runtime.dice(), own)
         try:
             data = self._spec.codec.encode(raw)
             return Landing(Copy(generation, sent, policy, data), self._spec.codec.decode(data))

@@ -69,13 +69,22 @@ class Answer(Generic[V]):
 
 
 class Loaded(Generic[T]):
-    """E8: a loader's value with terms of its own, instead of the resource's."""
+    """E8: a loader's value with terms of its own; what is not given is the resource's."""
 
-    __slots__ = ("fresh_for", "value")
+    __slots__ = ("error_for", "fresh_for", "stale_for", "value")
 
-    def __init__(self, value: T, *, fresh_for: Duration) -> None:
+    def __init__(
+        self,
+        value: T,
+        *,
+        fresh_for: Duration,
+        stale_for: Duration | None = None,
+        error_for: Duration | None = None,
+    ) -> None:
         self.value = value
         self.fresh_for = seconds(fresh_for, name="fresh_for")
+        self.stale_for = None if stale_for is None else seconds(stale_for, name="stale_for")
+        self.error_for = None if error_for is None else seconds(error_for, name="error_for")
 
 
 class RetryAfter(StillfreshError):

@@ -5,10 +5,11 @@ else may live here: no clock, no store, no asyncio.
 """
 
 from bisect import bisect_right
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
+from stillfresh.engine.model import Loaded
 from stillfresh.freshness import Policy, Verdict, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 
@@ -24,6 +25,7 @@ __all__ = [
     "is_cooling",
     "is_held",
     "jittered",
+    "own_policy",
     "plan_read",
     "plan_wait",
     "refresh_at",
@@ -142,13 +144,21 @@ def unchanged_until(copy: Copy, now: float) -> float:
     return copy.fetched_at + end
 
 
-def jittered(terms: Terms, dice: float, *, fresh_for: float | None = None) -> Policy:
+def jittered(terms: Terms, dice: float, own: Policy | None = None) -> Policy:
     """E10: drawn once, never longer than promised, stored with the copy so that all agree."""
-    policy = terms.policy
-    if fresh_for is None and not terms.jitter:
+    policy = terms.policy if own is None else own
+    if not terms.jitter:
         return policy
-    promised = policy.fresh_for if fresh_for is None else fresh_for
-    return Policy(promised * (1 - terms.jitter * dice), policy.stale_for, policy.error_for)
+    fresh_for = policy.fresh_for * (1 - terms.jitter * dice)
+    return Policy(fresh_for, policy.stale_for, policy.error_for)
+
+
+def own_policy(terms: Terms, loaded: Loaded[Any]) -> Policy:
+    """E8: what the loader did not say of its value is the resource's."""
+    policy = terms.policy
+    stale_for = policy.stale_for if loaded.stale_for is None else loaded.stale_for
+    error_for = policy.error_for if loaded.error_for is None else loaded.error_for
+    return Policy(loaded.fresh_for, stale_for, error_for)
 
 
 def failed(

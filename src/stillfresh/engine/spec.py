@@ -32,6 +32,8 @@ class Spec(Generic[K, V]):
     memory_for: float
     lease_for: float
     load_timeout: float
+    light: Callable[[K], K] | None = None
+    """What memory keeps of a key that carries more than its name."""
 
 
 ReadLagging: TypeAlias = Callable[

@@ -5,7 +5,7 @@ Every step is a few lines without an `await`, so on one event loop each is atomi
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -177,7 +177,7 @@ class MemoryStore:
         return StoreStats(
             copies=len(values),
             leases=sum(row.token is not None and not is_over(row.held_until, now) for row in rows),
-            bytes=sum(len(value) for value in values if isinstance(value, bytes)),
+            bytes=sum(len(value) for value in values if isinstance(value, Sized)),
         )
 
     def _opened(self) -> dict[tuple[str, str], Row]:

@@ -1,0 +1,200 @@
+"""I16: hits of the page cache against a bare ASGI app, Starlette and nginx, by wrk; and memory.
+
+The servers run side by side, one process each on the same server with the same bytes, and are
+asked in turns, so that a ratio compares neighbours in time.
+"""
+
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import IO, Any, cast
+
+from benchmarks.harness import Figures, Progress, Row, Section
+from benchmarks.pages_sites import BODY
+
+__all__ = ["section"]
+
+BARE = "a bare ASGI app"
+STARLETTE = "Starlette returning the bytes"
+MEMORY = "stillfresh, memory://"
+SQLITE = "stillfresh, sqlite://, the store asked at every hit"
+NGINX = "nginx proxy_cache, one worker"
+ROUNDS = 9
+CONNECTIONS = 32
+PAGES = 10_000
+NGINX_SETTINGS = """\
+daemon off; worker_processes 1; pid {folder}/pid; error_log /dev/null crit;
+events {{ worker_connections 256; }}
+http {{
+  access_log off;
+  proxy_cache_path {folder}/cache keys_zone=pages:10m;
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{ proxy_pass http://127.0.0.1:{upstream}; proxy_cache pages; }}
+  }}
+}}
+"""
+
+
+@contextmanager
+def site(name: str) -> Iterator[int]:
+    """One of the servers; its port."""
+    command = [sys.executable, "-m", "benchmarks.pages_sites", name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield int(cast("IO[str]", process.stdout).readline())
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def nginx(folder: Path, upstream: int) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = folder / "nginx.conf"
+    settings.write_text(NGINX_SETTINGS.format(folder=folder, port=port, upstream=upstream))
+    binary = shutil.which("nginx") or ""
+    with subprocess.Popen([binary, "-c", str(settings)], stderr=subprocess.DEVNULL) as process:
+        try:
+            while not _listens(port):
+                pass
+            yield port
+        finally:
+            process.terminate()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def asked(port: int, seconds: float) -> tuple[float, float]:
+    """Requests a second, and the 99th percentile of their time in milliseconds."""
+    wrk = shutil.which("wrk") or ""
+    url = f"http://127.0.0.1:{port}/pricing"
+    command = [wrk, "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", url]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    if "Non-2xx" in said or "Socket errors" in said:
+        raise RuntimeError(said)
+    rate, p99 = (
+        re.search(r"Requests/sec:\s+([\d.]+)", said),
+        re.search(r"99%\s+([\d.]+)(\w+)", said),
+    )
+    if rate is None or p99 is None:
+        raise RuntimeError(said)
+    return float(rate[1]), float(p99[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[p99[2]]
+
+
+def races(progress: Progress) -> tuple[Figures, Figures]:
+    """Medians of rates and of 99th percentiles, by name."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.chmod(0o755)
+        ports = {
+            BARE: stack.enter_context(site("bare")),
+            STARLETTE: stack.enter_context(site("starlette")),
+            MEMORY: stack.enter_context(site("memory")),
+            SQLITE: stack.enter_context(site(f"sqlite:///{folder}/pages.db")),
+        }
+        if shutil.which("nginx"):
+            upstream = stack.enter_context(site("expiring"))
+            ports[NGINX] = stack.enter_context(nginx(folder, upstream))
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ports}
+        dice, order = random.Random(1), list(ports)
+        for port in ports.values():
+            asked(port, 1)
+        for turn in range(ROUNDS):
+            progress(f"pages: round {turn + 1} of {ROUNDS}")
+            dice.shuffle(order)
+            for name in order:
+                taken[name].append(asked(ports[name], 1))
+    rates = {name: median(rate for rate, _ in values) for name, values in taken.items()}
+    return rates, {name: median(p99 for _, p99 in values) for name, values in taken.items()}
+
+
+async def fill(count: int) -> object:
+    """So many pages of ten kilobytes, all different, each visited three times."""
+    from stillfresh.isr import IsrMiddleware, PageCache  # noqa: PLC0415 (in a process of its own)
+
+    async def site(scope: Any, _: object, send: Any) -> None:  # noqa: ANN401
+        body = scope["raw_path"].rpartition(b"/")[2].zfill(10) + BODY[10:]
+        headers = [(b"content-type", b"text/html; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def hear() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def ignore(_: object) -> None:
+        return
+
+    app = IsrMiddleware(site, PageCache("memory://", max_entries=count), routes={"/*": "1h"})
+    about = {"type": "http", "method": "GET", "scheme": "http", "query_string": b""}
+    for path in (f"/page/{number}" for number in range(count)):
+        for _ in range(3):
+            given = {"path": path, "raw_path": path.encode(), "headers": [(b"host", b"a.example")]}
+            await app({**about, **given}, hear, ignore)
+    return app
+
+
+def memory() -> float:
+    """Bytes held for each byte of page; measured in a new process."""
+    command = [sys.executable, "-c", "from benchmarks.pages import measure; measure()"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ)
+    return float(done.stdout)
+
+
+def measure() -> None:
+    import asyncio  # noqa: PLC0415 (in a process of its own)
+    import gc  # noqa: PLC0415
+
+    async def run() -> float:
+        await fill(1)
+        gc.collect()
+        tracemalloc.start()
+        kept = await fill(PAGES)
+        gc.collect()
+        used = tracemalloc.get_traced_memory()[0]
+        del kept
+        return used / (PAGES * len(BODY))
+
+    print(asyncio.run(run()))
+
+
+def section(progress: Progress) -> Section:
+    title = "Pages: a hit over HTTP, one process, 10 KB (I16)"
+    progress("pages: memory")
+    rows = [Row("I16", f"memory for {PAGES:,} pages of 10 KB, to their size", memory(), 1.3)]
+    if shutil.which("wrk") is None:
+        return Section(title, rows, notes="Rates were not measured: wrk is not installed.")
+    rates, p99 = races(progress)
+    rows += [
+        Row("I16", f"{MEMORY}: rate to {BARE}", rates[MEMORY] / rates[BARE], 0.9, at_least=True),
+        Row(
+            "I16",
+            f"{MEMORY}: rate to {STARLETTE}",
+            rates[MEMORY] / rates[STARLETTE],
+            1.4,
+            at_least=True,
+        ),
+        Row("I16", f"{MEMORY}: 99th percentile to {BARE}", p99[MEMORY] / p99[BARE], 2.0),
+        Row("I16", f"{SQLITE}: rate to {BARE}", rates[SQLITE] / rates[BARE]),
+    ]
+    if NGINX in rates:
+        rows.append(Row("I16", f"{MEMORY}: rate to {NGINX}", rates[MEMORY] / rates[NGINX]))
+    notes = (
+        f"wrk, one thread, {CONNECTIONS} connections, {ROUNDS} rounds of a second in turns. "
+        "Next.js ISR is not measured here: it needs npm and a build of its own."
+    )
+    figures = {"requests a second": rates, "99th percentile, ms": p99}
+    return Section(title, rows, figures, notes)

@@ -1,0 +1,18 @@
+"""Pages rendered once for everybody, served at once, regenerated behind (I8-I16, seed 004)."""
+
+from stillfresh.isr.asgi import IsrMiddleware
+from stillfresh.isr.model import Headers, Page, ServedPage
+from stillfresh.isr.pages import PageCache
+from stillfresh.isr.rules_routes import Route
+from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, FaceTheoryCacheMetadata
+
+__all__ = [
+    "FaceTheoryCacheLease",
+    "FaceTheoryCacheMetadata",
+    "Headers",
+    "IsrMiddleware",
+    "Page",
+    "PageCache",
+    "Route",
+    "ServedPage",
+]

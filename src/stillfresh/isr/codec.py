@@ -1,0 +1,82 @@
+"""A page as bytes and back (E11): four bytes of length, the head in msgpack, the body as it is.
+
+Decoding copies nothing: the body is a view of what was read, so that memory holds a page once
+(I16). Where values lie in the open (I2) the body is the object, and the head stands in the row.
+"""
+
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from stillfresh.isr.model import Head, Stored
+from stillfresh.isr.rules_fields import values
+
+if TYPE_CHECKING:
+    from stillfresh.stores.bodies import Body
+
+__all__ = ["AsItIs", "PageCodec", "PageShape"]
+
+FOREIGN_FOR: Final = 7 * 86400.0
+"""Seconds; another's page says no more than when it is stale, which its row judges."""
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decoder: Final = msgspec.msgpack.Decoder(Head)
+
+
+def packed(head: bytes, body: bytes | memoryview) -> bytes:
+    return b"".join([len(head).to_bytes(4, "big"), head, body])
+
+
+def parts(data: bytes) -> tuple[memoryview, memoryview]:
+    view = memoryview(data)
+    end = 4 + int.from_bytes(view[:4], "big")
+    if len(view) < end:
+        raise ValueError("cut short")
+    return view[4:end], view[end:]
+
+
+class PageCodec:
+    """What the engine stores pages with."""
+
+    def encode(self, page: Stored, /) -> bytes:
+        return packed(_encode(page.head), page.body)
+
+    def decode(self, data: bytes, /) -> Stored:
+        head, body = parts(data)
+        return Stored(_decoder.decode(head), body)
+
+
+class AsItIs:
+    """For a store of this process alone: a page is never changed, so it need not be written."""
+
+    def encode(self, page: Stored, /) -> bytes:
+        return cast("bytes", page)
+
+    def decode(self, data: bytes, /) -> Stored:
+        return cast("Stored", data)
+
+
+class PageShape:
+    """I2: how a page lies in S3, where services in other languages read and write it too."""
+
+    def outside(self, value: bytes) -> "Body":
+        from stillfresh.stores.bodies import Body  # noqa: PLC0415 (only where S3 is used)
+
+        head, body = parts(value)
+        page = _decoder.decode(head)
+        types, etags = (values(page.headers, it) for it in (b"content-type", b"etag"))
+        etag = page.etag or (etags[0] if etags else None)
+        return Body(
+            bytes(body),
+            types[0].decode("latin-1") if types else None,
+            etag.decode("latin-1") if etag else None,
+            bytes(head),
+        )
+
+    def inside(self, body: "Body") -> bytes:
+        """Another's page: status 200, the object's content type, the row's ETag unchanged."""
+        if body.extra:
+            return packed(body.extra, body.data)
+        fields = {b"content-type": body.content_type, b"etag": body.etag}
+        headers = tuple((name, text.encode("latin-1")) for name, text in fields.items() if text)
+        head = Head(headers=headers, fresh_for=FOREIGN_FOR)
+        return packed(_encode(head), body.data)

@@ -1,0 +1,229 @@
+"""What goes in and out: a `Page`, its headers, what is stored of it, and the key that carries it.
+
+Pure data.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.freshness import Verdict
+from stillfresh.isr.rules_fields import Raw
+from stillfresh.isr.rules_freshness import Terms
+from stillfresh.isr.rules_storage import BAD, NAME
+
+__all__ = [
+    "Head",
+    "Headers",
+    "Page",
+    "PageFailed",
+    "PageKey",
+    "Render",
+    "Rendered",
+    "ServedPage",
+    "Stored",
+]
+
+HeadersLike: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
+
+
+class Headers(Mapping[str, str]):
+    """Header fields by name, in whatever case; `raw` has them as ASGI does, in their order."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, fields: HeadersLike = ()) -> None:
+        pairs = fields.items() if isinstance(fields, Mapping) else fields
+        self.raw: Raw = tuple((_bytes(name).lower(), _bytes(value)) for name, value in pairs)
+        for name, value in self.raw:
+            if not NAME.fullmatch(name) or BAD.search(value):
+                raise ConfigError(f"header {shown(name)}: {shown(value)}: not a header field")
+
+    @classmethod
+    def of(cls, raw: Raw) -> "Headers":
+        """Fields that were checked already."""
+        headers = cls.__new__(cls)
+        headers.raw = raw
+        return headers
+
+    def __getitem__(self, name: str) -> str:
+        wanted = name.lower().encode("latin-1", "replace")
+        found = [value for field, value in self.raw if field == wanted]
+        if not found:
+            raise KeyError(name)
+        return b", ".join(found).decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name.decode("latin-1") for name, _ in self.raw))
+
+    def __len__(self) -> int:
+        return len({name for name, _ in self.raw})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return dict(self) == {str(name).lower(): value for name, value in other.items()}
+
+    __hash__ = None  # type: ignore[assignment]  # equal to dicts, which have none
+
+    def __repr__(self) -> str:
+        return f"Headers({dict(self)!r})"
+
+
+def _bytes(text: str | bytes) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode("latin-1")
+    except (AttributeError, UnicodeEncodeError):
+        raise ConfigError(f"header {shown(text)}: cannot be written as a header field") from None
+
+
+class Page:
+    """What a render makes: a body with its status and headers."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self, body: bytes | str = b"", status: int = 200, headers: HeadersLike = ()
+    ) -> None:
+        if not isinstance(body, bytes | str):
+            raise ConfigError(f"a page's body is bytes or str, not {shown(body)}")
+        if not isinstance(status, int) or not 200 <= status <= 599:
+            raise ConfigError(f"a page's status is a number from 200 to 599, not {shown(status)}")
+        self.body = body.encode() if isinstance(body, str) else body
+        self.status = status
+        self.headers = headers if isinstance(headers, Headers) else Headers(headers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Page):
+            return NotImplemented
+        return (self.body, self.status, self.headers) == (other.body, other.status, other.headers)
+
+    __hash__ = None  # type: ignore[assignment]  # as its headers
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.status}, {len(self.body):,} bytes>"
+
+
+class ServedPage(Page):
+    """A page and how fresh it is."""
+
+    __slots__ = ("age", "error", "etag", "stored", "verdict")
+
+    def __init__(
+        self,
+        page: Page,
+        *,
+        verdict: Verdict,
+        age: float,
+        etag: str | None = None,
+        stored: bool = True,
+        error: LoadFailed | None = None,
+    ) -> None:
+        super().__init__(page.body, page.status, page.headers)
+        self.verdict = verdict
+        """As it was when served; GONE where nothing could be."""
+        self.age = age
+        """Seconds since its render began."""
+        self.etag = etag
+        self.stored = stored
+        """False: it is for this caller alone."""
+        self.error = error
+        """Why this is not newer: the last render failed."""
+
+
+class PageFailed(Exception):
+    """A render's answer that is an error itself: told to who has nothing better, never stored."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        super().__init__(f"status {page.status}")
+
+
+class Head(Struct, frozen=True, array_like=True):
+    """What is stored of a page beside its body."""
+
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    etag: bytes | None = None
+    """Ours, of the body; where upstream gave its own it is among the headers."""
+    initial_age: float = 0.0
+    fresh_for: float = 0.0
+    stale_for: float = 0.0
+    error_for: float = 0.0
+    is_own: bool = False
+    """By a route's own duration, not by what the response said."""
+    vary: tuple[str, ...] = ()
+    """Request headers that it depends on."""
+    variant: tuple[tuple[str, str], ...] = ()
+    """What these were, where they were not empty."""
+
+
+class Stored:
+    """A page as it lies in a store: its head, and its body without a second copy of the bytes."""
+
+    __slots__ = ("body", "head", "ready")
+
+    def __init__(self, head: Head, body: bytes | memoryview = b"") -> None:
+        self.head = head
+        self.body = body
+        self.ready: Any = None
+        """What a front end has prepared to serve it fast."""
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.head.fresh_for, self.head.stale_for, self.head.error_for)
+
+
+class Rendered(Struct, frozen=True):
+    """What came of a render."""
+
+    page: Stored
+    is_shared: bool = True
+    """False: for who asked, and nobody else."""
+    keep_for: float = 0.0
+    """Kept so long past its freshness, though not served: to be validated, or if asked for."""
+
+
+Render: TypeAlias = Callable[[Stored | None], Awaitable[Rendered]]
+"""Given the copy there is, if any, so that upstream can be asked whether it still holds."""
+
+
+class PageKey:
+    """Equal by its id; carries what rendering it needs, and what its own render gave (E3).
+
+    The engine keeps the key that came first for a load. So only who began a load finds there what
+    must not be shared.
+    """
+
+    __slots__ = ("_hash", "began", "had_old", "id", "own", "render", "tags")
+
+    def __init__(self, id_: str, render: Render | None = None, tags: tuple[str, ...] = ()) -> None:
+        self.id = id_
+        self.render = render
+        self.tags = tags
+        self.own: Stored | None = None
+        self.began = False
+        """Its render has begun, here and for this very key."""
+        self.had_old = False
+        """There was an older copy when it began."""
+        self._hash = hash(id_)
+
+    def light(self) -> "PageKey":
+        """Without its render: what memory keeps."""
+        return PageKey(self.id, None, self.tags)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PageKey) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return self.id

@@ -1,0 +1,325 @@
+"""PageCache: pages by key, on any store, through the engine (I8-I11).
+
+Flights, leases, cooldowns and memory are the engine's. A page's render comes with each call, so
+the key carries it: of all who ask for a page at once, the first one's is used.
+"""
+
+import asyncio
+import inspect
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from stillfresh.clock import Clock, checked_clock
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine import Answer, Cache, CacheStats, Explanation, Loaded
+from stillfresh.engine.core import Core
+from stillfresh.engine.flights import Outcome
+from stillfresh.engine.keys import checked_id
+from stillfresh.engine.options import spec_of
+from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
+from stillfresh.freshness import Verdict
+from stillfresh.isr.bounded import bounded
+from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
+from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
+from stillfresh.isr.rules_freshness import Terms
+from stillfresh.isr.rules_keys import canonical_url, checked_tenant, plain_path
+from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
+from stillfresh.isr.rules_storage import private
+from stillfresh.stores.contract import Store
+from stillfresh.stores.urls import store_for
+
+__all__ = ["Busy", "PageCache", "told_to"]
+
+KIND: Final = "page"
+UNSHARED_FOR: Final = 30.0
+"""Seconds for which a page that may not be shared is rendered for each who asks, side by side."""
+CONCURRENCY: Final = 64
+MOST_PATH: Final = 65_536
+"""Bytes; a longer path is a mistake."""
+RETRY_AFTER: Final = 1.0
+
+PageRender: TypeAlias = Callable[[], Awaitable[Page] | Page]
+
+
+class Busy(StillfreshError):
+    """I8: another renders it, and it took longer than `wait`."""
+
+
+class Full(StoreError):
+    """So many pages are being rendered that this one would only queue."""
+
+
+class PageCache:
+    """`async with PageCache("sqlite:///pages.db") as pages:`; without it, the first read opens."""
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        tenant: str | None = None,
+        stale_for: Duration = "7d",
+        error_for: Duration = "7d",
+        wait: Duration = "7s",
+        memory_for: Duration = 0,
+        max_entries: int = 10_000,
+        lease_for: Duration = "5s",
+        render_timeout: Duration = "30s",
+        store_timeout: Duration = "1s",
+        clock: Clock = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        dice: Callable[[], float] = random.random,
+        grace: Duration = 5.0,
+    ) -> None:
+        self.clock = checked_clock(clock)
+        self._prefix = checked_tenant(tenant)
+        self._wait = seconds(wait, name="wait", positive=True)
+        self._stale_for = seconds(stale_for, name="stale_for")
+        self._error_for = seconds(error_for, name="error_for")
+        self.store_timeout = seconds(store_timeout, name="store_timeout", positive=True)
+        self._sleep = sleep
+        self.keep_for = max(self._stale_for, self._error_for)
+        is_private = isinstance(store, str) and store.startswith("memory:")
+        most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
+        chosen = store if is_private else bounded(_shaped(store_for(store, clock)), *most)
+        self._cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
+        spec = spec_of(
+            KIND,
+            self._load,
+            AsItIs() if is_private else PageCodec(),
+            lambda key: key.tags,
+            fresh_for=0,
+            stale_for=stale_for,
+            error_for=error_for,
+            absent_for=UNSHARED_FOR,
+            jitter=0.0,
+            max_batch=1,
+            concurrency=CONCURRENCY,
+            max_entries=max_entries,
+            memory_for=memory_for,
+            lease_for=lease_for,
+            load_timeout=render_timeout,
+        )
+        spec = replace(spec, light=PageKey.light)
+        self.core: Core[PageKey, Stored] = self._cache.declare(spec, lambda key: key.id, PageKey)
+
+    async def get(
+        self, path: str, render: PageRender, revalidate: Duration, *, tags: Iterable[str] = ()
+    ) -> ServedPage:
+        """The page of this path: what is there, or what `render` makes, fresh for `revalidate`."""
+        own = self.terms(revalidate)
+
+        async def load(_: Stored | None) -> Rendered:
+            fetched_at = self.clock()
+            return rendered(await _page(render), fetched_at, own, {}, self.keep_for)
+
+        key = self.key(checked_path(path), plain_path(path), load, tags)
+        try:
+            answer = await self.ask(key)
+        except Busy:
+            return _unstored(too_busy(RETRY_AFTER))
+        except StoreError:
+            return _unstored(await _page(render))
+        if isinstance(answer, LoadFailed):
+            return self._failed(key, answer)
+        if answer.found:
+            return self._served(key, answer)
+        page = key.own if key.own is not None else (await load(None)).page
+        return _unstored(_opened(page))
+
+    def terms(self, revalidate: Duration) -> Terms:
+        fresh_for = seconds(revalidate, name="revalidate", positive=True)
+        return Terms(fresh_for, self._stale_for, self._error_for)
+
+    def key(
+        self,
+        id_: str,
+        path: str,
+        render: Callable[[Stored | None], Awaitable[Rendered]] | None,
+        tags: Iterable[str] = (),
+        *,
+        of: str | None = None,
+    ) -> PageKey:
+        """`of`: the key that this one is a variant of."""
+        own = [] if of is None else [self._tag("key", of)]
+        named = [self._tag("tag", _checked_tag(tag)) for tag in _many(tags)]
+        return PageKey(
+            checked_id(KIND, self._prefix + id_), render, (self._tag("path", path), *own, *named)
+        )
+
+    async def ask(self, key: PageKey, *, anew: bool = False) -> Outcome[Stored]:
+        """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
+        if not anew and (known := self._known(key)) is not None:
+            return known
+        if self.core.is_full(key) and (await self.core.look(key)) is None:
+            raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
+        work = self.core.reload([key]) if anew else self.core.answers([key])
+        asking = asyncio.ensure_future(work)
+        resting = asyncio.ensure_future(self._sleep(self._wait))
+        try:
+            await asyncio.wait([asking, resting], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done() and not key.began:
+                raise Busy(f"{key!r}: not rendered by another within {self._wait:g} s")
+            return (await asking)[key]
+        finally:
+            resting.cancel()
+            asking.cancel()
+
+    def _known(self, key: PageKey) -> Outcome[Stored] | None:
+        """What can be answered on the spot."""
+        return self.core.shelf.hit(key, self.clock()) or self.core.glance(key)
+
+    async def revalidate(self, path: str) -> None:
+        """I11: stale from now, in every variant; rendered anew at the next visit."""
+        await self._cache.invalidate_tag(
+            self._tag("path", plain_path(checked_path(path))), soft=True
+        )
+
+    async def revalidate_tag(self, tag: str) -> None:
+        """The same for every page with this tag."""
+        await self._cache.invalidate_tag(self._tag("tag", _checked_tag(tag)), soft=True)
+
+    async def purge(self, key: str) -> None:
+        """I11: gone. A path means every variant of it, a whole URL (`https://…`) that one page."""
+        is_path = checked_path(key).startswith("/")
+        which, name = ("path", plain_path(key)) if is_path else ("key", canonical_url(key))
+        found = await self._cache.invalidate_tag(self._tag(which, name))
+        own = (self._prefix + key, self._prefix + name)
+        ids = dict.fromkeys([*own, *(id_ for kind, id_ in found if kind == KIND)])
+        await self.core.delete([PageKey(id_) for id_ in ids])
+
+    async def outdate(self, id_: str) -> None:
+        """I12: a page was changed through its own URL: no copy of before is served any more."""
+        await self.core.invalidate([PageKey(self._prefix + id_)], soft=False)
+        await self._cache.invalidate_tag(self._tag("key", id_))
+
+    async def explain(self, key: str) -> Explanation:
+        """Why this page, why now, who renders it, when."""
+        return await self.core.explain(PageKey(self._prefix + key))
+
+    async def stats(self) -> CacheStats:
+        return await self._cache.stats()
+
+    async def open(self) -> None:
+        await self._cache.open()
+
+    async def close(self) -> None:
+        """Publications that had started finish; the rest ends within `grace`."""
+        await self._cache.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _tag(self, which: str, name: str) -> str:
+        return f"{self._prefix}{which}:{name}"
+
+    async def _load(self, keys: list[PageKey]) -> dict[PageKey, Loaded[Stored]]:
+        """What may not be shared goes to who began this; for all others there is nothing here."""
+        (key,) = keys
+        if key.render is None:
+            raise LoadFailed(f"{key!r}: nobody said how to render it")
+        key.began = True
+        entry = self.core.shelf.front.entries.get(key)
+        old = entry.answer.value if entry is not None and entry.answer.found else None
+        key.had_old = old is not None
+        made = await key.render(old)
+        page, head = made.page, made.page.head
+        if head.status >= 500:
+            raise self._refused(key, page)
+        if not made.is_shared:
+            key.own = page
+            return {}
+        error_for = max(head.error_for, made.keep_for)
+        terms = {"stale_for": head.stale_for, "error_for": error_for}
+        return {key: Loaded(page, fresh_for=head.fresh_for, **terms)}
+
+    def _refused(self, key: PageKey, page: Stored) -> PageFailed:
+        """I13: an error, too, may be for one alone; the others hear that there was one."""
+        if private(page.head.headers) is None:
+            return PageFailed(_opened(page))
+        key.own = page
+        return PageFailed(bare(_opened(page)))
+
+    def _served(self, key: PageKey, answer: Answer[Stored]) -> ServedPage:
+        stored = answer.value
+        made = stored, answer.fetched_at, self.clock(), answer.verdict
+        if answer.error is not None and not may_serve(*made):
+            return self._failed(key, answer.error)
+        page, etag = _opened(stored), stored.head.etag
+        return ServedPage(
+            page,
+            verdict=answer.verdict,
+            age=answer.age,
+            etag=etag.decode() if etag else page.headers.get("etag"),
+            error=answer.error,
+        )
+
+    def _failed(self, key: PageKey, error: LoadFailed) -> ServedPage:
+        """I8: the error itself, never stored; within a cooldown, when to come again."""
+        if isinstance(cause := error.__cause__, PageFailed):
+            return _unstored(told_to(key, cause), error)
+        if isinstance(cause, Exception):
+            raise cause
+        pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self.clock()
+        return _unstored(too_busy(pause), error)
+
+
+def _shaped(store: Store) -> Store:
+    """I2: where values lie in the open, a page does so as its body."""
+    shapes = getattr(store, "shapes", None)
+    if isinstance(shapes, dict):
+        shapes.setdefault(KIND, PageShape())
+    return store
+
+
+def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:
+    return ServedPage(page, verdict=Verdict.GONE, age=0.0, stored=False, error=error)
+
+
+def told_to(key: PageKey, failure: PageFailed) -> Page:
+    """The error as it was for who began its render."""
+    return failure.page if key.own is None else _opened(key.own)
+
+
+def _opened(stored: Stored) -> Page:
+    return Page(bytes(stored.body), stored.head.status, Headers.of(stored.head.headers))
+
+
+async def _page(render: PageRender) -> Page:
+    made = render()
+    page = await made if inspect.isawaitable(made) else made
+    if not isinstance(page, Page):
+        raise ConfigError(f"a render returns a Page(body, status, headers), not {shown(page)}")
+    return page
+
+
+def checked_path(path: str) -> str:
+    """A path, or a URL, as a page's key."""
+    is_key = isinstance(path, str) and path.startswith(("/", "http://", "https://"))
+    if not is_key or any(ord(character) < 0x20 for character in path):
+        raise ConfigError(f"path: begins with / (or is a whole URL), which {shown(path)} does not")
+    if len(path.encode("utf-8", "surrogatepass")) > MOST_PATH:
+        raise ConfigError(f"path: of at most {MOST_PATH:,} bytes, unlike {shown(path)}")
+    return path
+
+
+def _many(tags: Iterable[str]) -> list[str]:
+    return [tags] if isinstance(tags, str) else list(tags)
+
+
+def _checked_tag(tag: str) -> str:
+    if not isinstance(tag, str) or not tag:
+        raise ConfigError(f"tag: a word such as 'blog', not {shown(tag)}")
+    return tag

@@ -1,0 +1,107 @@
+"""From a stored page to an ASGI response: 200, 304, 206, 416; GET and HEAD (I12, I14, I15)."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from stillfresh.isr.model import Page, Stored
+from stillfresh.isr.rules_fields import Raw, values
+from stillfresh.isr.rules_freshness import Terms
+from stillfresh.isr.rules_headers import cache_status, not_modified_headers, policy_headers
+from stillfresh.isr.rules_ranges import Asked, part_asked
+from stillfresh.isr.rules_validation import if_range_holds, not_modified
+
+__all__ = ["Message", "Ready", "Send", "ready", "send_page", "send_stored"]
+
+Message: TypeAlias = MutableMapping[str, Any]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+BODILESS = frozenset({204, 304})
+
+
+class Ready:
+    """A page's header fields as they are always sent; and those of a hit, made once a second."""
+
+    __slots__ = ("before", "etag", "fields", "length", "modified", "second", "start")
+
+    def __init__(self, stored: Stored) -> None:
+        head = stored.head
+        fields = policy_headers(head.headers, stored.terms) if head.is_own else head.headers
+        self.before = tuple(values(fields, b"cache-status"))
+        kept = tuple(it for it in fields if it[0] != b"cache-status")
+        if head.etag is not None:
+            kept = (*kept, (b"etag", head.etag))
+        self.fields: Raw = kept
+        size = ((b"content-length", b"%d" % len(stored.body)),)
+        self.length: Raw = () if head.status in BODILESS else size
+        self.etag = next(iter(values(kept, b"etag")), None)
+        self.modified = next(iter(values(kept, b"last-modified")), None)
+        self.second = -1
+        self.start: list[tuple[bytes, bytes]] = []
+
+    def told(self, age: float, what: str) -> Raw:
+        """With what this very answer says of itself."""
+        status = cache_status(self.before, what)
+        return (*self.fields, (b"age", b"%d" % age), (b"cache-status", status))
+
+
+def ready(stored: Stored) -> Ready:
+    """Made once for each copy in memory."""
+    if stored.ready is None:
+        stored.ready = Ready(stored)
+    made: Ready = stored.ready
+    return made
+
+
+async def send_stored(
+    send: Send,
+    stored: Stored,
+    request: Raw,
+    *,
+    age: float,
+    what: str,
+    is_head: bool,
+    is_outdated: bool = False,
+) -> None:
+    """As the request's conditions ask for it (RFC 9110 §13.2.2)."""
+    made, status = ready(stored), stored.head.status
+    fields = made.told(age, what)
+    if is_outdated and stored.head.is_own:  # a cache behind this one would keep it for the rest
+        fields = policy_headers(fields, Terms(0.0, stored.head.stale_for, stored.head.error_for))
+    if status == 200:
+        if not_modified(request, made.etag, made.modified):
+            return await _send(send, 304, not_modified_headers(fields), b"")
+        ranges = values(request, b"range")
+        if ranges and not is_head and if_range_holds(request, made.etag, made.modified):
+            return await _send_part(send, stored, fields, ranges[0])
+    body = b"" if is_head else bytes(stored.body)
+    return await _send(send, status, (*fields, *made.length), body)
+
+
+async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> None:
+    whole = len(stored.body)
+    match part_asked(asked, whole):
+        case Asked.WHOLE:
+            await _send(send, 200, _sized(fields, whole), bytes(stored.body))
+        case Asked.UNSATISFIABLE:
+            kept = not_modified_headers(fields)
+            unsatisfied = (b"content-range", b"bytes */%d" % whole)
+            await _send(send, 416, _sized((*kept, unsatisfied), 0), b"")
+        case (first, end):
+            span = (b"content-range", b"bytes %d-%d/%d" % (first, end - 1, whole))
+            part = bytes(stored.body[first:end])
+            await _send(send, 206, _sized((*fields, span), len(part)), part)
+
+
+def _sized(fields: Raw, length: int) -> Raw:
+    return (*fields, (b"content-length", b"%d" % length))
+
+
+async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None:
+    """A page that is not stored: an error, or one for this visitor alone."""
+    status = (b"cache-status", cache_status(values(page.headers.raw, b"cache-status"), what))
+    kept = tuple(it for it in page.headers.raw if it[0] not in {b"cache-status", b"content-length"})
+    await _send(send, page.status, _sized((*kept, status), len(page.body)), page.body, is_head)
+
+
+async def _send(send: Send, status: int, fields: Raw, body: bytes, is_head: bool = False) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(fields)})
+    await send({"type": "http.response.body", "body": b"" if is_head else body})

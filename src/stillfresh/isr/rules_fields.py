@@ -1,0 +1,68 @@
+"""Reading header fields: lists, directives, seconds, dates (RFC 9110 §5.6, RFC 9111 §1.2 and §5.2).
+
+Pure, and total: whatever bytes come in, nothing is raised; what cannot be read is None or zero.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC
+from email.utils import formatdate, parsedate_to_datetime
+from typing import Final, TypeAlias
+
+__all__ = ["Raw", "date_text", "directives", "http_date", "members", "number", "values"]
+
+Raw: TypeAlias = tuple[tuple[bytes, bytes], ...]
+"""Header fields as ASGI has them, names in lower case."""
+
+MOST_SECONDS: Final = 2**31
+"""RFC 9111 §1.2.2: what is greater counts as this."""
+MEMBER: Final = re.compile(rb'(?:[^",]|"(?:\\.|[^"\\])*"?)+', re.DOTALL)
+TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """Every value of a field, in order."""
+    return [value for field, value in headers if field == name]
+
+
+def members(lines: Iterable[bytes]) -> list[bytes]:
+    """RFC 9110 §5.6.1: the members of a list over all its lines; commas in quotes do not part."""
+    found = (part.strip() for line in lines for part in MEMBER.findall(line))
+    return [part for part in found if part]
+
+
+def directives(lines: Iterable[bytes]) -> dict[str, str]:
+    """RFC 9111 §5.2: by lower-case name; of several the first counts; without argument: empty."""
+    result: dict[str, str] = {}
+    for member in members(lines):
+        name, _, argument = member.partition(b"=")
+        if TOKEN.fullmatch(name := name.strip()):
+            result.setdefault(name.decode("ascii").lower(), _unquoted(argument.strip()))
+    return result
+
+
+def _unquoted(argument: bytes) -> str:
+    text = argument.decode("latin-1")
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+
+
+def number(known: Mapping[str, str], name: str) -> float | None:
+    """Seconds of a directive; None if it is not there, zero if it cannot be read (§4.2.1)."""
+    if (text := known.get(name)) is None:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        return 0.0
+    return float(MOST_SECONDS if len(text) > 10 else min(int(text), MOST_SECONDS))
+
+
+def http_date(value: bytes) -> float | None:
+    """RFC 9110 §5.6.7: any of the three forms, as seconds; None if it is no date."""
+    try:
+        found = parsedate_to_datetime(value.decode("ascii"))
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def date_text(moment: float) -> bytes:
+    return formatdate(int(moment), usegmt=True).encode()

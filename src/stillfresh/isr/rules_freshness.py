@@ -1,0 +1,126 @@
+"""How long a response is good for, as it says itself, and what a request asks of that (I14).
+
+Pure. RFC 9111 §4.2 (lifetime and age), §5.2.1 (what a request says), §5.2.2 (what a response says);
+RFC 5861 (stale-while-revalidate, stale-if-error); RFC 9213 (CDN-Cache-Control).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stillfresh.isr.rules_fields import Raw, directives, http_date, members, number, values
+
+__all__ = ["Terms", "Wish", "initial_age", "is_good_enough", "stated", "wish_of"]
+
+FOR_EVER: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Seconds: fresh, then served while it is refreshed, then only if refreshing fails."""
+
+    fresh_for: float
+    stale_for: float
+    error_for: float
+
+
+def controls(headers: Raw) -> dict[str, str]:
+    """RFC 9213 §2.2: the directives meant for such caches as this one, else everybody's."""
+    targeted = directives(values(headers, b"cdn-cache-control"))
+    return targeted or directives(values(headers, b"cache-control"))
+
+
+def stated(headers: Raw, fetched_at: float) -> Terms | None:
+    """What the response says of its own freshness; None: nothing.
+
+    It is already `initial_age` old, so much less is left of it.
+    """
+    known = controls(headers)
+    lifetime = _lifetime(headers, known, fetched_at)
+    if lifetime is None:
+        return None
+    stale_for, error_for = _after(known)
+    fresh_for = lifetime - initial_age(headers, fetched_at)
+    if fresh_for < 0:  # what follows counts from the end of freshness, which is past
+        stale_for, error_for = max(0.0, stale_for + fresh_for), max(0.0, error_for + fresh_for)
+    return Terms(max(0.0, fresh_for), stale_for, error_for)
+
+
+def _lifetime(headers: Raw, known: Mapping[str, str], fetched_at: float) -> float | None:
+    """§4.2.1: s-maxage, else max-age, else Expires minus Date; no-cache leaves none (§5.2.2.4)."""
+    if "no-cache" in known:
+        return 0.0
+    for name in ("s-maxage", "max-age"):
+        if (lifetime := number(known, name)) is not None:
+            return lifetime
+    if values(headers, b"cdn-cache-control") and known:
+        return None
+    return _until_expires(headers, fetched_at)
+
+
+def _until_expires(headers: Raw, fetched_at: float) -> float | None:
+    """§5.3: one that cannot be read, or several that differ, mean that it is over."""
+    if not (expires := values(headers, b"expires")):
+        return None
+    until = http_date(expires[0])
+    if until is None or len(set(expires)) > 1:
+        return 0.0
+    dates = values(headers, b"date")
+    date = http_date(dates[0]) if dates else None
+    return max(0.0, until - (fetched_at if date is None else date))
+
+
+def _after(known: Mapping[str, str]) -> tuple[float, float]:
+    """RFC 5861 §3 and §4; RFC 9111 §5.2.2.2: must-revalidate forbids all of it."""
+    if known.keys() & {"no-cache", "must-revalidate", "proxy-revalidate"}:
+        return 0.0, 0.0
+    stale_for = number(known, "stale-while-revalidate") or 0.0
+    return stale_for, number(known, "stale-if-error") or 0.0
+
+
+def initial_age(headers: Raw, fetched_at: float) -> float:
+    """§4.2.3: how old it was when it was asked for, by its own Age or by its Date."""
+    ages = members(values(headers, b"age"))
+    age = number({"age": ages[0].decode("latin-1")}, "age") if ages else None
+    dates = values(headers, b"date")
+    date = http_date(dates[0]) if dates else None
+    apparent = 0.0 if date is None else fetched_at - date
+    return max(0.0, age or 0.0, apparent)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """§5.2.1: what a request asks of a stored response."""
+
+    max_age: float | None = None
+    min_fresh: float = 0.0
+    max_stale: float = 0.0
+    no_cache: bool = False
+    no_store: bool = False
+    only_if_cached: bool = False
+
+
+def wish_of(headers: Raw) -> Wish:
+    """Pragma counts where there is no Cache-Control (§5.4)."""
+    if not (lines := values(headers, b"cache-control")):
+        pragma = b"no-cache" in (it.lower() for it in members(values(headers, b"pragma")))
+        return Wish(no_cache=pragma)
+    known = directives(lines)
+    max_stale = FOR_EVER if known.get("max-stale") == "" else number(known, "max-stale")
+    return Wish(
+        max_age=number(known, "max-age"),
+        min_fresh=number(known, "min-fresh") or 0.0,
+        max_stale=max_stale or 0.0,
+        no_cache="no-cache" in known,
+        no_store="no-store" in known,
+        only_if_cached="only-if-cached" in known,
+    )
+
+
+def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) -> bool:
+    """`ttl` is what is left of its freshness; `may_be_stale`: it is served stale to anybody."""
+    if wish.no_cache or (wish.max_age is not None and age > wish.max_age + wish.max_stale):
+        return False
+    if wish.min_fresh and ttl < wish.min_fresh:
+        return False
+    return ttl > 0 or may_be_stale or -ttl <= wish.max_stale

@@ -1,0 +1,157 @@
+"""Which requests a cache is for, and the key of each (I12, I13).
+
+Pure: an ASGI scope in, a `Visit` out, or None: the request passes as if there were no cache.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, unquote
+
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import ConfigError, shown
+from stillfresh.isr.rules_fields import Raw
+from stillfresh.isr.rules_freshness import Wish, wish_of
+from stillfresh.isr.rules_keys import (
+    canonical_host,
+    canonical_path,
+    canonical_query,
+    is_allowed,
+    variant,
+)
+
+__all__ = ["Place", "Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_variant"]
+
+CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
+"""RFC 9110 §13.1: for the origin to judge."""
+MOST_KEY: Final = 16_384
+"""Characters; a request that would need a longer key passes."""
+Scope: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the pages of a path are kept; without `revalidate`, as each response says itself."""
+
+    revalidate: Duration | None = None
+    query: Sequence[str] | None = ()
+    """Parameters that make another page; the others are dropped. None: all of them."""
+    vary: Sequence[str] = ()
+    """Request headers that the app is always given, and that make another page."""
+    tags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.revalidate is not None:
+            seconds(self.revalidate, name="revalidate", positive=True)
+        for name in ("query", "vary", "tags"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name}: a list of names, not {shown(getattr(self, name))}")
+
+
+RoutesLike: TypeAlias = Mapping[str, Duration | Route | None]
+
+
+class Routes:
+    """By exact path, else by the longest `/prefix/*`."""
+
+    def __init__(self, routes: RoutesLike) -> None:
+        self._exact: dict[str, Route] = {}
+        self._below: dict[str, Route] = {}
+        for pattern, value in routes.items():
+            route = value if isinstance(value, Route) else Route(value)
+            prefix, star, rest = _checked(pattern).partition("*")
+            if rest:
+                raise ConfigError(f"route {shown(pattern)}: * stands at the end only")
+            (self._below if star else self._exact)[prefix] = route
+        self._prefixes = sorted(self._below, key=len, reverse=True)
+
+    def of(self, path: str) -> Route | None:
+        if (route := self._exact.get(path)) is not None:
+            return route
+        for prefix in self._prefixes:
+            if path.startswith(prefix):
+                return self._below[prefix]
+        return None
+
+
+def _checked(pattern: str) -> str:
+    if not isinstance(pattern, str) or not pattern.startswith(("/", "*")):
+        raise ConfigError(f"route {shown(pattern)}: a path, as '/pricing' or '/blog/*'")
+    return pattern.replace("*", "/*", 1) if pattern.startswith("*") else pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The URL that a request is for, whatever else it says."""
+
+    url: str
+    path: str
+    raw_path: str
+    query: str
+    host: str
+    scheme: str
+    headers: Raw
+    route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit(Place):
+    """A request for a page that may be shared."""
+
+    id: str
+    declared: Mapping[str, str] = field(default_factory=dict)
+    wish: Wish = field(default_factory=Wish)
+    is_head: bool = False
+    is_authorized: bool = False
+
+
+class Site:
+    """Routes and hosts; without hosts, each well-formed one has pages of its own."""
+
+    def __init__(self, routes: RoutesLike | None, hosts: Collection[str] | None) -> None:
+        if isinstance(hosts, str) or (hosts is not None and not all(hosts)):
+            raise ConfigError(f"hosts: a list such as ['example.com'], not {shown(hosts)}")
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._routes = Routes({"*": Route(query=None)} if routes is None else routes)
+
+    def place(self, scope: Scope) -> Place | None:
+        """None: not for the cache, or not to be trusted with a key."""
+        raw = scope.get("raw_path") or quote(scope["path"], safe="/%").encode()
+        path = canonical_path(raw.partition(b"?")[0])
+        if path is None or (route := self._routes.of(unquote(path))) is None:
+            return None
+        headers: Raw = tuple((name.lower(), value) for name, value in scope["headers"])
+        scheme = scope.get("scheme", "http")
+        host = canonical_host(headers, scheme)
+        if host is None or (self._hosts is not None and not is_allowed(host, self._hosts)):
+            return None
+        query = canonical_query(scope.get("query_string", b""), route.query)
+        if query is None:
+            return None
+        url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
+        return Place(url, unquote(path), path, query, host, scheme, headers, route)
+
+    def visit(self, scope: Scope) -> Visit | None:
+        """None: for the app alone."""
+        if (place := self.place(scope)) is None:
+            return None
+        headers = place.headers
+        declared = variant((name.lower() for name in place.route.vary), headers)
+        names = {name for name, _ in headers}
+        if declared is None or names & CONDITIONAL:
+            return None
+        if len(id_ := key_of_variant(place.url, declared)) > MOST_KEY:
+            return None
+        return Visit(
+            **{it.name: getattr(place, it.name) for it in fields(Place)},
+            id=id_,
+            declared=declared,
+            wish=wish_of(headers),
+            is_head=scope["method"] == "HEAD",
+            is_authorized=b"authorization" in names,
+        )
+
+
+def key_of_variant(url: str, values: Mapping[str, str]) -> str:
+    """No URL holds a line break, and no header's value does: no two variants are alike."""
+    return "\n".join([url, *(f"{name}: {values[name]}" for name in sorted(values))])

@@ -1,0 +1,113 @@
+"""May this response be shared? (I13, RFC 9111 §3; §4.1 for Vary.)
+
+Pure: status and header fields in, a judgement out. A route's own duration replaces what a response
+says of its freshness, never what it says of its privacy.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from stillfresh.isr.rules_fields import Raw, directives, members, values
+from stillfresh.isr.rules_freshness import Terms, stated
+
+__all__ = [
+    "Judgement",
+    "Shared",
+    "Unshared",
+    "allows_authorized",
+    "forbids_stale",
+    "judged",
+    "private",
+]
+
+BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
+"""What a route's duration applies to: not refusals, which are about who asks, nor bad requests."""
+MOST_HEADERS: Final = 32_768
+"""Bytes; a response with more is passed on, not kept."""
+NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+BAD: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """For everybody, or, with `vary`, for all whose requests agree in these headers."""
+
+    terms: Terms
+    vary: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unshared:
+    """For who asked, and nobody else."""
+
+    reason: str
+
+
+Judgement: TypeAlias = Shared | Unshared
+
+
+def judged(status: int, headers: Raw, fetched_at: float, own: Terms | None) -> Judgement:
+    """`own`: the route's own duration, if it has one."""
+    if (reason := private(headers) or _unfit(status, headers)) is not None:
+        return Unshared(reason)
+    vary = _varies(headers)
+    if "*" in vary:
+        return Unshared("varies by what no request says")
+    if own is not None:
+        return Shared(own, vary) if status in BY_ROUTE else Unshared(f"status {status}")
+    terms = stated(headers, fetched_at)
+    if terms is None:
+        return Unshared("states no freshness")
+    if not (terms.fresh_for or terms.stale_for or terms.error_for or _has_validator(headers)):
+        return Unshared("neither fresh nor to be validated")
+    return Shared(terms, vary)
+
+
+def private(headers: Raw) -> str | None:
+    """I13, whoever else allows it."""
+    if values(headers, b"set-cookie"):
+        return "sets a cookie"
+    lines = values(headers, b"cache-control") + values(headers, b"cdn-cache-control")
+    for line in lines:
+        for name in ("private", "no-store"):
+            if name in directives([line]):
+                return name
+    return None
+
+
+def _unfit(status: int, headers: Raw) -> str | None:
+    """Not whole, not final, not well-formed, or not of an end."""
+    if status < 200 or status in {206, 304} or status >= 500:
+        return f"status {status}"
+    if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
+        return "too many header fields"
+    if not all(NAME.fullmatch(name) and not BAD.search(value) for name, value in headers):
+        return "a malformed header field"
+    if len(set(values(headers, b"content-length"))) > 1:
+        return "several lengths"
+    types = values(headers, b"content-type")
+    return "an event stream" if types and types[0].startswith(b"text/event-stream") else None
+
+
+def _varies(headers: Raw) -> tuple[str, ...]:
+    """Lower case and sorted; what is encoded varies by that, whether it says so or not."""
+    named = {it.decode("latin-1").lower() for it in members(values(headers, b"vary"))}
+    coded = {it.lower() for it in members(values(headers, b"content-encoding"))} - {b"identity"}
+    return tuple(sorted(named | ({"accept-encoding"} if coded else set())))
+
+
+def _has_validator(headers: Raw) -> bool:
+    return any(name in {b"etag", b"last-modified"} for name, _ in headers)
+
+
+def allows_authorized(headers: Raw) -> bool:
+    """§3.5: shared even with those who identify themselves."""
+    known = directives(values(headers, b"cache-control"))
+    return bool(known.keys() & {"public", "s-maxage", "must-revalidate"})
+
+
+def forbids_stale(headers: Raw) -> bool:
+    """§5.2.2.2, §5.2.2.8: not even to a request that would take it."""
+    known = directives(values(headers, b"cache-control"))
+    return bool(known.keys() & {"must-revalidate", "proxy-revalidate", "no-cache", "s-maxage"})

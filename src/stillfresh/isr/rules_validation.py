@@ -1,0 +1,71 @@
+"""Same as before? ETags, dates, and what a 304 changes (RFC 9110 §8.8 and §13, RFC 9111 §4.3).
+
+Pure.
+"""
+
+import hashlib
+import re
+from typing import Final
+
+from stillfresh.isr.rules_fields import Raw, http_date, members, values
+from stillfresh.isr.rules_headers import end_to_end
+
+__all__ = ["conditions", "etag_of", "if_range_holds", "is_refresh", "not_modified", "refreshed"]
+
+ETAG: Final = re.compile(rb'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
+KEPT: Final = frozenset({b"content-length", b"content-encoding", b"content-type", b"content-range"})
+"""RFC 9111 §3.2: of the body that is kept, whatever a 304 says."""
+
+
+def etag_of(body: bytes | memoryview) -> bytes:
+    """Strong: other bytes, another tag."""
+    return b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
+
+
+def not_modified(request: Raw, etag: bytes | None, modified: bytes | None) -> bool:
+    """§13.2.2: If-None-Match by weak comparison, and only without it If-Modified-Since."""
+    if lines := values(request, b"if-none-match"):
+        asked = members(lines)
+        return b"*" in asked or (etag is not None and _weak(etag) in map(_weak, asked))
+    if (since := values(request, b"if-modified-since")) and modified is not None:
+        asked_at, changed_at = http_date(since[0]), http_date(modified)
+        return asked_at is not None and changed_at is not None and changed_at <= asked_at
+    return False
+
+
+def _weak(tag: bytes) -> bytes:
+    return tag.removeprefix(b"W/")
+
+
+def if_range_holds(request: Raw, etag: bytes | None, modified: bytes | None) -> bool:
+    """§13.1.5: strong comparison; without the header there is no condition."""
+    if not (lines := values(request, b"if-range")):
+        return True
+    asked = lines[0].strip()
+    if ETAG.fullmatch(asked):
+        return not asked.startswith(b"W/") and asked == etag
+    return modified is not None and http_date(asked) == http_date(modified)
+
+
+def conditions(stored: Raw) -> Raw:
+    """§4.3.1: what to ask upstream with, from its own validators."""
+    pairs = ((b"etag", b"if-none-match"), (b"last-modified", b"if-modified-since"))
+    return tuple(
+        (ask, found[0]) for field, ask in pairs if (found := values(stored, field)) and found[0]
+    )
+
+
+def is_refresh(stored: Raw, answer: Raw) -> bool:
+    """§4.3.4: a 304 that names another validator than the stored one is not about it."""
+    for field in (b"etag", b"last-modified"):
+        ours, theirs = values(stored, field), values(answer, field)
+        if theirs:
+            return bool(ours) and _weak(ours[0]) == _weak(theirs[0])
+    return True
+
+
+def refreshed(stored: Raw, answer: Raw) -> Raw:
+    """§3.2: the fields of the 304 in place of the stored ones, except those of the body."""
+    new = tuple(it for it in end_to_end(answer) if it[0] not in KEPT)
+    replaced = {name for name, _ in new} | {b"age"}
+    return tuple(it for it in stored if it[0] not in replaced) + new

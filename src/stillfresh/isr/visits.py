@@ -1,0 +1,234 @@
+"""From a visit to the page that it is served (I8, I13, I14): the driver of the HTTP rules."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stillfresh.engine import Answer, Origin
+from stillfresh.engine.flights import Outcome
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict
+from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, Stored
+from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache, told_to
+from stillfresh.isr.rendering import Renderer, given_to
+from stillfresh.isr.rules_freshness import is_good_enough
+from stillfresh.isr.rules_keys import variant
+from stillfresh.isr.rules_pages import age_at, is_changed, is_of, may_serve, too_busy, ttl_at
+from stillfresh.isr.rules_routes import MOST_KEY, Visit, key_of_variant
+from stillfresh.isr.rules_storage import allows_authorized, forbids_stale
+
+__all__ = ["Found", "Unavailable", "Visits"]
+
+KNOWN_KEYS: Final = 10_000
+"""Pages of which this process counts the variants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stored page, and what to say of it."""
+
+    key: PageKey
+    stored: Stored
+    age: float
+    what: str
+    is_outdated: bool = False
+    """Stale though younger than it was to become."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Nothing to serve but this."""
+
+    page: Page
+    what: str
+
+
+class Visits:
+    """Finds pages for requests; None means that a request has to be answered by the app itself."""
+
+    def __init__(self, pages: PageCache, renderer: Renderer, *, max_variants: int) -> None:
+        self._pages = pages
+        self._renderer = renderer
+        self._max_variants = max_variants
+        self._variants: dict[str, set[str]] = {}
+        self._unshared: dict[str, None] = {}
+
+    async def find(self, visit: Visit, state: Mapping[str, Any]) -> Found | Unavailable | None:
+        key = self._key(visit, state, visit.id, given_to(visit))
+        if visit.wish.no_store or visit.wish.only_if_cached:
+            return await self._only_stored(visit, key)
+        found = await self._variant(visit, state, key)
+        return found if not visit.is_authorized or _is_for_all(found) else None
+
+    async def _variant(
+        self, visit: Visit, state: Mapping[str, Any], key: PageKey
+    ) -> Found | Unavailable | None:
+        """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
+        found = await self._answer(visit, key)
+        if not isinstance(found, Found) or not found.stored.head.vary:
+            return found
+        values = variant(found.stored.head.vary, visit.headers)
+        if is_of(found.stored, values):
+            return found
+        id_ = _variant_id(visit, found.stored.head.vary, values or {})
+        if values is None or not self._has_room(visit.id, id_):
+            return None
+        varied = self._key(visit, state, id_, {**given_to(visit), **values})
+        found = await self._answer(visit, varied)
+        if isinstance(found, Found):
+            now = variant(found.stored.head.vary, visit.headers)
+            return found if is_of(found.stored, now) else None
+        return found
+
+    def _key(
+        self, visit: Visit, state: Mapping[str, Any], id_: str, given: Mapping[str, str]
+    ) -> PageKey:
+        revalidate = visit.route.revalidate
+        own = None if revalidate is None else self._pages.terms(revalidate)
+
+        async def render(old: Stored | None) -> Rendered:
+            # What stands under the key stays of its variant, whoever asks for it to be refreshed.
+            again = {**visit.declared, **dict(old.head.variant)} if old is not None else given
+            return await self._renderer.render(visit, state, own, again, old)
+
+        of = None if id_ == visit.url else visit.url
+        return self._pages.key(id_, visit.path, render, visit.route.tags, of=of)
+
+    async def _answer(self, visit: Visit, key: PageKey) -> Found | Unavailable | None:
+        if visit.wish.max_stale and (kept := await self._taken_stale(visit, key)) is not None:
+            return kept
+        try:
+            answer = await self._pages.ask(key)
+        except Busy:
+            if key.id in self._unshared:
+                return None  # a page of each visitor's own: nobody's render is waited for
+            raise
+        self._note(key, answer)
+        if self._is_too_old(visit, answer):
+            answer = await self._pages.ask(key, anew=True)
+        return self._found(visit, key, answer)
+
+    def _note(self, key: PageKey, answer: Outcome[Stored]) -> None:
+        """Which pages, when last seen, were not to be shared."""
+        if isinstance(answer, LoadFailed):
+            return
+        self._unshared.pop(key.id, None)
+        if not answer.found:
+            if len(self._unshared) >= KNOWN_KEYS:
+                self._unshared.clear()
+            self._unshared[key.id] = None
+
+    async def _taken_stale(self, visit: Visit, key: PageKey) -> Found | None:
+        """RFC 9111 §5.2.1.2: older than we would serve, but not than the client takes."""
+        answer = await self._pages.core.look(key)
+        if answer is None or not answer.found or answer.verdict is not Verdict.EXPIRED:
+            return None
+        made = answer.value, answer.fetched_at, self._pages.clock(), answer.verdict
+        if (
+            is_changed(*made)
+            or forbids_stale(answer.value.head.headers)
+            or not self._suits(visit, answer)
+        ):
+            return None
+        return self._hit(key, answer)
+
+    async def _only_stored(self, visit: Visit, key: PageKey) -> Found | Unavailable | None:
+        """RFC 9111 §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
+        answer = await self._pages.core.look(key)
+        wish = visit.wish
+        if answer is not None and answer.found and self._suits(visit, answer):
+            head, found = answer.value.head, self._hit(key, answer)
+            is_allowed = not visit.is_authorized or _is_for_all(found)
+            is_variant = is_of(answer.value, variant(head.vary, visit.headers))
+            if is_allowed and is_variant and answer.verdict is not Verdict.EXPIRED:
+                return found
+        if wish.only_if_cached:
+            return Unavailable(_gateway_timeout("Not in the cache.\n"), "fwd=request")
+        return None
+
+    def _is_too_old(self, visit: Visit, answer: Outcome[Stored]) -> bool:
+        if isinstance(answer, LoadFailed) or not answer.found or answer.error is not None:
+            return False
+        loaded = answer.origin in {Origin.LOADED, Origin.ANOTHER}
+        return not loaded and not self._suits(visit, answer)
+
+    def _suits(self, visit: Visit, answer: Answer[Stored]) -> bool:
+        """A route's own duration is the site's decision, not the client's."""
+        if answer.value.head.is_own:
+            return True
+        now = self._pages.clock()
+        return is_good_enough(
+            visit.wish,
+            age=age_at(answer.value, answer.fetched_at, now),
+            ttl=ttl_at(answer.value, answer.fetched_at, now, answer.verdict),
+            may_be_stale=answer.verdict is Verdict.STALE,
+        )
+
+    def _found(
+        self, visit: Visit, key: PageKey, answer: Outcome[Stored]
+    ) -> Found | Unavailable | None:
+        now = self._pages.clock()
+        if isinstance(answer, LoadFailed):
+            return self._failed(visit, key, answer)
+        if not answer.found:
+            return None
+        made = answer.value, answer.fetched_at, now, answer.verdict
+        if answer.error is not None and not may_serve(*made):
+            return self._failed(visit, key, answer.error)
+        return self._hit(key, answer)
+
+    def _hit(self, key: PageKey, answer: Answer[Stored]) -> Found:
+        stored, now = answer.value, self._pages.clock()
+        ttl = ttl_at(stored, answer.fetched_at, now, answer.verdict)
+        what = f"hit; ttl={int(ttl)}"
+        if answer.error is not None:
+            what += "; detail=refresh-failed"
+        elif answer.origin in {Origin.LOADED, Origin.ANOTHER}:
+            why = "stale" if key.had_old else "miss"
+            what = f"fwd={why}; {'stored' if answer.origin is Origin.LOADED else 'collapsed'}"
+            what += f"; ttl={int(ttl)}"
+        age = age_at(stored, answer.fetched_at, now)
+        is_outdated = answer.verdict is not Verdict.FRESH and age < stored.head.fresh_for
+        return Found(key, stored, age, what, is_outdated)
+
+    def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Unavailable | None:
+        """I8: the error itself; within a cooldown, when to come again.
+
+        Where nobody said that the page is for all, it may only have failed for want of who asks.
+        """
+        if visit.route.revalidate is None:
+            return None
+        cause = error.__cause__
+        if isinstance(cause, PageFailed):
+            return Unavailable(told_to(key, cause), "fwd=miss")
+        if isinstance(cause, TimeoutError):
+            return Unavailable(_gateway_timeout("The page took too long.\n"), "fwd=miss")
+        if isinstance(cause, Exception):
+            raise cause
+        pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self._pages.clock()
+        return Unavailable(too_busy(pause), "fwd=miss; detail=cooling")
+
+    def _has_room(self, id_: str, variant_id: str) -> bool:
+        """I13: whoever makes up header values does not fill the store."""
+        if len(variant_id) > MOST_KEY:
+            return False
+        if len(self._variants) >= KNOWN_KEYS and id_ not in self._variants:
+            self._variants.clear()
+        known = self._variants.setdefault(id_, set())
+        if variant_id not in known and len(known) >= self._max_variants:
+            return False
+        known.add(variant_id)
+        return True
+
+
+def _is_for_all(found: Found | Unavailable | None) -> bool:
+    """RFC 9111 §3.5: also for those who identify themselves."""
+    return isinstance(found, Found) and allows_authorized(found.stored.head.headers)
+
+
+def _variant_id(visit: Visit, vary: Sequence[str], values: Mapping[str, str]) -> str:
+    return key_of_variant(visit.id, {f"vary {name}": values.get(name, "") for name in vary})
+
+
+def _gateway_timeout(text: str) -> Page:
+    return Page(text, 504, {"content-type": "text/plain", "cache-control": "no-store"})

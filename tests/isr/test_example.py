@@ -1,0 +1,60 @@
+"""examples/slow_site.py runs: rendered once, changed by a POST (I12)."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+from isr_kit import Visitor
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "examples" / "slow_site.py"
+
+
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("example_site", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_the_site_shows_what_it_says() -> None:
+    """Twice the same page; after a change, and after `publish`, another."""
+    module = example()
+    visit = Visitor(module.site)
+    async with module.pages:
+        first, again = await visit(), await visit()
+        assert first.text == again.text
+        assert "10 a month" in first.text
+        await visit("/pricing?basic=12", method="POST")
+        assert "12 a month" in (await visit()).text
+        await visit("/blog/a?page=2&utm=x")
+        await visit("/admin/publish", method="POST")
+        stale = await visit("/blog/a?page=2")
+        assert "page 2" in stale.text
+        assert stale.headers["cache-status"] == "stillfresh; hit; ttl=0"
+
+
+def test_it_starts_as_it_says() -> None:
+    """By the very command in its docstring, on any free port."""
+    found = re.search("`uvicorn (.+?)`", EXAMPLE.read_text())
+    assert found is not None
+    program = Path(sys.executable).parent / "uvicorn"
+    command = [str(program), *found[1].split(), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = next(line for line in process.stderr if "running on" in line)
+            url = re.search(r"http://[0-9.:]+", said)
+            assert url is not None
+            page = httpx.get(f"{url[0]}/pricing", timeout=30)
+            assert "10 a month" in page.text
+            assert "stillfresh" in page.headers["cache-status"]
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)

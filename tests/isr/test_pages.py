@@ -1,0 +1,375 @@
+"""I8, I9, I10, I11, I16: `PageCache.get`, on each store, on a manual clock."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_kit import Sleeper, outcome, turns, until
+from isr_kit import Site, in_front
+
+from stillfresh import ConfigError, NotOpen, StoreError, Verdict
+from stillfresh.isr import Page, PageCache
+from stillfresh.isr.pages import CONCURRENCY
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+
+async def idle(pages: PageCache) -> None:
+    while (await pages.stats()).resources["page"].loading:
+        await asyncio.sleep(0)
+
+
+class TestI8Serve:
+    async def test_fresh_is_served_and_stale_is_served_and_rendered_behind(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """The visitor of a stale page waits for nobody; the next one has the new page."""
+        for expected, verdict in ((b"page 1", Verdict.FRESH), (b"page 1", Verdict.FRESH)):
+            page = await pages.get("/pricing", site.render, revalidate=60)
+            assert (page.body, page.verdict, page.status) == (expected, verdict, 200)
+        clock.advance(60)
+        site.hold()
+        stale = await pages.get("/pricing", site.render, revalidate=60)
+        assert (stale.body, stale.verdict, stale.age) == (b"page 1", Verdict.STALE, 60)
+        await site.asked.wait()
+        site.let_go()
+        await idle(pages)
+        assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 2"
+        assert site.renders == 2
+
+    async def test_status_headers_and_body_come_back_as_they_were(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Also from the store, and with a strong ETag of the body."""
+        site.says("Content-Type: text/x", "X-Two: a", "X-Two: b", status=404)
+        for _ in range(2):
+            page = await pages.get("/gone", site.render, revalidate="1m")
+            assert page == Page(page.body, 404, {"content-type": "text/x", "x-two": "a, b"})
+            assert page.etag is not None
+        assert site.renders == 1
+
+    async def test_eight_visitors_of_an_absent_page_are_one_render(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """I9: all get the same."""
+        asked = [pages.get("/pricing", site.render, revalidate=60) for _ in range(8)]
+        assert {page.body for page in await asyncio.gather(*asked)} == {b"page 1"}
+        assert site.renders == 1
+
+    async def test_a_failing_render_leaves_the_old_page_and_cools_down(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """By an exception, or by a status of 500 or more."""
+        await pages.get("/pricing", site.render, revalidate=60)
+        clock.advance(60)
+        site.status = 503
+        await pages.get("/pricing", site.render, revalidate=60)
+        await idle(pages)
+        for _ in range(3):
+            page = await pages.get("/pricing", site.render, revalidate=60)
+            assert (page.body, page.verdict) == (b"page 1", Verdict.STALE)
+            assert page.error is not None
+        assert site.renders == 2
+        clock.advance(1)
+        site.status, site.error = 200, RuntimeError("database")
+        await pages.get("/pricing", site.render, revalidate=60)
+        await idle(pages)
+        assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 1"
+        assert site.renders == 3
+
+    async def test_with_nothing_to_serve_the_error_itself_is_told(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """Never stored; within the cooldown: 503, and when to come again."""
+        site.status, site.body = 500, b"sorry"
+        page = await pages.get("/a", site.render, revalidate=60)
+        assert (page.status, page.body, page.stored) == (500, b"sorry", False)
+        page = await pages.get("/a", site.render, revalidate=60)
+        assert (page.status, page.headers["retry-after"]) == (503, "1")
+        site.error = RuntimeError("database")
+        with pytest.raises(RuntimeError, match="database"):
+            await pages.get("/b", site.render, revalidate=60)
+        clock.advance(2)
+        site.error, site.status = None, 200
+        assert (await pages.get("/a", site.render, revalidate=60)).status == 200
+
+    async def test_who_waits_too_long_for_another_is_told_when_to_come_again(
+        self, pages: PageCache, site: Site, sleeper: Sleeper
+    ) -> None:
+        """`wait`, then 503 with Retry-After; the one who renders waits for his own render."""
+        site.hold()
+        first = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
+        await site.asked.wait()
+        second = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
+        await until(lambda: sleeper.asked.count(7.0) == 2)
+        await turns()
+        sleeper.wake()
+        page = await second
+        assert (page.status, page.headers["retry-after"]) == (503, "1")
+        site.let_go()
+        assert (await first).body == b"page 1"
+
+    async def test_who_leaves_does_not_stop_the_render(self, pages: PageCache, site: Site) -> None:
+        """I15: others wait for it."""
+        site.hold()
+        first = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
+        await site.asked.wait()
+        second = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
+        await turns()
+        first.cancel()
+        await turns()
+        site.let_go()
+        assert (await second).body == b"page 1"
+        assert site.renders == 1
+
+    async def test_what_is_not_to_be_shared_goes_to_who_asked(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """I13: eight visitors, eight renders, nothing stored."""
+        site.says("Set-Cookie: session=1")
+        asked = [pages.get("/me", site.render, revalidate=60) for _ in range(8)]
+        bodies = {page.body for page in await asyncio.gather(*asked)}
+        assert bodies == {f"page {number}".encode() for number in range(1, 9)}
+        assert site.renders == 8
+
+    async def test_a_page_whose_body_cannot_be_read_is_a_miss(
+        self, tmp_path: Path, site: Site, clock: ManualClock
+    ) -> None:
+        """Bytes of another shape are rendered anew, not a crash."""
+        url = f"sqlite:///{tmp_path}/pages.db"
+        async with PageCache(url, clock=clock) as pages:
+            await pages.get("/pricing", site.render, revalidate=60)
+        import apsw  # noqa: PLC0415 (only here)
+
+        connection = apsw.Connection(str(tmp_path / "pages.db"))
+        column = next(
+            row[1] for row in connection.execute("PRAGMA table_info(page)") if row[2] == "BLOB"
+        )
+        connection.execute(f"UPDATE page SET {column} = x'00ff'")
+        connection.close()
+        async with PageCache(url, clock=clock) as pages:
+            assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 2"
+
+
+class Away(MemoryStore):
+    """A store that can be cut off."""
+
+    is_away = False
+
+    def __getattribute__(self, name: str) -> Any:
+        steps = {"open", "read", "read_now", "acquire", "publish", "renew", "release"}
+        if name in steps and object.__getattribute__(self, "is_away"):
+            raise StoreError("cut off")
+        return super().__getattribute__(name)
+
+
+class Hanging:
+    """A store that can stop to answer."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.store = MemoryStore(clock=clock)
+        self.is_hanging = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "read_now":
+            raise AttributeError(name)
+        found = getattr(self.store, name)
+        return self._never if self.is_hanging and name in HANGS else found
+
+    async def _never(self, *_: object, **__: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+HANGS = {"read", "acquire", "publish", "renew", "release", "invalidate", "invalidate_tag"}
+
+
+class TestI10StoreHangs:
+    async def test_it_is_taken_for_away(self, site: Site, clock: ManualClock) -> None:
+        """What memory has is served; what it has not is rendered, and changes get their answer."""
+        store: Any = Hanging(clock)
+        async with PageCache(store, clock=clock, store_timeout=0.01, lease_for=0.01) as pages:
+            visit = in_front(site, pages)
+            await visit()
+            store.is_hanging = True
+            assert (await visit()).text == "page 1"
+            assert (await visit("/blog/new")).text == "page 2"
+            assert (await visit(method="POST")).text == "page 3"
+            store.is_hanging = False
+
+
+class TestI8Crowd:
+    async def test_what_would_only_queue_is_rendered_for_its_visitor(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Not stored, and not refused."""
+        visit = in_front(site, pages)
+        site.hold()
+        gate = site.gate
+        crowd = [asyncio.ensure_future(visit(f"/blog/{n}")) for n in range(CONCURRENCY)]
+        await until(lambda: site.renders == CONCURRENCY)
+        site.gate = None
+        page = await visit("/blog/more")
+        assert page.headers["cache-status"] == "stillfresh; fwd=bypass"
+        assert (await pages.get("/own", site.render, revalidate=60)).stored is False
+        assert gate is not None
+        gate.set()
+        assert {page.status_code for page in await asyncio.gather(*crowd)} == {200}
+        assert "stored" in (await visit("/blog/more")).headers["cache-status"]
+
+
+class TestI10StoreAway:
+    async def test_the_last_known_pages_are_served(self, site: Site, clock: ManualClock) -> None:
+        """And rendered behind without being stored."""
+        store = Away(clock=clock)
+        async with PageCache(store, clock=clock) as pages:
+            await pages.get("/pricing", site.render, revalidate=60)
+            store.is_away = True
+            clock.advance(3600)
+            page = await pages.get("/pricing", site.render, revalidate=60)
+            assert (page.body, page.verdict) == (b"page 1", Verdict.STALE)
+            store.is_away = False
+
+    async def test_unknown_pages_are_rendered_without_storing(
+        self, site: Site, clock: ManualClock
+    ) -> None:
+        """A store that is away, from the start or since, fails nobody."""
+        store = Away(clock=clock)
+        pages = PageCache(store, clock=clock)
+        store.is_away = True
+        page = await pages.get("/pricing", site.render, revalidate=60)
+        assert (page.body, page.stored) == (b"page 1", False)
+        store.is_away = False
+        async with pages:
+            store.is_away = True
+            assert (await pages.get("/new", site.render, revalidate=60)).body == b"page 2"
+            store.is_away = False
+
+
+class TestI11OnDemand:
+    async def test_revalidate_makes_stale_from_now(self, pages: PageCache, site: Site) -> None:
+        """Served once more, rendered behind."""
+        await pages.get("/pricing", site.render, revalidate=60)
+        await pages.get("/other", site.render, revalidate=60)
+        await pages.revalidate("/pricing")
+        page = await pages.get("/pricing", site.render, revalidate=60)
+        assert (page.body, page.verdict) == (b"page 1", Verdict.STALE)
+        await idle(pages)
+        assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 3"
+        assert (await pages.get("/other", site.render, revalidate=60)).verdict is Verdict.FRESH
+
+    async def test_a_tag_reaches_all_its_pages(self, pages: PageCache, site: Site) -> None:
+        """And no other's."""
+        for path, tags in (("/a", ["blog"]), ("/b", "blog"), ("/c", ["shop"])):
+            await pages.get(path, site.render, revalidate=60, tags=tags)
+        await pages.revalidate_tag("blog")
+        verdicts = [
+            (await pages.get(path, site.render, revalidate=60)).verdict
+            for path in ("/a", "/b", "/c")
+        ]
+        assert verdicts == [Verdict.STALE, Verdict.STALE, Verdict.FRESH]
+        await idle(pages)
+
+    async def test_purge_leaves_nothing(self, pages: PageCache, site: Site) -> None:
+        """The next visitor waits for a render."""
+        await pages.get("/pricing", site.render, revalidate=60)
+        await pages.purge("/pricing")
+        assert (await pages.explain("/pricing")).age is None
+        assert (await pages.get("/pricing", site.render, revalidate=60)).body == b"page 2"
+
+    @pytest.mark.parametrize("step", ["revalidate", "purge"])
+    async def test_a_render_under_way_does_not_publish(
+        self, pages: PageCache, site: Site, step: str
+    ) -> None:
+        """The law: what was rendered before is not served as fresh; one more render follows."""
+        site.hold()
+        first = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
+        await site.asked.wait()
+        await getattr(pages, step)("/pricing")
+        site.let_go()
+        assert (await first).body == b"page 1"
+        await idle(pages)
+        page = await pages.get("/pricing", site.render, revalidate=60)
+        assert (page.body, page.verdict) == (b"page 2", Verdict.FRESH)
+
+
+class TestI8Doors:
+    async def test_tenants_never_meet(self, tmp_path: Path, site: Site, clock: ManualClock) -> None:
+        """I13: on one store, the same path, each has his own; and no key can name another's."""
+        url = f"sqlite:///{tmp_path}/pages.db"
+        async with (
+            PageCache(url, clock=clock, tenant="a") as one,
+            PageCache(url, clock=clock, tenant="b") as two,
+            PageCache(url, clock=clock) as none,
+        ):
+            bodies = [
+                (await pages.get("/x", site.render, revalidate=60)).body
+                for pages in (one, two, none, one, two, none)
+            ]
+            assert bodies == [b"page 1", b"page 2", b"page 3"] * 2
+            await one.purge("/x")
+            assert (await two.get("/x", site.render, revalidate=60)).body == b"page 2"
+            with pytest.raises(ConfigError):
+                await none.get("TENANT#a#/x", site.render, revalidate=60)
+
+    @pytest.mark.parametrize(
+        ("path", "revalidate", "tags"),
+        [("pricing", 60, ()), ("/a\n", 60, ()), (5, 60, ()), ("/a", 0, ()), ("/a", "soon", ()),
+         ("/a", 60, [""]), ("/" + "a" * 70_000, 60, ())],
+    )  # fmt: skip
+    async def test_bad_input_is_refused(
+        self, pages: PageCache, site: Site, path: Any, revalidate: Any, tags: Any
+    ) -> None:
+        """Before anything is rendered."""
+        with pytest.raises(ConfigError):
+            await pages.get(path, site.render, revalidate=revalidate, tags=tags)
+        assert site.renders == 0
+
+    async def test_a_render_may_be_a_plain_function_and_must_make_a_page(
+        self, pages: PageCache
+    ) -> None:
+        """Anything else is told, and nothing is stored."""
+        made = await pages.get("/a", lambda: Page("hello"), revalidate=60)
+        assert made.body == b"hello"
+        with pytest.raises(ConfigError, match="returns a Page"):
+            await pages.get("/b", lambda: "hello", revalidate=60)  # type: ignore[arg-type, return-value]
+
+    async def test_a_closed_cache_says_so(self, site: Site) -> None:
+        """And can be opened again."""
+        pages = PageCache("memory://")
+        async with pages:
+            await pages.get("/a", site.render, revalidate=60)
+        assert isinstance(await outcome(pages.get("/a", site.render, revalidate=60)), NotOpen)
+        async with pages:
+            assert (await pages.get("/a", site.render, revalidate=60)).body == b"page 2"
+
+    @pytest.mark.parametrize(
+        "options", [{"wait": "x"}, {"tenant": "a#b"}, {"max_entries": 0}, {"stale_for": -1}]
+    )
+    def test_bad_options_are_refused(self, options: dict[str, Any]) -> None:
+        """When they are written, not when they are used."""
+        with pytest.raises(ConfigError):
+            PageCache("memory://", **options)
+
+
+class TestI16Memory:
+    async def test_a_page_is_held_once(self, clock: ManualClock) -> None:
+        """In a store of this process, what is served is what is stored; no render is kept."""
+        body = b"x" * 100_000
+        async with PageCache("memory://", clock=clock) as pages:
+            page = await pages.get("/a", lambda: Page(body), revalidate=60)
+            assert page.body is body
+            (entry,) = pages.core.shelf.front.entries.values()
+            assert entry.key.render is None
+            store = (await pages.stats()).store
+            assert store is not None
+            assert store.bytes == len(body)
+
+    async def test_a_page_from_a_file_is_a_view_of_what_was_read(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """Its body is not copied out of the row."""
+        async with PageCache(f"sqlite:///{tmp_path}/pages.db", clock=clock) as pages:
+            await pages.get("/a", lambda: Page(b"x"), revalidate=60)
+            (entry,) = pages.core.shelf.front.entries.values()
+            assert isinstance(entry.answer.value.body, memoryview)

@@ -1,0 +1,427 @@
+"""I12, I13, I14, I15: the pure rules of the page cache, by example and by property."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh import ConfigError
+from stillfresh.isr import Headers, Page, Route
+from stillfresh.isr.rules_fields import date_text, directives, http_date, members, number
+from stillfresh.isr.rules_freshness import Terms, Wish, is_good_enough, stated, wish_of
+from stillfresh.isr.rules_headers import end_to_end
+from stillfresh.isr.rules_keys import (
+    canonical_host,
+    canonical_path,
+    canonical_query,
+    checked_tenant,
+    is_allowed,
+    normalised,
+    variant,
+)
+from stillfresh.isr.rules_ranges import Asked, part_asked
+from stillfresh.isr.rules_routes import Routes, Site
+from stillfresh.isr.rules_storage import Shared, Unshared, judged
+from stillfresh.isr.rules_validation import etag_of, is_refresh, not_modified, refreshed
+
+NOW = 1_700_000_000.0
+OWN = Terms(60, 100, 100)
+fields = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [b"cache-control", b"cdn-cache-control", b"expires", b"date", b"age", b"vary"]
+        ),
+        st.binary(max_size=40) | st.from_regex(rb"[a-z-]+=[0-9\", ]{0,12}", fullmatch=True),
+    ),
+    max_size=6,
+).map(tuple)
+
+
+def raw(*lines: str) -> tuple[tuple[bytes, bytes], ...]:
+    pairs = (line.partition(": ") for line in lines)
+    return tuple((name.lower().encode(), value.encode()) for name, _, value in pairs)
+
+
+class TestI14Fields:
+    def test_a_comma_in_quotes_parts_nothing(self) -> None:
+        """RFC 9110 §5.6.1, also over several lines and with empty members."""
+        assert members([b'a, "b, c",, d', b"e"]) == [b"a", b'"b, c"', b"d", b"e"]
+
+    def test_directives_are_read_whatever_their_case_and_quotes(self) -> None:
+        """RFC 9111 §5.2: tokens and quoted strings; the first of several counts."""
+        known = directives([b'Max-Age="60", no-cache="set-cookie", public', b"max-age=5"])
+        assert known == {"max-age": "60", "no-cache": "set-cookie", "public": ""}
+
+    @pytest.mark.parametrize(
+        ("text", "expected"), [("60", 60), ("-1", 0), ("1.5", 0), ("9" * 30, 2**31), ("", 0)]
+    )
+    def test_seconds_that_cannot_be_read_are_none_left(self, text: str, expected: float) -> None:
+        """RFC 9111 §4.2.1: invalid freshness is stale; huge values are capped."""
+        assert number({"max-age": text}, "max-age") == expected
+
+    def test_dates_in_three_forms(self) -> None:
+        """RFC 9110 §5.6.7."""
+        forms = [
+            b"Sun, 06 Nov 1994 08:49:37 GMT",
+            b"Sunday, 06-Nov-94 08:49:37 GMT",
+            b"Sun Nov  6 08:49:37 1994",
+        ]
+        assert {http_date(form) for form in forms} == {784111777.0}
+        assert http_date(date_text(784111777)) == 784111777
+        assert http_date(b"0") is None
+
+    @given(fields, st.floats(0, 2e9))
+    def test_nothing_is_raised_at_anybody(
+        self, headers: tuple[tuple[bytes, bytes], ...], now: float
+    ) -> None:
+        """Whatever bytes come: a judgement, terms that are not negative, a wish."""
+        wish_of(headers)
+        judged(200, headers, now, None)
+        terms = stated(headers, now)
+        if terms is not None:
+            assert min(terms.fresh_for, terms.stale_for, terms.error_for) >= 0
+
+
+class TestI14Stated:
+    @pytest.mark.parametrize(
+        ("lines", "expected"),
+        [
+            (["cache-control: max-age=60"], (60, 0, 0)),
+            (["cache-control: max-age=60, s-maxage=10"], (10, 0, 0)),
+            (["cache-control: max-age=60, stale-while-revalidate=30"], (60, 30, 0)),
+            (["cache-control: s-maxage=60, stale-while-revalidate=30"], (60, 30, 0)),
+            (["cache-control: max-age=60, stale-if-error=90"], (60, 0, 90)),
+            (["cache-control: max-age=60, must-revalidate, stale-if-error=90"], (60, 0, 0)),
+            (["cache-control: max-age=9, proxy-revalidate, stale-while-revalidate=9"], (9, 0, 0)),
+            (["cache-control: no-cache, max-age=60"], (0, 0, 0)),
+            (["cache-control: max-age=60", "age: 20"], (40, 0, 0)),
+            (["cache-control: max-age=60, stale-while-revalidate=30", "age: 70"], (0, 20, 0)),
+            (["cache-control: max-age=oops"], (0, 0, 0)),
+            (["cdn-cache-control: max-age=600", "cache-control: max-age=5"], (600, 0, 0)),
+            (["expires: 0"], (0, 0, 0)),
+            (["expires: Tue, 14 Nov 2023 22:14:20 GMT"], (60, 0, 0)),
+            (
+                [
+                    "expires: Tue, 14 Nov 2023 22:14:20 GMT",
+                    "date: Tue, 14 Nov 2023 22:13:10 GMT",
+                ],
+                (60, 0, 0),
+            ),
+            (["cache-control: max-age=9", "expires: Tue, 14 Nov 2023 22:14:20 GMT"], (9, 0, 0)),
+        ],
+    )
+    def test_what_a_response_says_counts(
+        self, lines: list[str], expected: tuple[float, float, float]
+    ) -> None:
+        """RFC 9111 §4.2.1 and RFC 5861, less the age it already has."""
+        terms = stated(raw(*lines), NOW)
+        assert terms == Terms(*expected)
+
+    def test_says_nothing(self) -> None:
+        """No heuristics: with neither route nor statement there is nothing to keep."""
+        assert stated(raw("content-type: text/html", "cache-control: public"), NOW) is None
+
+    @pytest.mark.parametrize(
+        ("asked", "age", "ttl", "good"),
+        [
+            ("", 10, 50, True),
+            ("no-cache", 10, 50, False),
+            ("max-age=10", 10, 50, True),
+            ("max-age=9", 10, 50, False),
+            ("max-age=0", 1, 50, False),
+            ("min-fresh=50", 10, 50, True),
+            ("min-fresh=51", 10, 50, False),
+            ("", 70, -10, False),
+            ("max-stale", 70, -10, True),
+            ("max-stale=10", 70, -10, True),
+            ("max-stale=9", 70, -10, False),
+        ],
+    )
+    def test_what_a_request_asks(self, asked: str, age: float, ttl: float, *, good: bool) -> None:
+        """RFC 9111 §5.2.1."""
+        wish = wish_of(raw(f"cache-control: {asked}"))
+        assert is_good_enough(wish, age=age, ttl=ttl, may_be_stale=False) is good
+
+    def test_pragma_counts_without_cache_control(self) -> None:
+        """RFC 9111 §5.4."""
+        assert wish_of(raw("pragma: no-cache")) == Wish(no_cache=True)
+        assert wish_of(raw("pragma: no-cache", "cache-control: max-age=1")) == Wish(max_age=1)
+
+
+class TestI13Judged:
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            ["set-cookie: a=b", "cache-control: public, max-age=60"],
+            ["cache-control: private, max-age=60"],
+            ['cache-control: private="x-a", max-age=60'],
+            ["cache-control: max-age=60", "cache-control: no-store"],
+            ["cache-control: private", "cdn-cache-control: max-age=60"],
+            ["cdn-cache-control: no-store", "cache-control: max-age=60"],
+            ["vary: *", "cache-control: max-age=60"],
+            ["vary: Accept, *", "cache-control: max-age=60"],
+            ["content-type: text/event-stream", "cache-control: max-age=60"],
+            ["content-length: 3", "content-length: 4", "cache-control: max-age=60"],
+            ["x-split: a\r\nset-cookie: b", "cache-control: max-age=60"],
+            [f"x-big: {'x' * 40_000}", "cache-control: max-age=60"],
+        ],
+    )
+    def test_is_never_shared(self, lines: list[str]) -> None:
+        """Whatever the route says."""
+        assert isinstance(judged(200, raw(*lines), NOW, OWN), Unshared)
+        assert isinstance(judged(200, raw(*lines), NOW, None), Unshared)
+
+    @pytest.mark.parametrize("status", [206, 304, 500, 503, 101])
+    def test_some_statuses_are_never_kept(self, status: int) -> None:
+        """Partial, not final, or an error."""
+        assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, OWN), Unshared)
+
+    @pytest.mark.parametrize("status", [400, 401, 403, 429])
+    def test_a_refusal_is_kept_only_if_it_says_so_itself(self, status: int) -> None:
+        """A route's duration is for pages: one bad request must not take a page down."""
+        assert isinstance(judged(status, (), NOW, OWN), Unshared)
+        assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, None), Shared)
+
+    def test_a_routes_duration_overrides_what_a_response_says(self) -> None:
+        """But never its privacy."""
+        assert judged(200, raw("cache-control: max-age=5"), NOW, OWN) == Shared(OWN)
+        assert judged(200, raw("cache-control: max-age=5"), NOW, None) == Shared(Terms(5, 0, 0))
+
+    def test_what_is_encoded_varies_by_encoding(self) -> None:
+        """Whether it says so or not."""
+        headers = raw("content-encoding: gzip", "vary: Accept-Language")
+        assert judged(200, headers, NOW, OWN) == Shared(OWN, ("accept-encoding", "accept-language"))
+
+
+class TestI13Keys:
+    @pytest.mark.parametrize(
+        ("path", "expected"),
+        [
+            (b"/a/b", "/a/b"),
+            (b"/%7Euser", "/~user"),
+            (b"/caf%c3%a9", "/caf%C3%A9"),
+            (b"/a%3Fb", "/a%3Fb"),
+            (b"/a;b=c", "/a;b=c"),
+            (b"/blog/", "/blog/"),
+            (b"/a%2fb", None),
+            (b"/a%5Cb", None),
+            (b"/a\\b", None),
+            (b"/a/../b", None),
+            (b"/a/%2e%2e/b", None),
+            (b"/a/..", None),
+            (b"/a//b", None),
+            (b"//evil.example/a", None),
+            (b"/a%00.css", None),
+            (b"/a%0d%0ab", None),
+            (b"/a%zz", None),
+            (b"/a b", None),
+            (b"*", None),
+            (b"/" + b"a" * 9000, None),
+        ],
+    )
+    def test_a_path_has_one_form_or_none(self, path: bytes, expected: str | None) -> None:
+        """What another server might read as another path is not kept."""
+        assert canonical_path(path) == expected
+
+    @given(st.binary(max_size=60).map(lambda tail: b"/" + tail))
+    def test_the_form_of_a_form_is_itself(self, path: bytes) -> None:
+        """And it holds nothing that could start a new line or a new request."""
+        form = canonical_path(path)
+        if form is not None:
+            assert canonical_path(form.encode()) == form
+            assert form.isascii()
+            assert not set(form) & set("\r\n\0 \\?#")
+
+    def test_a_query_is_sorted_and_limited(self) -> None:
+        """Names that are not declared make no other page; equal names keep their order."""
+        assert canonical_query(b"b=2&utm=x&a=1&b=1", {"a", "b"}) == "a=1&b=2&b=1"
+        assert canonical_query(b"b=2&a=1", None) == "a=1&b=2"
+        assert canonical_query(b"a=1", set()) == ""
+
+    def test_no_parameter_hides_in_another(self) -> None:
+        """`;` and encoded `&` are part of a value, and stay so behind the cache."""
+        assert canonical_query(b"utm=1;q=evil&q=good", {"q"}) == "q=good"
+        assert canonical_query(b"q=a%26admin%3D1;b=2", {"q"}) == "q=a%26admin%3D1%3Bb%3D2"
+        assert canonical_query(b"%71=1", {"q"}) == "q=1"
+        assert canonical_query(b"q=%ff", {"q"}) == "q=%FF"
+
+    @given(st.binary(max_size=60))
+    def test_a_query_written_anew_is_the_same(self, query: bytes) -> None:
+        """Whatever was asked, the limited form is stable."""
+        form = canonical_query(query, {"a", "b"})
+        if form is not None:
+            assert canonical_query(form.encode(), {"a", "b"}) == form
+
+    @pytest.mark.parametrize(
+        ("hosts", "expected"),
+        [
+            ([b"Example.com"], "example.com"),
+            ([b"example.com:80"], "example.com"),
+            ([b"example.com:8080"], "example.com:8080"),
+            ([b"[::1]:80"], "[::1]"),
+            ([b"a", b"b"], None),
+            ([], None),
+            ([b"evil.com/x"], None),
+            ([b"a b"], None),
+            ([b"user@host"], None),
+            ([b""], None),
+        ],
+    )
+    def test_a_host_is_one_and_well_formed(self, hosts: list[bytes], expected: str | None) -> None:
+        """Without the port that goes without saying."""
+        assert canonical_host(tuple((b"host", host) for host in hosts), "http") == expected
+
+    def test_hosts_are_allowed_by_name(self) -> None:
+        """Or below a name; another's is not."""
+        allowed = {"example.com", "*.shop.example"}
+        assert is_allowed("example.com", allowed)
+        assert is_allowed("example.com:8000", allowed)
+        assert is_allowed("de.shop.example", allowed)
+        assert not is_allowed("shop.example", allowed)
+        assert not is_allowed("evilexample.com", allowed)
+        assert not is_allowed("notshop.example", allowed)
+
+    def test_headers_that_mean_the_same_are_the_same(self) -> None:
+        """Encodings by what an app is offered, languages by rank, others by their words."""
+        assert normalised("accept-encoding", raw("accept-encoding: deflate, GZIP;q=0.5")) == "gzip"
+        assert normalised("accept-encoding", raw("accept-encoding: gzip;q=0, br")) == "br"
+        languages = raw("accept-language: en;q=0.5, de-DE, fr;q=0")
+        assert normalised("accept-language", languages) == "de-de, en"
+        assert normalised("x-kind", raw("x-kind:  a   b ,c")) == "a b, c"
+        assert normalised("x-kind", raw(f"x-kind: {'a' * 2000}")) is None
+
+    def test_who_varies_by_a_cookie_is_shared_among_those_without(self) -> None:
+        """A cookie is somebody's."""
+        assert variant(["cookie", "accept"], raw("accept: a")) == {"accept": "a"}
+        assert variant(["cookie"], raw("cookie: a=b")) is None
+
+    def test_tenants_never_meet(self) -> None:
+        """I1: a name that could be read as another's is refused."""
+        assert checked_tenant("acme") == "TENANT#acme#"
+        for bad in ("", "a#b", 5):
+            with pytest.raises(ConfigError, match="tenant"):
+                checked_tenant(bad)  # type: ignore[arg-type]
+
+
+class TestI12Routes:
+    def test_the_nearest_route_counts(self) -> None:
+        """An exact path, else the longest prefix."""
+        routes = Routes({"/blog/*": 1, "/blog/new": 2, "/*": 3, "/blog/old/*": 4})
+        paths = ("/blog/a", "/blog/new", "/x", "/blog/old/a")
+        assert [route.revalidate for path in paths if (route := routes.of(path))] == [1, 2, 3, 4]
+        assert Routes({"/a": 1}).of("/a/b") is None
+
+    @pytest.mark.parametrize("pattern", ["blog", "/a/*/b", 5])
+    def test_a_bad_route_is_refused(self, pattern: Any) -> None:
+        """With what is allowed."""
+        with pytest.raises(ConfigError, match="route"):
+            Routes({pattern: 1})
+
+    def test_bad_options_are_refused(self) -> None:
+        """A duration that is none, a text where a list belongs, a host list that is none."""
+        for bad in ({"revalidate": "soon"}, {"revalidate": 0}, {"query": "page"}):
+            with pytest.raises(ConfigError):
+                Route(**bad)
+        with pytest.raises(ConfigError, match="hosts"):
+            Site(None, "example.com")
+
+    def test_hop_by_hop_headers_stay_behind(self) -> None:
+        """Those with a name for it, and those that Connection lists; but not what others keep."""
+        headers = raw("connection: X-Secret, cache-control", "x-secret: 1", "keep-alive: 5")
+        kept = raw("cache-control: max-age=5", "content-type: text/html")
+        assert end_to_end((*headers, *kept)) == kept
+
+
+class TestI14Validation:
+    def test_an_etag_is_compared_weakly_and_counts_before_dates(self) -> None:
+        """RFC 9110 §13.2.2."""
+        etag, modified = b'"v1"', b"Sun, 06 Nov 1994 08:49:37 GMT"
+        for asked in ('"v1"', 'W/"v1"', '"v0", "v1"', "*"):
+            assert not_modified(raw(f"if-none-match: {asked}"), etag, modified)
+        asked_both = raw('if-none-match: "v2"', "if-modified-since: " + modified.decode())
+        assert not not_modified(asked_both, etag, modified)
+        assert not_modified(raw("if-modified-since: " + modified.decode()), etag, modified)
+        assert not not_modified(raw("if-modified-since: rubbish"), etag, modified)
+        assert not not_modified((), etag, modified)
+
+    def test_an_etag_is_of_the_body(self) -> None:
+        """Strong: equal for equal bytes only."""
+        assert etag_of(b"a") == etag_of(memoryview(b"a")) != etag_of(b"b")
+        assert etag_of(b"a").startswith(b'"')
+
+    def test_a_304_refreshes_the_stored_headers(self) -> None:
+        """RFC 9111 §3.2: all but those of the body; one about another page refreshes nothing."""
+        stored = raw('etag: "v1"', "content-type: text/html", "x-old: 1", "date: a")
+        answer = raw(
+            'etag: "v1"', "content-type: text/plain", "date: b", "cache-control: max-age=9"
+        )
+        assert is_refresh(stored, answer)
+        assert refreshed(stored, answer) == raw(
+            "content-type: text/html",
+            "x-old: 1",
+            'etag: "v1"',
+            "date: b",
+            "cache-control: max-age=9",
+        )
+        assert not is_refresh(stored, raw('etag: "v2"'))
+
+
+class TestI15Ranges:
+    @pytest.mark.parametrize(
+        ("asked", "expected"),
+        [
+            (b"bytes=0-3", (0, 4)),
+            (b"bytes=5-", (5, 10)),
+            (b"bytes=-3", (7, 10)),
+            (b"bytes=-99", (0, 10)),
+            (b"bytes=8-99", (8, 10)),
+            (b"bytes=10-", Asked.UNSATISFIABLE),
+            (b"bytes=-0", Asked.UNSATISFIABLE),
+            (b"bytes=3-2", Asked.WHOLE),
+            (b"bytes=0-1,4-5", Asked.WHOLE),
+            (b"lines=0-1", Asked.WHOLE),
+            (b"bytes=-", Asked.WHOLE),
+            (b"rubbish", Asked.WHOLE),
+        ],
+    )
+    def test_of_ten_bytes(self, asked: bytes, expected: object) -> None:
+        """RFC 9110 §14: one range; the rest may be ignored."""
+        assert part_asked(asked, 10) == expected
+
+    @given(st.binary(max_size=30), st.integers(0, 100))
+    def test_a_part_lies_inside(self, asked: bytes, length: int) -> None:
+        """Never empty, never past the end, never an error."""
+        part = part_asked(asked, length)
+        if isinstance(part, tuple):
+            assert 0 <= part[0] < part[1] <= length
+
+
+class TestI12Page:
+    def test_headers_are_found_in_any_case(self) -> None:
+        """And several of a name are one list."""
+        headers = Headers([("Link", "</a>"), ("link", "</b>")])
+        assert headers["LINK"] == "</a>, </b>"
+        assert headers == {"Link": "</a>, </b>"}
+        assert len(headers) == 1
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: Page(5),  # type: ignore[arg-type]
+            lambda: Page("a", 99),
+            lambda: Page("a", 200, {"x": "a\r\nset-cookie: b"}),
+            lambda: Page("a", 200, {"bad name": "x"}),
+            lambda: Page("a", 200, {"x": "€"}),
+        ],
+    )
+    def test_what_is_no_page_is_refused(self, make: Any) -> None:
+        """No header can be smuggled into another."""
+        with pytest.raises(ConfigError):
+            make()
+
+    def test_equal_pages_are_equal(self) -> None:
+        """By body, status and headers."""
+        assert Page("a", 200, {"A": "b"}) == Page(b"a", 200, [("a", "b")])
+        assert Page("a") != Page("b")
+        assert Page("a") != "a"

@@ -1,0 +1,346 @@
+"""I9, I12, I15: `stillfresh serve`, real processes and sockets, in front of a real site."""
+
+import contextlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from stillfresh.isr import PageCache
+
+WORKER = Path(__file__).parent / "upstream_worker.py"
+CLI = [sys.executable, "-m", "stillfresh.cli", "serve"]
+
+
+def started(stack: ExitStack, command: list[str]) -> tuple["subprocess.Popen[str]", str]:
+    """A process, and the first line it says; ended when the test is over."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def end() -> None:
+        process.kill()
+        process.communicate(timeout=30)
+
+    stack.callback(end)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+class Proxy:
+    """A site, a cache in front of it, and a client."""
+
+    def __init__(self, stack: ExitStack, *options: str, upstream: str | None = None) -> None:
+        self._stack = stack
+        if upstream is None:
+            upstream = f"http://127.0.0.1:{started(stack, [sys.executable, str(WORKER)])[1]}"
+        self.upstream = upstream
+        self.process, said = started(
+            stack, [*CLI, "--upstream", self.upstream, "--port", "0", *options]
+        )
+        found = re.match(r"(http://\S+) in front of", said)
+        assert found, said
+        self.url = found[1]
+        self.client = stack.enter_context(httpx.Client(base_url=self.url, timeout=30))
+
+    def get(
+        self, path: str, headers: dict[str, str] | None = None, /, **says: str
+    ) -> httpx.Response:
+        query = f"?{urlencode({name.replace('_', '-'): it for name, it in says.items()})}"
+        return self.client.get(path + (query if says else ""), headers=headers)
+
+    def count(self, path: str) -> int:
+        return int(self.client.get(f"/count?{path}").text)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def proxy(stack: ExitStack) -> Proxy:
+    return Proxy(stack)
+
+
+class TestI12Proxy:
+    def test_a_page_is_kept_as_it_says_itself(self, proxy: Proxy) -> None:
+        """One request upstream; Age, Date, Via and Cache-Status are told."""
+        answers = [proxy.get("/a", cache_control="max-age=60") for _ in range(3)]
+        assert {answer.text for answer in answers} == {"/a 1"}
+        last = answers[-1].headers
+        assert last["cache-status"].startswith("stillfresh; hit; ttl=")
+        assert last["via"] == "1.1 stillfresh"
+        assert "date" in last
+        assert "age" in last
+        assert "warning" not in last
+
+    def test_what_says_nothing_is_passed_on(self, proxy: Proxy) -> None:
+        """Each time anew."""
+        assert proxy.get("/none").text != proxy.get("/none").text
+
+    def test_hop_by_hop_headers_stay_behind(self, proxy: Proxy) -> None:
+        """In both directions; what the client says of its own address is not believed."""
+        sent = {"connection": "x-secret", "x-secret": "1", "te": "trailers", "x-kept": "1",
+                "x-forwarded-for": "6.6.6.6", "x-forwarded-host": "evil"}  # fmt: skip
+        seen = proxy.get("/echo", sent).json()["headers"]
+        assert seen["x-kept"] == "1"
+        assert not {"x-secret", "te", "x-forwarded-host"} & set(seen)
+        assert seen["x-forwarded-for"] == "127.0.0.1"
+        assert seen["via"] == "1.1 stillfresh"
+        answer = proxy.get("/hop", keep_alive="5", connection="x-hop", x_hop="1", x_kept="1")
+        assert answer.headers["x-kept"] == "1"
+        assert not {"x-hop", "keep-alive"} & set(answer.headers)
+
+    def test_bodies_are_passed_on(self, proxy: Proxy) -> None:
+        """With a length, or in chunks."""
+        whole = proxy.client.post("/echo", content=b"hello").json()
+        chunks = proxy.client.post("/echo", content=iter([b"hel", b"lo"])).json()
+        assert (whole["body"], whole["method"], chunks["body"]) == ("hello", "POST", "hello")
+
+    def test_head_get_and_ranges_share_a_page(self, proxy: Proxy) -> None:
+        """One request upstream for all of them."""
+        head = proxy.client.head("/h?cache-control=max-age%3D60")
+        page = proxy.get("/h", cache_control="max-age=60")
+        part = proxy.get("/h", {"range": "bytes=0-1"}, cache_control="max-age=60")
+        same = proxy.get("/h", {"if-none-match": page.headers["etag"]}, cache_control="max-age=60")
+        assert [it.status_code for it in (head, page, part, same)] == [200, 200, 206, 304]
+        assert (head.content, part.text, proxy.count("/h")) == (b"", "/h", 1)
+
+    def test_upstream_is_asked_whether_it_changed(self, proxy: Proxy) -> None:
+        """`no-cache` with an ETag: asked each time, sent once."""
+        says = {"etag": '"v1"', "cache_control": "no-cache"}
+        assert {proxy.get("/v", **says).text for _ in range(3)} == {"/v 1"}
+        assert proxy.count("/v") == 3
+
+    def test_an_unsafe_method_outdates_its_url(self, proxy: Proxy) -> None:
+        """RFC 9111 §4.4."""
+        proxy.get("/p", cache_control="max-age=60")
+        proxy.client.post("/p?cache-control=max-age%3D60")
+        assert proxy.get("/p", cache_control="max-age=60").text == "/p 3"
+
+    def test_a_failing_site_is_hidden_as_long_as_it_said(self, proxy: Proxy) -> None:
+        """stale-if-error."""
+        says = {"cache_control": "max-age=0, stale-if-error=60"}
+        assert proxy.get("/e", **says).text == "/e 1"
+        proxy.client.get("/fail?/e")
+        assert proxy.get("/e", **says).text == "/e 1"
+
+    def test_requests_are_collapsed(self, proxy: Proxy) -> None:
+        """Sixteen clients at once, one request upstream."""
+        url = f"{proxy.url}/c?cache-control=max-age%3D60&takes=0.3"
+        with ThreadPoolExecutor(16) as pool:
+            texts = list(pool.map(lambda _: httpx.get(url, timeout=30).text, range(16)))
+        assert texts == ["/c 1"] * 16
+
+    def test_variants_are_pages_of_their_own(self, proxy: Proxy) -> None:
+        """The site is told the language that is asked for, and nothing else of who asks."""
+        says = {"cache_control": "max-age=60", "vary": "Accept-Language"}
+        german, english = {"accept-language": "de"}, {"accept-language": "en"}
+        first = [proxy.get("/l", it, **says).text for it in (german, english)]
+        again = [proxy.get("/l", it, **says).text for it in (german, english)]
+        assert first == again
+        assert first[0] != first[1]
+
+    @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+    def test_curl_is_answered(self, proxy: Proxy) -> None:
+        """Compressed or not, a part, a condition, a HEAD, a cache that must have it."""
+        modified = "Sun,%2006%20Nov%201994%2008:49:37%20GMT"
+        url = f"{proxy.url}/curl?cache-control=max-age%3D60&last-modified={modified}"
+        curl = ["curl", "--silent", "--output", "-", "--write-out", " %{http_code}", url]
+        missing = ["curl", "--silent", "-H", "Cache-Control: only-if-cached", f"{proxy.url}/absent"]
+        for options, said in (
+            (["--compressed"], "/curl 1 200"),
+            (["--range", "0-4"], "/curl 206"),
+            (["--range", "99-"], " 416"),
+            (["--head"], " 200"),
+            (["--time-cond", "Sun, 06 Nov 1994 08:49:37 GMT"], " 304"),
+            (["-H", "Cache-Control: only-if-cached"], "/curl 1 200"),
+        ):
+            done = subprocess.run([*curl, *options], capture_output=True, text=True, check=True)
+            assert done.stdout.endswith(said), options
+        done = subprocess.run(missing, capture_output=True, text=True, check=True)
+        assert done.stdout == "Not in the cache.\n"
+
+    def test_a_redirect_to_itself_leads_here(self, proxy: Proxy) -> None:
+        """The site is told its own name, and knows no other."""
+        location = f"{proxy.upstream}/there"
+        assert proxy.get("/r", status="302", location=location).headers["location"] == "/there"
+
+
+ODD_LINES = [
+    b"OPTIONS * HTTP/1.1",
+    b"GET /\xff\xfe HTTP/1.1",
+    b"GET /a\x00b HTTP/1.1",
+    b"GET /%zz HTTP/1.1",
+    b"GET http://evil.example/x HTTP/1.1",
+    b"GET //evil.example/x HTTP/1.1",
+    b"GET /../x HTTP/1.1",
+    b"BREW /pot HTTP/1.1",
+    b"GET / HTTP/9.9",
+    b"\x16\x03\x01\x02\x00",
+]
+ODD_HEADERS = [
+    b"x: y",
+    b"x: " + b"a" * 70_000,
+    b'cache-control: max-age=,,="',
+    b"range: bytes=--",
+    b"host: a\r\nhost: b",
+]
+
+
+class TestI13RawRequests:
+    @pytest.mark.parametrize("line", ODD_LINES)
+    @pytest.mark.parametrize("header", ODD_HEADERS)
+    def test_nothing_breaks_it(self, proxy: Proxy, line: bytes, header: bytes) -> None:
+        """An answer or a closed connection, never a 500 of its own; and the next one is served."""
+        port = int(proxy.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(line + b"\r\nhost: x\r\nconnection: close\r\n" + header + b"\r\n\r\n")
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := client.recv(65_536):
+                    answer += part
+        assert not answer.startswith(b"HTTP/1.1 500")
+        assert proxy.get("/alive").status_code == 200
+
+
+class TestI15Streams:
+    def test_a_big_body_streams_through(self, proxy: Proxy) -> None:
+        """Three megabytes, above the limit: whole each time, and not kept."""
+        for _ in range(2):
+            answer = proxy.get("/big", cache_control="max-age=60")
+            assert len(answer.content) == 3_000_000
+
+    def test_who_leaves_between_two_parts_ends_the_stream(self, stack: ExitStack) -> None:
+        """The site sees its connection closed though it has no more to say for now."""
+        with socket.create_server(("127.0.0.1", 0)) as site:
+            site.settimeout(30)
+            proxy = Proxy(stack, upstream=f"http://127.0.0.1:{site.getsockname()[1]}")
+            with ThreadPoolExecutor(1) as pool:
+                ended = pool.submit(self._endless, site)
+                with proxy.client.stream("GET", "/events") as stream:
+                    assert next(stream.iter_bytes()) == b"one"
+                assert ended.result(timeout=20) == b""
+
+    @staticmethod
+    def _endless(site: socket.socket) -> bytes:
+        """One part to each who asks; what the last hears after it."""
+        kind = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+        heard = b""
+        for _ in range(2):  # the render that is given up, then the visitor's own
+            connection = site.accept()[0]
+            connection.settimeout(15)
+            connection.recv(65_536)
+            connection.sendall(kind + b"Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+            with connection:
+                heard = connection.recv(1)
+        return heard
+
+    def test_an_answer_that_was_cut_is_not_kept(self, proxy: Proxy) -> None:
+        """Nor taken for whole."""
+        try:
+            status = proxy.get("/cut", cache_control="max-age=60").status_code
+        except httpx.RemoteProtocolError:
+            status = 502
+        assert status >= 500
+
+
+class TestI12CommandLine:
+    def test_it_ends_cleanly(self) -> None:
+        """SIGTERM and SIGINT: no error, nothing left."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with ExitStack() as stack:
+                proxy = Proxy(stack)
+                proxy.get("/a", cache_control="max-age=60")
+                proxy.process.send_signal(number)
+                assert proxy.process.wait(timeout=30) == 0
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_it_ends_while_it_starts(self, number: signal.Signals) -> None:
+        """Also where its store takes the connection and says nothing."""
+        with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
+            silent.settimeout(30)
+            store = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+            options = ["--upstream", "http://127.0.0.1:1", "--port", "0", "--store", store]
+            process = stack.enter_context(subprocess.Popen([*CLI, *options]))
+            stack.callback(process.kill)
+            stack.enter_context(silent.accept()[0])
+            process.send_signal(number)
+            assert process.wait(timeout=10) == 0
+
+    def test_an_upstream_that_is_away_is_told(self, stack: ExitStack) -> None:
+        """502, not kept."""
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            port = unused.getsockname()[1]
+        proxy = Proxy(stack, upstream=f"http://127.0.0.1:{port}")
+        assert proxy.get("/a").status_code == 502
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--upstream", "ftp://x"], "write http://host:port"),
+            (["--upstream", "http://x/path"], "write http://host:port"),
+            (["--upstream", "http://x:99999"], "not a URL"),
+            (["--upstream", "http://x", "--route", "/blog"], "PATH=DURATION"),
+            (["--upstream", "http://x", "--route", "/blog=soon"], "cannot read 'soon'"),
+            (["--upstream", "http://x", "--store", "ftp://x"], "not a store's address"),
+            (["--upstream", "http://x", "--store", "sqlite:////proc/none/x.db"], "x.db"),
+            (["--upstream", "http://x", "--tenant", "a#b"], "tenant"),
+            ([], "--upstream"),
+        ],
+    )
+    def test_a_mistake_is_one_sentence(self, options: list[str], said: str) -> None:
+        """And no traceback."""
+        done = subprocess.run(
+            [*CLI, "--port", "0", *options], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode != 0
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_port_that_is_taken(self) -> None:
+        """Is named."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            done = subprocess.run(
+                [*CLI, "--upstream", "http://x", "--port", port],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+        assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+class TestI9EightProcesses:
+    async def test_eight_proxies_on_one_store_are_one_render(self, tmp_path: Path) -> None:
+        """A page made stale, then asked for at all eight at once, twice."""
+        url = f"sqlite:///{tmp_path}/pages.db"
+        with ExitStack() as stack:
+            options = ["--store", url, "--route", "/s=1h"]
+            first = Proxy(stack, *options)
+            proxies = [first]
+            proxies += [Proxy(stack, *options, upstream=first.upstream) for _ in range(7)]
+            assert {proxy.get("/s", takes="0.3").text for proxy in proxies} == {"/s 1"}
+            async with PageCache(url) as pages:
+                await pages.revalidate("/s")
+            assert at_once(proxies) == ["/s 1"] * 8
+            while first.get("/s", takes="0.3").text != "/s 2":
+                pass
+            assert at_once(proxies) == ["/s 2"] * 8
+            assert first.count("/s") == 2
+
+
+def at_once(proxies: list[Proxy]) -> list[str]:
+    with ThreadPoolExecutor(len(proxies)) as pool:
+        return list(pool.map(lambda proxy: proxy.get("/s", takes="0.3").text, proxies))

@@ -1,0 +1,33 @@
+"""A worker in a process of its own, its standard input and output in the test's hands."""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+
+class Process:
+    """Has said that it is ready, and waits for `go`; ended with the stack, however a test ends."""
+
+    def __init__(self, stack: ExitStack, worker: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(worker), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(self._end)
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def _end(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=30)
