@@ -13,9 +13,9 @@ from stillfresh.engine.answers import Answers
 from stillfresh.engine.explain import explain
 from stillfresh.engine.flights import Outcome, Queue, Waiter
 from stillfresh.engine.loader import Loader
-from stillfresh.engine.metrics import ResourceStats
+from stillfresh.engine.metrics import Holding, ResourceStats
 from stillfresh.engine.model import Answer, Explanation
-from stillfresh.engine.reads import Reads
+from stillfresh.engine.reads import Reads, Step
 from stillfresh.engine.rules import (
     Fail,
     Load,
@@ -51,16 +51,6 @@ class Owner(Protocol):
         """It was open, and is not to be opened by a read."""
 
 
-class Step(Generic[K]):
-    """A read of the store under way, and which of its keys were invalidated meanwhile (E6)."""
-
-    __slots__ = ("dirty", "keys")
-
-    def __init__(self, keys: Iterable[K]) -> None:
-        self.keys = frozenset(keys)
-        self.dirty: set[K] = set()
-
-
 class Core(Generic[K, V]):
     """Everything about a resource but its public face."""
 
@@ -76,7 +66,7 @@ class Core(Generic[K, V]):
         self.spec = spec
         self.shelf = answers
         self._text = text
-        self._key = key
+        self.key = key
         self._owner = owner
         self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
         self._tower = self._new_tower()
@@ -212,6 +202,7 @@ class Core(Generic[K, V]):
         texts = [self._text(key) for key in keys]
         with self._overtaking(keys):
             await runtime.store.delete(self.spec.kind, texts)
+        self.shelf.meter.failing.ended(*texts)
 
     @contextmanager
     def _overtaking(self, keys: Sequence[K]) -> Iterator[None]:
@@ -235,7 +226,7 @@ class Core(Generic[K, V]):
                     step.dirty.add(key)
 
     def overtake_texts(self, ids: Iterable[str]) -> None:
-        self.overtake([self._key(id_) for id_ in ids])
+        self.overtake([self.key(id_) for id_ in ids])
 
     def overtake_tagged(self, tag: str) -> None:
         """E8: what is under way or in memory and has this tag, or cannot say."""
@@ -263,11 +254,16 @@ class Core(Generic[K, V]):
         return len(flights) >= self.spec.concurrency and key not in flights
 
     def stats(self) -> ResourceStats:
-        front = self.shelf.front
+        front, queue = self.shelf.front, self._tower.queue
         front.fold_all()
-        return self.shelf.meter.stats(
-            entries=len(front.entries), loading=len(self._tower.queue.flights)
+        held = Holding(
+            entries=len(front.entries),
+            loading=len(queue.flights),
+            queued=queue.waiting(),
+            watched=len(self.watcher.watches),
+            max_batch=self.spec.max_batch,
         )
+        return self.shelf.meter.stats(self.shelf.now(), held)
 
     async def ready(self) -> Runtime:
         """E13: a cache belongs to the loop that opened it."""

@@ -34,6 +34,8 @@ class Spec(Generic[K, V]):
     load_timeout: float
     light: Callable[[K], K] | None = None
     """What memory keeps of a key that carries more than its name."""
+    by_id: bool = True
+    """A key that is made of its id alone can be loaded."""
 
 
 ReadLagging: TypeAlias = Callable[
