@@ -275,9 +275,10 @@ class Cache:
         runtime = await self.runtime()
         return await runtime.store.evict(self._clock())
 
-    def core(self, kind: str) -> Core[Any, Any] | None:
-        """For shells: the resource of this name, if it was declared."""
-        return self._cores.get(kind)
+    @property
+    def cores(self) -> Mapping[str, Core[Any, Any]]:
+        """For shells: what was declared, by its name."""
+        return self._cores
 
     async def stats(self) -> CacheStats:
         """Counts of every resource, and the store's own."""
