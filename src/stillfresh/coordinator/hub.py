@@ -11,20 +11,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-import msgspec
-
+from stillfresh.coordinator.hub_kinds import by_name, key_of, parts, resource_for
 from stillfresh.coordinator.model import Kind
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
 from stillfresh.engine.keys import checked_id, checked_text
-from stillfresh.engine.results import ABSENT, results_of
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 
 __all__ = ["Connection", "Hub", "HubUpdate"]
 
 SLICE: Final = 50
 """Views read at once for who looks again."""
-KEPT_FOR: Final = "1d"
-"""An old view is shown while its refresh runs, or fails, for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +44,8 @@ class Hub:
                 f"max_subscriptions: a whole number of 1 or more, not {shown(max_subscriptions)}"
             )
         self.max_subscriptions = max_subscriptions
-        self._kinds = _by_name(kinds)
-        self._resources = {name: _resource(cache, kind) for name, kind in self._kinds.items()}
+        self._kinds = by_name(kinds)
+        self._resources = {name: resource_for(cache, kind) for name, kind in self._kinds.items()}
         self._connections: set[Connection] = set()
 
     def connect(self, viewer_id: str | None = None, *, visible: bool = True) -> "Connection":
@@ -77,8 +73,27 @@ class Hub:
             raise ConfigError(f"kind {name!r}: differs by viewer, and a guest is none; sign in")
         return kind
 
+    def named(self, kind: str, id_: object, viewer_id: str | None) -> tuple[Kind, str, str]:
+        """The kind, the id and its key, all checked: what is refused leaves no trace."""
+        known, text = self.kind(kind, viewer_id), checked_text(kind, id_, str)
+        return known, text, checked_id(kind, key_of(known, text, viewer_id))
+
     def resource(self, name: str) -> Resource[str, Any]:
         return self._resources[name]
+
+    async def get(self, kind: str, id: str, viewer_id: str | None = None) -> Answer[Any]:  # noqa: A002 (as it is called)
+        """One view, as this viewer sees it, without a connection; loaded if there is none."""
+        _, _, key = self.named(kind, id, viewer_id)
+        return await self._resources[kind].get(key)
+
+    async def get_many(
+        self, kind: str, ids: Iterable[str], viewer_id: str | None = None
+    ) -> dict[str, Answer[Any]]:
+        """Many of one kind; one whose load failed has `error`."""
+        keys = {self.named(kind, id_, viewer_id)[2]: id_ for id_ in ids}
+        self.kind(kind, viewer_id)
+        answers = await self._resources[kind].get_many(list(keys))
+        return {keys[key]: answer for key, answer in answers.items()}
 
 
 class Connection:
@@ -218,7 +233,7 @@ class Connection:
 
     def _tell(self, kind: str, update: Update[str, Any]) -> None:
         is_own = self._hub.kind(kind, self.viewer_id).per_viewer
-        self._note(kind, _parts(update.key)[1] if is_own else update.key, update.answer)
+        self._note(kind, parts(update.key)[1] if is_own else update.key, update.answer)
 
     def _note(self, kind: str, id_: str, answer: Answer[Any]) -> None:
         self._seen[kind, id_] = answer
@@ -248,29 +263,16 @@ class Connection:
         """Of each kind that something is subscribed of."""
         found: dict[str, dict[str, str]] = {}
         for kind, id_ in self._counts:
-            key = self._key(self._hub.kind(kind, self.viewer_id), id_)
+            key = key_of(self._hub.kind(kind, self.viewer_id), id_, self.viewer_id)
             found.setdefault(kind, {})[key] = id_
         return found
 
     def _named(self, kind: str, id_: object) -> tuple[Kind, str, str]:
-        """The kind, the id and its key, all checked: what is refused leaves no trace."""
-        known, text = self._hub.kind(kind, self.viewer_id), checked_text(kind, id_, str)
-        return known, text, checked_id(kind, self._key(known, text))
-
-    def _key(self, kind: Kind, id_: str) -> str:
-        return _joined(str(self.viewer_id), id_) if kind.per_viewer else id_
+        return self._hub.named(kind, id_, self.viewer_id)
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise NotOpen("this connection is closed")
-
-
-def _joined(viewer_id: str, id_: str) -> str:
-    return msgspec.json.encode((viewer_id, id_)).decode()
-
-
-def _parts(key: str) -> tuple[str, str]:
-    return msgspec.json.decode(key, type=tuple[str, str])
 
 
 def _slices(keys: list[str]) -> Iterator[list[str]]:
@@ -287,55 +289,3 @@ def _is_news(before: Answer[Any] | None, now: Answer[Any]) -> bool:
         now.found,
         now.value,
     )
-
-
-def _by_name(kinds: Iterable[Kind]) -> dict[str, Kind]:
-    found = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
-    if not all(isinstance(kind, Kind) for kind in found):
-        raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
-    by_name: dict[str, Kind] = {}
-    for kind in found:
-        if kind.name in by_name:
-            raise ConfigError(f"kinds: two are named {kind.name!r}; each has a name of its own")
-        by_name[kind.name] = kind
-    return by_name
-
-
-def _resource(cache: Cache, kind: Kind) -> Resource[str, Any]:
-    async def shared(ids: list[str]) -> dict[str, Any]:
-        return await kind.fetch(ids)  # type: ignore[return-value]  # the engine checks what it is
-
-    async def per_viewer(keys: list[str]) -> dict[str, Any]:
-        """One request for each viewer among them; one that fails, fails its own."""
-        asked: dict[str, list[str]] = {}
-        for viewer_id, id_ in map(_parts, keys):
-            asked.setdefault(viewer_id, []).append(id_)
-        answers = await asyncio.gather(
-            *(_fetched(kind, ids, viewer_id) for viewer_id, ids in asked.items()),
-            return_exceptions=True,
-        )
-        return {
-            _joined(viewer_id, id_): found
-            for (viewer_id, ids), answer in zip(asked.items(), answers, strict=True)
-            for id_, found in _each(ids, answer).items()
-        }
-
-    declare = cache.batched(
-        kind.name,
-        fresh_for=kind.fresh_for,
-        stale_for=KEPT_FOR,
-        error_for=KEPT_FOR,
-        max_batch=kind.max_batch,
-    )
-    return declare(per_viewer if kind.per_viewer else shared)
-
-
-async def _fetched(kind: Kind, ids: list[str], viewer_id: str) -> dict[str, object]:
-    """Called and checked in a task of its own: nothing that it raises is another viewer's."""
-    return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id))
-
-
-def _each(ids: list[str], answer: dict[str, object] | BaseException) -> dict[str, object]:
-    if isinstance(answer, BaseException):
-        return dict.fromkeys(ids, answer)
-    return {id_: found for id_, found in answer.items() if found is not ABSENT}
