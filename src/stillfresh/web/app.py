@@ -86,7 +86,7 @@ class Gateway:
         self._life = Life(pages) if pages is not None else None
         self._token = token
         self.dashboard = Dashboard(
-            cache, self.hub, live=self._live_now, page_cache=page_cache, token=token
+            cache, live=self._live_now, page_cache=page_cache, token=token, clock=clock
         )
         self.live = Live(
             self.hub,
