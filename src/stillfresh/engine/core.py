@@ -15,12 +15,13 @@ from stillfresh.engine.flights import Outcome, Queue, Waiter
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import ResourceStats
 from stillfresh.engine.model import Answer, Explanation
-from stillfresh.engine.reads import Reads
+from stillfresh.engine.reads import Reads, Step
 from stillfresh.engine.rules import (
     Fail,
     Load,
     Serve,
     fresh_until,
+    is_due,
     plan_read,
     refresh_at,
     verdict_of,
@@ -49,16 +50,6 @@ class Owner(Protocol):
     @property
     def is_closed(self) -> bool:
         """It was open, and is not to be opened by a read."""
-
-
-class Step(Generic[K]):
-    """A read of the store under way, and which of its keys were invalidated meanwhile (E6)."""
-
-    __slots__ = ("dirty", "keys")
-
-    def __init__(self, keys: Iterable[K]) -> None:
-        self.keys = frozenset(keys)
-        self.dirty: set[K] = set()
 
 
 class Core(Generic[K, V]):
@@ -149,6 +140,28 @@ class Core(Generic[K, V]):
         entry.hits += 1
         return entry.answer
 
+    async def known(self, keys: Iterable[K]) -> dict[K, Outcome[V]]:
+        """What can be said of each without a load; a key that needs one is left out."""
+        runtime = await self.ready()
+        now = runtime.clock()
+        found: dict[K, Outcome[V]] = {}
+        texts: dict[K, str] = {}
+        for key in keys:
+            if (answer := self.shelf.hit(key, now)) is not None:
+                found[key] = answer
+            else:
+                texts[key] = self._text(key)
+        records = await self._records(runtime, texts) if texts else {}
+        for key, id_ in texts.items():
+            match plan_read(records.get(id_, NOTHING), now):
+                case Serve() as plan if answer := self.shelf.serve(key, plan, now):
+                    found[key] = answer
+                case Fail(failure):
+                    found[key] = self.shelf.cooling(key, failure, now)
+        for key in texts.keys() & found.keys():
+            self.shelf.count(found[key], now)
+        return found
+
     async def look(self, key: K) -> Answer[V] | None:
         """What there is, however old, unless it is GONE; nothing is loaded."""
         runtime = await self.ready()
@@ -176,7 +189,7 @@ class Core(Generic[K, V]):
         texts = {key: self._text(key) for key in keys}
         records, now = await self._records(runtime, texts), runtime.clock()
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
-        stale = [key for key, id_ in texts.items() if _is_due(records.get(id_, NOTHING), now)]
+        stale = [key for key, id_ in texts.items() if is_due(records.get(id_, NOTHING), now)]
         for key in stale:
             self._tower.join(key, texts[key], records.get(texts[key], NOTHING), waiter)
         await self._tower.wait(waiter, stale)
@@ -239,10 +252,10 @@ class Core(Generic[K, V]):
 
     def overtake_tagged(self, tag: str) -> None:
         """E8: what is under way or in memory and has this tag, or cannot say."""
-        if (tags := self.spec.tags) is not None:
+        if self.spec.tags is not None:
             steps = (key for step in self._steps for key in step.keys)
             known = {*self._tower.queue.flights, *steps, *self.shelf.front.entries}
-            self.overtake([key for key in known if _is_tagged(tags, key, tag)])
+            self.overtake([key for key in known if self.spec.may_have(key, tag)])
 
     async def explain(self, key: K) -> Explanation:
         runtime = await self.ready()
@@ -335,15 +348,3 @@ class Core(Generic[K, V]):
                 self._tower.join(key, id_, record, waiter)
             case Fail(failure):
                 waiter.outcomes[key] = self.shelf.cooling(key, failure, now)
-
-
-def _is_due(record: Record, now: float) -> bool:
-    return refresh_at(record, now) <= now
-
-
-def _is_tagged(tags: Callable[[K], Sequence[str]], key: K, tag: str) -> bool:
-    try:
-        own = tags(key)
-    except Exception:  # noqa: BLE001 (a user's function may raise anything)
-        return True
-    return tag == own or tag in own

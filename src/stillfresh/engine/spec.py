@@ -35,6 +35,16 @@ class Spec(Generic[K, V]):
     light: Callable[[K], K] | None = None
     """What memory keeps of a key that carries more than its name."""
 
+    def may_have(self, key: K, tag: str) -> bool:
+        """E8: it has the tag, or cannot say."""
+        if self.tags is None:
+            return False
+        try:
+            own = self.tags(key)
+        except Exception:  # noqa: BLE001 (a user's function may raise anything)
+            return True
+        return tag == own or tag in own
+
 
 ReadLagging: TypeAlias = Callable[
     [str, Sequence[str], Mapping[str, str], float], Awaitable[dict[str, Record]]
