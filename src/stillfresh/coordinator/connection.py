@@ -11,13 +11,13 @@ from typing import Any, Final, Protocol, Self
 
 import msgspec
 
+from stillfresh.coordinator.hub_kinds import key_of, parts
 from stillfresh.coordinator.model import Kind
 from stillfresh.engine import Answer, Resource, Update, Watch
-from stillfresh.engine.keys import checked_id, checked_text
 from stillfresh.errors import NotOpen, StillfreshError
 from stillfresh.freshness import Verdict
 
-__all__ = ["Connection", "HubUpdate", "Watchable", "joined", "parts"]
+__all__ = ["Connection", "HubUpdate", "Watchable"]
 
 SLICE: Final = 50
 """Views read at once for who looks again."""
@@ -43,6 +43,9 @@ class Watchable(Protocol):
 
     def kind(self, name: str, viewer_id: str | None) -> Kind:
         """Refuses what this viewer may not look at."""
+
+    def named(self, kind: str, id_: object, viewer_id: str | None) -> tuple[Kind, str, str]:
+        """The kind, the id and its key, all checked."""
 
     def is_per_viewer(self, name: str) -> bool:
         """Whether its views differ by viewer."""
@@ -295,12 +298,10 @@ class Connection:
         return found
 
     def _named(self, kind: str, id_: object) -> tuple[Kind, str, str]:
-        """The kind, the id and its key, all checked: what is refused leaves no trace."""
-        known, text = self._hub.kind(kind, self.viewer_id), checked_text(kind, id_, str)
-        return known, text, checked_id(kind, self._key(known, text))
+        return self._hub.named(kind, id_, self.viewer_id)
 
     def _key(self, kind: Kind, id_: str) -> str:
-        return joined(str(self.viewer_id), id_) if kind.per_viewer else id_
+        return key_of(kind, id_, self.viewer_id)
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -309,16 +310,6 @@ class Connection:
 
 def _nothing() -> None:
     """Nobody wants to be told: they iterate."""
-
-
-def joined(viewer_id: str, id_: str) -> str:
-    """The key of what differs by viewer."""
-    return msgspec.json.encode((viewer_id, id_)).decode()
-
-
-def parts(key: str) -> tuple[str, str]:
-    """The viewer and the id of such a key."""
-    return msgspec.json.decode(key, type=tuple[str, str])
 
 
 def _slices(keys: list[str]) -> Iterator[list[str]]:

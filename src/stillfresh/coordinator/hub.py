@@ -5,21 +5,17 @@ viewers look at is refreshed once, and once for all processes that share the sto
 is per viewer is keyed by viewer and id, and is never shown to another.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
-from stillfresh.coordinator.connection import Connection, HubUpdate, joined, parts
+from stillfresh.coordinator.connection import Connection, HubUpdate
+from stillfresh.coordinator.hub_kinds import by_name, key_of, resource_for
 from stillfresh.coordinator.model import Kind
-from stillfresh.engine import Cache, Resource
-from stillfresh.engine.keys import checked_text
-from stillfresh.engine.results import ABSENT, results_of
+from stillfresh.engine import Answer, Cache, Resource
+from stillfresh.engine.keys import checked_id, checked_text
 from stillfresh.errors import ConfigError, shown
 
 __all__ = ["Connection", "Hub", "HubUpdate"]
-
-KEPT_FOR: Final = "1d"
-"""An old view is shown while its refresh runs, or fails, for so long."""
 
 
 class Hub:
@@ -33,8 +29,8 @@ class Hub:
                 f"max_subscriptions: a whole number of 1 or more, not {shown(max_subscriptions)}"
             )
         self.max_subscriptions = max_subscriptions
-        self._kinds = _by_name(kinds)
-        self._resources = {name: _resource(cache, kind) for name, kind in self._kinds.items()}
+        self._kinds = by_name(kinds)
+        self._resources = {name: resource_for(cache, kind) for name, kind in self._kinds.items()}
         self._connections: set[Connection] = set()
 
     def connect(
@@ -77,57 +73,24 @@ class Hub:
         """Whether its views differ by viewer."""
         return self._kinds[name].per_viewer
 
+    def named(self, kind: str, id_: object, viewer_id: str | None) -> tuple[Kind, str, str]:
+        """The kind, the id and its key, all checked: what is refused leaves no trace."""
+        known, text = self.kind(kind, viewer_id), checked_text(kind, id_, str)
+        return known, text, checked_id(kind, key_of(known, text, viewer_id))
+
     def resource(self, name: str) -> Resource[str, Any]:
         return self._resources[name]
 
+    async def get(self, kind: str, id: str, viewer_id: str | None = None) -> Answer[Any]:  # noqa: A002 (as it is called)
+        """One view, as this viewer sees it, without a connection; loaded if there is none."""
+        _, _, key = self.named(kind, id, viewer_id)
+        return await self._resources[kind].get(key)
 
-def _by_name(kinds: Iterable[Kind]) -> dict[str, Kind]:
-    found = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
-    if not all(isinstance(kind, Kind) for kind in found):
-        raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
-    by_name: dict[str, Kind] = {}
-    for kind in found:
-        if kind.name in by_name:
-            raise ConfigError(f"kinds: two are named {kind.name!r}; each has a name of its own")
-        by_name[kind.name] = kind
-    return by_name
-
-
-def _resource(cache: Cache, kind: Kind) -> Resource[str, Any]:
-    async def shared(ids: list[str]) -> dict[str, Any]:
-        return await kind.fetch(ids)  # type: ignore[return-value]  # the engine checks what it is
-
-    async def per_viewer(keys: list[str]) -> dict[str, Any]:
-        """One request for each viewer among them; one that fails, fails its own."""
-        asked: dict[str, list[str]] = {}
-        for viewer_id, id_ in map(parts, keys):
-            asked.setdefault(viewer_id, []).append(id_)
-        answers = await asyncio.gather(
-            *(_fetched(kind, ids, viewer_id) for viewer_id, ids in asked.items()),
-            return_exceptions=True,
-        )
-        return {
-            joined(viewer_id, id_): found
-            for (viewer_id, ids), answer in zip(asked.items(), answers, strict=True)
-            for id_, found in _each(ids, answer).items()
-        }
-
-    declare = cache.batched(
-        kind.name,
-        fresh_for=kind.fresh_for,
-        stale_for=KEPT_FOR,
-        error_for=KEPT_FOR,
-        max_batch=kind.max_batch,
-    )
-    return declare(per_viewer if kind.per_viewer else shared)
-
-
-async def _fetched(kind: Kind, ids: list[str], viewer_id: str) -> dict[str, object]:
-    """Called and checked in a task of its own: nothing that it raises is another viewer's."""
-    return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id))
-
-
-def _each(ids: list[str], answer: dict[str, object] | BaseException) -> dict[str, object]:
-    if isinstance(answer, BaseException):
-        return dict.fromkeys(ids, answer)
-    return {id_: found for id_, found in answer.items() if found is not ABSENT}
+    async def get_many(
+        self, kind: str, ids: Iterable[str], viewer_id: str | None = None
+    ) -> dict[str, Answer[Any]]:
+        """Many of one kind; one whose load failed has `error`."""
+        keys = {self.named(kind, id_, viewer_id)[2]: id_ for id_ in ids}
+        self.kind(kind, viewer_id)
+        answers = await self._resources[kind].get_many(list(keys))
+        return {keys[key]: answer for key, answer in answers.items()}

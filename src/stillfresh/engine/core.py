@@ -7,13 +7,13 @@ resource's callers use; `text` is its name in the store.
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.explain import explain
 from stillfresh.engine.flights import Outcome, Queue, Waiter
 from stillfresh.engine.loader import Loader
-from stillfresh.engine.metrics import ResourceStats
+from stillfresh.engine.metrics import Holding, ResourceStats
 from stillfresh.engine.model import Answer, Explanation
 from stillfresh.engine.reads import Reads, Step
 from stillfresh.engine.rules import (
@@ -26,30 +26,19 @@ from stillfresh.engine.rules import (
     refresh_at,
     verdict_of,
 )
-from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.tower import Tower
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Record
 
-__all__ = ["Core", "Owner"]
+__all__ = ["Core"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 NOTHING: Final = Record()
-
-
-class Owner(Protocol):
-    """The cache that a resource belongs to."""
-
-    async def runtime(self) -> Runtime:
-        """Opens the cache if it was never opened; NotOpen if it was closed."""
-
-    @property
-    def is_closed(self) -> bool:
-        """It was open, and is not to be opened by a read."""
 
 
 class Core(Generic[K, V]):
@@ -67,7 +56,7 @@ class Core(Generic[K, V]):
         self.spec = spec
         self.shelf = answers
         self._text = text
-        self._key = key
+        self.key = key
         self._owner = owner
         self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
         self._tower = self._new_tower()
@@ -105,13 +94,7 @@ class Core(Generic[K, V]):
         runtime = await self.ready()
         now = runtime.clock()
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
-        texts: dict[K, str] = {}
-        for key in keys:
-            if (answer := self.shelf.hit(key, now)) is not None:
-                waiter.outcomes[key] = answer
-            else:
-                texts[key] = self._text(key)
-        if texts:
+        if texts := self._unheld(keys, now, waiter.outcomes):
             records = await self._records(runtime, texts)
             for key, id_ in texts.items():
                 self._answer(key, id_, records.get(id_, NOTHING), now, waiter)
@@ -120,6 +103,16 @@ class Core(Generic[K, V]):
             for key in texts:
                 self.shelf.count(waiter.outcomes[key], now)
         return {key: waiter.outcomes[key] for key in keys}
+
+    def _unheld(self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]]) -> dict[K, str]:
+        """Notes in `held` what memory can answer; the names of the others."""
+        texts: dict[K, str] = {}
+        for key in keys:
+            if (answer := self.shelf.hit(key, now)) is not None:
+                held[key] = answer
+            else:
+                texts[key] = self._text(key)
+        return texts
 
     def glance(self, key: K) -> Answer[V] | None:
         """E9, E14: the row is read on the spot; if it has not changed, nor has the answer."""
@@ -145,12 +138,7 @@ class Core(Generic[K, V]):
         runtime = await self.ready()
         now = runtime.clock()
         found: dict[K, Outcome[V]] = {}
-        texts: dict[K, str] = {}
-        for key in keys:
-            if (answer := self.shelf.hit(key, now)) is not None:
-                found[key] = answer
-            else:
-                texts[key] = self._text(key)
+        texts = self._unheld(keys, now, found)
         records = await self._records(runtime, texts) if texts else {}
         for key, id_ in texts.items():
             match plan_read(records.get(id_, NOTHING), now):
@@ -225,6 +213,7 @@ class Core(Generic[K, V]):
         texts = [self._text(key) for key in keys]
         with self._overtaking(keys):
             await runtime.store.delete(self.spec.kind, texts)
+        self.shelf.meter.failing.ended(*texts)
 
     @contextmanager
     def _overtaking(self, keys: Sequence[K]) -> Iterator[None]:
@@ -248,7 +237,7 @@ class Core(Generic[K, V]):
                     step.dirty.add(key)
 
     def overtake_texts(self, ids: Iterable[str]) -> None:
-        self.overtake([self._key(id_) for id_ in ids])
+        self.overtake([self.key(id_) for id_ in ids])
 
     def overtake_tagged(self, tag: str) -> None:
         """E8: what is under way or in memory and has this tag, or cannot say."""
@@ -276,11 +265,16 @@ class Core(Generic[K, V]):
         return len(flights) >= self.spec.concurrency and key not in flights
 
     def stats(self) -> ResourceStats:
-        front = self.shelf.front
+        front, queue = self.shelf.front, self._tower.queue
         front.fold_all()
-        return self.shelf.meter.stats(
-            entries=len(front.entries), loading=len(self._tower.queue.flights)
+        held = Holding(
+            entries=len(front.entries),
+            loading=len(queue.flights),
+            queued=queue.waiting(),
+            watched=len(self.watcher.watches),
+            max_batch=self.spec.max_batch,
         )
+        return self.shelf.meter.stats(self.shelf.now(), held)
 
     async def ready(self) -> Runtime:
         """E13: a cache belongs to the loop that opened it."""

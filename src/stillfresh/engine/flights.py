@@ -220,6 +220,10 @@ class Queue(Generic[K, V]):
             if not flight.began:
                 self._urgent.append(flight)
 
+    def waiting(self) -> int:
+        """How many have not begun."""
+        return sum(not flight.began for flight in self.flights.values())
+
     def has_room_behind(self) -> bool:
         return len(self._pending) < MAX_BEHIND
 

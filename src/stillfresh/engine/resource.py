@@ -223,7 +223,9 @@ def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
 def _raised(outcome: Outcome[V]) -> Answer[V]:
     """A failure is raised anew for each who waited, so that tracebacks do not pile up on one."""
     if isinstance(outcome, LoadFailed):
-        raise LoadFailed(*outcome.args) from outcome.__cause__
+        error = LoadFailed(*outcome.args)
+        error.retry_at = outcome.retry_at
+        raise error from outcome.__cause__
     return outcome
 
 

@@ -158,7 +158,7 @@ class Refused(StillfreshError):
 def read(text: str) -> ClientMessage:
     """What the viewer says."""
     try:
-        message = _decode(text)
+        message: ClientMessage = _decode(text)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise Refused(f"not a message: {exc}") from None
     if isinstance(message, Subscribe | Unsubscribe):

@@ -1,0 +1,46 @@
+"""Who may see and do what an operator may: by token, or from this machine itself (G6).
+
+Without a token only loopback peers under a loopback name are operators: a page of another site that
+points its own name at 127.0.0.1 comes with its own Host.
+"""
+
+import hmac
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from stillfresh.web.replies import header
+
+__all__ = ["bearer", "is_local", "is_operator"]
+
+LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def bearer(scope: Scope) -> str | None:
+    """The token of `Authorization: Bearer …`."""
+    kind, _, token = header(scope, b"authorization").partition(" ")
+    return token.strip() or None if kind.lower() == "bearer" else None
+
+
+def is_operator(scope: Scope, token: str | None, given: str | None) -> bool:
+    """`token` is the gateway's own, `given` what was sent; compared in constant time."""
+    if token is None:
+        return is_local(scope)
+    return given is not None and hmac.compare_digest(token.encode(), given.encode())
+
+
+def is_local(scope: Scope) -> bool:
+    peer = (scope.get("client") or ("",))[0]
+    return _is_loopback(peer) and _host_name(scope) in LOCAL_NAMES
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
+
+
+def _host_name(scope: Scope) -> str | None:
+    try:
+        return urlsplit(f"//{header(scope, b'host')}").hostname
+    except ValueError:
+        return None
