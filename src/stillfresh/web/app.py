@@ -125,12 +125,14 @@ class Gateway:
         await self.cache.open()
         if self._life is not None:
             await self._life.start()
+        self.dashboard.open()
         self._is_open = True
 
     async def close(self) -> None:
         """No new work; connections are told, and what is ours is closed."""
         self._is_open = False
         await self.live.close()
+        await self.dashboard.close()
         if self._life is not None:
             await self._life.end()
         if self._owns_cache:

@@ -5,9 +5,10 @@ nothing), its numbers and its actions for who has the token. An action is never 
 of another site: it needs a header field that forms cannot send, and its own origin.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
@@ -16,7 +17,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine import Cache
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
-from stillfresh.web.entries import ACTIONS, PAGES, Shelves
+from stillfresh.web.entries import ACTIONS, PAGES, Place, Shelves
 from stillfresh.web.files import send_file
 from stillfresh.web.guard import bearer, is_local, is_of_this_page, is_operator
 from stillfresh.web.numbers import Numbers
@@ -33,7 +34,7 @@ FILES: Final = {
     "/icon.svg": "icon.svg",
     "/stillfresh.css": "stillfresh.css",
 }
-LIMIT: Final = 50
+LIMIT: Final = 25
 MOST: Final = 500
 """Entries in one answer."""
 OWN_FIELD: Final = b"x-stillfresh"
@@ -58,6 +59,18 @@ class Dashboard:
         self._shelves = Shelves(caches)
         self._numbers = Numbers(caches, live, clock=clock)
         self._token = token
+        self._noting: asyncio.Task[NoReturn] | None = None
+
+    def open(self) -> None:
+        """From now on the last minutes are remembered."""
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().create_task(self._numbers.note_now_and_then())
+
+    async def close(self) -> None:
+        noting, self._noting = self._noting, None
+        if noting is not None:
+            noting.cancel()
+            await asyncio.wait([noting])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive  # no request of this page has a body
@@ -86,6 +99,9 @@ class Dashboard:
             case ["api", "stats"]:
                 self._check_reader(scope)
                 return _told(await self.snapshot())
+            case ["api", "history"]:
+                self._check_reader(scope)
+                return _told(self._numbers.history())
             case ["api", "entries"]:
                 self._check_reader(scope)
                 return _told(await self._entries(QueryParams(scope["query_string"])))
@@ -103,11 +119,10 @@ class Dashboard:
         return _told({"needs_token": needs_token, "is_operator": may})
 
     async def _entries(self, query: QueryParams) -> dict[str, Any]:
-        kind, after = query.get("after_kind"), query.get("after_id")
         found = await self._shelves.entries(
             query.get("kind") or None,
             query.get("search", ""),
-            (kind, after) if kind and after else None,
+            _place(query),
             _limit(query.get("limit")),
         )
         return {**found, "kinds": self._shelves.kinds()}
@@ -167,6 +182,18 @@ def _id(scope: Scope, from_path: str) -> str:
     if not id_:
         raise Problem(404, "not_found", "Not found", "an id has at least one character")
     return id_
+
+
+def _place(query: QueryParams) -> Place | None:
+    """Where the page before ended, as its `next` said."""
+    match query.getlist("after"):
+        case [cache, kind, id_]:
+            return cache, kind, id_
+        case []:
+            return None
+        case _:
+            said = "after: a cache's name, a kind and an id, each in an `after` of its own"
+            raise Problem(422, "bad_after", "No such place", said)
 
 
 def _limit(text: str | None) -> int:

@@ -4,24 +4,60 @@ A kind that was declared is asked for through its resource, so that memory and l
 of it; one that only lies in the store (of an older configuration) through the store.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
 from stillfresh.engine import Cache, Explanation
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import explain
 from stillfresh.engine.keys import checked_id, checked_kind
-from stillfresh.engine.rules import fresh_until, is_cooling, is_held, verdict_of
+from stillfresh.engine.listing import Listed, listed
 from stillfresh.errors import ConfigError, LoadFailed
-from stillfresh.freshness import Verdict, age_of
-from stillfresh.stores.contract import Entry, Mark, Record
+from stillfresh.stores.contract import Entry, Record
 from stillfresh.web.replies import Problem
 from stillfresh.web.values import shown_value
 
-__all__ = ["ACTIONS", "Shelves"]
+__all__ = ["ACTIONS", "PAGES", "Place", "Shelves"]
 
 ACTIONS: Final = ("refresh", "invalidate", "delete")
 PAGES: Final = "pages"
+CHUNK: Final = 100
+"""Entries asked of a store at once."""
+MOST_CHUNKS: Final = 100
+"""For one page: of a store that another cache has filled with its own."""
+
+Place: TypeAlias = tuple[str, str, str]
+"""A cache's name, a kind and an id: where a page of entries ended."""
+
+
+class Page:
+    """Entries for one look at a listing."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rows: list[dict[str, Any]] = []
+        self._next: Place | None = None
+        self._chunks = 0
+
+    def takes(self, cache: str, entries: Iterable[Listed], now: float) -> bool:
+        """True: it is full, and there is more."""
+        for entry in entries:
+            if len(self._rows) == self._limit:
+                last = self._rows[-1]
+                self._next = last["cache"], last["kind"], last["id"]
+                return True
+            self._rows.append(_row(cache, entry, now))
+        return False
+
+    def is_long(self, cache: str, place: tuple[str, str]) -> bool:
+        """So much was looked through that the rest is for another request."""
+        self._chunks += 1
+        if self._chunks == MOST_CHUNKS:
+            self._next = (cache, *place)
+        return self._next is not None
+
+    def told(self) -> dict[str, Any]:
+        return {"entries": self._rows, "next": self._next}
 
 
 class Shelves:
@@ -34,22 +70,28 @@ class Shelves:
         return sorted({kind for cache in self._caches.values() for kind in cache.cores})
 
     async def entries(
-        self, kind: str | None, search: str, after: tuple[str, str] | None, limit: int
+        self, kind: str | None, search: str, after: Place | None, limit: int
     ) -> dict[str, Any]:
-        """A page of them, in the order of kind and id; `next` is where the following one begins."""
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        for name, cache in self._caches.items():
-            runtime = await cache.runtime()
-            now = runtime.clock()
-            for entry in await runtime.store.entries(kind, search, after, limit + 1):
-                if self._is_here(name, entry.kind):
-                    found.setdefault((entry.kind, entry.id), _row(name, entry, now))
-        names = sorted(found)
-        is_more = len(names) > limit
-        return {
-            "entries": [found[it] for it in names[:limit]],
-            "next": list(names[limit - 1]) if is_more else None,
-        }
+        """A page of them, cache by cache; `next` is where the following one begins.
+
+        What another cache looks after, perhaps on the same store, is passed over.
+        """
+        page = Page(limit)
+        for name in self._from(after):
+            cache, begin = self._caches[name], after[1:] if after and after[0] == name else None
+            now = (await cache.runtime()).clock()
+            while chunk := await cache.entries(kind, search, begin, CHUNK):
+                begin = chunk[-1].kind, chunk[-1].id
+                own = [it for it in chunk if self._owner(it.kind) in {None, name}]
+                if page.takes(name, own, now) or page.is_long(name, begin):
+                    return page.told()
+                if len(chunk) < CHUNK:
+                    break
+        return page.told()
+
+    def _from(self, after: Place | None) -> list[str]:
+        names = list(self._caches)
+        return names[names.index(after[0]) :] if after and after[0] in names else names
 
     async def explain(self, kind: str, id_: str) -> dict[str, Any]:
         """Why this value, why now, who refreshes it, when; and the value."""
@@ -61,9 +103,10 @@ class Shelves:
             told = explain(kind, id_, record, now, loading_here=False, in_memory=False)
         else:
             told = await core.explain(_key(core, id_))
+        (row,) = listed([Entry(kind, id_, record)], now)
         value = None if record.copy is None else record.copy.value
         return {
-            **_row(name, Entry(kind, id_, record, 0), now),
+            **_row(name, row, now),
             **_explained(told),
             "is_declared": core is not None,
             "can_refresh": core is not None and core.spec.by_id,
@@ -91,11 +134,6 @@ class Shelves:
             case _:
                 await core.delete([key])
                 return "Deleted."
-
-    def _is_here(self, name: str, kind: str) -> bool:
-        """Not a kind that another cache, perhaps on the same store, looks after."""
-        owner = self._owner(kind)
-        return owner is None or owner == name
 
     def _owner(self, kind: str) -> str | None:
         return next((name for name, cache in self._caches.items() if kind in cache.cores), None)
@@ -144,31 +182,32 @@ def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource 
     return key
 
 
-def _row(cache: str, entry: Entry, now: float) -> dict[str, Any]:
-    copy, failure = entry.record.copy, entry.record.failure
-    held = entry.record.held_until if is_held(entry.record, now) else None
-    cooling = failure is not None and is_cooling(failure, now)
+def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
+    """Times from now on: the clock of who looks may be another."""
     return {
         "cache": cache,
         "kind": entry.kind,
         "id": entry.id,
-        "verdict": Verdict.GONE if copy is None else verdict_of(copy, now),
-        "age": None if copy is None else age_of(copy.fetched_at, now),
-        "fresh_for": None if copy is None else fresh_until(copy) - now,
+        "verdict": str(entry.verdict),
+        "age": entry.age,
+        "fresh_for": _from(now, entry.fresh_until),
         "size": entry.size,
-        "has_copy": copy is not None,
-        "is_absent": copy is not None and copy.value is None,
-        "is_invalidated": copy is not None and copy.mark is not Mark.NONE,
-        "held_for": None if held is None else held - now,
-        "failures": 0 if failure is None else failure.count,
-        "retry_in": failure.retry_at - now if failure is not None and cooling else None,
+        "is_absent": entry.absent,
+        "is_invalidated": entry.invalidated,
+        "held_for": _from(now, entry.held_until),
+        "failures": entry.failures,
+        "retry_in": _from(now, entry.retry_at),
+        "error": entry.error,
     }
+
+
+def _from(now: float, at: float | None) -> float | None:
+    return None if at is None else at - now
 
 
 def _explained(told: Explanation) -> dict[str, Any]:
     return {
         "text": told.text,
-        "error": told.error,
         "loading_here": told.loading_here,
         "in_memory": told.in_memory,
     }

@@ -1,14 +1,16 @@
 """The numbers of a gateway at one moment, for its dashboard (G6).
 
 Counting costs a pass over what memory holds, so it is done at most twice a second, however many
-look; the stores are asked less often, and least those that are paid by the request.
+look; the stores are asked less often, and least those that are paid by the request. Of the last
+minutes a few numbers are kept, for who opens the page when something has happened.
 """
 
 import asyncio
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from stillfresh.clock import Clock
 from stillfresh.engine import Cache
@@ -25,6 +27,10 @@ PAID_EVERY: Final = 300.0
 SHARE: Final = 50
 """A store that took a second to answer is asked again after so many."""
 ANSWERS_WITHIN: Final = 2.0
+NOTED_EVERY: Final = 5.0
+KEPT: Final = 60
+"""Notes of the last minutes: five of them."""
+NOTED: Final = ("loads", "failed", "store_errors")
 
 
 class Numbers:
@@ -45,6 +51,7 @@ class Numbers:
         self._started_at = clock()
         self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
         self._counted: tuple[float, list[dict[str, Any]]] | None = None
+        self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
     async def snapshot(self) -> dict[str, Any]:
         """Totals since the start; who looks makes rates of them."""
@@ -57,6 +64,24 @@ class Numbers:
             "stores": stores,
             "live": self._live(),
         }
+
+    def history(self) -> list[dict[str, Any]]:
+        """A few totals of the last five minutes, the oldest first."""
+        return list(self._notes)
+
+    async def note_now_and_then(self) -> NoReturn:
+        """Until it is cancelled."""
+        while True:
+            self.note()
+            await asyncio.sleep(NOTED_EVERY)
+
+    def note(self) -> None:
+        rows, reads = self._resources(), Counter[str]()
+        for row in rows:
+            reads.update(row["reads"])
+        ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
+        sums = {name: sum(row[name] for row in rows) for name in NOTED}
+        self._notes.append({"at": self._clock(), "reads": dict(reads), "ages": ages, **sums})
 
     def _resources(self) -> list[dict[str, Any]]:
         now = self._ticks()

@@ -9,7 +9,6 @@ import msgspec
 
 from stillfresh.isr.codec import PageCodec
 from stillfresh.isr.model import Stored
-from stillfresh.stores.contract import UNREAD
 
 __all__ = ["shown_value"]
 
@@ -25,7 +24,7 @@ def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
         return {"kind": "absent"}
     if isinstance(value, Stored):
         return _page(value)
-    if not isinstance(value, bytes) or value is UNREAD:
+    if not isinstance(value, bytes):
         return {"kind": "unread"}
     if len(value) > MOST_DECODED:
         return _counted(value)

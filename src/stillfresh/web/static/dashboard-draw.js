@@ -89,7 +89,7 @@ export function bound(found, bounds) {
   return found.bound === Infinity ? `> ${duration(bounds.at(-1))}` : `≤ ${duration(found.bound)}`;
 }
 
-export function histogram(target, ages, bounds, marks) {
+export function histogram(target, ages, bounds) {
   const most = Math.max(...ages, 1);
   const total = ages.reduce((sum, it) => sum + it, 0);
   if (target.childElementCount !== ages.length) {
@@ -105,7 +105,7 @@ export function histogram(target, ages, bounds, marks) {
     column.children[1].firstChild.style.height = number ? `max(2px, ${(100 * number) / most}%)` : "0";
     put(column.children[2], label.replace(" s", "s").replace(" min", "m").replace(" h", "h").replace(" d", "d"));
     column.title = `${at < bounds.length ? "up to" : "more than"} ${duration(bounds[Math.min(at, bounds.length - 1)])}: ${plural(number, "read")}`;
-    column.toggleAttribute("data-mark", marks.includes(at));
+    column.toggleAttribute("data-small", number < 0.05 * total);
   });
 }
 
@@ -114,8 +114,9 @@ function percentShort(share) {
   return number < 1 ? "<1%" : `${Math.round(number)}%`;
 }
 
-/** Points are [seconds ago, value], the oldest first; the width is five minutes. */
-export function spark(target, points, width, label) {
+/** Points are [seconds ago, value], the oldest first; at least a minute wide. */
+export function spark(target, points, label) {
+  const width = Math.max(60, points[0]?.[0] ?? 0);
   const most = Math.max(...points.map(([, value]) => value), 0);
   const x = (ago) => (300 * (1 - ago / width)).toFixed(1);
   const y = (value) => (30 - (most ? (28 * value) / most : 0)).toFixed(1);

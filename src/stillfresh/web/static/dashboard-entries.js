@@ -55,13 +55,14 @@ export class Entries {
     const asked = ++this.#asked;
     const began = performance.now();
     const query = new URLSearchParams({ search: byId("search").value, kind: byId("kind").value });
-    if (this.#after) {
-      query.set("after_kind", this.#after[0]);
-      query.set("after_id", this.#after[1]);
-    }
+    for (const part of this.#after ?? []) query.append("after", part);
     try {
       const told = await this.#ask(`api/entries?${query}`);
       if (asked !== this.#asked) return;
+      if (!told.entries.length && told.next) {
+        this.#after = told.next; // a long way without one that is to be shown
+        return this.load({ quietly });
+      }
       this.#took = performance.now() - began;
       this.#loadedAt = performance.now();
       this.#draw(told);
@@ -140,7 +141,8 @@ export class Entries {
       element("td", {}, element("span", { className: "badge" })),
       element("td", { className: "number" }),
       element("td", { className: "number wide" }),
-      element("td", { className: "number wide" }));
+      element("td", { className: "number wide" }),
+      element("td", { className: "wide muted small cut" }));
     return { row, button };
   }
 
@@ -149,10 +151,12 @@ export class Entries {
     const badge = row.children[1].firstChild;
     const verdict = entry.failures ? "failed" : entry.verdict;
     badge.dataset.verdict = verdict;
-    put(badge, entry.failures ? `${entry.verdict}, failing` : entry.is_absent ? `${entry.verdict}, absent` : entry.verdict);
+    put(badge, entry.failures ? `${entry.verdict}, failing` : entry.verdict);
     put(row.children[2], entry.age === null ? "–" : duration(entry.age + passed));
     put(row.children[3], freshness(entry, passed));
-    put(row.children[4], entry.size ? bytes(entry.size) : "–");
+    put(row.children[4], entry.size === null ? "–" : bytes(entry.size));
+    put(row.children[5], noteOf(entry, passed));
+    row.children[5].title = row.children[5].textContent;
   }
 
   #tick() {
@@ -280,9 +284,19 @@ export class Entries {
   }
 }
 
+function noteOf(entry, passed) {
+  if (entry.held_for > passed) return "being loaded";
+  if (entry.failures) {
+    const left = (entry.retry_in ?? 0) - passed;
+    return `${left > 0 ? `next try in ${duration(left)}: ` : ""}${visible(entry.error ?? "")}`;
+  }
+  if (entry.is_absent) return "does not exist upstream";
+  return entry.is_invalidated ? "invalidated" : "";
+}
+
 function freshness(entry, passed) {
   if (entry.fresh_for === null) return "–";
-  if (entry.is_invalidated) return "invalidated";
+  if (entry.is_invalidated) return "over";
   const left = entry.fresh_for - passed;
   return left > 0 ? duration(left) : "over";
 }
@@ -302,7 +316,7 @@ function facts(told) {
   if (told.loading_here) found.push(["loading", "by this process"]);
   else if (told.held_for !== null) found.push(["loading", `by another process, its lease ends in ${duration(told.held_for)}`]);
   if (told.failures) found.push(["failed", plural(told.failures, "time")], ["last error", visible(told.error ?? "")]);
-  if (told.retry_in !== null) found.push(["next try", `in ${duration(told.retry_in)}`]);
+  if (told.retry_in > 0) found.push(["next try", `in ${duration(told.retry_in)}`]);
   if (!told.is_declared) found.push(["declared", "no: it only lies in the store"]);
   return found;
 }

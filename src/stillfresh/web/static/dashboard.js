@@ -80,6 +80,15 @@ function remember(told) {
   return moment;
 }
 
+/** What the gateway noted before this page was opened. */
+function recall(notes, started_at) {
+  for (const note of notes) {
+    const row = { ...note, largest_batch: 0, max_batch: 0, retry_at: null, error: null };
+    for (const name of [...COUNTERS, ...GAUGES]) row[name] ??= 0;
+    history.push({ at: note.at, started_at, told: null, kinds: new Map(), sum: totals([row]) });
+  }
+}
+
 /** The moment so many seconds ago, or the first there was. */
 function before(seconds) {
   const wanted = history.at(-1).at - seconds;
@@ -167,14 +176,14 @@ function drawAge(told, sum) {
   const [half, most] = [quantile(ages, bounds, 0.5), quantile(ages, bounds, 0.99)];
   say("age.p50", bound(half, bounds));
   say("age.p99", bound(most, bounds));
-  histogram(byId("histogram"), ages.length ? ages : [...bounds.map(() => 0), 0], bounds, [most?.bucket]);
+  histogram(byId("histogram"), ages.length ? ages : [...bounds.map(() => 0), 0], bounds);
   byId("histogram").setAttribute("aria-label", `Reads by age: half ${bound(half, bounds)}, 99 of 100 ${bound(most, bounds)}`);
 }
 
 function drawReads(sum) {
   say("reads.total", count(sum.all_reads));
   figure(slot("reads.rate"), rate(speed((it) => it.all_reads)), " /s");
-  spark(document.querySelector('[data-spark="reads"]'), course((it) => it.all_reads), KEPT, "Reads");
+  spark(document.querySelector('[data-spark="reads"]'), course((it) => it.all_reads), "Reads");
   shares(document.querySelector('[data-shares="reads"]'), VERDICTS.map((it) => [it, sum.reads[it]]), sum.all_reads);
   for (const verdict of VERDICTS) {
     const row = document.querySelector(`.verdicts [data-row="${verdict}"]`);
@@ -188,7 +197,7 @@ const saved = (sum) => Math.max(0, sum.all_reads - sum.loads);
 function drawUpstream(sum) {
   say("upstream.made", count(sum.loads));
   figure(slot("upstream.rate"), rate(speed((it) => it.loads)), " /s");
-  spark(document.querySelector('[data-spark="loads"]'), course((it) => it.loads), KEPT, "Upstream requests");
+  spark(document.querySelector('[data-spark="loads"]'), course((it) => it.loads), "Upstream requests");
   shares(document.querySelector('[data-shares="saved"]'), [["fresh", saved(sum)]], saved(sum) + sum.loads);
   say("upstream.saved", count(saved(sum)));
   say("upstream.share", sum.all_reads ? `(${percent(saved(sum) / (saved(sum) + sum.loads))})` : "");
@@ -209,7 +218,7 @@ function drawRest(told, sum) {
 
   figure(slot("queue.loading"), count(sum.loading), " now");
   say("queue.queued", count(sum.queued));
-  say("queue.failing", plural(sum.failing, "key"));
+  say("queue.failing", count(sum.failing));
   slot("queue.failing").classList.toggle("bad", sum.failing > 0);
   slot("queue.failing").title = sum.error ?? "";
   say("queue.retry", sum.retry_at === null ? "–" : `in ${duration(Math.max(0, sum.retry_at - told.at))}`);
@@ -224,22 +233,22 @@ function drawRest(told, sum) {
 
   const errors = (it) => it.failed + it.store_errors;
   figure(slot("errors.rate"), rate(speed(errors)), " /s");
-  spark(document.querySelector('[data-spark="failed"]'), course(errors), KEPT, "Errors");
+  spark(document.querySelector('[data-spark="failed"]'), course(errors), "Errors");
   say("errors.failed", count(sum.failed));
   say("errors.store", count(sum.store_errors));
   say("errors.absent", count(sum.absent));
 
   figure(slot("store.copies"), known.length ? count(all("copies")) : "away", known.length ? " copies" : "");
   say("store.bytes", known.length ? bytes(all("bytes")) : "–");
-  say("store.memory", plural(sum.entries, "value"));
+  say("store.memory", count(sum.entries));
 }
 
 function drawFacts(target, facts, nothing) {
-  const wanted = facts.length ? facts : [[nothing, ""]];
-  const known = JSON.stringify(wanted);
+  const known = JSON.stringify(facts);
   if (target.dataset.known === known) return;
   target.dataset.known = known;
-  target.replaceChildren(...wanted.flatMap(([name, value]) => [
+  if (!facts.length) target.replaceChildren(element("dt", { className: "alone", textContent: nothing }));
+  else target.replaceChildren(...facts.flatMap(([name, value]) => [
     element("dt", { className: "cut", textContent: name, title: name }),
     element("dd", { className: "number", textContent: value }),
   ]));
@@ -375,6 +384,9 @@ async function begin() {
       signIn(token() ? "That is not the token." : "");
       return;
     }
+    const [told, notes] = await Promise.all([ask("api/stats"), ask("api/history")]);
+    recall(notes.filter((note) => note.at < told.at), told.started_at);
+    heard(told);
   } catch (error) {
     linked("away", "gateway away");
     put(byId("health-text"), error instanceof Refused ? error.message : "The gateway does not answer.");
