@@ -16,16 +16,6 @@ __all__ = ["Reads", "Step"]
 K = TypeVar("K", bound=Hashable)
 
 
-class Step(Generic[K]):
-    """A read of the store under way, and which of its keys were invalidated meanwhile (E6)."""
-
-    __slots__ = ("dirty", "keys")
-
-    def __init__(self, keys: Iterable[K]) -> None:
-        self.keys = frozenset(keys)
-        self.dirty: set[K] = set()
-
-
 class Question:
     """The ids of one turn, and the generations that all who asked for them know."""
 
@@ -44,6 +34,16 @@ class Question:
                     self.known[id_] = generation
             elif self.known.get(id_) != generation:
                 self.known.pop(id_, None)
+
+
+class Step(Generic[K]):
+    """A read of the store under way, and which of its keys were invalidated meanwhile (E6)."""
+
+    __slots__ = ("dirty", "keys")
+
+    def __init__(self, keys: Iterable[K]) -> None:
+        self.keys = frozenset(keys)
+        self.dirty: set[K] = set()
 
 
 class Reads:
