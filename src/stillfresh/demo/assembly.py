@@ -32,6 +32,7 @@ from stillfresh.feed import FeedCache, FeedEngine
 from stillfresh.feed.http import HttpFeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.waiting.backend import Games
+from stillfresh.waiting.messages import InvalidatedNews
 from stillfresh.web import Gateway, gateway
 
 __all__ = ["Demo", "demo"]
@@ -84,7 +85,11 @@ async def site_of(
             boards = boards_of(cache, http)
 
             def playing_of(user: str) -> Playing:
-                return Playing(user, http, boards, lambda: app.live.push(user, CHANGED))
+                def tell() -> None:
+                    if (push := getattr(app.live, "push", None)) is not None:
+                        push(user, InvalidatedNews())
+
+                return Playing(user, http, boards, tell)
 
             visitors = Visitors(playing_of, pace.approval_for, world.dice)
             parts = Parts(
@@ -116,7 +121,6 @@ async def site_of(
 
 NO_KEEPING: Final = httpx.Limits(max_connections=100, max_keepalive_connections=0)
 """An upstream that was switched off leaves no connection behind to stumble over."""
-CHANGED: Final[dict[str, Any]] = {"type": "game_state"}
 
 
 def kinds_of(nexus: NexusClient, pace: Pace) -> list[Kind]:

@@ -58,6 +58,8 @@ class Playing:
         self._client: WaitingClient | None = None
         self._stack = AsyncExitStack()
         self._is_seated = False
+        self._is_outdated = False
+        """The service told something since the board was asked for."""
         self._beginning = asyncio.Lock()
         self.current: str | None = None
         self.moves = 0
@@ -96,8 +98,7 @@ class Playing:
         except Refused:
             waiting.move_failed(game_id, version)
             raise
-        finally:
-            await self._boards.of(self._user, game_id).invalidate()
+        self._is_outdated = True
         self.moves += 1
 
     async def close(self) -> None:
@@ -122,9 +123,14 @@ class Playing:
         return client
 
     def _changed(self, _: WaitingCache) -> None:
+        self._is_outdated = True
         self._tell()
 
     async def _board(self, game_id: str) -> dict[str, Any]:
+        if self._is_outdated:
+            self._is_outdated = False
+            with suppress(LoadFailed):  # then it is shown as it was, with its age
+                await self._boards.of(self._user, game_id).refresh()
         answer = await self._boards.get(self._user, game_id)
         return {
             **answer.value,

@@ -10,6 +10,7 @@ from typing import Final
 
 from stillfresh.demo.approvals import Approvals
 from stillfresh.demo.playing import Playing
+from stillfresh.durations import Duration
 from stillfresh.ttl_cache import TtlCache
 
 __all__ = ["MOST_VISITORS", "Visitor", "Visitors"]
@@ -32,7 +33,7 @@ class Visitors:
     """By token; a new one beyond the limit ends the oldest."""
 
     def __init__(
-        self, playing_of: Callable[[str], Playing], approvals_for: str | float, dice: random.Random
+        self, playing_of: Callable[[str], Playing], approvals_for: Duration, dice: random.Random
     ) -> None:
         self._playing_of = playing_of
         self._approvals_for = approvals_for
