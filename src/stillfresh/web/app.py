@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub, Kind
 from stillfresh.engine import Cache
-from stillfresh.errors import ConfigError, StillfreshError, shown
+from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
@@ -24,6 +23,7 @@ from stillfresh.web.guard import bearer, is_operator
 from stillfresh.web.health import Health
 from stillfresh.web.life import Life
 from stillfresh.web.live import Live
+from stillfresh.web.origins import checked_origins
 from stillfresh.web.replies import Problem, Reply, method_of, problem_reply
 from stillfresh.web.rest import Authenticate, Rest
 
@@ -240,23 +240,3 @@ def path_of(scope: Scope) -> str:
     if root and path.startswith(f"{root}/"):
         return str(path[len(root) :])
     return str(path)
-
-
-def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
-    """As a browser's Origin header has them."""
-    if isinstance(origins, str):
-        raise ConfigError(f"origins: takes a list of origins; write [{origins!r}]")
-    found = tuple(origins)
-    for origin in found:
-        if not isinstance(origin, str) or not _is_origin(origin):
-            raise ConfigError(f"origins: write 'https://host' or with a port, not {shown(origin)}")
-    return found
-
-
-def _is_origin(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        known = (parts.scheme in {"http", "https"}, parts.hostname, parts.username is None)
-        return all(known) and text == f"{parts.scheme}://{parts.netloc}".lower()
-    except ValueError:
-        return False
