@@ -1,6 +1,6 @@
 """A real browser for the tests of the web part: headless Chromium, driven by Playwright.
 
-`page` is a blank page of a context of its own; `new_page(**options)` makes more, in the dark or on a
+`page` is a blank page of a context of its own; `new_page(**options)` makes more, dark or on a
 telephone. A test fails at its end if a page of it wrote an error to the console, or asked another
 host than this one. `expected_errors` takes the parts of console errors that a test provokes.
 """

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
@@ -163,6 +164,7 @@ class Cache:
                 lease_for=lease_for,
                 load_timeout=load_timeout,
             )
+            spec = replace(spec, by_id=False)
             core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
             return Function(core, signature, self._clock)
 
@@ -272,6 +274,11 @@ class Cache:
         """Drop from the store what nobody can be served any more; return how many."""
         runtime = await self.runtime()
         return await runtime.store.evict(self._clock())
+
+    @property
+    def cores(self) -> Mapping[str, Core[Any, Any]]:
+        """For shells: what was declared, by its name."""
+        return self._cores
 
     async def stats(self) -> CacheStats:
         """Counts of every resource, and the store's own."""

@@ -103,7 +103,7 @@ class PageCache:
             lease_for=lease_for,
             load_timeout=render_timeout,
         )
-        spec = replace(spec, light=PageKey.light)
+        spec = replace(spec, light=PageKey.light, by_id=False)
         self.core: Core[PageKey, Stored] = self._cache.declare(spec, lambda key: key.id, PageKey)
 
     async def get(
