@@ -107,7 +107,6 @@ class Gateway:
             allow_headers=("Authorization", "Content-Type", "If-None-Match"),
             expose_headers=SHOWN,
         )
-        self._is_open = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -119,25 +118,29 @@ class Gateway:
                 await self._lifespan(receive, send)
 
     async def open(self) -> None:
-        """Ready for requests; a store that cannot be opened raises."""
-        if self._is_open:
-            return
-        await self.cache.open()
+        """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""
         if self._life is not None:
             await self._life.start()
-        self._is_open = True
+        await self.cache.open()
+        if self.page_cache is not None:
+            await self.page_cache.open()
 
     async def close(self) -> None:
         """No new work; connections are told, and what is ours is closed."""
-        self._is_open = False
         await self.live.close()
         if self._life is not None:
             await self._life.end()
+        if self.page_cache is not None:
+            await self.page_cache.close()
         if self._owns_cache:
             await self.cache.close()
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(

@@ -1,7 +1,7 @@
 """`[kinds.NAME]`: entities of an upstream API as kinds of a hub, fetched in batches (G1).
 
-POST `{"<ids_field>": […]}`; the answer is a JSON list of views, or an object that has the list under
-`list_field`. A view's id is built from its own fields. An id without a view does not exist.
+POST `{"<ids_field>": […]}`; the answer is a JSON list of views, or an object that has the list
+under `list_field`. A view's id is built from its own fields. An id without a view does not exist.
 """
 
 from collections.abc import Callable, Iterable
