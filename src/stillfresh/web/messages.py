@@ -155,8 +155,10 @@ class Refused(StillfreshError):
     """A message that is none of ours: says why."""
 
 
-def read(text: str) -> ClientMessage:
-    """What the viewer says."""
+def read(text: str | None) -> ClientMessage:
+    """What the viewer says; None is what came as binary data."""
+    if text is None:
+        raise Refused("not a message: send text, not binary data")
     try:
         message: ClientMessage = _decode(text)
     except (msgspec.DecodeError, RecursionError) as exc:
