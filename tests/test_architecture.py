@@ -17,7 +17,7 @@ CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
 LAYERS = [
     {"errors"},
-    {"clock", "durations", "events"},
+    {"clock", "durations", "events", "wire"},
     {"freshness"},
     {"ttl_cache"},
     {"sweeper"},

@@ -132,9 +132,18 @@ def serve(route: tuple[str, ...], site_host: tuple[str, ...], **options: Any) ->
     processes, on several machines, may share one --store: a page is then rendered once for all.
     """
     try:
-        serving = extra("stillfresh.isr.serve", "web")
-        settings = serving.Settings(routes=routes_of(route), site_hosts=site_host, **options)
-        serving.serve(settings, click.echo)
+        config, serving = extra("stillfresh.web.config", "web"), extra("stillfresh.web.serving")
+        pages = {name: options[name] for name in ("upstream", "query", "max_body", "timeout")}
+        pages |= {"routes": routes_of(route), "site_hosts": list(site_host)}
+        pages["query"] = list(options["query"])
+        if options["tenant"] is not None:
+            pages["tenant"] = options["tenant"]
+        tables = {
+            "store": {"url": options["store"], "memory_for": options["memory_for"]},
+            "pages": pages,
+            "server": {"host": options["host"], "port": options["port"]},
+        }
+        serving.serve(config.settings_of(tables), click.echo)
     except StillfreshError as exc:
         raise click.ClickException(str(exc)) from exc
 

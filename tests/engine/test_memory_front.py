@@ -436,6 +436,39 @@ class TestE14LoaderCalls:
         assert len(upstream.calls) == -(-1000 // max_batch)
 
 
+class TestE12Entries:
+    async def test_judges_what_is_in_the_store(
+        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock
+    ) -> None:
+        """Verdict, times and marks of each, page by page."""
+        for id_ in ("a", "b", "c"):
+            await prices(id_)
+            clock.advance(20)
+        await prices.invalidate("c")
+        first, *rest = await cache.entries()
+        assert [(each.id, each.verdict, each.age) for each in (first, *rest)] == [
+            ("a", STALE, 60),
+            ("b", STALE, 40),
+            ("c", EXPIRED, 20),
+        ]
+        assert (first.kind, first.fresh_until) == ("price", clock() - 30)
+        assert first.size
+        assert [each.invalidated for each in (first, *rest)] == [False, False, True]
+        assert await cache.entries("price", after=("price", "a"), limit=1) == rest[:1]
+        assert [each.id for each in await cache.entries(search="b")] == ["b"]
+
+    async def test_one_that_failed_to_load_says_why(
+        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """It has no copy: it is GONE, and cools down."""
+        upstream.error = ConnectionError("refused")
+        with pytest.raises(LoadFailed):
+            await prices("a")
+        (entry,) = await cache.entries()
+        assert (entry.verdict, entry.age, entry.failures) == (GONE, None, 1)
+        assert (entry.error, entry.retry_at) == ("ConnectionError: refused", clock() + 1)
+
+
 class TestE12Explain:
     @pytest.mark.parametrize(
         ("age", "verdict", "says"),

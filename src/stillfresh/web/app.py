@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub, Kind
 from stillfresh.engine import Cache
-from stillfresh.errors import ConfigError, StillfreshError, shown
+from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
@@ -24,6 +23,7 @@ from stillfresh.web.guard import bearer, is_operator
 from stillfresh.web.health import Health
 from stillfresh.web.life import Life
 from stillfresh.web.live import Live
+from stillfresh.web.origins import checked_origins
 from stillfresh.web.replies import Problem, Reply, method_of, problem_reply
 from stillfresh.web.rest import Authenticate, Rest
 
@@ -107,7 +107,6 @@ class Gateway:
             allow_headers=("Authorization", "Content-Type", "If-None-Match"),
             expose_headers=SHOWN,
         )
-        self._is_open = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -119,25 +118,29 @@ class Gateway:
                 await self._lifespan(receive, send)
 
     async def open(self) -> None:
-        """Ready for requests; a store that cannot be opened raises."""
-        if self._is_open:
-            return
-        await self.cache.open()
+        """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""
         if self._life is not None:
             await self._life.start()
-        self._is_open = True
+        await self.cache.open()
+        if self.page_cache is not None:
+            await self.page_cache.open()
 
     async def close(self) -> None:
         """No new work; connections are told, and what is ours is closed."""
-        self._is_open = False
         await self.live.close()
         if self._life is not None:
             await self._life.end()
+        if self.page_cache is not None:
+            await self.page_cache.close()
         if self._owns_cache:
             await self.cache.close()
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -240,23 +243,3 @@ def path_of(scope: Scope) -> str:
     if root and path.startswith(f"{root}/"):
         return str(path[len(root) :])
     return str(path)
-
-
-def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
-    """As a browser's Origin header has them."""
-    if isinstance(origins, str):
-        raise ConfigError(f"origins: takes a list of origins; write [{origins!r}]")
-    found = tuple(origins)
-    for origin in found:
-        if not isinstance(origin, str) or not _is_origin(origin):
-            raise ConfigError(f"origins: write 'https://host' or with a port, not {shown(origin)}")
-    return found
-
-
-def _is_origin(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        known = (parts.scheme in {"http", "https"}, parts.hostname, parts.username is None)
-        return all(known) and text == f"{parts.scheme}://{parts.netloc}".lower()
-    except ValueError:
-        return False

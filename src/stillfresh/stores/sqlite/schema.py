@@ -135,6 +135,16 @@ _COUNT: Final = (
 )
 
 
+# Where the next ids end, and those of them that are listed; the length is told without the value.
+_STRETCH: Final = "SELECT max(id) FROM (SELECT id FROM {times} WHERE id >= ? ORDER BY id LIMIT ?)"
+_LENGTH: Final = ", t.id, (SELECT octet_length(value) FROM {copies} WHERE id = t.id)"
+_LISTED: Final = (
+    _RECORD
+    + _LENGTH
+    + "FROM {times} t WHERE t.id >= ? AND t.id <= ? AND instr(t.id, ?) ORDER BY t.id LIMIT ?"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Statements:
     """The SQL of one kind: one text per step, so that each is prepared once and kept."""
@@ -155,6 +165,8 @@ class Statements:
     delete_copy: str
     slice: str
     count: str
+    stretch: str
+    listed: str
 
 
 @cache
@@ -187,6 +199,8 @@ def statements(kind: str) -> Statements:
         delete_copy=of("DELETE FROM {copies} WHERE id = ?"),
         slice=of(_SLICE),
         count=of(_COUNT),
+        stretch=of(_STRETCH),
+        listed=of(_LISTED, known="t.generation"),
     )
 
 

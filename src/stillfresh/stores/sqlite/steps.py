@@ -13,6 +13,7 @@ import apsw
 from stillfresh.stores.contract import (
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
     Held,
@@ -38,12 +39,14 @@ from stillfresh.stores.sqlite.schema import (
 
 __all__ = [
     "acquire",
+    "after",
     "count",
     "delete",
     "evict_slice",
     "invalidate",
     "invalidate_tag",
     "kinds",
+    "list_slice",
     "publish",
     "release",
     "renew",
@@ -197,6 +200,23 @@ def evict_slice(
 
 def kinds(connection: apsw.Connection) -> list[str]:
     return [kind for (kind,) in connection.execute(KINDS)]
+
+
+def list_slice(
+    connection: apsw.Connection, kind: str, start: str, *, search: str, limit: int, size: int
+) -> tuple[list[Entry], str | None]:
+    """Of the next `size` ids: those that are listed, and where to go on."""
+    sql = statements(kind)
+    end = connection.execute(sql.stretch, (start, size)).get
+    if end is None:
+        return [], None
+    rows: list[Row] = connection.execute(sql.listed, (start, end, search, limit)).fetchall()
+    return [Entry(kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows], after(end)
+
+
+def after(id_: str) -> str:
+    """The first id that could stand behind it."""
+    return f"{id_}\0"
 
 
 def count(connection: apsw.Connection, *, now: float) -> StoreStats:
