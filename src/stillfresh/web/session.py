@@ -30,6 +30,7 @@ from stillfresh.web.messages import (
     Unsubscribe,
     Visible,
     Welcome,
+    items_of,
     read,
 )
 from stillfresh.web.outbox import Outbox
@@ -183,8 +184,9 @@ class Session:
             self._spend(0)
             self._complain(Error("bad_message", str(exc)), is_bad=True)
             return
-        if self._spend(len(heard.items) if isinstance(heard, Subscribe | Unsubscribe) else 0):
-            await self._do(heard)
+        if self._spend(items_of(heard)):
+            for it in heard:
+                await self._do(it)
 
     def _spend(self, items: int) -> bool:
         if self._pace.spend(items, self._heard_at):
@@ -236,7 +238,8 @@ class Session:
     def _welcome(self) -> None:
         limits, hub = self._house.limits, self._house.hub
         most = min(limits.max_subscriptions, hub.max_subscriptions)
-        self.outbox.reply(Welcome(self.viewer_id, hub.kinds, limits.heartbeat, most))
+        own = tuple(filter(hub.is_per_viewer, hub.kinds))
+        self.outbox.reply(Welcome(self.viewer_id, hub.kinds, own, limits.heartbeat, most))
 
     def _complain(self, error: Error, *, is_bad: bool) -> None:
         """A mistake of the viewer's (`is_bad`): so many are forgiven."""

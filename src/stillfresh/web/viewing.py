@@ -82,7 +82,9 @@ class Viewing:
             why = f"an id is text of 1 to {self._limits.max_id:,} printable characters"
             self._complain(Error("bad_id", why, kind, id_[:100]), is_bad=True)
             return False
-        if self._is_full() and not self.connection.has(kind, id_):
+        if self.connection.has(kind, id_):  # a screen shows it or does not: never twice
+            return True
+        if self._is_full():
             why = f"a viewer has at most {self._limits.max_subscriptions:,} subscriptions"
             self._complain(Error("too_many_subscriptions", why, kind, id_), is_bad=False)
             return False
