@@ -4,7 +4,7 @@ Chosen so that a visitor sees each of them happen within a minute; tests choose 
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
@@ -50,8 +50,10 @@ class Pace:
         is_number = isinstance(times, int | float) and not isinstance(times, bool)
         if not is_number or not 0.1 <= times <= 100:
             raise ConfigError(f"speed: a number from 0.1 to 100, not {shown(times)}")
-        spans = {name: tuple(it / times for it in getattr(self, name)) for name in SPANS}
-        return replace(self, **spans, **{name: self.seconds_of(name) / times for name in DURATIONS})
+        changed: dict[str, Any] = {name: self.seconds_of(name) / times for name in DURATIONS}
+        for name in SPANS:
+            changed[name] = tuple(it / times for it in getattr(self, name))
+        return replace(self, **changed)
 
     def seconds_of(self, name: str) -> float:
         return seconds(getattr(self, name), name=name)
