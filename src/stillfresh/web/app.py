@@ -6,6 +6,7 @@ It routes and it opens and closes what it is made of; everything else is in the 
 import logging
 import time
 from collections.abc import Iterable
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -23,8 +24,9 @@ from stillfresh.web.guard import bearer, is_operator
 from stillfresh.web.health import Health
 from stillfresh.web.life import Life
 from stillfresh.web.live import Live
+from stillfresh.web.openapi import openapi
 from stillfresh.web.origins import checked_origins
-from stillfresh.web.replies import Problem, Reply, method_of, problem_reply
+from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply
 from stillfresh.web.rest import Authenticate, Rest
 
 __all__ = ["Gateway", "gateway"]
@@ -85,6 +87,7 @@ class Gateway:
         self._pages = pages
         self._life = Life(pages) if pages is not None else None
         self._token = token
+        self._has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
             cache, self.hub, live=self._live_now, page_cache=page_cache, token=token
         )
@@ -178,7 +181,7 @@ class Gateway:
             await problem_reply(problem).send(scope, send)
 
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if path.startswith("/v1/") and (self.hub.kinds or self._pages is None):
+        if self._has_v1 and path.startswith("/v1/"):
             await self._v1(scope, receive, send)
         elif path in FILES:
             await send_file(scope, send, FILES[path])
@@ -199,6 +202,9 @@ class Gateway:
             case "/readyz":
                 method_of(scope)
                 return await self._health.readyz()
+            case "/openapi.json" if self._has_v1:
+                method_of(scope)
+                return json_reply(self._openapi(scope), cache_control="no-cache")
             case "/metrics":
                 method_of(scope)
                 self._check_token(scope)
@@ -215,6 +221,14 @@ class Gateway:
             await Reply(308, headers={"location": f"{root}/"}).send(scope, send)
         else:
             await self.dashboard({**scope, "root_path": root}, receive, send)
+
+    def _openapi(self, scope: Scope) -> dict[str, Any]:
+        return openapi(
+            {name: self.hub.is_per_viewer(name) for name in self.hub.kinds},
+            version=version("stillfresh"),
+            root=scope.get("root_path", ""),
+            has_token=self._token is not None,
+        )
 
     def _behind(self, scope: Scope) -> Scope:
         state = self._life.state if self._life is not None else {}
