@@ -35,8 +35,13 @@ class Mistakes(ConfigError):
     """Everything that is wrong with a file, line by line."""
 
     def __init__(self, mistakes: list[str]) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = tuple(mistakes)
+        self.mistakes = tuple(map(_line, mistakes))
+        super().__init__("\n".join(self.mistakes))
+
+
+def _line(text: str) -> str:
+    """One line, whatever a key is called."""
+    return "".join(it if it.isprintable() else "�" for it in text)
 
 
 @dataclass(frozen=True, slots=True)

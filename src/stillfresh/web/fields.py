@@ -80,7 +80,7 @@ def note(mistakes: list[str], found: dict[str, Any], name: str, read: Callable[[
     try:
         found[name] = read()
     except ConfigError as exc:
-        mistakes.append(" ".join(str(exc).split("\n")))
+        mistakes.append(str(exc))
 
 
 def unknown(key: str, known: Mapping[str, object]) -> str:
