@@ -76,3 +76,14 @@ class TestG8Pace:
         """The mistake names its option."""
         with pytest.raises(ConfigError, match=name):
             Pace(**{name: value})  # type: ignore[arg-type]
+
+    def test_all_of_it_can_be_made_faster(self) -> None:
+        """For films and tests: everything by the same factor."""
+        quick = Pace().faster(10)
+        assert (quick.post_fresh_for, quick.lookup, quick.bot_thinks) == (1, (0.1, 0.3), (0.2, 1.2))
+
+    @pytest.mark.parametrize("speed", [0, -1, 1000, "2", True, float("nan")])
+    def test_a_speed_that_cannot_be_is_refused(self, speed: float) -> None:
+        """Named, with what is allowed."""
+        with pytest.raises(ConfigError, match=r"speed: a number from 0\.1 to 100"):
+            Pace().faster(speed)

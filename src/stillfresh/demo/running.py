@@ -16,6 +16,7 @@ import uvicorn
 from stillfresh.demo.assembly import Demo, demo
 from stillfresh.demo.pace import Pace
 from stillfresh.errors import ConfigError
+from stillfresh.web.serving import server_config
 
 __all__ = ["run"]
 
@@ -30,9 +31,13 @@ def run(
     say: Callable[[str], object] = print,
     open_browser: bool = False,
     *,
-    pace: Pace | None = None,
+    speed: float = 1.0,
 ) -> None:
-    """Until SIGINT or SIGTERM. `store` is a directory to keep; without one nothing is kept."""
+    """Until SIGINT or SIGTERM. `store` is a directory to keep; without one nothing is kept.
+
+    `speed`: so many times as fast as a visitor likes it, for tests and films.
+    """
+    pace = Pace().faster(speed)
     logging.getLogger("stillfresh").setLevel(logging.ERROR)  # its trouble is on purpose, and shown
     with _directory(store) as directory, _bound(host, port) as listener:
         address = _address(host, listener.getsockname()[1])
@@ -44,7 +49,7 @@ def run(
             if open_browser:
                 webbrowser.open(address)
 
-        asyncio.run(_served(directory, pace or Pace(), host, listener, listening))
+        asyncio.run(_served(directory, pace, host, listener, listening))
 
 
 async def _served(
@@ -68,15 +73,8 @@ async def _served(
 async def _until(
     told: asyncio.Event, made: Demo, listener: socket.socket, listening: Callable[[], None]
 ) -> None:
-    config = uvicorn.Config(
-        made.app,
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=GRACE,
-    )
+    config = server_config(made.app)
+    config.lifespan, config.timeout_graceful_shutdown = "off", GRACE
     server = Server(config, listening)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ending = asyncio.create_task(told.wait())

@@ -89,7 +89,7 @@ class Gateway:
         self._token = token
         self._has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
-            cache, self.hub, live=self._live_now, page_cache=page_cache, token=token
+            cache, live=self._live_now, page_cache=page_cache, token=token, clock=clock
         )
         self.live = Live(
             self.hub,
@@ -127,10 +127,12 @@ class Gateway:
         await self.cache.open()
         if self.page_cache is not None:
             await self.page_cache.open()
+        self.dashboard.open()
 
     async def close(self) -> None:
         """No new work; connections are told, and what is ours is closed."""
         await self.live.close()
+        await self.dashboard.close()
         if self._life is not None:
             await self._life.end()
         if self.page_cache is not None:

@@ -1,7 +1,8 @@
 """Who may see and do what an operator may: by token, or from this machine itself (G6).
 
 Without a token only loopback peers under a loopback name are operators: a page of another site that
-points its own name at 127.0.0.1 comes with its own Host.
+points its own name at 127.0.0.1 comes with its own Host. Neither is who came through a proxy that
+says so: its peer is this machine, its visitor is not.
 """
 
 import hmac
@@ -12,9 +13,12 @@ from starlette.types import Scope
 
 from stillfresh.web.replies import header
 
-__all__ = ["bearer", "is_local", "is_operator"]
+__all__ = ["bearer", "is_local", "is_of_this_page", "is_operator"]
 
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+PASSED_ON: Final = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+OWN_SITES: Final = frozenset({"", "same-origin", "none"})
+"""`Sec-Fetch-Site` of this page's own requests, of an address typed in, and of no browser."""
 
 
 def bearer(scope: Scope) -> str | None:
@@ -32,7 +36,16 @@ def is_operator(scope: Scope, token: str | None, given: str | None) -> bool:
 
 def is_local(scope: Scope) -> bool:
     peer = (scope.get("client") or ("",))[0]
-    return _is_loopback(peer) and _host_name(scope) in LOCAL_NAMES
+    is_passed_on = any(header(scope, name) for name in PASSED_ON)
+    return _is_loopback(peer) and _host_name(scope) in LOCAL_NAMES and not is_passed_on
+
+
+def is_of_this_page(scope: Scope) -> bool:
+    """Not asked by a page of another origin: the browser says so, in one field or the other."""
+    if header(scope, b"sec-fetch-site") not in OWN_SITES:
+        return False
+    origin = header(scope, b"origin")
+    return not origin or origin.partition("://")[2].lower() == header(scope, b"host").lower()
 
 
 def _is_loopback(address: str) -> bool:

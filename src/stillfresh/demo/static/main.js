@@ -8,10 +8,10 @@ import * as page from "./page.js";
 import * as topics from "./topics.js";
 
 const WORDS = {
-  fine: ["ok", "The upstream is well: a lookup takes 1 to 3 seconds."],
-  slow: ["warn", "The upstream takes 5 to 8 seconds. The site does not."],
-  failing: ["bad", "The upstream answers everything with an error. The site stays."],
-  down: ["bad", "The upstream is down. The site stays, and says how old it is."],
+  fine: ["ok", "Upstream well: 1 to 3 seconds a lookup."],
+  slow: ["warn", "Upstream slow: 5 to 8 seconds. The site is not."],
+  failing: ["bad", "Upstream failing, with errors only. The site stays."],
+  down: ["bad", "Upstream down. The site stays, and says its age."],
 };
 const number = new Intl.NumberFormat("en").format;
 let events = null;
