@@ -62,7 +62,7 @@ token = "hush-hush"
 authenticate_url = "http://127.0.0.1:8080/who"
 """
 
-WRONG = {
+WRONG: dict[tuple[str, str], list[Any]] = {
     ("store", "url"): ["ftp://x", 1, "", "sqlite://", "redis://[", "memory://x?y=1"],
     ("store", "memory_for"): ["soon", -1, True, "5 minutes"],
     ("pages", "upstream"): ["ftp://x", "http://x/path", 3000, "http://x:99999", ""],

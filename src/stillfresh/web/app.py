@@ -16,11 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub, Kind
 from stillfresh.engine import Cache
-from stillfresh.errors import StillfreshError
+from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.isr import PageCache
+from stillfresh.isr.pages import KIND as PAGE
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
-from stillfresh.web.guard import bearer, is_operator
+from stillfresh.web.guard import SECRET, bearer, is_operator
 from stillfresh.web.health import Health
 from stillfresh.web.life import Life
 from stillfresh.web.live import Live
@@ -59,7 +60,7 @@ def gateway(
         page_cache=page_cache,
         authenticate=authenticate,
         origins=checked_origins(origins),
-        token=token,
+        token=checked_token(token),
         clock=clock,
     )
 
@@ -83,6 +84,8 @@ class Gateway:
         self.cache = cache
         self.page_cache = page_cache
         self.hub = Hub(cache, kinds=kinds)
+        if page_cache is not None and PAGE in self.hub.kinds:
+            raise ConfigError(f"kind {PAGE!r}: pages are kept under this name; choose another one")
         self._owns_cache = owns_cache
         self._pages = pages
         self._life = Life(pages) if pages is not None else None
@@ -98,10 +101,8 @@ class Gateway:
             stats=self.dashboard.snapshot,
             is_operator=self._is_operator,
         )
-        caches = {"entities": cache.stats}
-        if page_cache is not None:
-            caches["pages"] = page_cache.stats
-        self._health = Health(caches, self._gauges)
+        caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
+        self._health = Health(caches, self._live_now)
         self._rest = Rest(self.hub, clock, authenticate)
         self._v1: ASGIApp = CORSMiddleware(
             self._answer_v1,
@@ -247,10 +248,12 @@ class Gateway:
     def _live_now(self) -> dict[str, Any]:
         return self.live.snapshot()
 
-    def _gauges(self) -> dict[str, int]:
-        live = self._live_now()
-        subscriptions = sum(live["subscriptions"].values())
-        return {"connections": live["connections"], "subscriptions": subscriptions}
+
+def checked_token(token: str | None) -> str | None:
+    """Never shown, not even where it is wrong."""
+    if token is not None and (not isinstance(token, str) or not SECRET.fullmatch(token)):
+        raise ConfigError("token: must be printable ASCII text without spaces")
+    return token
 
 
 def path_of(scope: Scope) -> str:

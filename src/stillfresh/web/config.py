@@ -10,6 +10,7 @@ from typing import Any, Final
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.asgi import MAX_BODY
+from stillfresh.isr.pages import KIND as PAGE
 from stillfresh.web import fields
 from stillfresh.web.fields import Field, read_table
 
@@ -27,8 +28,6 @@ __all__ = [
 TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
 LONGEST: Final = 1_000_000
 """Bytes of a file of settings; a longer one is a mistake."""
-TAKEN: Final = "page"
-"""The kind under which pages stand in the same store."""
 
 
 class Mistakes(ConfigError):
@@ -213,7 +212,7 @@ def _named(name: str, where: str) -> None:
         checked_kind(name)
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
-    if name == TAKEN:
+    if name == PAGE:
         raise ConfigError(f"{where}: pages are kept under this name; choose another one")
 
 

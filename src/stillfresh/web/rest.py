@@ -80,7 +80,7 @@ class Rest:
             return await self._batch(name, scope, receive)
         method_of(scope)
         viewer = await self._viewer(name, scope)
-        kind = self._named(name, id_, viewer)
+        kind = self._named(name, "" if _is_garbled(id_, scope) else id_, viewer)
         return self._one(kind, id_, await self._hub.get(name, id_, viewer), scope)
 
     def _known(self) -> str:
@@ -153,3 +153,8 @@ class Rest:
             why = f"a batch has 1 to {MAX_IDS} ids, not {len(asked.ids)}"
             raise Problem(422, "bad_body", "Not a batch", why)
         return list(dict.fromkeys(asked.ids))
+
+
+def _is_garbled(id_: str, scope: Scope) -> bool:
+    """Servers put this character where a path is no UTF-8; unless it was really written."""
+    return "\ufffd" in id_ and b"%EF%BF%BD" not in scope.get("raw_path", b"").upper()
