@@ -23,7 +23,7 @@ from stillfresh.web.entries import CHUNK
 from stillfresh.web.numbers import KEPT, Gauge, Numbers
 from stillfresh.web.values import MOST_DECODED, MOST_SHOWN, shown_value
 
-TOKEN = "correct horse"  # noqa: S105 (of the tests)
+TOKEN = "correct-horse"  # noqa: S105 (of the tests)
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 OURS = {"X-Stillfresh": "test"}
 ODD_IDS = [

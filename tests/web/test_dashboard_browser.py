@@ -16,7 +16,7 @@ from stillfresh.coordinator import Kind
 from stillfresh.web import gateway
 
 NewPage = Callable[..., Awaitable[Page]]
-TOKEN = "correct horse"  # noqa: S105 (of the tests)
+TOKEN = "correct-horse"  # noqa: S105 (of the tests)
 ODD = [
     "a/b c",
     "100%",
