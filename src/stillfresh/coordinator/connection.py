@@ -5,31 +5,17 @@ slow reader never grows past what it looks at.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
-
-import msgspec
+from typing import Any, Protocol, Self
 
 from stillfresh.coordinator.hub_kinds import key_of, parts
 from stillfresh.coordinator.model import Kind
+from stillfresh.coordinator.news import HubUpdate, is_as_had, is_news, slices, taken
 from stillfresh.engine import Answer, Resource, Update, Watch
 from stillfresh.errors import NotOpen, StillfreshError
-from stillfresh.freshness import Verdict
 
 __all__ = ["Connection", "HubUpdate", "Watchable"]
-
-SLICE: Final = 50
-"""Views read at once for who looks again."""
-
-
-class HubUpdate(msgspec.Struct, frozen=True):
-    """A new view of something that this viewer looks at."""
-
-    kind: str
-    id: str
-    answer: Answer[Any]
-    """`value` is the view; `found` is False if it does not exist (any more)."""
 
 
 class Watchable(Protocol):
@@ -123,6 +109,15 @@ class Connection:
         """How many ids of each kind are subscribed."""
         return {kind: len(ids) for kind, ids in self._counts.items()}
 
+    def has(self, kind: str, id_: str) -> bool:
+        """It is subscribed."""
+        return id_ in self._counts[kind]
+
+    @property
+    def size(self) -> int:
+        """How many ids are subscribed."""
+        return self._total
+
     @property
     def is_visible(self) -> bool:
         return self._is_visible
@@ -170,24 +165,24 @@ class Connection:
         """
         known = self._hub.kind(kind, self.viewer_id)
         keys = {self._key(known, id_): id_ for id_ in ids if id_ in self._counts[kind]}
-        seen = self._seen[kind]
-        for slice_ in _slices(list(keys)):
-            before = {key: seen.get(keys[key]) for key in slice_}
-            for key, answer in (await self._hub.resource(kind).known(slice_)).items():
-                id_ = keys[key]
-                if id_ not in self._counts[kind] or seen.get(id_) is not before[key]:
-                    continue
-                if _is_as_had(answer, ids[id_]):
-                    seen[id_] = answer
-                else:
-                    self._note(kind, id_, answer)
+        await self._tell_known(kind, keys, lambda id_, answer: not is_as_had(answer, ids[id_]))
 
-    def take(self) -> list[HubUpdate]:
-        """All the news there is, and each failure to refresh: there `answer.error` says why."""
-        news = [*self._news.values(), *self._failures.values()]
-        self._news.clear()
-        self._failures.clear()
-        return news
+    def take(self, limit: int) -> list[HubUpdate]:
+        """Up to so many news, and failures to refresh: there `answer.error` says why."""
+        return [*taken(self._news, limit), *taken(self._failures, limit)]
+
+    def take_over(self, other: "Connection") -> None:
+        """What another connection is subscribed to, of what is the same for every viewer."""
+        for kind, counts in other._counts.items():  # noqa: SLF001 (one of its own)
+            if not self._hub.is_per_viewer(kind):
+                self._counts[kind] |= counts
+                self._total += len(counts)
+                self._seen[kind] |= other._seen[kind]  # noqa: SLF001
+                if self._is_visible:
+                    self._watches[kind].add(*counts)
+                news, failures = other._news, other._failures  # noqa: SLF001
+                self._news |= {it: new for it, new in news.items() if it[0] == kind}
+                self._failures |= {it: new for it, new in failures.items() if it[0] == kind}
 
     def close(self) -> None:
         """The viewer has gone, and their subscriptions with them."""
@@ -261,19 +256,27 @@ class Connection:
         self._tell_owner()
 
     async def _catch_up(self, kind: str, ids: dict[str, str]) -> None:
+        seen = self._seen[kind]
+        try:
+            await self._tell_known(kind, ids, lambda id_, now: is_news(seen.get(id_), now))
+        except NotOpen:  # the cache closes, and this connection with it
+            return
+
+    async def _tell_known(
+        self, kind: str, ids: Mapping[str, str], is_told: Callable[[str, Answer[Any]], bool]
+    ) -> None:
         """From memory or the store; what has to be loaded is told by the watch when it lands."""
         seen = self._seen[kind]
-        for keys in _slices(list(ids)):
+        for keys in slices(list(ids)):
             before = {key: seen.get(ids[key]) for key in keys}
-            try:
-                answers = await self._hub.resource(kind).get_many(keys)
-            except NotOpen:  # the cache closes, and this connection with it
-                return
-            for key, answer in answers.items():
+            for key, answer in (await self._hub.resource(kind).known(keys)).items():
                 id_ = ids[key]
-                is_untold = id_ in self._counts[kind] and seen.get(id_) is before[key]
-                if is_untold and _is_news(before[key], answer):
+                if id_ not in self._counts[kind] or seen.get(id_) is not before[key]:
+                    continue
+                if is_told(id_, answer):
                     self._note(kind, id_, answer)
+                elif answer.error is None:
+                    seen[id_] = answer
 
     def _stop_catching_up(self) -> None:
         for task in self._catching_up:
@@ -310,24 +313,3 @@ class Connection:
 
 def _nothing() -> None:
     """Nobody wants to be told: they iterate."""
-
-
-def _slices(keys: list[str]) -> Iterator[list[str]]:
-    for begin in range(0, len(keys), SLICE):
-        yield keys[begin : begin + SLICE]
-
-
-def _is_as_had(answer: Answer[Any], since: float | None) -> bool:
-    """The same copy, and as good as it was."""
-    return answer.fetched_at == since and answer.error is None and answer.verdict is Verdict.FRESH
-
-
-def _is_news(before: Answer[Any] | None, now: Answer[Any]) -> bool:
-    """Another copy; that nobody could say is none."""
-    if now.error is not None and not now.found:
-        return False
-    return before is None or (before.fetched_at, before.found, before.value) != (
-        now.fetched_at,
-        now.found,
-        now.value,
-    )

@@ -4,6 +4,7 @@ Pure: text in, a message or a `Refused` out. Every message is a JSON object told
 docs/live.md and stillfresh.d.ts list the same fields.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -32,6 +33,7 @@ __all__ = [
     "Visible",
     "Welcome",
     "encode",
+    "items_of",
     "read",
 ]
 
@@ -48,6 +50,8 @@ Code: TypeAlias = Literal[
 ]
 """What an `error` is about."""
 
+MOST_TOGETHER: Final = 100
+"""Messages in one frame."""
 LONGEST_PATH: Final = 2_000
 LONGEST_TOKEN: Final = 8_000
 
@@ -108,6 +112,8 @@ class Welcome(Struct, frozen=True, tag="welcome"):
 
     viewer_id: str | None
     kinds: tuple[str, ...]
+    per_viewer: tuple[str, ...]
+    """Those of the kinds whose views differ by viewer."""
     heartbeat: float
     """Seconds of silence after which either side asks whether the other is there."""
     max_subscriptions: int
@@ -148,23 +154,35 @@ Notice: TypeAlias = YourTurnNews | InvalidatedNews | GameStateNews
 """What an application sends to a viewer (contract W)."""
 
 encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(ClientMessage).decode
+_decode: Final = msgspec.json.Decoder(
+    ClientMessage | Annotated[list[ClientMessage], Meta(min_length=1, max_length=MOST_TOGETHER)]
+).decode
 
 
 class Refused(StillfreshError):
     """A message that is none of ours: says why."""
 
 
-def read(text: str) -> ClientMessage:
-    """What the viewer says."""
+def read(text: str | None) -> Sequence[ClientMessage]:
+    """What the viewer says, in one message or in an array; None is what came as binary data."""
+    if text is None:
+        raise Refused("not a message: send text, not binary data")
     try:
-        message: ClientMessage = _decode(text)
+        decoded: ClientMessage | list[ClientMessage] = _decode(text)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise Refused(f"not a message: {exc}") from None
-    if isinstance(message, Subscribe | Unsubscribe):
-        for item in message.items:
-            _check(item)
-    return message
+    messages = decoded if isinstance(decoded, list) else (decoded,)
+    for message in messages:
+        if isinstance(message, Subscribe | Unsubscribe):
+            for item in message.items:
+                _check(item)
+    return messages
+
+
+def items_of(messages: Sequence[ClientMessage]) -> int:
+    """How much is asked for."""
+    listing = (it for it in messages if isinstance(it, Subscribe | Unsubscribe))
+    return len(messages) - 1 + sum(len(it.items) for it in listing)
 
 
 def _check(item: tuple[Any, ...]) -> None:
