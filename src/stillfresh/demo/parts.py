@@ -52,6 +52,7 @@ class Parts:
         feed: Callable[[Callable[[], None]], Topics],
         visitors: Visitors,
         watched: Callable[[], Mapping[str, Any]],
+        changes: Callable[[], int],
     ) -> None:
         self.pace = pace
         self.post_ids = post_ids
@@ -61,6 +62,7 @@ class Parts:
         self._upstream = upstream
         self._http = http
         self._watched = watched
+        self._changes = changes
         self._ledger = Ledger(pace, len(post_ids), users)
         self._news = asyncio.Event()
 
@@ -94,6 +96,7 @@ class Parts:
             "polled": round(polled.each),
             "polled_in_batches": round(polled.in_batches),
             "watched": dict(self._watched()),
+            "changes": self._changes(),
             "news": self.feed.news,
         }
 

@@ -41,9 +41,14 @@ function face(article) {
   circle.style.setProperty("--hue", hue);
 }
 
+/** Posts first; each in the order of its number. */
+function byKind(one, other) {
+  return one.slice(0, 4).localeCompare(other.slice(0, 4)) || one.localeCompare(other, "en", { numeric: true });
+}
+
 /** What this tab keeps fresh right now, by its own word. */
 function showWatched(live) {
-  const ids = live.subscribed;
+  const ids = live.subscribed.sort(byKind);
   const posts = ids.filter((id) => id.startsWith("post:")).length;
   const text = `${posts} posts, ${ids.length - posts} people`;
   write(byId("watched"), text);
