@@ -210,6 +210,7 @@ class TestG9Trouble:
             await shown(page, demo.url)
             first = page.locator("[data-post]").first
             text = await first.locator(".text").text_content()
+            await expect(page.locator("#page tr")).to_have_count(6, timeout=SECONDS)
             await page.get_by_label("Down").check()
             badge = first.locator("[data-badge]")
             await expect(badge).to_have_text(re.compile(r"stale · [3-9] s"), timeout=SECONDS)

@@ -8,13 +8,13 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
-from stillfresh.coordinator import Kind, NexusClient
+from stillfresh.coordinator import Hub, Kind, NexusClient
 from stillfresh.coordinator.rules import by_id, post_id, user_id
 from stillfresh.demo.guard import Guard
 from stillfresh.demo.pace import Pace
@@ -29,6 +29,7 @@ from stillfresh.demo.upstream_app import upstream_app
 from stillfresh.demo.visitors import Visitors
 from stillfresh.demo.world import World
 from stillfresh.engine import Cache
+from stillfresh.errors import StillfreshError
 from stillfresh.feed import FeedCache, FeedEngine
 from stillfresh.feed.http import HttpFeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
@@ -110,7 +111,7 @@ async def site_of(
                 page_cache=pages,
                 authenticate=visitors.authenticate,
             )
-            async with app, running(ticks(parts)):
+            async with app, running(ticks(parts)), running(wakings(parts, app.hub)):
                 try:
                     yield Demo(app, parts, upstream)
                 finally:
@@ -149,6 +150,20 @@ async def ticks(parts: Parts) -> None:
     while True:
         await asyncio.sleep(1)
         await parts.tick()
+
+
+async def wakings(parts: Parts, hub: Hub) -> None:
+    """C9 asks for what has failed one by one: here everybody knows that the upstream is back."""
+    while True:
+        await parts.recovered.wait()
+        parts.recovered.clear()
+        await asyncio.gather(*(refresh_watched(hub, kind) for kind in hub.kinds))
+
+
+async def refresh_watched(hub: Hub, kind: str) -> None:
+    resource = hub.resource(kind)
+    with suppress(StillfreshError):  # switched off again meanwhile
+        await resource.refresh(*resource.watched)
 
 
 @asynccontextmanager

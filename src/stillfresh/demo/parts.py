@@ -58,6 +58,8 @@ class Parts:
         self.post_ids = post_ids
         self.visitors = visitors
         self.closing = asyncio.Event()
+        self.recovered = asyncio.Event()
+        """The upstream was switched on again: what is on a screen need not wait any longer."""
         self.feed = feed(self.tell)
         self._upstream = upstream
         self._http = http
@@ -80,6 +82,8 @@ class Parts:
 
     async def turn(self, mode: str) -> None:
         await self._upstream.turn(mode)
+        if self._upstream.switch.mode == "fine":
+            self.recovered.set()
         self.tell()
 
     async def tick(self) -> None:
