@@ -28,7 +28,7 @@ class Demo:
 
     def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
         self.folder = folder
-        command = [sys.executable, "/tmp/dmo/conv.py", "demo", "--port", str(port)]
+        command = [sys.executable, "-m", "stillfresh", "demo", "--port", str(port)]
         environment = {**os.environ, "TMPDIR": str(folder)}
         self.process = subprocess.Popen(
             [*command, "--speed", "10", *options],
