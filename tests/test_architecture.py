@@ -27,6 +27,7 @@ LAYERS = [
     {"web"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 ]
 """From the bottom up: a part may import itself and what stands in a line above its own."""
 

@@ -93,22 +93,26 @@ class Dashboard:
 
     async def _api(self, path: str, scope: Scope) -> Reply:
         match path.split("/", 5)[1:]:
+            case ["api", "entries", kind, *rest]:
+                return await self._entry(scope, kind, "/".join(rest))
             case ["api", "access"]:
                 method_of(scope)
                 return self._access(scope)
-            case ["api", "stats"]:
+            case ["api", ("stats" | "history" | "entries") as what]:
+                method_of(scope)
                 self._check_reader(scope)
-                return _told(await self.snapshot())
-            case ["api", "history"]:
-                self._check_reader(scope)
-                return _told(self._numbers.history())
-            case ["api", "entries"]:
-                self._check_reader(scope)
-                return _told(await self._entries(QueryParams(scope["query_string"])))
-            case ["api", "entries", kind, *rest]:
-                return await self._entry(scope, kind, "/".join(rest))
+                return _told(await self._read(what, scope))
             case _:
                 raise Problem(404, "not_found", "Not found", f"nothing is at {path}")
+
+    async def _read(self, what: str, scope: Scope) -> object:
+        match what:
+            case "stats":
+                return await self.snapshot()
+            case "history":
+                return self._numbers.history()
+            case _:
+                return await self._entries(QueryParams(scope["query_string"]))
 
     def _access(self, scope: Scope) -> Reply:
         """Whether a token is wanted, and whether this one is it: no error in either case."""
@@ -148,8 +152,6 @@ class Dashboard:
             raise _refused()
 
     def _check_reader(self, scope: Scope) -> None:
-        if scope["method"] != "POST":
-            method_of(scope)
         if not self._is_operator(scope):
             if self._token is None:
                 raise _refused()

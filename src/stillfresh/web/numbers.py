@@ -76,7 +76,7 @@ class Numbers:
             await asyncio.sleep(NOTED_EVERY)
 
     def note(self) -> None:
-        rows, reads = self._resources(), Counter[str]()
+        rows, reads = self._count(), Counter[str]()
         for row in rows:
             reads.update(row["reads"])
         ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
@@ -86,13 +86,15 @@ class Numbers:
     def _resources(self) -> list[dict[str, Any]]:
         now = self._ticks()
         if self._counted is None or not 0 <= now - self._counted[0] < COUNTED_EVERY:
-            rows = [
-                {"cache": name, "kind": kind, **_plain(core.stats())}
-                for name, cache in self._caches.items()
-                for kind, core in cache.cores.items()
-            ]
-            self._counted = now, rows
+            self._counted = now, self._count()
         return self._counted[1]
+
+    def _count(self) -> list[dict[str, Any]]:
+        return [
+            {"cache": name, "kind": kind, **_plain(core.stats())}
+            for name, cache in self._caches.items()
+            for kind, core in cache.cores.items()
+        ]
 
 
 class Gauge:

@@ -3,6 +3,7 @@
 Pure, and bounded: nobody reads a megabyte in a panel.
 """
 
+import codecs
 from typing import Any, Final
 
 import msgspec
@@ -36,24 +37,24 @@ def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
 
 def _json(value: bytes) -> dict[str, Any]:
     plain = msgspec.json.encode(msgspec.msgpack.decode(value))
-    return {"kind": "json", "size": len(value), **_cut(msgspec.json.format(plain).decode())}
+    text = msgspec.json.format(plain).decode()
+    is_cut = len(text) > MOST_SHOWN
+    return {"kind": "json", "size": len(value), "text": text[:MOST_SHOWN], "is_cut": is_cut}
 
 
 def _page(page: Stored) -> dict[str, Any]:
-    body = bytes(page.body[: MOST_SHOWN * 4])
     headers = [
         [name.decode("latin-1"), field.decode("latin-1")] for name, field in page.head.headers
     ]
     told = {"kind": "page", "size": len(page.body), "status": page.head.status, "headers": headers}
+    body = bytes(page.body[: MOST_SHOWN * 4])
+    is_whole = len(body) == len(page.body)
     try:
-        return {**told, **_cut(body.decode(), of=len(page.body))}
+        text = codecs.getincrementaldecoder("utf-8")().decode(body, final=is_whole)
     except UnicodeDecodeError:
         return {**told, "text": None, "is_cut": False}
-
-
-def _cut(text: str, of: int | None = None) -> dict[str, Any]:
-    shown = text[:MOST_SHOWN]
-    return {"text": shown, "is_cut": len(shown) < (len(text) if of is None else max(of, len(text)))}
+    is_cut = len(text) > MOST_SHOWN or not is_whole
+    return {**told, "text": text[:MOST_SHOWN], "is_cut": is_cut}
 
 
 def _counted(value: bytes) -> dict[str, Any]:

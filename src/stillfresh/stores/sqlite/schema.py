@@ -19,6 +19,7 @@ __all__ = [
     "APPLICATION_ID",
     "BEGIN_FILE",
     "DELETE_TAGS",
+    "HAS_TABLE",
     "INSERT_TAG",
     "KINDS",
     "SELECT_TAG",
@@ -52,6 +53,7 @@ BEGIN_FILE: Final = f"""
 INSERT_TAG: Final = "INSERT OR IGNORE INTO stillfresh_tags(tag, kind, id) VALUES (?, ?, ?)"
 DELETE_TAGS: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
 SELECT_TAG: Final = "SELECT kind, id FROM stillfresh_tags WHERE tag = ? ORDER BY kind, id"
+HAS_TABLE: Final = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
 KINDS: Final = """
     SELECT substr(name, 1, length(name) - 4) FROM sqlite_schema
     WHERE type = 'table' AND name GLOB '*_ttl' ORDER BY name

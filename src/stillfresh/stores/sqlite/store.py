@@ -161,10 +161,9 @@ class SqliteStore(SqliteFile):
         """Along the tables' own order, in slices."""
         checked_limit(limit)
         found: list[Entry] = []
-        for each in sorted(await self._opened().run(steps.kinds, writes=False)):
-            if kind in {None, each} and (after is None or each >= after[0]):
-                start = steps.after(after[1]) if after is not None and each == after[0] else ""
-                found += await self._listed(each, search, start, limit - len(found))
+        kinds = await self._opened().run(steps.kinds, writes=False)
+        for each, start in steps.listed_kinds(kinds, kind, after):
+            found += await self._listed(each, search, start, limit - len(found))
         return found
 
     async def _listed(self, kind: str, search: str, start: str | None, limit: int) -> list[Entry]:

@@ -4,6 +4,7 @@ import { byId, bytes, duration, element, plural, put, visible } from "./dashboar
 
 const SEARCH_PAUSE = 200;
 const REFRESH = 5_000;
+const SOON = 900; // what was fresh is not any more: see what it is
 const SLOW = 250; // a listing that takes longer is not repeated by itself
 
 const nameOf = (entry) => `${entry.kind}\n${entry.id}`;
@@ -163,8 +164,10 @@ export class Entries {
     if (document.hidden) return;
     const now = performance.now();
     for (const known of this.#rows.values()) this.#fill(known, now);
-    const isDue = now - this.#loadedAt > REFRESH && this.#took < SLOW && !this.#paid && this.#loadedAt;
-    if (isDue) this.load({ quietly: true });
+    const isOver = ({ entry, at }) => entry.verdict === "fresh" && entry.fresh_for < (now - at) / 1000;
+    const pause = [...this.#rows.values()].some(isOver) ? SOON : REFRESH;
+    const mayAsk = this.#loadedAt && this.#took < SLOW && !this.#paid;
+    if (mayAsk && now - this.#loadedAt > pause) this.load({ quietly: true });
   }
 
   /* ---- keyboard ---- */

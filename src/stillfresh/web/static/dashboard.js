@@ -95,18 +95,14 @@ function before(seconds) {
   return history.findLast((moment) => moment.at <= wanted) ?? history[0];
 }
 
-/** How fast `pick(sum)` grew: of all kinds, or of one. */
+/** How fast `pick(sum)` grew: of all kinds, or of one, of which the notes from before know nothing. */
 function speed(pick, kind = null) {
-  const [old, now] = [before(RECENT), history.at(-1)];
-  const seconds = now.at - old.at;
-  if (seconds <= 0) return 0;
-  return Math.max(0, grown(old, now, pick, kind)) / seconds;
-}
-
-function grown(old, now, pick, kind) {
-  if (kind === null) return pick(now.sum) - pick(old.sum);
-  const [a, b] = [old.kinds.get(kind), now.kinds.get(kind)];
-  return a && b ? pick(b) - pick(a) : 0;
+  const now = history.at(-1);
+  const of = (moment) => (kind === null ? moment.sum : moment.kinds.get(kind));
+  const begin = before(RECENT);
+  const old = kind === null ? begin : history.find((moment) => moment.at >= begin.at && moment.kinds.has(kind));
+  const seconds = now.at - (old?.at ?? now.at);
+  return seconds > 0 ? Math.max(0, pick(of(now)) - pick(of(old))) / seconds : 0;
 }
 
 function since(old, now) {
