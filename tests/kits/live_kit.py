@@ -91,6 +91,9 @@ class Viewer:
     async def say(self, type_: str, **fields: Any) -> None:
         await self.socket.send(json.dumps({"type": type_, **fields}))
 
+    async def sign_in(self, token: str) -> None:
+        await self.say("sign_in", token=token)
+
     async def watch(self, *ids: str, kind: str = "price") -> None:
         await self.say("subscribe", items=[[kind, id_] for id_ in ids])
 
@@ -105,7 +108,8 @@ class Viewer:
     async def nothing(self) -> None:
         """Said so far; what follows a ping is answered after it."""
         await self.say("ping")
-        assert await self.hear() == {"type": "pong"}
+        if (heard := await self.hear()) != {"type": "pong"}:
+            raise AssertionError(heard)
 
     async def end(self) -> tuple[list[dict[str, Any]], int, str]:
         """What is heard until the server closes, and how it closed."""
@@ -123,7 +127,9 @@ async def viewing(port: int, path: str = "/v1/live", **options: Any) -> AsyncIte
     url = f"ws://127.0.0.1:{port}{path}"
     async with connect(url, open_timeout=PATIENCE, proxy=None, **options) as socket_:
         viewer = Viewer(socket_)
-        assert (await viewer.hear())["type"] == "welcome"
+        first: Any = await viewer.hear()
+        if (first[0] if isinstance(first, list) else first)["type"] != "welcome":
+            raise AssertionError(first)
         yield viewer
 
 
