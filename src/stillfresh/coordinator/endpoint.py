@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import RetryAfter
@@ -34,8 +35,8 @@ def checked_url(url: object) -> str:
     """A whole address of a server, without a name and a password in it."""
     try:
         parsed = httpx.URL(url) if isinstance(url, str) else httpx.URL()
-        is_server = parsed.scheme in {"http", "https"} and bool(parsed.host)
-    except (httpx.InvalidURL, UnicodeError):
+        is_server = parsed.scheme in {"http", "https"} and bool(urlsplit(str(url)).hostname)
+    except (httpx.InvalidURL, ValueError):
         raise ConfigError(f"url: {shown(url)} is no address") from None
     if not is_server or parsed.fragment:
         raise ConfigError(f"url: must begin with http:// or https:// and a host, not {shown(url)}")

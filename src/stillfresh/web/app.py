@@ -6,6 +6,7 @@ It routes and it opens and closes what it is made of; everything else is in the 
 import logging
 import time
 from collections.abc import Iterable
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,16 +16,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub, Kind
 from stillfresh.engine import Cache
-from stillfresh.errors import StillfreshError
+from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.isr import PageCache
+from stillfresh.isr.pages import KIND as PAGE
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
-from stillfresh.web.guard import bearer, is_operator
+from stillfresh.web.guard import SECRET, bearer, is_operator
 from stillfresh.web.health import Health
 from stillfresh.web.life import Life
 from stillfresh.web.live import Live
+from stillfresh.web.openapi import openapi
 from stillfresh.web.origins import checked_origins
-from stillfresh.web.replies import Problem, Reply, method_of, problem_reply
+from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply
 from stillfresh.web.rest import Authenticate, Rest
 
 __all__ = ["Gateway", "gateway"]
@@ -57,7 +60,7 @@ def gateway(
         page_cache=page_cache,
         authenticate=authenticate,
         origins=checked_origins(origins),
-        token=token,
+        token=checked_token(token),
         clock=clock,
     )
 
@@ -81,10 +84,13 @@ class Gateway:
         self.cache = cache
         self.page_cache = page_cache
         self.hub = Hub(cache, kinds=kinds)
+        if page_cache is not None and PAGE in self.hub.kinds:
+            raise ConfigError(f"kind {PAGE!r}: pages are kept under this name; choose another one")
         self._owns_cache = owns_cache
         self._pages = pages
         self._life = Life(pages) if pages is not None else None
         self._token = token
+        self._has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
             cache, live=self._live_now, page_cache=page_cache, token=token, clock=clock
         )
@@ -95,10 +101,8 @@ class Gateway:
             stats=self.dashboard.snapshot,
             is_operator=self._is_operator,
         )
-        caches = {"entities": cache.stats}
-        if page_cache is not None:
-            caches["pages"] = page_cache.stats
-        self._health = Health(caches, self._gauges)
+        caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
+        self._health = Health(caches, self._live_now)
         self._rest = Rest(self.hub, clock, authenticate)
         self._v1: ASGIApp = CORSMiddleware(
             self._answer_v1,
@@ -180,7 +184,7 @@ class Gateway:
             await problem_reply(problem).send(scope, send)
 
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if path.startswith("/v1/") and (self.hub.kinds or self._pages is None):
+        if self._has_v1 and path.startswith("/v1/"):
             await self._v1(scope, receive, send)
         elif path in FILES:
             await send_file(scope, send, FILES[path])
@@ -201,6 +205,9 @@ class Gateway:
             case "/readyz":
                 method_of(scope)
                 return await self._health.readyz()
+            case "/openapi.json" if self._has_v1:
+                method_of(scope)
+                return json_reply(self._openapi(scope), cache_control="no-cache")
             case "/metrics":
                 method_of(scope)
                 self._check_token(scope)
@@ -218,6 +225,14 @@ class Gateway:
         else:
             await self.dashboard({**scope, "root_path": root}, receive, send)
 
+    def _openapi(self, scope: Scope) -> dict[str, Any]:
+        return openapi(
+            {name: self.hub.is_per_viewer(name) for name in self.hub.kinds},
+            version=version("stillfresh"),
+            root=scope.get("root_path", ""),
+            has_token=self._token is not None,
+        )
+
     def _behind(self, scope: Scope) -> Scope:
         state = self._life.state if self._life is not None else {}
         return {**scope, "state": {**scope.get("state", {}), **state}}
@@ -233,10 +248,12 @@ class Gateway:
     def _live_now(self) -> dict[str, Any]:
         return self.live.snapshot()
 
-    def _gauges(self) -> dict[str, int]:
-        live = self._live_now()
-        subscriptions = sum(live["subscriptions"].values())
-        return {"connections": live["connections"], "subscriptions": subscriptions}
+
+def checked_token(token: str | None) -> str | None:
+    """Never shown, not even where it is wrong."""
+    if token is not None and (not isinstance(token, str) or not SECRET.fullmatch(token)):
+        raise ConfigError("token: must be printable ASCII text without spaces")
+    return token
 
 
 def path_of(scope: Scope) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.asgi import MAX_BODY
+from stillfresh.isr.pages import KIND as PAGE
 from stillfresh.web import fields
 from stillfresh.web.fields import Field, read_table
 
@@ -27,16 +28,19 @@ __all__ = [
 TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
 LONGEST: Final = 1_000_000
 """Bytes of a file of settings; a longer one is a mistake."""
-TAKEN: Final = "page"
-"""The kind under which pages stand in the same store."""
 
 
 class Mistakes(ConfigError):
     """Everything that is wrong with a file, line by line."""
 
     def __init__(self, mistakes: list[str]) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = tuple(mistakes)
+        self.mistakes = tuple(map(_line, mistakes))
+        super().__init__("\n".join(self.mistakes))
+
+
+def _line(text: str) -> str:
+    """One line, whatever a key is called."""
+    return "".join(it if it.isprintable() else "�" for it in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +212,7 @@ def _named(name: str, where: str) -> None:
         checked_kind(name)
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
-    if name == TAKEN:
+    if name == PAGE:
         raise ConfigError(f"{where}: pages are kept under this name; choose another one")
 
 

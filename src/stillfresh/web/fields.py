@@ -18,6 +18,7 @@ from stillfresh.isr.rules_keys import checked_tenant
 from stillfresh.isr.rules_routes import Routes
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores.urls import store_for
+from stillfresh.web.guard import SECRET
 from stillfresh.web.origins import checked_origins
 from stillfresh.wire import checked_headers
 
@@ -45,7 +46,6 @@ __all__ = [
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
-SECRET: Final = re.compile(r"[\x21-\x7e]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def note(mistakes: list[str], found: dict[str, Any], name: str, read: Callable[[
     try:
         found[name] = read()
     except ConfigError as exc:
-        mistakes.append(" ".join(str(exc).split("\n")))
+        mistakes.append(str(exc))
 
 
 def unknown(key: str, known: Mapping[str, object]) -> str:

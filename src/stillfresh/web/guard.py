@@ -6,6 +6,7 @@ says so: its peer is this machine, its visitor is not.
 """
 
 import hmac
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,8 +14,10 @@ from starlette.types import Scope
 
 from stillfresh.web.replies import header
 
-__all__ = ["bearer", "is_local", "is_of_this_page", "is_operator"]
+__all__ = ["SECRET", "bearer", "is_local", "is_of_this_page", "is_operator"]
 
+SECRET: Final = re.compile(r"[\x21-\x7e]+")
+"""What a token is made of: anything that a header field can carry whole."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 PASSED_ON: Final = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
 OWN_SITES: Final = frozenset({"", "same-origin", "none"})

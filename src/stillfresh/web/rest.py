@@ -10,16 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub, Kind
-from stillfresh.durations import seconds
-from stillfresh.engine import Answer, RetryAfter
+from stillfresh.engine import Answer
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError
-from stillfresh.freshness import Verdict
-from stillfresh.isr.rules_fields import date_text
-from stillfresh.isr.rules_freshness import Terms
-from stillfresh.isr.rules_headers import cache_control, cache_status
 from stillfresh.isr.rules_validation import etag_of, not_modified
 from stillfresh.web.guard import bearer
 from stillfresh.web.replies import (
+    READING,
     Problem,
     Reply,
     header,
@@ -28,16 +24,21 @@ from stillfresh.web.replies import (
     problem_reply,
     read_body,
 )
+from stillfresh.web.rules_rest import (
+    ID,
+    MAX_ID,
+    MAX_IDS,
+    freshness_headers,
+    is_failed,
+    item_of,
+    pause_after,
+)
 
 __all__ = ["Authenticate", "Rest"]
 
 Authenticate: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 
 MAX_BODY: Final = 1_048_576
-MAX_IDS: Final = 200
-MAX_ID: Final = 1_000
-RETRY_AFTER: Final = 5.0
-"""Seconds, where nobody said when to come back."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,29 +63,32 @@ class Rest:
             reply = await self._reply(kind_name, id_, scope, receive)
         except Problem as problem:
             reply = problem_reply(problem)
+        except LoadFailed as exc:
+            reply = problem_reply(self._failed(exc))
         except (StoreError, NotOpen) as exc:
-            logger.warning("%s %s: %s", scope["method"], path, exc)
-            away = Problem(503, "unavailable", "Not available now", retry_after="5")
-            reply = problem_reply(away)
+            logger.warning("%s: %s", kind_name, exc)
+            reply = problem_reply(Problem(503, "away", "Not available now", retry_after="5"))
+        except Exception:
+            logger.exception("%s could not be answered", kind_name)
+            reply = problem_reply(Problem(500, "broken", "It is our mistake; it has been noted"))
         await reply.send(scope, send)
 
     async def _reply(self, name: str, id_: str, scope: Scope, receive: Receive) -> Reply:
         if name not in self._hub.kinds:
             raise Problem(404, "unknown_kind", "No such kind", f"there are: {self._known()}")
-        if scope["method"] == "POST" and id_ == "batch":
+        if id_ == "batch" and method_of(scope, *READING, "POST") == "POST":
             return await self._batch(name, scope, receive)
         method_of(scope)
         viewer = await self._viewer(name, scope)
-        kind, key = self._named(name, id_, viewer), id_
-        answer = (await self._hub.get_many(name, [key], viewer))[key]
-        return self._one(kind, id_, answer, scope)
+        kind = self._named(name, "" if _is_garbled(id_, scope) else id_, viewer)
+        return self._one(kind, id_, await self._hub.get(name, id_, viewer), scope)
 
     def _known(self) -> str:
         return ", ".join(self._hub.kinds) or "none"
 
     def _named(self, name: str, id_: str, viewer: str | None) -> Kind:
-        if len(id_) > MAX_ID or not id_.isprintable():
-            why = f"an id is text of 1 to {MAX_ID:,} printable characters"
+        if len(id_) > MAX_ID or not ID.fullmatch(id_):
+            why = f"an id is text of 1 to {MAX_ID:,} characters, none of them a control character"
             raise Problem(422, "bad_id", "Not an id", why)
         try:
             return self._hub.named(name, id_, viewer)[0]
@@ -93,27 +97,19 @@ class Rest:
 
     async def _viewer(self, name: str, scope: Scope) -> str | None:
         """Only a kind whose views differ by viewer asks who it is."""
-        try:
-            self._hub.kind(name, None)
-        except ConfigError:
-            return await self._signed_in(name, scope)
-        return None
-
-    async def _signed_in(self, name: str, scope: Scope) -> str:
-        token = bearer(scope)
-        viewer = None
+        if not self._hub.is_per_viewer(name):
+            return None
+        token, found = bearer(scope), None
         if token is not None and self._authenticate is not None:
-            found = self._authenticate(token)
-            viewer = await found if inspect.isawaitable(found) else found
-        if viewer is None:
+            said = self._authenticate(token)
+            found = await said if inspect.isawaitable(said) else said
+        if not isinstance(found, str) or not found:
             why = f"{name} differs by viewer: send Authorization: Bearer and a token that is known"
             raise Problem(401, "sign_in", "Sign in first", why, www_authenticate="Bearer")
-        return viewer
+        return found
 
     def _one(self, kind: Kind, id_: str, answer: Answer[Any], scope: Scope) -> Reply:
-        if not answer.found and answer.error is not None:
-            raise self._failed(answer.error)
-        headers = self._headers(kind, answer)
+        headers = freshness_headers(kind, answer, answer.age)
         if not answer.found:
             detail = f"{kind.name} {id_!r} does not exist upstream"
             gone = Problem(404, "absent", "Does not exist", detail)
@@ -126,24 +122,10 @@ class Rest:
             return Reply(304, headers=headers)
         return Reply(200, body, "application/json", headers)
 
-    def _headers(self, kind: Kind, answer: Answer[Any]) -> dict[str, str]:
-        now, age = self._clock(), answer.age
-        fresh_for = seconds(kind.fresh_for)
-        if not answer.found:
-            absent_for = kind.absent_for
-            fresh_for = fresh_for / 10 if absent_for is None else seconds(absent_for)
-        status = cache_status([], _status(answer, fresh_for - age)).decode()
-        return {
-            "age": f"{int(age)}",
-            "cache-control": _control(kind, answer, fresh_for),
-            "cache-status": status,
-            "date": date_text(now).decode(),
-            **({"vary": "authorization"} if kind.per_viewer else {}),
-        }
-
     def _failed(self, error: LoadFailed) -> Problem:
-        pause = f"{_pause(error, self._clock()):.0f}"
-        return Problem(503, "upstream_failed", "Upstream failed", str(error), retry_after=pause)
+        pause = f"{pause_after(error, self._clock())}"
+        why = "the upstream could not say, and nothing is kept"
+        return Problem(503, "upstream_failed", "Upstream failed", why, retry_after=pause)
 
     async def _batch(self, name: str, scope: Scope, receive: Receive) -> Reply:
         ids = await self._ids(scope, receive)
@@ -152,13 +134,13 @@ class Rest:
         for id_ in ids:
             self._named(name, id_, viewer)
         answers = await self._hub.get_many(name, ids, viewer)
-        items = [self._item(id_, answer) for id_, answer in answers.items()]
-        errors = [answer.error for answer in answers.values() if answer.error and not answer.found]
-        if errors and len(errors) == len(items):
+        now = self._clock()
+        items = [item_of(id_, answer, answer.age, now) for id_, answer in answers.items()]
+        errors = [answer.error for answer in answers.values() if is_failed(answer)]
+        if len(errors) == len(items) and errors[0] is not None:
             raise self._failed(errors[0])
         control = "private, no-store" if kind.per_viewer else "no-store"
-        date = date_text(self._clock()).decode()
-        return json_reply({"items": items}, cache_control=control, date=date)
+        return json_reply({"items": items}, cache_control=control)
 
     async def _ids(self, scope: Scope, receive: Receive) -> list[str]:
         if header(scope, b"content-type").partition(";")[0].strip().lower() != "application/json":
@@ -167,46 +149,12 @@ class Rest:
             asked = msgspec.json.decode(await read_body(receive, MAX_BODY), type=Asked)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise Problem(422, "bad_body", "Not a batch", f'send {{"ids": […]}}: {exc}') from exc
-        ids = list(dict.fromkeys(asked.ids))
-        if not 0 < len(ids) <= MAX_IDS:
-            why = f"a batch has 1 to {MAX_IDS} ids, not {len(ids)}"
+        if not 0 < len(asked.ids) <= MAX_IDS:
+            why = f"a batch has 1 to {MAX_IDS} ids, not {len(asked.ids)}"
             raise Problem(422, "bad_body", "Not a batch", why)
-        return ids
-
-    def _item(self, id_: str, answer: Answer[Any]) -> dict[str, Any]:
-        told: dict[str, Any] = {"id": id_, "status": "found" if answer.found else "absent"}
-        if answer.found:
-            told["value"] = answer.value
-        elif answer.error is not None:
-            pause = round(_pause(answer.error, self._clock()))
-            return {"id": id_, "status": "failed", "error": str(answer.error), "retry_after": pause}
-        told |= {"fetched_at": answer.fetched_at, "age": answer.age, "verdict": answer.verdict}
-        return told if answer.error is None else {**told, "error": str(answer.error)}
+        return list(dict.fromkeys(asked.ids))
 
 
-def _pause(error: LoadFailed, now: float) -> float:
-    """A whole second at least."""
-    if error.retry_at is not None:
-        return max(1.0, error.retry_at - now)
-    cause = error.__cause__
-    return max(1.0, cause.seconds if isinstance(cause, RetryAfter) else RETRY_AFTER)
-
-
-def _status(answer: Answer[Any], ttl: float) -> str:
-    """RFC 9211: a hit, or forwarded because it was not there."""
-    match answer.origin:
-        case "memory" | "store":
-            what = "hit"
-        case _:
-            what = "fwd=miss; stored"
-    said = f"{what}; ttl={int(ttl)}; detail={answer.verdict}"
-    return said if answer.error is None else f"{said}-after-error"
-
-
-def _control(kind: Kind, answer: Answer[Any], fresh_for: float) -> str:
-    """Browsers ask each time and are told 304; one viewer's views stay with that viewer."""
-    if kind.per_viewer:
-        return "private, no-cache"
-    is_fresh = answer.verdict is Verdict.FRESH
-    terms = Terms(fresh_for if is_fresh else 0.0, seconds(kind.stale_for), 0.0)
-    return cache_control(terms).decode()
+def _is_garbled(id_: str, scope: Scope) -> bool:
+    """Servers put this character where a path is no UTF-8; unless it was really written."""
+    return "\ufffd" in id_ and b"%EF%BF%BD" not in scope.get("raw_path", b"").upper()
