@@ -152,12 +152,13 @@ class Dashboard:
             raise _refused()
 
     def _check_reader(self, scope: Scope) -> None:
-        if not self._is_operator(scope):
-            if self._token is None:
-                raise _refused()
-            raise Problem(401, "sign_in", "The token, please", www_authenticate="Bearer")
         if not is_of_this_page(scope):
             raise Problem(403, "another_origin", "Not for pages of another origin")
+        if self._is_operator(scope):
+            return
+        if self._token is None:
+            raise _refused()
+        raise Problem(401, "sign_in", "The token, please", www_authenticate="Bearer")
 
     def _check_actor(self, scope: Scope) -> None:
         self._check_reader(scope)

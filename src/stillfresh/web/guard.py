@@ -33,7 +33,7 @@ def bearer(scope: Scope) -> str | None:
 def is_operator(scope: Scope, token: str | None, given: str | None) -> bool:
     """`token` is the gateway's own, `given` what was sent; compared in constant time."""
     if token is None:
-        return is_local(scope)
+        return is_local(scope) and is_of_this_page(scope)
     return given is not None and hmac.compare_digest(token.encode(), given.encode())
 
 

@@ -48,6 +48,11 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86_400)} d`;
 }
 
+/** What is counted up by the second keeps its places. */
+export function age(seconds) {
+  return Math.abs(seconds) < 9.95 ? `${Math.max(0, seconds).toFixed(1)} s` : duration(seconds);
+}
+
 export function bytes(size) {
   if (size < 1000) return `${size} B`;
   const [unit, by] = [["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]].findLast(([, it]) => size >= it);

@@ -1,6 +1,6 @@
 // The table of entries, and one of them at the side: what it is, why, and what can be done to it.
 
-import { byId, bytes, duration, element, plural, put, visible } from "./dashboard-draw.js";
+import { age, byId, bytes, duration, element, plural, put, visible } from "./dashboard-draw.js";
 
 const SEARCH_PAUSE = 200;
 const REFRESH = 5_000;
@@ -21,6 +21,8 @@ export class Entries {
   #paid = false;
   #typing = null;
   #open = null;
+  #looked = 0;
+  #isActing = false;
 
   constructor(ask) {
     this.#ask = ask;
@@ -153,7 +155,7 @@ export class Entries {
     const verdict = entry.failures ? "failed" : entry.verdict;
     badge.dataset.verdict = verdict;
     put(badge, entry.failures ? `${entry.verdict}, failing` : entry.verdict);
-    put(row.children[2], entry.age === null ? "–" : duration(entry.age + passed));
+    put(row.children[2], entry.age === null ? "–" : age(entry.age + passed));
     put(row.children[3], freshness(entry, passed));
     put(row.children[4], entry.size === null ? "–" : bytes(entry.size));
     put(row.children[5], noteOf(entry, passed));
@@ -168,6 +170,7 @@ export class Entries {
     const pause = [...this.#rows.values()].some(isOver) ? SOON : REFRESH;
     const mayAsk = this.#loadedAt && this.#took < SLOW && !this.#paid;
     if (mayAsk && now - this.#loadedAt > pause) this.load({ quietly: true });
+    if (mayAsk && this.#open && !this.#isActing) this.#look(this.#open, { quietly: true });
   }
 
   /* ---- keyboard ---- */
@@ -228,11 +231,17 @@ export class Entries {
     byId("panel-verdict").hidden = true;
     byId("panel").hidden = false;
     byId("panel-title").focus();
+    await this.#look(entry);
+  }
+
+  async #look(entry, { quietly = false } = {}) {
+    const looked = ++this.#looked;
+    const isAsked = () => this.#open === entry && this.#looked === looked;
     try {
       const told = await this.#ask(this.#path(entry));
-      if (this.#open === entry) this.#explain(told);
+      if (isAsked()) this.#explain(told);
     } catch (error) {
-      if (this.#open === entry) this.#said(error.message, true);
+      if (isAsked() && !quietly) this.#said(error.message, true);
     }
   }
 
@@ -240,7 +249,7 @@ export class Entries {
     byId("panel-verdict").hidden = false;
     byId("panel-verdict").dataset.verdict = told.failures ? "failed" : told.verdict;
     put(byId("panel-verdict"), told.failures ? `${told.verdict}, failing` : told.verdict);
-    put(byId("panel-state"), told.age === null ? "no copy" : `${duration(told.age)} old`);
+    put(byId("panel-state"), told.age === null ? "no copy" : `${age(told.age)} old`);
     put(byId("panel-text"), visible(told.text));
     put(byId("refresh"), told.can_refresh ? "Refresh" : "Mark stale");
     byId("refresh").disabled = !told.is_declared;
@@ -269,6 +278,8 @@ export class Entries {
     const buttons = ["refresh", "invalidate", "delete"].map(byId);
     const focused = document.activeElement;
     for (const button of buttons) button.disabled = true;
+    this.#isActing = true;
+    this.#looked += 1;
     this.#said("");
     let told = null;
     try {
@@ -277,6 +288,7 @@ export class Entries {
       if (this.#open === entry) this.#said(error.message, true);
     }
     for (const button of buttons) button.disabled = false;
+    this.#isActing = false;
     if (this.#open !== entry) return;
     if (told) {
       this.#explain(told.entry);
@@ -301,7 +313,7 @@ function freshness(entry, passed) {
   if (entry.fresh_for === null) return "–";
   if (entry.is_invalidated) return "over";
   const left = entry.fresh_for - passed;
-  return left > 0 ? duration(left) : "over";
+  return left > 0 ? age(left) : "over";
 }
 
 function facts(told) {
