@@ -203,7 +203,7 @@ def the_example(name: str) -> Any:
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """What `make examples` shows, on a manual clock: approved in time, too late, and once of eight."""
+    """What `make examples` shows, on a manual clock: approved in time, too late, once of eight."""
     example = the_example("approvals")
     clock = ManualClock()
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 
 from stillfresh.demo.upstream_app import PLAYER
-from stillfresh.engine import Cache
+from stillfresh.engine import Cache, RetryAfter
 from stillfresh.engine.resource import Function
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.waiting.cache import WaitingCache
@@ -31,14 +31,17 @@ class Refused(StillfreshError):
     """The move was not made; the sentence is for the visitor."""
 
 
-def boards_of(cache: Cache, http: httpx.AsyncClient) -> Boards:
+def boards_of(cache: Cache, http: httpx.AsyncClient, pause: float) -> Boards:
     """The boards, each by its player and its id."""
 
     @cache.cached("board", fresh_for="10s", stale_for="1h", error_for="1h", max_entries=1_000)
     async def board(user: str, game_id: str) -> dict[str, Any]:
-        answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
+        try:
+            answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
+        except httpx.HTTPError as exc:
+            raise RetryAfter(pause, f"the game service does not answer: {exc!r}") from exc
         if answer.status_code != 200:
-            raise LoadFailed(f"the game service answered {answer.status_code}")
+            raise RetryAfter(pause, f"the game service answered {answer.status_code}")
         shown: dict[str, Any] = answer.json()
         return shown
 
@@ -49,7 +52,7 @@ class Playing:
     """Begun with the first look, ended with the visitor; `tell` hears of every change."""
 
     def __init__(
-        self, user: str, http: httpx.AsyncClient, boards: Boards, tell: Callable[[], None]
+        self, user: str, http: httpx.AsyncClient, boards: Boards, tell: Callable[[], object]
     ) -> None:
         self._user = user
         self._http = http
