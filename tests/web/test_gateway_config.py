@@ -1,5 +1,6 @@
 """G1: `stillfresh.toml`, right and wrong: every mistake is found, and each is one line."""
 
+import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -359,3 +360,23 @@ class TestG1BadFile:
         for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
             with pytest.raises(ConfigError, match=said):
                 load(path)
+
+
+KEY = re.compile(r"^\| `((?:store|pages|kinds|server)\.[\w.]+)` \|", re.MULTILINE)
+
+
+class TestG1Documented:
+    PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+
+    def test_every_key_is_on_the_page(self) -> None:
+        """Each once, in the order of its table."""
+        named = KEY.findall(self.PAGE)
+        tables = {"store": STORE, "pages": PAGES, "kinds.NAME": KIND, "server": SERVER}
+        assert named == [f"{table}.{key}" for table, keys in tables.items() for key in keys]
+
+    def test_every_example_is_fine(self) -> None:
+        """What is shown can be copied."""
+        blocks = re.findall(r"^```toml\n(.*?)^```$", self.PAGE, re.MULTILINE | re.DOTALL)
+        assert blocks
+        for block in blocks:
+            settings_of(tomllib.loads(block), {})
