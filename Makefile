@@ -39,6 +39,7 @@ format: $(VENV)/.dev ## format the code and mend what can be mended
 
 diagrams: $(VENV)/.dev ## write what the docs take from the code: diagrams and tables
 	$(BIN)/python scripts/diagrams.py
+	$(BIN)/python scripts/cli_help.py
 	$(BIN)/python tests/waiting/waiting_page.py
 
 bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
