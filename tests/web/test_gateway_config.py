@@ -61,6 +61,7 @@ port = 9000
 origins = ["https://example.com"]
 token = "hush-hush"
 authenticate_url = "http://127.0.0.1:8080/who"
+max_connections = 500
 """
 
 WRONG: dict[tuple[str, str], list[Any]] = {
@@ -93,6 +94,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("server", "token"): ["", "with space", 1, "ü"],
     ("server", "token_file"): ["", 1, "/nowhere/at/all"],
     ("server", "authenticate_url"): ["x", 1, "ftp://x"],
+    ("server", "max_connections"): [0, "many", True, 1.5],
 }
 
 
@@ -148,7 +150,12 @@ class TestG1GoodFile:
             ),
         )
         assert settings.server == ServerSettings(
-            "127.0.0.1", 9000, ("https://example.com",), "hush-hush", "http://127.0.0.1:8080/who"
+            "127.0.0.1",
+            9000,
+            ("https://example.com",),
+            "hush-hush",
+            "http://127.0.0.1:8080/who",
+            500,
         )
 
     def test_little_is_enough(self) -> None:
