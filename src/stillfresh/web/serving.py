@@ -63,6 +63,7 @@ def gateway_of(settings: Settings, client: httpx.AsyncClient) -> Gateway:
         authenticate=Authority(client, url) if url is not None else None,
         origins=server.origins,
         token=server.token,
+        max_connections=server.max_connections,
     )
 
 
