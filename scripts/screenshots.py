@@ -103,7 +103,7 @@ async def take_down(browser: Browser, url: str) -> None:
     """The upstream switched off: the site stays, and the dashboard says so."""
     async with looking(browser, "light", url) as page:
         await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
-        await page.get_by_text("Down", exact=True).first.click()
+        await page.locator('input[name="mode"][value="down"]').check()
         await page.wait_for_timeout(25_000)
         await keep(page, "demo-down")
         async with looking(browser, "light", f"{url}/_stillfresh/") as board:
@@ -137,12 +137,14 @@ async def take() -> None:
         async with looking(browser, "light", url) as visitor:
             await scroll(visitor)
             reading = asyncio.gather(*(readers(url) for _ in range(READERS)))
-            await take_demo(browser, url)
-            await asyncio.sleep(WARM)
-            await take_dashboard(browser, url)
-            await take_down(browser, url)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            try:
+                await take_demo(browser, url)
+                await asyncio.sleep(WARM)
+                await take_dashboard(browser, url)
+                await take_down(browser, url)
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
         await browser.close()
 
 
