@@ -19,6 +19,7 @@ import stillfresh.feed.http
 import stillfresh.isr
 import stillfresh.stores.dynamodb
 import stillfresh.testing
+import stillfresh.web
 from stillfresh.stores.dynamodb.store import random_uuid
 from stillfresh.testing import ManualClock
 from stillfresh.waiting import WaitingCache
@@ -27,6 +28,7 @@ from stillfresh.waiting.client import WaitingClient
 from stillfresh.waiting.model import LIMIT
 from stillfresh.waiting.rules import MEMORY
 from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE
+from stillfresh.web import Dashboard
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -37,6 +39,7 @@ PACKAGES = (
     stillfresh.isr,
     stillfresh.stores.dynamodb,
     stillfresh.testing,
+    stillfresh.web,
 )
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -101,7 +104,7 @@ def public_callables() -> Iterator[tuple[str, Any]]:
     for package in PACKAGES:
         for name in package.__all__:
             yield from callables_of(name, getattr(package, name))
-    for value in (WaitingCache, WaitingClient, Games, Player):
+    for value in (WaitingCache, WaitingClient, Games, Player, Dashboard):
         yield from callables_of(value.__name__, value)
 
 

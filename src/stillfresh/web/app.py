@@ -49,6 +49,7 @@ def gateway(
     authenticate: Authenticate | None = None,
     origins: Iterable[str] = (),
     token: str | None = None,
+    max_connections: int = 10_000,
     clock: Clock = time.time,
 ) -> "Gateway":
     """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`."""
@@ -61,6 +62,7 @@ def gateway(
         authenticate=authenticate,
         origins=checked_origins(origins),
         token=checked_token(token),
+        max_connections=max_connections,
         clock=clock,
     )
 
@@ -79,6 +81,7 @@ class Gateway:
         authenticate: Authenticate | None,
         origins: tuple[str, ...],
         token: str | None,
+        max_connections: int,
         clock: Clock,
     ) -> None:
         self.cache = cache
@@ -100,6 +103,7 @@ class Gateway:
             origins=origins,
             stats=self.dashboard.snapshot,
             is_operator=self._is_operator,
+            max_connections=max_connections,
         )
         caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
         self._health = Health(caches, self._live_now)
