@@ -85,8 +85,8 @@ async def keep(page: Page, name: str) -> None:
 async def take_demo(browser: Browser, url: str) -> None:
     for look in LOOKS:
         async with looking(browser, look, url) as page:
-            await page.locator('article [data-verdict="fresh"]').first.wait_for(timeout=60_000)
-            await page.wait_for_timeout(4_000)
+            await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
+            await page.wait_for_timeout(1_000)
             await keep(page, f"demo-{look}")
 
 
@@ -97,6 +97,18 @@ async def take_dashboard(browser: Browser, url: str) -> None:
             await keep(page, f"dashboard-{look}")
             if look == "light":
                 await take_entry(page)
+
+
+async def take_down(browser: Browser, url: str) -> None:
+    """The upstream switched off: the site stays, and the dashboard says so."""
+    async with looking(browser, "light", url) as page:
+        await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
+        await page.get_by_text("Down", exact=True).first.click()
+        await page.wait_for_timeout(25_000)
+        await keep(page, "demo-down")
+        async with looking(browser, "light", f"{url}/_stillfresh/") as board:
+            await board.wait_for_timeout(12_000)
+            await keep(board, "dashboard-down")
 
 
 async def take_entry(page: Page) -> None:
@@ -128,8 +140,9 @@ async def take() -> None:
             await take_demo(browser, url)
             await asyncio.sleep(WARM)
             await take_dashboard(browser, url)
+            await take_down(browser, url)
             reading.cancel()
-            await asyncio.wait([reading])
+            await asyncio.gather(reading, return_exceptions=True)
         await browser.close()
 
 
