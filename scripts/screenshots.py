@@ -86,8 +86,32 @@ async def take_demo(browser: Browser, url: str) -> None:
     for look in LOOKS:
         async with looking(browser, look, url) as page:
             await page.locator('article [data-verdict="fresh"]').first.wait_for(timeout=60_000)
+            if look != "phone":
+                await play(page)
             await page.wait_for_timeout(4_000)
             await keep(page, f"demo-{look}")
+
+
+async def play(page: Page) -> None:
+    """Two games are begun, and a topic is read."""
+    for cell in (4, 0):
+        await page.locator("#next:enabled").click()
+        await page.locator("#board button:enabled").nth(cell).click()
+        await page.wait_for_timeout(1_000)
+    await page.locator("#topics button").nth(1).click()
+
+
+async def take_down(browser: Browser, url: str) -> None:
+    """The point: the upstream is off, the site is not."""
+    async with looking(browser, "light", url) as page:
+        await page.locator("#got-it").click()
+        await page.locator('article [data-verdict="fresh"]').first.wait_for(timeout=60_000)
+        await play(page)
+        await page.wait_for_timeout(4_000)
+        await page.get_by_label("Down").check()
+        await page.wait_for_timeout(25_000)
+        await keep(page, "demo-down")
+        await page.get_by_label("Fine").check()
 
 
 async def take_dashboard(browser: Browser, url: str) -> None:
@@ -126,6 +150,7 @@ async def take() -> None:
             await scroll(visitor)
             reading = asyncio.gather(*(readers(url) for _ in range(READERS)))
             await take_demo(browser, url)
+            await take_down(browser, url)
             await asyncio.sleep(WARM)
             await take_dashboard(browser, url)
             reading.cancel()
