@@ -85,10 +85,10 @@ async def keep(page: Page, name: str) -> None:
 async def take_demo(browser: Browser, url: str) -> None:
     for look in LOOKS:
         async with looking(browser, look, url) as page:
-            await page.locator('article [data-verdict="fresh"]').first.wait_for(timeout=60_000)
+            await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
             if look != "phone":
                 await play(page)
-            await page.wait_for_timeout(4_000)
+            await page.wait_for_timeout(3_000)
             await keep(page, f"demo-{look}")
 
 
@@ -101,19 +101,6 @@ async def play(page: Page) -> None:
     await page.locator("#topics button").nth(1).click()
 
 
-async def take_down(browser: Browser, url: str) -> None:
-    """The point: the upstream is off, the site is not."""
-    async with looking(browser, "light", url) as page:
-        await page.locator("#got-it").click()
-        await page.locator('article [data-verdict="fresh"]').first.wait_for(timeout=60_000)
-        await play(page)
-        await page.wait_for_timeout(4_000)
-        await page.get_by_label("Down").check()
-        await page.wait_for_timeout(25_000)
-        await keep(page, "demo-down")
-        await page.get_by_label("Fine").check()
-
-
 async def take_dashboard(browser: Browser, url: str) -> None:
     for look in LOOKS:
         async with looking(browser, look, f"{url}/_stillfresh/") as page:
@@ -121,6 +108,21 @@ async def take_dashboard(browser: Browser, url: str) -> None:
             await keep(page, f"dashboard-{look}")
             if look == "light":
                 await take_entry(page)
+
+
+async def take_down(browser: Browser, url: str) -> None:
+    """The upstream switched off: the site stays, and the dashboard says so."""
+    async with looking(browser, "light", url) as page:
+        await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
+        await page.locator("#got-it").click()
+        await play(page)
+        await page.wait_for_timeout(4_000)
+        await page.get_by_label("Down").check()
+        await page.wait_for_timeout(25_000)
+        await keep(page, "demo-down")
+        async with looking(browser, "light", f"{url}/_stillfresh/") as board:
+            await board.wait_for_timeout(12_000)
+            await keep(board, "dashboard-down")
 
 
 async def take_entry(page: Page) -> None:
@@ -150,11 +152,11 @@ async def take() -> None:
             await scroll(visitor)
             reading = asyncio.gather(*(readers(url) for _ in range(READERS)))
             await take_demo(browser, url)
-            await take_down(browser, url)
             await asyncio.sleep(WARM)
             await take_dashboard(browser, url)
+            await take_down(browser, url)
             reading.cancel()
-            await asyncio.wait([reading])
+            await asyncio.gather(reading, return_exceptions=True)
         await browser.close()
 
 
