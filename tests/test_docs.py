@@ -28,7 +28,6 @@ from stillfresh.waiting.client import WaitingClient
 from stillfresh.waiting.model import LIMIT
 from stillfresh.waiting.rules import MEMORY
 from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE
-from stillfresh.web import Dashboard
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -104,7 +103,7 @@ def public_callables() -> Iterator[tuple[str, Any]]:
     for package in PACKAGES:
         for name in package.__all__:
             yield from callables_of(name, getattr(package, name))
-    for value in (WaitingCache, WaitingClient, Games, Player, Dashboard):
+    for value in (WaitingCache, WaitingClient, Games, Player):
         yield from callables_of(value.__name__, value)
 
 
