@@ -85,7 +85,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("kinds", "max_batch"): [0, 1.5, "20", True, 1_001],
     ("kinds", "timeout"): [0, "soon", "31s"],
     ("kinds", "max_bytes"): [0, "1MB", True],
-    ("kinds", "headers"): ["x", {"a b": "c"}, {"a": 1}, {"a": "x\ny"}],
+    ("kinds", "headers"): ["x", {"a b": "c"}, {"a": 1}, {"a": "x\ny"}, {"Host": "x"}],
     ("kinds", "per_viewer"): ["yes", 1],
     ("kinds", "viewer_field"): ["", 1],
     ("server", "host"): ["", 1],

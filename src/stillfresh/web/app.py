@@ -52,7 +52,10 @@ def gateway(
     max_connections: int = 10_000,
     clock: Clock = time.time,
 ) -> "Gateway":
-    """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`."""
+    """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`.
+
+    A cache that is given has its own clock, and stays its maker's to close.
+    """
     return Gateway(
         store if isinstance(store, Cache) else Cache(store, clock=clock),
         owns_cache=not isinstance(store, Cache),
@@ -63,7 +66,6 @@ def gateway(
         origins=checked_origins(origins),
         token=checked_token(token),
         max_connections=max_connections,
-        clock=clock,
     )
 
 
@@ -82,8 +84,8 @@ class Gateway:
         origins: tuple[str, ...],
         token: str | None,
         max_connections: int,
-        clock: Clock,
     ) -> None:
+        clock = cache.clock
         self.cache = cache
         self.page_cache = page_cache
         self.hub = Hub(cache, kinds=kinds)
@@ -262,7 +264,5 @@ def checked_token(token: str | None) -> str | None:
 
 def path_of(scope: Scope) -> str:
     """Without the prefix under which the gateway is mounted."""
-    path, root = scope["path"], scope.get("root_path", "").rstrip("/")
-    if root and path.startswith(f"{root}/"):
-        return str(path[len(root) :])
-    return str(path)
+    path, root = str(scope["path"]), scope.get("root_path", "").rstrip("/")
+    return path.removeprefix(root) or "/" if f"{path}/".startswith(f"{root}/") else path
