@@ -27,6 +27,8 @@ OURS: Final = frozenset(
     {b"host", b"via", b"expect", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"}
 )
 """Request headers that a proxy answers for itself."""
+ERRORS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
+"""RFC 9209 §2.3: what went wrong between here and the site."""
 
 
 def checked_upstream(url: str) -> httpx.URL:
@@ -209,6 +211,8 @@ def _parts(response: httpx.Response) -> AsyncIterator[bytes]:
 async def _refuse(send: Send, status: int, text: bytes) -> None:
     headers = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store")]
     headers.append((b"content-length", b"%d" % len(text)))
+    if status in ERRORS:
+        headers.append((b"proxy-status", b"stillfresh; error=" + ERRORS[status]))
     start: Message = {"type": "http.response.start", "status": status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": text})
