@@ -12,6 +12,7 @@ from stillfresh.isr.rules_fields import date_text, directives, http_date, member
 from stillfresh.isr.rules_freshness import Terms, Wish, is_good_enough, stated, wish_of
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_keys import (
+    ENCODINGS,
     canonical_host,
     canonical_path,
     canonical_query,
@@ -281,6 +282,36 @@ class TestI13Keys:
         assert not is_allowed("shop.example", allowed)
         assert not is_allowed("evilexample.com", allowed)
         assert not is_allowed("notshop.example", allowed)
+
+    @pytest.mark.parametrize(
+        ("asked", "offered"),
+        [
+            ("gzip, deflate, br, zstd", "br, zstd, gzip"),
+            ("br;q=0.1, GZIP", "br, gzip"),
+            ("gzip,br", "br, gzip"),
+            ("br;q=0, gzip", "gzip"),
+            ("br;q=0.0, *", "zstd, gzip"),
+            ("gzip, *;q=0", "gzip"),
+            ("gzip, gzip;q=0", ""),
+            ("gzip;q=0.00001", ""),
+            ("gzip;q=no, br; q=1.000", "br"),
+            ("x-gzip", "gzip"),
+            ("identity, made-up", ""),
+            ("", ""),
+        ],
+    )
+    def test_an_app_is_offered_what_the_client_takes(self, asked: str, offered: str) -> None:
+        """I13, RFC 9110 §12.5.3: whichever it chooses, the client can read it."""
+        assert normalised("accept-encoding", raw(f"accept-encoding: {asked}")) == offered
+
+    @given(st.lists(st.sampled_from([*"brzstdgip,;q=01.* -x"]), max_size=40).map("".join))
+    def test_nobody_is_offered_what_he_did_not_name(self, asked: str) -> None:
+        """And there are eight variants at most, whatever is asked for."""
+        offered = normalised("accept-encoding", raw(f"accept-encoding: {asked}"))
+        assert offered is not None
+        chosen = offered.split(", ") if offered else []
+        assert chosen == [it for it in ENCODINGS if it in chosen]
+        assert all(it in asked or "*" in asked for it in chosen)
 
     def test_headers_that_mean_the_same_are_the_same(self) -> None:
         """Encodings by what an app is offered, languages by rank, others by their words."""

@@ -11,6 +11,7 @@ from stillfresh.freshness import Verdict
 from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, Stored
 from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache, told_to
 from stillfresh.isr.rendering import Renderer, given_to
+from stillfresh.isr.rules_bounds import SeatsOf
 from stillfresh.isr.rules_freshness import is_good_enough
 from stillfresh.isr.rules_keys import variant
 from stillfresh.isr.rules_pages import age_at, is_changed, is_of, may_serve, too_busy, ttl_at
@@ -21,6 +22,8 @@ __all__ = ["Found", "Unavailable", "Visits"]
 
 KNOWN_KEYS: Final = 10_000
 """Pages of which this process counts the variants."""
+KNOWN_PATHS: Final = 256
+"""Paths of which it counts the queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +49,21 @@ class Unavailable:
 class Visits:
     """Finds pages for requests; None means that a request has to be answered by the app itself."""
 
-    def __init__(self, pages: PageCache, renderer: Renderer, *, max_variants: int) -> None:
+    def __init__(
+        self, pages: PageCache, renderer: Renderer, *, max_variants: int, max_queries: int
+    ) -> None:
         self._pages = pages
         self._renderer = renderer
-        self._max_variants = max_variants
-        self._variants: dict[str, set[str]] = {}
+        self._variants = SeatsOf(max_variants, most=KNOWN_KEYS)
+        self._queries = SeatsOf(max_queries, most=KNOWN_PATHS)
         self._unshared: dict[str, None] = {}
 
     async def find(self, visit: Visit, state: Mapping[str, Any]) -> Found | Unavailable | None:
         key = self._key(visit, state, visit.id, given_to(visit))
         if visit.wish.no_store or visit.wish.only_if_cached:
             return await self._only_stored(visit, key)
+        if self._is_one_too_many(visit):
+            return None
         found = await self._variant(visit, state, key)
         return found if not visit.is_authorized or _is_for_all(found) else None
 
@@ -71,7 +78,7 @@ class Visits:
         if is_of(found.stored, values):
             return found
         id_ = _variant_id(visit, found.stored.head.vary, values or {})
-        if values is None or not self._has_room(visit.id, id_):
+        if values is None or not self._has_room(visit, id_):
             return None
         varied = self._key(visit, state, id_, {**given_to(visit), **values})
         found = await self._answer(visit, varied)
@@ -208,17 +215,16 @@ class Visits:
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self._pages.clock()
         return Unavailable(too_busy(pause), "fwd=miss; detail=cooling")
 
-    def _has_room(self, id_: str, variant_id: str) -> bool:
+    def _has_room(self, visit: Visit, variant_id: str) -> bool:
         """I13: whoever makes up header values does not fill the store."""
-        if len(variant_id) > MOST_KEY:
+        is_short = len(variant_id) <= MOST_KEY
+        return is_short and self._variants.has(visit.id, variant_id, self._pages.clock())
+
+    def _is_one_too_many(self, visit: Visit) -> bool:
+        """I13: nor does who makes up queries."""
+        if not visit.query:
             return False
-        if len(self._variants) >= KNOWN_KEYS and id_ not in self._variants:
-            self._variants.clear()
-        known = self._variants.setdefault(id_, set())
-        if variant_id not in known and len(known) >= self._max_variants:
-            return False
-        known.add(variant_id)
-        return True
+        return not self._queries.has(visit.host + visit.path, visit.query, self._pages.clock())
 
 
 def _is_for_all(found: Found | Unavailable | None) -> bool:
