@@ -125,7 +125,15 @@ def routes_of(texts: tuple[str, ...]) -> dict[str, str]:
 @click.option("--tenant", help="Whose pages these are, on a store of several.")
 @click.option("--max-body", default=1_048_576, show_default=True, help="Bytes; more is not kept.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds for the site to answer.")
-def serve(route: tuple[str, ...], site_host: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401
+@click.option(
+    "--trusted-proxy", multiple=True, help="Whose X-Forwarded-* counts, as 10.0.0.0/8; repeatable."
+)
+def serve(
+    route: tuple[str, ...],
+    site_host: tuple[str, ...],
+    trusted_proxy: tuple[str, ...],
+    **options: Any,  # noqa: ANN401
+) -> None:
     """Serve a site's pages from a cache in front of it, as a reverse proxy.
 
     Pages are kept as the site says itself (Cache-Control, ETag, Vary), or as --route says. Several
@@ -133,7 +141,8 @@ def serve(route: tuple[str, ...], site_host: tuple[str, ...], **options: Any) ->
     """
     try:
         serving = extra("stillfresh.isr.serve", "web")
-        settings = serving.Settings(routes=routes_of(route), site_hosts=site_host, **options)
+        options |= {"site_hosts": site_host, "trusted_proxies": trusted_proxy}
+        settings = serving.Settings(routes=routes_of(route), **options)
         serving.serve(settings, click.echo)
     except StillfreshError as exc:
         raise click.ClickException(str(exc)) from exc

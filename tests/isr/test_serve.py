@@ -1,64 +1,20 @@
 """I9, I12, I15: `stillfresh serve`, real processes and sockets, in front of a real site."""
 
 import contextlib
-import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlencode
 
 import httpx
 import pytest
+from serve_kit import CLI, Proxy
 
 from stillfresh.isr import PageCache
-
-WORKER = Path(__file__).parent / "upstream_worker.py"
-CLI = [sys.executable, "-m", "stillfresh.cli", "serve"]
-
-
-def started(stack: ExitStack, command: list[str]) -> tuple["subprocess.Popen[str]", str]:
-    """A process, and the first line it says; ended when the test is over."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    def end() -> None:
-        process.kill()
-        process.communicate(timeout=30)
-
-    stack.callback(end)
-    assert process.stdout is not None
-    return process, process.stdout.readline().strip()
-
-
-class Proxy:
-    """A site, a cache in front of it, and a client."""
-
-    def __init__(self, stack: ExitStack, *options: str, upstream: str | None = None) -> None:
-        self._stack = stack
-        if upstream is None:
-            upstream = f"http://127.0.0.1:{started(stack, [sys.executable, str(WORKER)])[1]}"
-        self.upstream = upstream
-        self.process, said = started(
-            stack, [*CLI, "--upstream", self.upstream, "--port", "0", *options]
-        )
-        found = re.match(r"(http://\S+) in front of", said)
-        assert found, said
-        self.url = found[1]
-        self.client = stack.enter_context(httpx.Client(base_url=self.url, timeout=30))
-
-    def get(
-        self, path: str, headers: dict[str, str] | None = None, /, **says: str
-    ) -> httpx.Response:
-        query = f"?{urlencode({name.replace('_', '-'): it for name, it in says.items()})}"
-        return self.client.get(path + (query if says else ""), headers=headers)
-
-    def count(self, path: str) -> int:
-        return int(self.client.get(f"/count?{path}").text)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,13 @@ from stillfresh.isr.rules_headers import cache_status, not_modified_headers, pol
 from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_validation import if_range_holds, not_modified
 
-__all__ = ["Message", "Ready", "Send", "ready", "send_page", "send_stored"]
+__all__ = ["Message", "Ready", "Send", "ready", "refuse", "send_page", "send_stored"]
 
 Message: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 BODILESS = frozenset({204, 304})
+FAULTS = {502: b"destination_unavailable", 504: b"http_response_timeout"}
+"""RFC 9209 §2.3: what went wrong between here and the site."""
 
 
 class Ready:
@@ -105,3 +107,11 @@ async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None
 async def _send(send: Send, status: int, fields: Raw, body: bytes, is_head: bool = False) -> None:
     await send({"type": "http.response.start", "status": status, "headers": list(fields)})
     await send({"type": "http.response.body", "body": b"" if is_head else body})
+
+
+async def refuse(send: Send, status: int, text: bytes, *, kind: bytes = b"text/plain") -> None:
+    """What a proxy says on its own."""
+    fields: Raw = ((b"content-type", kind), (b"cache-control", b"no-store"))
+    if (fault := FAULTS.get(status)) is not None:
+        fields = (*fields, (b"proxy-status", b"stillfresh; error=" + fault))
+    await _send(send, status, _sized(fields, len(text)), text)

@@ -14,6 +14,8 @@ from stillfresh.isr.rules_fields import Raw, members, values
 
 __all__ = [
     "ENCODINGS",
+    "HOST",
+    "HOST_LENGTH",
     "PERSONAL",
     "canonical_host",
     "canonical_path",

@@ -16,10 +16,11 @@ import uvloop
 from stillfresh.durations import Duration
 from stillfresh.errors import ConfigError
 from stillfresh.isr.asgi import MAX_BODY, IsrMiddleware
+from stillfresh.isr.edge import Edge
 from stillfresh.isr.pages import PageCache
-from stillfresh.isr.rendering import App, Receive
-from stillfresh.isr.responses import Send
-from stillfresh.isr.rules_routes import Route, Scope
+from stillfresh.isr.rendering import App
+from stillfresh.isr.rules_edge import checked_networks
+from stillfresh.isr.rules_routes import Route
 from stillfresh.isr.upstream import Upstream, checked_upstream
 
 __all__ = ["Settings", "app_for", "serve"]
@@ -43,6 +44,7 @@ class Settings:
     tenant: str | None = None
     max_body: int = MAX_BODY
     timeout: float = 30.0
+    trusted_proxies: Collection[str] = ()
 
 
 def app_for(settings: Settings, pages: PageCache) -> App:
@@ -60,19 +62,8 @@ def app_for(settings: Settings, pages: PageCache) -> App:
         hosts=settings.site_hosts or None,
         max_body=settings.max_body,
     )
-    return isr if keep_host else _of_one_host(isr, checked_upstream(settings.upstream).netloc)
-
-
-def _of_one_host(app: App, host: bytes) -> App:
-    """Without a list of hosts there is one site, whatever it is called."""
-
-    async def one(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            kept = [it for it in scope["headers"] if it[0] != b"host"]
-            scope = {**scope, "headers": [(b"host", host), *kept]}
-        await app(scope, receive, send)
-
-    return one
+    host = None if keep_host else checked_upstream(settings.upstream).netloc
+    return Edge(isr, host=host, trusted=checked_networks(settings.trusted_proxies))
 
 
 class Server(uvicorn.Server):
