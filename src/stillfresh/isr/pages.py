@@ -30,7 +30,7 @@ from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, S
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import canonical_url, checked_tenant, plain_path
 from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
-from stillfresh.isr.rules_storage import is_of_gateway, private
+from stillfresh.isr.rules_storage import is_failure, is_of_gateway, private
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
 
@@ -246,7 +246,7 @@ class PageCache:
         key.had_old = old is not None
         made = await key.render(old)
         page, head = made.page, made.page.head
-        if head.status >= 500:
+        if is_failure(head.status):
             raise self._refused(key, page)
         if not made.is_shared:
             key.own = page

@@ -72,7 +72,7 @@ async def send_stored(
         if not_modified(request, made.etag, made.modified):
             return await _send(send, 304, not_modified_headers(fields), b"")
         ranges = values(request, b"range")
-        if ranges and not is_head and if_range_holds(request, made.etag, made.modified):
+        if len(ranges) == 1 and not is_head and if_range_holds(request, made.fields):
             return await _send_part(send, stored, fields, ranges[0])
     body = b"" if is_head else bytes(stored.body)
     return await _send(send, status, (*fields, *made.length), body)

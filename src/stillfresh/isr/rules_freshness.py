@@ -10,7 +10,7 @@ from typing import Final
 
 from stillfresh.isr.rules_fields import Raw, directives, http_date, members, number, values
 
-__all__ = ["Terms", "Wish", "initial_age", "is_good_enough", "stated", "wish_of"]
+__all__ = ["Terms", "Wish", "controls", "initial_age", "is_good_enough", "stated", "wish_of"]
 
 FOR_EVER: Final = float("inf")
 

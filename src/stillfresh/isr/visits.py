@@ -61,7 +61,7 @@ class Visits:
     async def find(self, visit: Visit, state: Mapping[str, Any]) -> Found | Unavailable | None:
         key = self._key(visit, state, visit.id, given_to(visit))
         if visit.wish.no_store or visit.wish.only_if_cached:
-            return await self._only_stored(visit, key)
+            return await self._only_stored(visit, state, key)
         if self._is_one_too_many(visit):
             return None
         found = await self._variant(visit, state, key)
@@ -130,28 +130,41 @@ class Visits:
         answer = await self._pages.core.look(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.EXPIRED:
             return None
-        made = answer.value, answer.fetched_at, self._pages.clock(), answer.verdict
-        if (
-            is_changed(*made)
-            or forbids_stale(answer.value.head.headers)
-            or not self._suits(visit, answer)
-        ):
-            return None
-        return self._hit(key, answer)
+        return self._hit(key, answer) if self._is_takeable(visit, answer) else None
 
-    async def _only_stored(self, visit: Visit, key: PageKey) -> Found | Unavailable | None:
+    def _is_takeable(self, visit: Visit, answer: Answer[Stored]) -> bool:
+        """EXPIRED, and all the same what this visitor takes."""
+        made = answer.value, answer.fetched_at, self._pages.clock(), answer.verdict
+        if is_changed(*made) or forbids_stale(answer.value.head.headers):
+            return False
+        return visit.wish.max_stale > 0 and self._suits(visit, answer)
+
+    async def _only_stored(
+        self, visit: Visit, state: Mapping[str, Any], key: PageKey
+    ) -> Found | Unavailable | None:
         """RFC 9111 §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
         answer = await self._pages.core.look(key)
-        wish = visit.wish
-        if answer is not None and answer.found and self._suits(visit, answer):
-            head, found = answer.value.head, self._hit(key, answer)
-            is_allowed = not visit.is_authorized or _is_for_all(found)
-            is_variant = is_of(answer.value, variant(head.vary, visit.headers))
-            if is_allowed and is_variant and answer.verdict is not Verdict.EXPIRED:
-                return found
-        if wish.only_if_cached:
+        if answer is not None and answer.found and (vary := answer.value.head.vary):
+            values = variant(vary, visit.headers)
+            if not is_of(answer.value, values):
+                id_ = _variant_id(visit, vary, values or {})
+                key = self._key(visit, state, id_, values or {})
+                answer = None if values is None else await self._pages.core.look(key)
+        if answer is not None and answer.found and self._may_have(visit, answer):
+            return self._hit(key, answer)
+        if visit.wish.only_if_cached:
             return Unavailable(_gateway_timeout("Not in the cache.\n"), "fwd=request")
         return None
+
+    def _may_have(self, visit: Visit, answer: Answer[Stored]) -> bool:
+        head = answer.value.head
+        if visit.is_authorized and not allows_authorized(head.headers):
+            return False
+        if not is_of(answer.value, variant(head.vary, visit.headers)):
+            return False
+        if answer.verdict is Verdict.EXPIRED:
+            return self._is_takeable(visit, answer)
+        return self._suits(visit, answer)
 
     def _is_too_old(self, visit: Visit, answer: Outcome[Stored]) -> bool:
         if isinstance(answer, LoadFailed) or not answer.found or answer.error is not None:
