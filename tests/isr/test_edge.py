@@ -129,7 +129,7 @@ class TestI13Forwarded:
             assert is_trusted(peer, trusted), peer
         for other in ("11.0.0.1", "::2", "", "unix:", None):
             assert not is_trusted(other, trusted), other
-        with pytest.raises(ConfigError, match=r"trusted proxy '10\.0\.0\.1/8'"):
+        with pytest.raises(ConfigError, match=r"--trusted-proxy '10\.0\.0\.1/8'"):
             checked_networks(["10.0.0.1/8"])
 
 
