@@ -111,11 +111,29 @@ def routes_of(texts: tuple[str, ...]) -> dict[str, str]:
     return {path: duration for path, _, duration in pairs}
 
 
-@main.command()
+class Mistake(click.ClickException):
+    """One sentence about what was typed."""
+
+    exit_code = 2
+
+
+class Serve(click.Command):
+    """What cannot be read is told as what cannot be: in a line, without the usage."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as exc:
+            raise Mistake(exc.format_message()) from exc
+
+
+@main.command(cls=Serve)
 @click.option("--upstream", required=True, help="The site, as http://host:port or https://host.")
 @click.option("--store", default="memory://", show_default=True, help="Where pages are kept.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", default=8080, show_default=True, help="0: any free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="0: a free one."
+)
 @click.option("--site-host", multiple=True, help="A Host to serve, told to the site; repeatable.")
 @click.option("--route", multiple=True, help="PATH=DURATION, over what the site says; repeatable.")
 @click.option("--query", multiple=True, help="A query parameter that makes a page; default: all.")
@@ -123,7 +141,13 @@ def routes_of(texts: tuple[str, ...]) -> dict[str, str]:
     "--memory-for", default="0s", show_default=True, help="Pages without asking the store."
 )
 @click.option("--tenant", help="Whose pages these are, on a store of several.")
-@click.option("--max-body", default=1_048_576, show_default=True, help="Bytes; more is not kept.")
+@click.option(
+    "--max-body",
+    type=click.IntRange(1),
+    default=1_048_576,
+    show_default=True,
+    help="Bytes; more is not kept.",
+)
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds for the site to answer.")
 @click.option(
     "--trusted-proxy", multiple=True, help="Whose X-Forwarded-* counts, as 10.0.0.0/8; repeatable."
@@ -144,6 +168,8 @@ def serve(
         options |= {"site_hosts": site_host, "trusted_proxies": trusted_proxy}
         settings = serving.Settings(routes=routes_of(route), **options)
         serving.serve(settings, click.echo)
+    except ConfigError as exc:
+        raise Mistake(str(exc)) from exc
     except StillfreshError as exc:
         raise click.ClickException(str(exc)) from exc
 

@@ -1,6 +1,8 @@
 """I12, I13: the two edges of `stillfresh serve`: what clients say, and what a site breaks."""
 
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -129,7 +131,7 @@ class TestI13Forwarded:
             assert is_trusted(peer, trusted), peer
         for other in ("11.0.0.1", "::2", "", "unix:", None):
             assert not is_trusted(other, trusted), other
-        with pytest.raises(ConfigError, match=r"trusted proxy '10\.0\.0\.1/8'"):
+        with pytest.raises(ConfigError, match=r"--trusted-proxy '10\.0\.0\.1/8'"):
             checked_networks(["10.0.0.1/8"])
 
 
@@ -260,3 +262,19 @@ class TestI12BrokenOff:
         assert {proxy.get(f"/{number}").status_code for number in range(3)} == {502}
         assert proxy.log().count("http://nowhere.invalid: cannot be reached") == 1
         assert "Traceback" not in proxy.log()
+
+
+class TestI12Ending:
+    def test_requests_under_way_are_answered(self, proxy: Proxy) -> None:
+        """SIGTERM closes the door, waits for who is inside, and ends with 0."""
+        with ExitStack() as stack:
+            ending = Proxy(stack, upstream=proxy.upstream)
+            with ThreadPoolExecutor(4) as pool:
+                urls = [f"{ending.url}/slow{it}?takes=1&cache-control=max-age%3D9" for it in "abcd"]
+                asking = [pool.submit(httpx.get, url, timeout=30) for url in urls]
+                while any(proxy.count(f"/slow{it}") == 0 for it in "abcd"):
+                    pass
+                ending.process.send_signal(signal.SIGTERM)
+                assert {it.result().status_code for it in asking} == {200}
+            assert ending.process.wait(timeout=30) == 0
+            assert ending.log() == ""

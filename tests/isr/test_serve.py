@@ -1,6 +1,7 @@
 """I9, I12, I15: `stillfresh serve`, real processes and sockets, in front of a real site."""
 
 import contextlib
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from serve_kit import CLI, Proxy
 
+from stillfresh.cli import main
 from stillfresh.isr import PageCache
 
 
@@ -211,6 +213,45 @@ class TestI15Streams:
         assert status >= 500
 
 
+MISTAKES = [
+    (["--upstream", ""], "write http://host:port"),
+    (["--upstream", "ftp://x"], "write http://host:port"),
+    (["--upstream", "http://x/path"], "write http://host:port"),
+    (["--upstream", "http://user@x"], "write http://host:port"),
+    (["--upstream", "http://x:99999"], "not a URL"),
+    (["--upstream", "http://[::1"], "not a URL"),
+    (["--upstream", "http://a..b"], "not a host's name"),
+    (["--upstream", f"http://{'a' * 64}.example"], "not a host's name"),
+    (["--port", "x"], "--port"),
+    (["--port", "65536"], "--port"),
+    (["--port", "-1"], "--port"),
+    (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid"),
+    (["--store", "ftp://x"], "not a store's address"),
+    (["--store", "redis://x:99999/0"], "a port that is none"),
+    (["--store", "dynamodb://"], "write dynamodb://table"),
+    (["--site-host", ""], "--site-host ''"),
+    (["--site-host", "a/b"], "--site-host 'a/b'"),
+    (["--site-host", "a:b"], "--site-host 'a:b'"),
+    (["--route", "/blog"], "PATH=DURATION"),
+    (["--route", "blog=1m"], "route 'blog'"),
+    (["--route", "/a*b=1m"], "* stands at the end only"),
+    (["--route", "/blog=soon"], "--route /blog: cannot read 'soon'"),
+    (["--route", "/blog=0s"], "--route /blog: must be more than zero"),
+    (["--query", ""], "--query"),
+    (["--memory-for", "soon"], "--memory-for: cannot read 'soon'"),
+    (["--tenant", "a#b"], "tenant"),
+    (["--tenant", ""], "tenant"),
+    (["--max-body", "x"], "--max-body"),
+    (["--max-body", "0"], "--max-body"),
+    (["--timeout", "x"], "--timeout"),
+    (["--timeout", "0"], "--timeout: must be more than zero"),
+    (["--timeout", "nan"], "--timeout: cannot read nan"),
+    (["--trusted-proxy", "10.0.0.1/8"], "--trusted-proxy '10.0.0.1/8'"),
+    (["--nope"], "--nope"),
+    (["more"], "more"),
+]
+
+
 class TestI12CommandLine:
     def test_it_ends_cleanly(self) -> None:
         """SIGTERM and SIGINT: no error, nothing left."""
@@ -241,28 +282,49 @@ class TestI12CommandLine:
         proxy = Proxy(stack, upstream=f"http://127.0.0.1:{port}")
         assert proxy.get("/a").status_code == 502
 
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            (["--upstream", "ftp://x"], "write http://host:port"),
-            (["--upstream", "http://x/path"], "write http://host:port"),
-            (["--upstream", "http://x:99999"], "not a URL"),
-            (["--upstream", "http://x", "--route", "/blog"], "PATH=DURATION"),
-            (["--upstream", "http://x", "--route", "/blog=soon"], "cannot read 'soon'"),
-            (["--upstream", "http://x", "--store", "ftp://x"], "not a store's address"),
-            (["--upstream", "http://x", "--store", "sqlite:////proc/none/x.db"], "x.db"),
-            (["--upstream", "http://x", "--tenant", "a#b"], "tenant"),
-            ([], "--upstream"),
-        ],
-    )
-    def test_a_mistake_is_one_sentence(self, options: list[str], said: str) -> None:
-        """And no traceback."""
-        done = subprocess.run(
-            [*CLI, "--port", "0", *options], capture_output=True, text=True, timeout=30, check=False
+    @pytest.mark.parametrize(("wrong", "said"), MISTAKES)
+    def test_a_mistake_is_one_line(
+        self, wrong: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """That says which option, and status 2; no usage, no traceback."""
+        given = [*([] if "--upstream" in wrong else ["--upstream", "http://x"]), "--port", "0"]
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", *given, *wrong])
+        assert ended.value.code == 2
+        told = capfd.readouterr().err
+        assert said in told
+        assert len(told.splitlines()) == 1
+
+    def test_every_option_is_in_the_docs(self) -> None:
+        """And every one that the docs name is there."""
+        text = (Path(__file__).parents[2] / "docs" / "isr.md").read_text()
+        rows = re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
+        told = {name for row in rows for name in re.findall(r"`(--[a-z-]+)`", row)}
+        assert told == {it.opts[0] for it in main.commands["serve"].params}
+
+    def test_a_site_must_be_named(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """Nothing can be guessed."""
+        with pytest.raises(SystemExit) as ended:
+            main(["serve"])
+        assert (ended.value.code, capfd.readouterr().err) == (
+            2,
+            "Error: Missing option '--upstream'.\n",
         )
-        assert done.returncode != 0
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+
+    def test_a_store_that_cannot_be_written(self, tmp_path: Path) -> None:
+        """One line, and status 1: the words are right, the world is not."""
+        (tmp_path / "file").write_text("")
+        store = f"sqlite:///{tmp_path}/file/pages.db"
+        done = subprocess.run(
+            [*CLI, "--upstream", "http://x", "--port", "0", "--store", store],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "pages.db" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
     def test_a_port_that_is_taken(self) -> None:
         """Is named."""

@@ -18,6 +18,7 @@ __all__ = [
     "forwarded",
     "forwards_left",
     "host_fault",
+    "is_host",
     "is_trusted",
     "reflected",
     "with_forwards",
@@ -64,7 +65,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
         return ip_network(text)
     except ValueError as exc:
         raise ConfigError(
-            f"trusted proxy {shown(text)}: write an address or a network, as 10.0.0.0/8 ({exc})"
+            f"--trusted-proxy {shown(text)}: write an address or a network, as 10.0.0.0/8 ({exc})"
         ) from None
 
 

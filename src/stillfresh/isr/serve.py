@@ -13,13 +13,13 @@ from typing import Final
 import uvicorn
 import uvloop
 
-from stillfresh.durations import Duration
-from stillfresh.errors import ConfigError
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.asgi import MAX_BODY, IsrMiddleware
 from stillfresh.isr.edge import Edge
 from stillfresh.isr.pages import PageCache
 from stillfresh.isr.rendering import App
-from stillfresh.isr.rules_edge import checked_networks
+from stillfresh.isr.rules_edge import checked_networks, is_host
 from stillfresh.isr.rules_routes import Route
 from stillfresh.isr.upstream import Upstream, checked_upstream
 
@@ -45,6 +45,17 @@ class Settings:
     max_body: int = MAX_BODY
     timeout: float = 30.0
     trusted_proxies: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        seconds(self.timeout, name="--timeout", positive=True)
+        seconds(self.memory_for, name="--memory-for")
+        for path, duration in self.routes.items():
+            seconds(duration, name=f"--route {path}", positive=True)
+        for host in self.site_hosts:
+            if not is_host(host.removeprefix("*.").encode("latin-1", "replace")):
+                raise ConfigError(f"--site-host {shown(host)}: write example.com or *.example.com")
+        if not all(self.query):
+            raise ConfigError("--query: a parameter's name, not ''")
 
 
 def app_for(settings: Settings, pages: PageCache) -> App:

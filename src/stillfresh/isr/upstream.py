@@ -40,7 +40,12 @@ def checked_upstream(url: str) -> httpx.URL:
     is_site = parts.scheme in {"http", "https"} and parts.hostname and parts.username is None
     if not is_site or parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise ConfigError(f"upstream {shown(url)}: write http://host:port or https://host")
-    return httpx.URL(f"{parts.scheme}://{parts.netloc}")
+    try:
+        found = httpx.URL(f"{parts.scheme}://{parts.netloc}")
+        _ = found.raw_host.decode("ascii").encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as exc:
+        raise ConfigError(f"upstream {shown(url)}: not a host's name ({exc})") from None
+    return found
 
 
 class Upstream:
