@@ -208,7 +208,8 @@ class Visits:
             what = f"fwd={why}; {'stored' if answer.origin is Origin.LOADED else 'collapsed'}"
             what += f"; ttl={int(ttl)}"
         age = age_at(stored, answer.fetched_at, now)
-        is_outdated = answer.verdict is not Verdict.FRESH and age < stored.head.fresh_for
+        is_over = now - answer.fetched_at >= stored.head.fresh_for
+        is_outdated = answer.verdict is not Verdict.FRESH and not is_over
         return Found(key, stored, age, what, is_outdated)
 
     def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Unavailable | None:
