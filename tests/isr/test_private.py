@@ -156,3 +156,17 @@ class TestI8ErrorsOfOurOwn:
         assert answers[0].headers["cache-control"] == "no-store"
         assert answers[0].headers["proxy-status"].startswith("stillfresh; error=")
         assert asked == 1
+
+    async def test_a_spoofed_one_with_a_cookie_is_for_one_alone(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """I13: a site that speaks as this proxy shares no cookie by it."""
+        visit = in_front(site, pages)
+        site.says("Proxy-Status: stillfresh; error=x", "Set-Cookie: a=1", status=502)
+        site.hold()
+        crowd = [asyncio.ensure_future(visit()) for _ in range(3)]
+        await site.asked.wait()
+        await turns()
+        site.let_go()
+        answers = await asyncio.gather(*crowd)
+        assert len([answer for answer in answers if "set-cookie" in answer.headers]) == 1
