@@ -192,7 +192,7 @@ def _scope(
         "type": "http",
         "method": "GET",
         "scheme": visit.scheme,
-        "path": visit.path,
+        "path": visit.app_path,
         "raw_path": visit.raw_path.encode("ascii"),
         "query_string": visit.query.encode("ascii"),
         "headers": [(b"host", visit.host.encode("ascii")), *agent, *told, *asked],

@@ -18,6 +18,7 @@ __all__ = [
     "allows_authorized",
     "forbids_stale",
     "is_failure",
+    "is_of_gateway",
     "judged",
     "private",
 ]
@@ -78,6 +79,13 @@ def private(headers: Raw) -> str | None:
             if name in directives([line]):
                 return name
     return None
+
+
+def is_of_gateway(headers: Raw) -> bool:
+    """RFC 9209 §2.1.1: an error that was made here, of which nothing is anybody's."""
+    told = values(headers, b"proxy-status")
+    is_ours = any(line.startswith(b"stillfresh; error=") for line in told)
+    return is_ours and not values(headers, b"set-cookie")
 
 
 def _unfit(status: int, headers: Raw) -> str | None:

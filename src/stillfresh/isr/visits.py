@@ -16,7 +16,7 @@ from stillfresh.isr.rules_freshness import is_good_enough
 from stillfresh.isr.rules_keys import variant
 from stillfresh.isr.rules_pages import age_at, is_changed, is_of, may_serve, too_busy, ttl_at
 from stillfresh.isr.rules_routes import MOST_KEY, Visit, key_of_variant
-from stillfresh.isr.rules_storage import allows_authorized, forbids_stale
+from stillfresh.isr.rules_storage import allows_authorized, forbids_stale, is_of_gateway
 
 __all__ = ["Found", "Unavailable", "Visits"]
 
@@ -208,7 +208,8 @@ class Visits:
             what = f"fwd={why}; {'stored' if answer.origin is Origin.LOADED else 'collapsed'}"
             what += f"; ttl={int(ttl)}"
         age = age_at(stored, answer.fetched_at, now)
-        is_outdated = answer.verdict is not Verdict.FRESH and age < stored.head.fresh_for
+        is_over = now - answer.fetched_at >= stored.head.fresh_for
+        is_outdated = answer.verdict is not Verdict.FRESH and not is_over
         return Found(key, stored, age, what, is_outdated)
 
     def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Unavailable | None:
@@ -216,9 +217,10 @@ class Visits:
 
         Where nobody said that the page is for all, it may only have failed for want of who asks.
         """
-        if visit.route.revalidate is None:
-            return None
         cause = error.__cause__
+        is_ours = isinstance(cause, PageFailed) and is_of_gateway(cause.page.headers.raw)
+        if visit.route.revalidate is None and not is_ours:
+            return None
         if isinstance(cause, PageFailed):
             return Unavailable(told_to(key, cause), "fwd=miss")
         if isinstance(cause, TimeoutError):
