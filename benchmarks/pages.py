@@ -210,7 +210,7 @@ def section(progress: Progress) -> Section:
     ]
     if NGINX in rates:
         rows.append(Row("I16", f"{MEMORY}: rate to {NGINX}", rates[MEMORY] / rates[NGINX]))
-    if NEXT in rates:
+    if rates.get(NEXT):
         ratio = rates[MEMORY] / rates[NEXT]
         rows.append(Row("I16", f"{MEMORY}: rate to {NEXT}", ratio, 15.0, at_least=True))
     if NGINX not in rates:

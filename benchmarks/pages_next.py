@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 from benchmarks.pages_sites import BODY
 
@@ -81,6 +82,9 @@ def next_isr(folder: Path) -> Iterator[int]:
     try:
         if not any(b"Ready" in line for line in process.stdout or ()):
             raise Missing("next start did not come up")
+        with urlopen(f"http://127.0.0.1:{port}/pricing", timeout=PATIENCE) as page:
+            if page.read() != BODY:
+                raise Missing("next start serves other bytes")
         yield int(port)
     finally:
         process.terminate()
