@@ -19,6 +19,7 @@ import stillfresh.feed.http
 import stillfresh.isr
 import stillfresh.stores.dynamodb
 import stillfresh.testing
+import stillfresh.web
 from stillfresh.stores.dynamodb.store import random_uuid
 from stillfresh.testing import ManualClock
 from stillfresh.waiting import WaitingCache
@@ -37,6 +38,7 @@ PACKAGES = (
     stillfresh.isr,
     stillfresh.stores.dynamodb,
     stillfresh.testing,
+    stillfresh.web,
 )
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -28,6 +28,7 @@ class Upstream:
         self.inboxes: list[tuple[str, list[str]]] = []
         self.version = 1
         self.is_down = False
+        self.padding = ""
 
     async def price(self, ids: list[str]) -> dict[str, Any]:
         self.calls.append(list(ids))
@@ -40,7 +41,7 @@ class Upstream:
         }
 
     async def word(self, ids: list[str]) -> dict[str, str]:
-        return {id_: f"{id_} {self.version}" for id_ in ids}
+        return {id_: f"{id_} {self.version}{self.padding}" for id_ in ids}
 
     async def inbox(self, ids: list[str], viewer_id: str) -> dict[str, str]:
         self.inboxes.append((viewer_id, list(ids)))

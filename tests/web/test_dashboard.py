@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from stillfresh import Cache
+from stillfresh import Cache, StoreError
 from stillfresh.coordinator import Kind
 from stillfresh.isr import Page, PageCache
 from stillfresh.isr.model import Head, Stored
@@ -211,6 +211,23 @@ class TestG6Gauge:
             await gauge.look()
             assert store.asked == 1
             ticks.advance(0.2)
+            await gauge.look()
+            assert store.asked == 2
+
+    async def test_one_that_is_away_is_asked_again_soon(self) -> None:
+        """However long it took to say so."""
+        ticks = ManualClock()
+
+        class Away(Sized):
+            async def stats(self) -> StoreStats:
+                await super().stats()
+                raise StoreError("no route to the store")
+
+        store = Away(ticks, took=2.0)
+        async with Cache(store) as cache:
+            gauge = Gauge(cache, ticks)
+            assert await gauge.look() == {"error": "no route to the store"}
+            ticks.advance(5.1)
             await gauge.look()
             assert store.asked == 2
 
@@ -577,6 +594,14 @@ class TestG6Token:
             refused = await client.post(path_of("price", "a", "refresh"), headers=evil)
         assert refused.status_code == 403
         assert len(world.asked) == 2
+
+    async def test_behind_a_proxy_that_gives_another_name(self) -> None:
+        """What the browser says of where its request is from counts, not how the proxy calls us."""
+        world = World(token=TOKEN)
+        own = {"Origin": "https://fresh.example", "Sec-Fetch-Site": "same-origin"}
+        async with world.client("127.0.0.1:8080", **BEARER, **own) as client:
+            await world.read("a")
+            assert (await client.post(path_of("price", "a", "delete"))).status_code == 200
 
     async def test_it_is_never_in_an_address(self) -> None:
         """A token in the query opens nothing."""

@@ -231,6 +231,7 @@ class TestG1Life:
             ({"token": ""}, "token: must be"),
             ({"token": "a b"}, "token: must be"),
             ({"token": 1}, "token: must be"),
+            ({"max_connections": 0}, "max_connections"),
             ({"kinds": [1]}, "kinds: takes a list"),
             ({"kinds": [a_kind(), a_kind()]}, "two are named 'price'"),
             ({"store": "ftp://x"}, "not a store's address"),

@@ -1,11 +1,11 @@
-"""G3 against rubbish, floods, huge messages and readers that do not read: bounded, and no traceback."""
+"""G3 against rubbish, floods, huge messages and readers that do not read: all is bounded."""
 
 import asyncio
 import json
 import logging
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -25,7 +25,7 @@ Start = Callable[..., Awaitable[tuple[Live, int]]]
 
 
 @pytest.fixture(autouse=True)
-def no_traceback(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None] | Any:
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Whatever a viewer does is no error of the server's."""
     yield
     assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
@@ -83,15 +83,14 @@ class TestG3BadMessages:
             ["word", ""],
             ["word", "x" * 1_001],
             ["word", "a\nb"],
-            ["word", "\ud800"],
             ["word", "right"],
             ["n" * 5_000, "1"],
         ]
         async with viewing(port) as viewer:
             await viewer.socket.send(json.dumps({"type": "subscribe", "items": items}))
-            heard = await viewer.hear_all(7)
+            heard = await viewer.hear_all(6)
             codes = sorted(it.get("code", it["type"]) for it in heard)
-            assert codes == ["bad_id"] * 4 + ["unknown_kind"] * 2 + ["update"]
+            assert codes == ["bad_id"] * 3 + ["unknown_kind"] * 2 + ["update"]
             assert all(len(json.dumps(it)) < 1_000 for it in heard)
 
     async def test_a_huge_message_is_too_big(self, start: Start) -> None:
@@ -177,10 +176,10 @@ class TestG3BadMessages:
         inbox.put_nowait({"type": "websocket.disconnect", "code": 1001})
         scope = {"type": "websocket", "headers": [], "query_string": b""}
         async with asyncio.timeout(30):
-            await live(scope, inbox.get, send)  # type: ignore[arg-type]
+            await live(scope, inbox.get, send)
         assert sent[0] == {"type": "websocket.accept"}
-        for message in sent[1:]:
-            assert message["type"] in {"websocket.send", "websocket.close"}
+        for frame in sent[1:]:
+            assert frame["type"] in {"websocket.send", "websocket.close"}
         codes = [it["code"] for it in sent if it["type"] == "websocket.close"]
         assert set(codes) <= {1008}
         assert len(hub) == 0
@@ -225,30 +224,22 @@ class TestG3SlowReaders:
         self, start: Start, hub: Hub, upstream: Upstream
     ) -> None:
         """When it has left what was sent unread for too long; what waits is bounded till then."""
-        clock = ManualClock()
+        clock, upstream.padding = ManualClock(), "x" * 50_000
         live, port = await start(clock=clock, sleep=never, patience=20)
         raw = await handshaken(port)
         try:
-            large = "x" * 50_000
-
-            async def shown(ids: list[str]) -> dict[str, str]:
-                return dict.fromkeys(ids, f"{upstream.version} {large}")
-
-            upstream.price = shown  # type: ignore[assignment,method-assign]
             ids = [f"p{number}" for number in range(100)]
             items = [["word", id_] for id_ in ids]
             await sent_raw(raw, {"type": "subscribe", "items": items})
             await until(lambda: live.snapshot()["subscriptions"]["word"] == 100)
             [session] = live._sessions
             while session._sending_since is None:
-                upstream.version += 1
-                upstream.word = words(large, upstream.version)  # type: ignore[method-assign]
                 await hub.resource("word").refresh(*ids)
                 await asyncio.sleep(0.01)
             for _ in range(20):
                 await hub.resource("word").refresh(*ids)
             connection = session.viewing.connection
-            assert len(connection._news) <= 100
+            assert len(connection._news.fresh["word"]) <= 100
             clock.advance(20)
             live.tick()
             await until(lambda: live.snapshot()["connections"] == 0)
@@ -298,7 +289,7 @@ class TestG3SlowReaders:
         assert len(hub) == 0
 
     async def test_what_waits_for_a_viewer_is_bounded(self, hub: Hub) -> None:
-        """Answers: the newest hundred; notices: the newest of each game, and no more than so many."""
+        """Answers: the newest hundred; notices: the newest of each game, and only so many."""
         from stillfresh.web.frames import Frames  # noqa: PLC0415
 
         outbox = Outbox(Frames())
@@ -309,23 +300,16 @@ class TestG3SlowReaders:
         assert all(outbox.notify(YourTurnNews(f"g{n}", 1)) for n in range(MOST_NOTICES - 1))
         assert not outbox.notify(YourTurnNews("one too many", 1))
         with hub.connect() as connection:
-            [texts] = outbox.take(connection, 0.0)
+            texts = list(outbox.take(connection, 0.0, together=False))
         assert len(texts) == MOST_REPLIES + MOST_NOTICES
         assert json.loads(texts[MOST_REPLIES])["version"] == 999
-
-
-def words(large: str, version: int) -> Any:
-    async def word(ids: list[str]) -> dict[str, str]:
-        return dict.fromkeys(ids, f"{version} {large}")
-
-    return word
 
 
 async def handshaken(port: int) -> socket.socket:
     """A raw socket after the handshake; nobody reads from it but for that."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    raw.setblocking(False)
+    raw.setblocking(False)  # noqa: FBT003 (as it is called)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(raw, ("127.0.0.1", port))
     request = (

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EPIPE
-from importlib import import_module
-from types import ModuleType
 from typing import Any, Final, NoReturn
 
 import click
@@ -16,11 +14,27 @@ import click
 from stillfresh.cli.output import plain
 from stillfresh.errors import ConfigError, StillfreshError
 
-__all__ = ["WRONG_USE", "Command", "Program", "Topic", "extra"]
+__all__ = ["TEXT", "WRONG_USE", "Command", "Program", "Topic"]
 
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
 """As shells tell of a process that SIGINT ended."""
+
+
+class Text(click.ParamType[str]):
+    """What a store can have a name for; a shell may hand on bytes that are none."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{value!a} is not UTF-8.", param, ctx)
+        return value
+
+
+TEXT: Final = Text()
 
 
 class Exemplary(click.Command):
@@ -108,14 +122,3 @@ def _line(exc: click.ClickException) -> str:
     if isinstance(exc, click.UsageError) and exc.ctx is not None:
         lines[-1] += f" Try: {exc.ctx.command_path} --help"
     return "\n".join(f"Error: {line}" for line in lines)
-
-
-def extra(module: str, named: str = "aws") -> ModuleType:
-    """A part that needs libraries of its own; who lacks them is told which."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] == "stillfresh":
-            raise
-        needed = f"pip install 'stillfresh[{named}]'"
-        raise StillfreshError(f"this command needs {exc.name}: {needed}") from exc

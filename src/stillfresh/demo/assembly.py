@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
@@ -59,9 +60,13 @@ async def demo(directory: Path, pace: Pace, hosts: tuple[str, ...] = ()) -> Asyn
     """Opened from the upstream up to the gateway, closed the other way round."""
     dice = random.Random(pace.seed)  # noqa: S311 (likes and bots, no secrets)
     world, switch = World(int(time.time()), dice), Switch(pace, dice)
-    async with Games(directory / "games.db") as games:
+    with TemporaryDirectory(
+        prefix="upstream-", dir=directory
+    ) as own:  # it forgets, as its world does
+        games = Games(Path(own) / "games.db")
         tables = Tables(games, pace.bot_thinks, dice)
         async with (
+            games,
             Upstream(upstream_app(world, games, tables), switch) as upstream,
             running(changes(world, pace)),
             running(tables.run()),

@@ -88,7 +88,7 @@ class Parts:
 
     async def tick(self) -> None:
         """Once a second."""
-        self._ledger.tick(self._watched()["connections"])
+        self._ledger.tick(self._watched()["signed_in"])
         await self.visitors.sweep()
 
     def state(self) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class ServerSettings:
     origins: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     authenticate_url: str | None = None
+    max_connections: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ SERVER: Final = {
     "token": Field(fields.secret, None),
     "token_file": Field(fields.text, None),
     "authenticate_url": Field(fields.url, None),
+    "max_connections": Field(fields.whole(1, 1_000_000), 10_000),
 }
 TABLES: Final = ("store", "pages", "kinds", "server")
 

@@ -48,6 +48,9 @@ __all__ = [
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()
+OURS: Final = {"accept-encoding", "connection", "content-length", "content-type", "host"} | {
+    "transfer-encoding"
+}
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
@@ -172,6 +175,8 @@ def tenant(value: object, key: str) -> str:
 
 def headers(value: object, key: str) -> dict[str, str]:
     found: dict[str, str] = _keyed(key, lambda: checked_headers(value))
+    if taken := sorted(OURS & {name.lower() for name in found}):
+        raise ConfigError(f"{key}: {', '.join(taken)} is written by stillfresh itself")
     return found
 
 

@@ -147,6 +147,7 @@ def _batch(kind: str, *, per_viewer: bool) -> Schema:
     responses = {
         "200": {"description": "Each, by itself.", "content": {"application/json": items}},
         "400": _problem("The request broke off."),
+        "408": _problem("It did not come whole in time."),
         "413": _problem("Too long."),
         "415": _problem("Not application/json."),
         "422": _problem("Not a batch, or not an id in it."),

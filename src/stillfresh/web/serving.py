@@ -25,7 +25,7 @@ from stillfresh.web.kinds import kind_for
 from stillfresh.web.signing import Authority
 from stillfresh.web.site import page_cache_of, site_of
 
-__all__ = ["gateway_of", "serve", "server_config"]
+__all__ = ["Server", "address", "bound", "gateway_of", "serve", "server_config"]
 
 GRACE: Final = 10
 """Seconds that requests under way are given when the server is told to end."""
@@ -39,7 +39,7 @@ LONGEST_FRAME: Final = 1_048_576
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Until SIGTERM or SIGINT; what cannot work is told before anything is served."""
-    listener = _bound(settings.server.host, settings.server.port)
+    listener = bound(settings.server.host, settings.server.port)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ending = Ending()
         before = {it: signal.signal(it, ending) for it in (signal.SIGTERM, signal.SIGINT)}
@@ -63,6 +63,7 @@ def gateway_of(settings: Settings, client: httpx.AsyncClient) -> Gateway:
         authenticate=Authority(client, url) if url is not None else None,
         origins=server.origins,
         token=server.token,
+        max_connections=server.max_connections,
     )
 
 
@@ -126,7 +127,7 @@ class Ending:
 async def _run(
     settings: Settings, listener: socket.socket, ending: Ending, say: Callable[[str], None]
 ) -> None:
-    where = _address(settings.server.host, listener.getsockname()[1])
+    where = address(settings.server.host, listener.getsockname()[1])
 
     def listening() -> None:
         for line in _said(settings, where):
@@ -173,11 +174,11 @@ def _without_password(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
 
 
-def _address(host: str, port: int) -> str:
+def address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

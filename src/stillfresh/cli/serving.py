@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import click
 
+from stillfresh.cli.extras import extra
 from stillfresh.cli.output import as_json, plain, print_json
-from stillfresh.cli.program import WRONG_USE, Command, extra
+from stillfresh.cli.program import WRONG_USE, Command
 from stillfresh.errors import ConfigError
 
 __all__ = ["check", "demo", "serve"]

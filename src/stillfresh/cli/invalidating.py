@@ -9,7 +9,7 @@ import click
 
 from stillfresh.cli.output import as_json, print_json, working
 from stillfresh.cli.places import opened, pages_of
-from stillfresh.cli.program import Command
+from stillfresh.cli.program import TEXT, Command
 
 __all__ = ["evict", "invalidate"]
 
@@ -27,10 +27,12 @@ PAGE: Final = 1_000
     ],
 )
 @click.argument("store")
-@click.argument("kind", required=False)
-@click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--tag", "tags", multiple=True, help="Every entry with this tag; repeatable.")
-@click.option("--kind", "whole_kind", help="With --all: every entry of this kind.")
+@click.argument("kind", required=False, type=TEXT)
+@click.argument("ids", nargs=-1, metavar="[ID]...", type=TEXT)
+@click.option(
+    "--tag", "tags", multiple=True, type=TEXT, help="Every entry with this tag; repeatable."
+)
+@click.option("--kind", "whole_kind", type=TEXT, help="With --all: every entry of this kind.")
 @click.option("--all", "is_all", is_flag=True, help="Of the --kind, all there are.")
 @click.option("--soft", is_flag=True, help="Served once more, while it is refreshed.")
 @as_json
@@ -105,6 +107,7 @@ def evict(*, store: str, is_json: bool) -> None:
 
 async def _evict(address: str) -> int:
     async with opened(address) as store:
+        await store.stats()  # one that sweeps by itself would not notice that it is away
         return await store.evict(time.time())
 
 
