@@ -86,8 +86,19 @@ async def take_demo(browser: Browser, url: str) -> None:
     for look in LOOKS:
         async with looking(browser, look, url) as page:
             await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
-            await page.wait_for_timeout(1_000)
+            if look != "phone":
+                await play(page)
+            await page.wait_for_timeout(3_000)
             await keep(page, f"demo-{look}")
+
+
+async def play(page: Page) -> None:
+    """Two games are begun, and a topic is read."""
+    for cell in (4, 0):
+        await page.locator("#next:enabled").click()
+        await page.locator("#board button:enabled").nth(cell).click()
+        await page.wait_for_timeout(1_000)
+    await page.locator("#topics button").nth(1).click()
 
 
 async def take_dashboard(browser: Browser, url: str) -> None:
@@ -103,7 +114,10 @@ async def take_down(browser: Browser, url: str) -> None:
     """The upstream switched off: the site stays, and the dashboard says so."""
     async with looking(browser, "light", url) as page:
         await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
-        await page.get_by_text("Down", exact=True).first.click()
+        await page.locator("#got-it").click()
+        await play(page)
+        await page.wait_for_timeout(4_000)
+        await page.get_by_label("Down").check()
         await page.wait_for_timeout(25_000)
         await keep(page, "demo-down")
         async with looking(browser, "light", f"{url}/_stillfresh/") as board:
@@ -137,12 +151,14 @@ async def take() -> None:
         async with looking(browser, "light", url) as visitor:
             await scroll(visitor)
             reading = asyncio.gather(*(readers(url) for _ in range(READERS)))
-            await take_demo(browser, url)
-            await asyncio.sleep(WARM)
-            await take_dashboard(browser, url)
-            await take_down(browser, url)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            try:
+                await take_demo(browser, url)
+                await asyncio.sleep(WARM)
+                await take_dashboard(browser, url)
+                await take_down(browser, url)
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
         await browser.close()
 
 

@@ -134,24 +134,18 @@ def check(ctx: click.Context, file: str, *, is_json: bool) -> None:
 
 
 @click.command(
-    cls=Command, examples=["stillfresh demo", "stillfresh demo --port 0 --keep ~/stillfresh-demo"]
+    cls=Command, examples=["stillfresh demo", "stillfresh demo --port 0 --store ~/stillfresh-demo"]
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="0: any free one.")
-@click.option(
-    "--store",
-    "--keep",
-    "keep",
-    metavar="DIR",
-    help="A directory to keep its data in; else nothing stays.",
-)
+@click.option("--store", metavar="DIR", help="A directory to keep its data in; else nothing stays.")
 @click.option("--speed", default=1.0, show_default=True, help="So many times as fast, for films.")
 @click.option("--open", "is_open", is_flag=True, help="Open it in a browser.")
-def demo(*, host: str, port: int, keep: str | None, speed: float, is_open: bool) -> None:
+def demo(*, host: str, port: int, store: str | None, speed: float, is_open: bool) -> None:
     """Run a site to see what stillfresh does.
 
     Its upstream is slow, and breaks when you say so: open the address that it prints, and turn the
     upstream off.
     """
     site = extra("stillfresh.demo", "web")
-    site.run(host=host, port=port, store=keep, say=click.echo, open_browser=is_open, speed=speed)
+    site.run(host=host, port=port, store=store, say=click.echo, open_browser=is_open, speed=speed)
