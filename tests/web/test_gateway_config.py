@@ -131,6 +131,7 @@ class TestG1GoodFile:
             "blog",
             1000,
             5,
+            ("10.0.0.0/8",),
         )
         assert settings.kinds == (
             KindSettings(
