@@ -151,12 +151,14 @@ async def take() -> None:
         async with looking(browser, "light", url) as visitor:
             await scroll(visitor)
             reading = asyncio.gather(*(readers(url) for _ in range(READERS)))
-            await take_demo(browser, url)
-            await asyncio.sleep(WARM)
-            await take_dashboard(browser, url)
-            await take_down(browser, url)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            try:
+                await take_demo(browser, url)
+                await asyncio.sleep(WARM)
+                await take_dashboard(browser, url)
+                await take_down(browser, url)
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
         await browser.close()
 
 

@@ -451,6 +451,40 @@ class TestG6Actions:
             await pages.get("/a", render, "10m")
             await until(lambda: len(rendered) == 2)
 
+    async def test_a_call_is_marked_stale(self) -> None:
+        """Its id does not say how to call the function again: nothing is called with a guess."""
+        cache = Cache("memory://")
+        called: list[int] = []
+
+        @cache.cached("square", fresh_for=30, stale_for=30)
+        async def square(number: int) -> int:
+            called.append(number)
+            return number * number
+
+        app = gateway(cache)
+        async with cache, app, client_of(app, "localhost", "127.0.0.1", **OURS) as client:
+            await square(7)
+            (row,) = (await client.get("api/entries")).json()["entries"]
+            told = (await client.post(path_of("square", row["id"], "refresh"))).json()
+        assert (told["entry"]["verdict"], told["entry"]["can_refresh"]) == ("stale", False)
+        assert called == [7]
+
+    @pytest.mark.parametrize("id_", ["abc", "007", "\uff17", "+7", "7 "])
+    async def test_a_number_has_one_name(self, id_: str) -> None:
+        """`7` is an id of whole numbers; what only reads like it is none."""
+        cache = Cache("memory://")
+
+        @cache.batched("number", fresh_for=30)
+        async def numbers(ids: list[int]) -> dict[int, str]:
+            return {number: str(number) for number in ids}
+
+        app = gateway(cache)
+        async with cache, app, client_of(app, "localhost", "127.0.0.1", **OURS) as client:
+            await numbers(7)
+            assert (await client.post(path_of("number", "7", "refresh"))).status_code == 200
+            assert (await client.post(path_of("number", id_, "delete"))).status_code == 404
+            assert await every(client) == ["7"]
+
     @pytest.mark.parametrize("action", ["", "explode", "Refresh"])
     async def test_there_are_three(self, action: str) -> None:
         """Anything else is not found."""
