@@ -164,13 +164,19 @@ async def _run(
 
 async def _opened(app: Gateway, ending: Ending) -> bool:
     """False: told to end before that."""
-    ending.starting = asyncio.ensure_future(app.open())
+    ending.starting = asyncio.ensure_future(_open(app))
     await asyncio.wait([ending.starting])
     opening, ending.starting = ending.starting, None
     if opening.cancelled():
         return False
     opening.result()
     return True
+
+
+async def _open(app: Gateway) -> None:
+    """The store first: what is wrong with it is told once."""
+    await app.cache.open()
+    await app.open()
 
 
 def _said(settings: Settings, where: str) -> Iterator[str]:
