@@ -288,6 +288,48 @@ class TestG3SlowReaders:
             await serving
         assert len(hub) == 0
 
+    @pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("after websocket.close")])
+    async def test_a_server_that_has_closed_by_itself(self, hub: Hub, error: Exception) -> None:
+        """However it says so, the session ends, and nothing is left of it."""
+        live = Live(hub, sleep=never)
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        inbox.put_nowait({"type": "websocket.connect"})
+
+        async def send(message: Any) -> None:
+            if message["type"] != "websocket.accept":
+                raise error
+
+        scope: Any = {"type": "websocket", "headers": [], "query_string": b""}
+        async with asyncio.timeout(30):
+            await live(scope, inbox.get, send)
+        assert len(hub) == 0
+        await live.close()
+
+    async def test_cancelled_in_the_middle(self, hub: Hub) -> None:
+        """Before it was accepted, or later: the hub forgets it, and no task is left."""
+        for last in ("websocket.accept", "websocket.send"):
+            live = Live(hub, sleep=never)
+            inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+            inbox.put_nowait({"type": "websocket.connect"})
+            arrived = asyncio.Event()
+
+            async def send(
+                message: Any, last: str = last, arrived: asyncio.Event = arrived
+            ) -> None:
+                if message["type"] == last:
+                    arrived.set()
+                    await asyncio.Event().wait()
+
+            scope: Any = {"type": "websocket", "headers": [], "query_string": b""}
+            before = asyncio.all_tasks()
+            serving = asyncio.create_task(live(scope, inbox.get, send))
+            await arrived.wait()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            assert len(hub) == 0
+            await live.close()
+            assert asyncio.all_tasks() == before
+
     async def test_what_waits_for_a_viewer_is_bounded(self, hub: Hub) -> None:
         """Answers: the newest hundred; notices: the newest of each game, and only so many."""
         from stillfresh.web.frames import Frames  # noqa: PLC0415

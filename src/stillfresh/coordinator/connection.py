@@ -129,15 +129,13 @@ class Connection:
         if visible == self._is_visible:
             return
         self._stop_catching_up()
-        for kind, ids in self._ids_by_key().items():
-            watch = self._watches[kind]
-            if visible:
-                watch.add(*ids)
-                catching_up = self._catch_up(kind, ids)
-                self._catching_up.append(asyncio.get_running_loop().create_task(catching_up))
-            else:
-                watch.discard(*ids)
         self._is_visible = visible
+        by_kind = self._ids_by_key()
+        for kind, ids in by_kind.items():
+            watch = self._watches[kind]
+            (watch.add if visible else watch.discard)(*ids)
+        if visible:
+            self._begin_catching_up(by_kind)
 
     def reset(self) -> None:
         """Another route: nothing is subscribed any more."""
@@ -181,6 +179,8 @@ class Connection:
                     self._watches[kind].add(*counts)
                 self._news.fresh[kind] |= other._news.fresh[kind]  # noqa: SLF001
                 self._news.failed[kind] |= other._news.failed[kind]  # noqa: SLF001
+        if any(not task.done() for task in other._catching_up):  # noqa: SLF001
+            self._begin_catching_up(self._ids_by_key())
 
     def close(self) -> None:
         """The viewer has gone, and their subscriptions with them."""
@@ -279,6 +279,11 @@ class Connection:
                     self._note(kind, id_, answer)
                 elif answer.error is None:
                     seen[id_] = answer
+
+    def _begin_catching_up(self, by_kind: Mapping[str, dict[str, str]]) -> None:
+        loop = asyncio.get_running_loop()
+        for kind, ids in by_kind.items():
+            self._catching_up.append(loop.create_task(self._catch_up(kind, ids)))
 
     def _stop_catching_up(self) -> None:
         for task in self._catching_up:
