@@ -202,7 +202,9 @@ def _hot_key(scope: Scope) -> tuple[Any, ...] | None:
             host = value
         elif name in SLOW:
             return None
-    return scope["scheme"], host, scope.get("raw_path"), scope["path"], scope["query_string"]
+    get = scope.get
+    raw, query, root = get("raw_path"), get("query_string"), get("root_path")
+    return get("scheme"), host, raw, scope["path"], query, root
 
 
 def _marked(send: Send, what: str) -> Send:

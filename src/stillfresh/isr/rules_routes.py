@@ -103,6 +103,8 @@ class Visit(Place):
     """A request for a page that may be shared."""
 
     id: str
+    root_path: str = ""
+    """Where the app is mounted, or is told to be: in the key, since an outer layer says so."""
     declared: Mapping[str, str] = field(default_factory=dict)
     wish: Wish = field(default_factory=Wish)
     is_head: bool = False
@@ -145,14 +147,18 @@ class Site:
         headers = place.headers
         declared = variant((name.lower() for name in place.route.vary), headers)
         names = {name for name, _ in headers}
-        if declared is None or names & CONDITIONAL or CONTROL.search(place.app_path):
+        root = scope.get("root_path", "")
+        if declared is None or names & CONDITIONAL or CONTROL.search(place.app_path + root):
             return None
-        rewritten = {} if place.app_path == place.path else {":path": place.app_path}
-        if len(id_ := key_of_variant(place.url, {**declared, **rewritten})) > MOST_KEY:
+        outer = {} if place.app_path == place.path else {":path": place.app_path}
+        if root:
+            outer[":root"] = root
+        if len(id_ := key_of_variant(place.url, {**declared, **outer})) > MOST_KEY:
             return None
         return Visit(
             **{it.name: getattr(place, it.name) for it in fields(Place)},
             id=id_,
+            root_path=root,
             declared=declared,
             wish=wish_of(headers),
             is_head=scope["method"] == "HEAD",

@@ -31,6 +31,8 @@ NEVER: Final = frozenset({428, TOO_MANY, 431})
 MOST_HEADERS: Final = 32_768
 """Bytes; a response with more is passed on, not kept."""
 NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
+REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
 BAD: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -78,6 +80,8 @@ def private(headers: Raw) -> str | None:
         for name in ("private", "no-store"):
             if name in directives([line]):
                 return name
+        if REFUSAL.search(line) and not all(map(DIRECTIVE.fullmatch, members([line]))):
+            return "privacy that cannot be read"
     return None
 
 

@@ -107,13 +107,18 @@ class Visits:
         try:
             answer = await self._pages.ask(key)
         except Busy:
-            if key.id in self._unshared:
+            if key.id in self._unshared or not self._is_for_many(visit, key):
                 return None  # a page of each visitor's own: nobody's render is waited for
             raise
         self._note(key, answer)
         if self._is_too_old(visit, answer):
             answer = await self._pages.ask(key, anew=True)
         return self._found(visit, key, answer)
+
+    def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
+        """By its route, or since it was."""
+        entry = self._pages.core.shelf.front.entries.get(key)
+        return visit.route.revalidate is not None or (entry is not None and entry.answer.found)
 
     def _note(self, key: PageKey, answer: Outcome[Stored]) -> None:
         """Which pages, when last seen, were not to be shared."""
@@ -218,7 +223,9 @@ class Visits:
         Where nobody said that the page is for all, it may only have failed for want of who asks.
         """
         cause = error.__cause__
-        is_ours = isinstance(cause, PageFailed) and is_of_gateway(cause.page.headers.raw)
+        is_ours = isinstance(cause, TimeoutError) or (
+            isinstance(cause, PageFailed) and is_of_gateway(cause.page.headers.raw)
+        )
         if visit.route.revalidate is None and not is_ours:
             return None
         if isinstance(cause, PageFailed):
