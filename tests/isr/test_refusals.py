@@ -164,10 +164,10 @@ class TestI13OuterLayers:
         else:
             inner.add_middleware(IsrMiddleware, pages=pages, routes={"/*": 60})
         visit = Visitor(Starlette(routes=[Mount("/{lang}/docs", app=app)]))
-        for lang in ("de", "en", "de"):
+        for lang in ("de", "en"):
             answer = await visit(f"/{lang}/docs/page")
             assert answer.text == f"http://example.com/{lang}/docs/page {lang}"
-        assert "hit" in answer.headers["cache-status"]
+        assert "hit" in (await visit("/de/docs/page")).headers["cache-status"]
 
     async def test_a_scope_need_not_name_its_scheme(self, pages: PageCache, site: Site) -> None:
         """ASGI: it is http then."""

@@ -44,6 +44,8 @@ class Answer:
         self._parts: list[bytes] = []
         self._size = 0
         self.is_whole = False
+        self._is_ones_own = False
+        """Not to be shared: who asked first is given it, if that takes no longer than it must."""
 
     async def send(self, message: Message) -> None:
         if self.settled.is_set():
@@ -62,12 +64,15 @@ class Answer:
         lengths = values(self.headers, b"content-length")
         is_big = bool(lengths) and lengths[0].isdigit() and int(lengths[0]) > self._max_body
         judgement = judged(self.status, self.headers, self._fetched_at, self._own)
-        if is_big or isinstance(judgement, Unshared):
+        self._is_ones_own = isinstance(judgement, Unshared)
+        is_wanted = not self._is_ones_own or (self._own is None and 200 <= self.status <= 599)
+        if is_big or not is_wanted:
             self._give_up()
 
     def _body(self, part: bytes, *, more: bool) -> None:
         self._size += len(part)
-        if self._size > self._max_body:
+        is_endless = more and self._is_ones_own and not values(self.headers, b"content-length")
+        if self._size > self._max_body or is_endless:
             self._give_up()
             return
         self._parts.append(bytes(part))
@@ -123,7 +128,7 @@ class Renderer:
             headers = refreshed(old.head.headers, page.headers.raw, self._clock())
             page = Page(bytes(old.body), old.head.status, Headers.of(headers))
         if page is None:
-            return unshared(Page())
+            return unshared(Page(), is_whole=False)
         return rendered(_varying(page, visit), fetched_at, own, given, self._keep_for)
 
     async def _page(

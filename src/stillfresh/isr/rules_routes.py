@@ -14,6 +14,7 @@ from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_freshness import Wish, wish_of
 from stillfresh.isr.rules_keys import (
+    PERSONAL,
     canonical_host,
     canonical_path,
     canonical_query,
@@ -25,6 +26,7 @@ __all__ = ["Place", "Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_va
 
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
+PERSONAL_FIELDS: Final = frozenset(name.encode() for name in PERSONAL)
 MOST_KEY: Final = 16_384
 """Characters; a request that would need a longer key passes."""
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -109,6 +111,8 @@ class Visit(Place):
     wish: Wish = field(default_factory=Wish)
     is_head: bool = False
     is_authorized: bool = False
+    is_personal: bool = False
+    """It says who asks, or not to do what a GET does: another request is not the same."""
 
 
 class Site:
@@ -163,6 +167,7 @@ class Site:
             wish=wish_of(headers),
             is_head=scope["method"] == "HEAD",
             is_authorized=b"authorization" in names,
+            is_personal=bool(names & PERSONAL_FIELDS) or scope["method"] == "HEAD",
         )
 
 

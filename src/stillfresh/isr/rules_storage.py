@@ -5,6 +5,7 @@ says of its freshness, never what it says of its privacy.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -17,6 +18,7 @@ __all__ = [
     "Unshared",
     "allows_authorized",
     "forbids_stale",
+    "is_answer_to",
     "is_failure",
     "is_of_gateway",
     "judged",
@@ -114,6 +116,13 @@ def _varies(headers: Raw) -> tuple[str, ...]:
     named = {it.decode("latin-1").lower() for it in members(values(headers, b"vary"))} - {"host"}
     coded = {it.lower() for it in members(values(headers, b"content-encoding"))} - {b"identity"}
     return tuple(sorted(named | ({"accept-encoding"} if coded else set())))
+
+
+def is_answer_to(request: Raw, given: Mapping[str, str], answer: Raw) -> bool:
+    """Whether the answer to a request with the headers `given` is the one to this request too."""
+    varies = _varies(answer)
+    sent = {name.decode("latin-1") for name, _ in request}
+    return "*" not in varies and all(name not in sent or name in given for name in varies)
 
 
 def _has_validator(headers: Raw) -> bool:
