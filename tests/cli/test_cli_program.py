@@ -152,7 +152,7 @@ class TestG10Errors:
             ("sqlite:///{dir}/none.db", 1, "none.db: there is no such file"),
             ("sqlite:///{dir}/none/none.db", 1, "there is no such file"),
             ("{dir}/none.db", 2, "not a store's address"),
-            ("sqlite:///{dir}", 1, "{dir}"),
+            ("sqlite:///{dir}", 1, "{dir}: is not a file"),
             ("sqlite:///{dir}/empty.db", 1, "is empty, and not a store yet"),
             ("sqlite:///{dir}/text.db", 1, "is no SQLite file, or is corrupt"),
             ("{dir}/text.db", 1, "is no SQLite file, or is corrupt"),
@@ -287,6 +287,20 @@ class TestG10Ends:
             process.stdout.close()
             assert process.stderr.read() == b""
             assert process.wait(timeout=60) in {0, 1}
+
+    @pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["bench", "--json"]])
+    def test_a_full_disk_is_told(self, arguments: list[str]) -> None:
+        """Whatever could not be written."""
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [*COMMAND, *arguments],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+        assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
 
     def test_a_terminal_of_few_letters_is_written_to_all_the_same(self, tmp_path: Path) -> None:
         """Letters that it lacks are written out."""

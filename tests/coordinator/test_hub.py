@@ -150,6 +150,33 @@ class TestC14Hub:
             with pytest.raises(ConfigError, match="a guest is none"):
                 guest.subscribe("inbox", "1")
 
+    async def test_a_view_may_be_read_without_a_connection(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
+        """One or many, as that viewer sees them; a guest's are those for all."""
+        one = await hub.get("inbox", "a", "ann")
+        many = await hub.get_many("price", ["a", "absent"])
+        assert one.value == "ann's a"
+        assert {id_: answer.found for id_, answer in many.items()} == {"a": True, "absent": False}
+        with pytest.raises(ConfigError, match="sign in"):
+            await hub.get("inbox", "a")
+        with pytest.raises(ConfigError, match="not declared"):
+            await hub.get_many("cost", [])
+        assert (len(hub), upstream.inboxes) == (0, [("ann", ["a"])])
+
+    async def test_a_kind_has_its_own_terms(self, clock: ManualClock, upstream: Upstream) -> None:
+        """How long it is served stale, and how long absence is believed."""
+        terms: dict[str, Any] = {"fresh_for": 10, "stale_for": 5, "error_for": 0, "absent_for": 3}
+        async with Cache("memory://", clock=clock) as cache:
+            hub = Hub(cache, kinds=[Kind("price", fetch=upstream.price, **terms)])
+            await hub.get_many("price", ["a", "absent"])
+            clock.advance(4)
+            await hub.get("price", "absent")
+            assert upstream.prices == [["a", "absent"], ["absent"]]
+            clock.advance(12)
+            upstream.version = 2
+            assert (await hub.get("price", "a")).value == 2
+
     async def test_subscriptions_end_with_the_connection(
         self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
     ) -> None:

@@ -149,10 +149,12 @@ class TestG6Live:
         health = page.locator("#health-text")
         await expect(health).to_contain_text("Upstream failing for 1 kind (user)")
         await expect(page.locator("#health")).to_have_attribute("data-level", "bad")
+        await expect(page.locator("#health-detail")).to_have_text("user: RuntimeError: boom")
         await expect(slot(page, "queue.failing")).to_have_text("1")
         world.error = None
         await world.app.hub.resource("user").refresh("new")
         await expect(health).not_to_contain_text("failing")
+        await expect(page.locator("#health-detail")).to_be_empty()
 
     @pytest.mark.parametrize("socket", [NO_SOCKET, SILENT], ids=["none", "silent"])
     async def test_without_a_socket_it_polls(

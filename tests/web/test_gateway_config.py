@@ -38,6 +38,7 @@ site_hosts = ["example.com"]
 tenant = "blog"
 max_body = 1000
 timeout = "5s"
+trusted_proxies = ["10.0.0.0/8"]
 
 [kinds.post]
 batch_url = "http://127.0.0.1:8080/v0/stream/posts/by_ids"
@@ -72,6 +73,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("pages", "query"): ["page", [1], [""]],
     ("pages", "site_hosts"): ["example.com", [""], [1]],
     ("pages", "tenant"): ["a#b", 1, ""],
+    ("pages", "trusted_proxies"): ["10.0.0.0/8", ["10.0.0.1/8"], ["proxy"], [1]],
     ("pages", "max_body"): [0, -1, "1MB", True, 2**40],
     ("pages", "timeout"): ["never", 0, -1, 100_000],
     ("kinds", "batch_url"): ["x", 1, "ftp://x/y", "http://", "http://a:b@x/", "http://[x"],
@@ -129,6 +131,7 @@ class TestG1GoodFile:
             "blog",
             1000,
             5,
+            ("10.0.0.0/8",),
         )
         assert settings.kinds == (
             KindSettings(

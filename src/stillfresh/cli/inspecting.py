@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
@@ -109,7 +109,7 @@ def _document(address: str, seen: Seen) -> dict[str, Any]:
         "counted": seen.counted,
         "complete": seen.is_complete,
         "kinds": {kind: _counts(counts) for kind, counts in sorted(seen.kinds.items())},
-        "entries": [asdict(entry) for entry in seen.entries],
+        "entries": seen.entries,
     }
 
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Final, TypeAlias
@@ -73,7 +73,7 @@ def bench(*, stores: tuple[str, ...], quick: bool, is_json: bool) -> None:
             row for store in stores or DEFAULT for row in asyncio.run(_measured(store, advance))
         ]
     if is_json:
-        print_json([asdict(row) for row in rows])
+        print_json(rows)
         return
     head = ("store", "operation", "a second", "median", "p99")
     lines = [

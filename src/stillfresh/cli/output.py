@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from stillfresh.cli.extras import extra
 
@@ -85,7 +86,9 @@ def moment_text(at: float | None, now: float) -> str:
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (whatever JSON can say)
-    click.echo(json.dumps(document, indent=2))
+    """Indented for people; by the line for programs, which is much faster."""
+    plain_document = msgspec.to_builtins(document, str_keys=True)
+    click.echo(json.dumps(plain_document, indent=2 if sys.stdout.isatty() else None))
 
 
 def console(*, err: bool = False) -> "Console":

@@ -6,7 +6,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from errno import EPIPE
 from typing import Any, Final, NoReturn
 
 import click
@@ -80,17 +79,14 @@ class Program(Topic):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(errors="backslashreplace")  # ids are anybody's, terminals are ASCII
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            with _translated():
+                code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.ClickException as exc:
             click.echo(_line(exc), err=True)
             sys.exit(exc.exit_code)
         except click.Abort:
             sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
-
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 (whatever a command returns)
-        with _translated():
-            return super().invoke(ctx)
 
 
 @contextmanager
@@ -101,8 +97,6 @@ def _translated() -> Iterator[None]:
         ended = WrongUse if isinstance(exc, ConfigError) else click.ClickException
         raise ended(str(exc)) from exc
     except OSError as exc:
-        if exc.errno == EPIPE:
-            raise  # click knows: whoever read us has seen enough
         raise click.ClickException(": ".join(_parts(exc))) from exc
 
 

@@ -2,7 +2,7 @@
 
 import {
   VERDICTS, bound, byId, bytes, count, duration, element, figure, histogram, percent, plural, put, quantile, rate,
-  shares, spark,
+  shares, spark, visible,
 } from "./dashboard-draw.js";
 import { Entries } from "./dashboard-entries.js";
 
@@ -12,6 +12,7 @@ const POLL = 2_000;
 const LONGEST_PAUSE = 30_000;
 const SILENCE = 5_000; // the socket tells every second; after so long it is not relied upon
 const MOST_KINDS = 5; // in a card
+const MOST_DETAIL = 300; // characters of what upstream said
 const TOKEN = "stillfresh-token";
 const COUNTERS = [
   "loads", "loaded", "failed", "absent", "coalesced", "superseded", "leases_won", "leases_denied", "store_errors",
@@ -140,7 +141,8 @@ function health({ told, kinds, sum }) {
   if (failing.length) {
     const names = failing.slice(0, 3).join(", ") + (failing.length > 3 ? ", …" : "");
     const lost = recent.gone ? `; ${plural(recent.gone, "read")} went unanswered in the last minute` : "; what is kept is served";
-    return [recent.gone ? "bad" : "warn", `Upstream failing for ${plural(failing.length, "kind")} (${names})${lost}.`];
+    const detail = told.resources.filter((row) => row.error).slice(0, 2).map((row) => `${row.kind}: ${row.error}`).join("; ");
+    return [recent.gone ? "bad" : "warn", `Upstream failing for ${plural(failing.length, "kind")} (${names})${lost}.`, detail];
   }
   if (!kinds.size) return ["none", "Nothing is declared to be cached."];
   if (!reads) return ["ok", "Quiet: nobody has read anything in the last minute."];
@@ -167,7 +169,7 @@ function draw(moment) {
 }
 
 /** Read out only when it means something else than before: not with every number in it. */
-function tellHealth(level, text) {
+function tellHealth(level, text, detail = "") {
   const meaning = text.replace(/[\d.,<>%]+/g, "");
   if (byId("news").dataset.meaning !== meaning) {
     byId("news").dataset.meaning = meaning;
@@ -175,6 +177,7 @@ function tellHealth(level, text) {
   }
   byId("health").dataset.level = level;
   put(byId("health-text"), text);
+  put(byId("health-detail"), visible(detail).slice(0, MOST_DETAIL));
 }
 
 function drawAge(told, sum) {
