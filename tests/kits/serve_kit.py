@@ -118,7 +118,7 @@ class KeptSite:
 
 
 def _one_request(connection: socket.socket) -> bytes:
-    """A head, and as much of a body as its Content-Length says; empty: the connection is over."""
+    """A head and its body, by length or in chunks; empty: the connection is over."""
     request = b""
     while b"\r\n\r\n" not in request:
         if not (part := connection.recv(65_536)):
@@ -127,6 +127,9 @@ def _one_request(connection: socket.socket) -> bytes:
     head, _, body = request.partition(b"\r\n\r\n")
     found = re.search(rb"(?i)content-length: *(\d+)", head)
     while found and len(body) < int(found[1]) and (part := connection.recv(65_536)):
+        body += part
+    is_chunked = b"transfer-encoding: chunked" in head.lower()
+    while is_chunked and not body.endswith(b"0\r\n\r\n") and (part := connection.recv(65_536)):
         body += part
     return head + b"\r\n\r\n" + body
 
