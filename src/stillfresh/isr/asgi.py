@@ -4,13 +4,13 @@ Decides nothing: `rules_routes` says which requests it is for, `PageCache` finds
 `responses` sends it. A hit that memory can answer is a lookup and two sends, written out here.
 """
 
-import asyncio
 from collections.abc import Collection
 from typing import Any, Final
 
 from stillfresh.engine.front import Entry
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
+from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
 from stillfresh.freshness import Verdict
+from stillfresh.isr.changes import Changes
 from stillfresh.isr.lifespan import Lifespan
 from stillfresh.isr.model import PageKey, Stored
 from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
@@ -20,7 +20,7 @@ from stillfresh.isr.rules_bounds import Seats
 from stillfresh.isr.rules_fields import values
 from stillfresh.isr.rules_headers import cache_status
 from stillfresh.isr.rules_pages import age_at, too_busy, ttl_at
-from stillfresh.isr.rules_routes import Place, RoutesLike, Scope, Site, Visit
+from stillfresh.isr.rules_routes import RoutesLike, Scope, Site, Visit
 from stillfresh.isr.visits import Found, Unavailable, Visits
 
 __all__ = ["IsrMiddleware"]
@@ -71,6 +71,7 @@ class IsrMiddleware:
         limits = {"max_variants": max_variants, "max_queries": max_queries}
         self._visits = Visits(pages, self._renderer, **limits)
         self._lifespan = Lifespan(app, self._open, self._close)
+        self._changes = Changes(pages, self._lifespan.warn)
         self._clock = pages.clock
         self._hosts = Seats(MAX_HOSTS)
         self._hot: dict[tuple[Any, ...], tuple[PageKey, Entry[PageKey, Stored]]] = {}
@@ -129,8 +130,11 @@ class IsrMiddleware:
         if visit is None or not self._hosts.has(visit.host, self._clock()):
             await self._app(scope, receive, send)
             return
+        is_changed = visit.url in self._changes.pending
+        found: Found | Unavailable | None = None
         try:
-            found = await self._visits.find(visit, self._lifespan.shared(scope))
+            if not is_changed:
+                found = await self._visits.find(visit, self._lifespan.shared(scope))
         except (StoreError, NotOpen):
             found = None  # I10: the site works without its cache
         except Busy:
@@ -181,22 +185,16 @@ class IsrMiddleware:
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start" and 200 <= message["status"] < 400:
-                await self._outdate(place)
+                await self._changes.outdate(place.url)
             await send(message)
 
         await self._app(scope, receive, _marked(told, "fwd=method"))
-
-    async def _outdate(self, place: Place) -> None:
-        try:
-            async with asyncio.timeout(self._pages.store_timeout):
-                await self._pages.outdate(place.url)
-        except (StillfreshError, TimeoutError) as exc:
-            self._lifespan.warn(f"{place.url}: not outdated: {exc!r}")
 
     async def _open(self) -> None:
         await self._pages.open()
 
     async def _close(self) -> None:
+        await self._changes.close()
         await self._renderer.close()
         await self._pages.close()
 
