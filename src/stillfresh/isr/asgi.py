@@ -21,7 +21,7 @@ from stillfresh.isr.rules_fields import values
 from stillfresh.isr.rules_headers import cache_status
 from stillfresh.isr.rules_pages import age_at, too_busy, ttl_at
 from stillfresh.isr.rules_routes import RoutesLike, Scope, Site, Visit
-from stillfresh.isr.visits import Found, Unavailable, Visits
+from stillfresh.isr.visits import Found, Seat, Unavailable, Visits
 
 __all__ = ["IsrMiddleware"]
 
@@ -74,7 +74,7 @@ class IsrMiddleware:
         self._changes = Changes(pages, self._lifespan.warn)
         self._clock = pages.clock
         self._hosts = Seats(MAX_HOSTS)
-        self._hot: dict[tuple[Any, ...], tuple[PageKey, Entry[PageKey, Stored]]] = {}
+        self._hot: dict[tuple[Any, ...], tuple[PageKey, Entry[PageKey, Stored], Seat]] = {}
         self._most_hot = pages.core.spec.max_entries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +102,7 @@ class IsrMiddleware:
         else:
             await self._change(scope, receive, send)
 
-    def _hit(self, key: PageKey, entry: Entry[PageKey, Stored]) -> Stored | None:
+    def _hit(self, key: PageKey, entry: Entry[PageKey, Stored], seat: Seat) -> Stored | None:
         """I16: what memory can answer by itself, or after one look at a store that is at hand."""
         now = self._clock()
         if now < entry.until:
@@ -121,13 +121,15 @@ class IsrMiddleware:
             ttl = int(ttl_at(stored, answer.fetched_at, now, FRESH))
             fields = made.told(age_at(stored, answer.fetched_at, now), f"hit; ttl={ttl}")
             made.start = [*fields, *made.length]
+            self._has_room(seat[0], now)  # who is asked for keeps his places
+            self._visits.has_room_for(seat, now)
         return stored
 
     async def _visit(
         self, scope: Scope, receive: Receive, send: Send, hot: tuple[Any, ...] | None
     ) -> None:
         visit = self._site.visit(scope)
-        if visit is None or not self._hosts.has(visit.host, self._clock()):
+        if visit is None or not self._has_room(visit.host, self._clock()):
             await self._app(scope, receive, send)
             return
         is_changed = visit.url in self._changes.pending
@@ -146,7 +148,7 @@ class IsrMiddleware:
             case Unavailable(page, what):
                 await send_page(send, page, what, is_head=visit.is_head)
             case Found():
-                self._remember(hot, found)
+                self._remember(hot, found, (visit.host, visit.path, visit.query))
                 await send_stored(
                     send,
                     found.stored,
@@ -157,6 +159,9 @@ class IsrMiddleware:
                     is_head=visit.is_head,
                 )
 
+    def _has_room(self, host: str, now: float) -> bool:
+        return self._site.is_named(host) or self._hosts.has(host, now)
+
     def _heard(self, visit: Visit, send: Send) -> Send:
         async def heard(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -165,7 +170,7 @@ class IsrMiddleware:
 
         return heard
 
-    def _remember(self, hot: tuple[Any, ...] | None, found: Found) -> None:
+    def _remember(self, hot: tuple[Any, ...] | None, found: Found, seat: Seat) -> None:
         """Next time these very bytes lead straight to the entry."""
         entry = self._pages.core.shelf.front.entries.get(found.key)
         if hot is None or found.stored.head.vary or entry is None:
@@ -174,7 +179,7 @@ class IsrMiddleware:
             return
         if len(self._hot) >= self._most_hot:
             self._hot.clear()
-        self._hot[hot] = entry.key, entry
+        self._hot[hot] = entry.key, entry, seat
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         """I12, RFC 9111 §4.4: a method that changes something, if it succeeds, outdates its URL."""
