@@ -47,6 +47,7 @@ class Reads:
         if self._next is None:
             question = Question()
             task = self._runtime.spawn(self._ask(question), self._runtime.context)
+            task.add_done_callback(_looked_at)
             self._next = question, task
         question, task = self._next
         question.add(ids, known)
@@ -70,3 +71,9 @@ class Reads:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _looked_at(task: "asyncio.Task[dict[str, Record]]") -> None:
+    """A failure that all who asked have stopped waiting for is nobody's news."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,155 @@
+"""T1: the engine in the simulator: several processes, a few keys, everything that may be asked."""
+
+import asyncio
+from collections.abc import Sequence
+
+from stillfresh import Cache, LoadFailed
+from stillfresh.testing.simulator import Observed, Process, Version, World
+
+KEYS = ("a", "b", "c")
+SHOPS = {"eu": ("eu-1", "eu-2"), "us": ("us-1",)}
+
+
+def prices(
+    process: Process, cache: Cache, *, memory_for: float = 0.0, keys: Sequence[str] = KEYS
+) -> Observed:
+    """A resource with short terms, so that a minute sees all of them."""
+    jitter = process.world.dice.choice([0.0, 0.2])
+
+    @cache.batched(
+        "price",
+        fresh_for=4,
+        stale_for=6,
+        error_for=10,
+        max_batch=2,
+        concurrency=2,
+        memory_for=memory_for,
+        lease_for=3,
+        load_timeout=7,
+        jitter=jitter,
+        max_entries=len(keys) - 1,
+        tags=lambda key: [f"shop:{key[:2]}"],
+    )
+    async def price(ids: list[str]) -> dict[str, Version | Exception]:
+        return await process.load("price", ids)
+
+    return process.observe("price", price, lag=memory_for)
+
+
+async def use(process: Process, resource: Observed, keys: Sequence[str]) -> None:
+    """One visitor: reads mostly; changes, refreshes, gives up."""
+    world = process.world
+    for _ in world.steps(15):
+        await asyncio.sleep(world.dice.choice([0, 0, 0.05, 0.5, 3.0]))
+        key = world.dice.choice(keys)
+        match world.dice.randrange(10):
+            case 0 | 1:
+                await resource.change(key, soft=world.dice.random() < 0.3)
+            case 2:
+                await resource.get_many(keys)
+            case 3:
+                await resource.refresh(key)
+            case 4:
+                await impatient(resource, key, world.dice.choice([0.001, 0.03, 0.4]))
+            case 5 if world.dice.random() < 0.3:
+                await resource.delete(key)
+            case _:
+                await resource.get(key)
+
+
+async def impatient(resource: Observed, key: str, patience: float) -> None:
+    try:
+        async with asyncio.timeout(patience):
+            await resource.get(key)
+    except TimeoutError:
+        pass
+
+
+async def over_a_network(world: World) -> None:
+    """E2-E7 on a store like Redis."""
+
+    async def app(process: Process) -> None:
+        resource = prices(process, process.cache())
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(use(process, resource, KEYS))
+
+    world.launch(app, 3)
+
+
+async def on_a_file(world: World) -> None:
+    """The same on a store like SQLite, whose rows are read on the spot (E9)."""
+
+    async def app(process: Process) -> None:
+        resource = prices(process, process.cache(inline=True))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(use(process, resource, KEYS))
+
+    world.launch(app, 3)
+
+
+async def from_memory(world: World) -> None:
+    """With `memory_for`: another's invalidation may be missed for so long, one's own never (E9)."""
+
+    async def app(process: Process) -> None:
+        resource = prices(process, process.cache(), memory_for=1.0)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(use(process, resource, KEYS))
+
+    world.launch(app, 2)
+
+
+async def by_tags(world: World) -> None:
+    """E8: an invalidation by tag reaches what is stored, in memory, and on its way."""
+
+    async def app(process: Process) -> None:
+        keys = [key for keys in SHOPS.values() for key in keys]
+        cache = process.cache()
+        resource = prices(process, cache, keys=keys)
+        for _ in world.steps(25):
+            await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+            if world.dice.random() < 0.2:
+                shop = world.dice.choice(sorted(SHOPS))
+                world.change("price", *SHOPS[shop])
+                async with process.invalidating("price", SHOPS[shop]):
+                    await cache.invalidate_tag(f"shop:{shop}")
+            elif world.dice.random() < 0.3:
+                await resource.get_many(keys)
+            else:
+                await resource.get(world.dice.choice(keys))
+
+    world.launch(app, 3)
+
+
+async def inside_another(world: World) -> None:
+    """E3, E4: loaders that ask other resources, and now and then one another, in a circle."""
+
+    async def app(process: Process) -> None:
+        cache = process.cache()
+
+        @cache.batched("page", fresh_for=3, stale_for=3, max_batch=2, concurrency=1, lease_for=3)
+        async def page(ids: list[str]) -> dict[str, Version | Exception]:
+            for id_ in ids:
+                try:
+                    await (part.get(id_) if id_ != "c" else page.get("a"))
+                except LoadFailed:
+                    pass
+            return await process.load("page", ids)
+
+        @cache.batched("part", fresh_for=2, stale_for=2, max_batch=1, concurrency=1, lease_for=3)
+        async def part(ids: list[str]) -> dict[str, Version | Exception]:
+            if "b" in ids:
+                try:
+                    await page.get("b")
+                except LoadFailed:
+                    pass
+            return await process.load("part", ids)
+
+        pages, parts = process.observe("page", page), process.observe("part", part)
+        async with asyncio.TaskGroup() as group:
+            for resource in (pages, pages, parts):
+                group.create_task(use(process, resource, KEYS))
+
+    world.launch(app, 2)
