@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from stillfresh import Cache, LoadFailed
-from stillfresh.testing.simulator import Observed, Process, Version, World
+from stillfresh import Cache, LoadFailed, NotOpen
+from stillfresh.engine import Resource
+from stillfresh.testing.simulator import Observed, Process, Promise, Version, World
 
 KEYS = ("a", "b", "c")
 SHOPS = {"eu": ("eu-1", "eu-2"), "us": ("us-1",)}
@@ -33,7 +34,18 @@ def prices(
     async def price(ids: list[str]) -> dict[str, Version | Exception]:
         return await process.load("price", ids)
 
+    process.world.always(Promise.BOUND, lambda: too_many(price, len(keys) - 1))
     return process.observe("price", price, lag=memory_for)
+
+
+def too_many(resource: Resource[str, Version], most: int) -> str | None:
+    """E9: memory holds no more than it may; nothing that is under way is forgotten there."""
+    core = resource._core
+    if (count := len(core.shelf.front.entries)) > most:
+        return f"memory holds {count} entries, {most} are allowed"
+    if (count := len(core._steps)) > 20:
+        return f"{count} reads of the store are under way"
+    return None
 
 
 async def use(process: Process, resource: Observed, keys: Sequence[str]) -> None:
@@ -151,5 +163,45 @@ async def inside_another(world: World) -> None:
         async with asyncio.TaskGroup() as group:
             for resource in (pages, pages, parts):
                 group.create_task(use(process, resource, KEYS))
+
+    world.launch(app, 2)
+
+
+async def closed_and_opened(world: World) -> None:
+    """E13: a cache that is closed in the midst of everything, and opened again."""
+
+    async def app(process: Process) -> None:
+        cache = process.cache()
+        resource = prices(process, cache)
+
+        async def read() -> None:
+            for _ in world.steps(25):
+                await asyncio.sleep(world.dice.choice([0, 0.05, 0.5]))
+                await resource.get(world.dice.choice(KEYS))
+
+        async def watch() -> None:
+            for _ in world.steps(5):
+                await asyncio.sleep(world.dice.choice([0, 1.0]))
+                try:
+                    with resource.resource.watch(*KEYS) as watch:
+                        async for _ in watch:
+                            await asyncio.sleep(world.dice.choice([0, 0.1]))
+                            if world.dice.random() < 0.3:
+                                break
+                except NotOpen:
+                    pass
+
+        async def close() -> None:
+            for _ in world.steps(3):
+                await asyncio.sleep(world.dice.uniform(0, 5))
+                await cache.close()
+                await asyncio.sleep(world.dice.choice([0, 0.3]))
+                await cache.open()
+            await asyncio.sleep(10)
+            await cache.close()
+
+        async with asyncio.TaskGroup() as group:
+            for work in (read(), read(), watch(), close()):
+                group.create_task(work)
 
     world.launch(app, 2)

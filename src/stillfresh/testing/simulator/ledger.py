@@ -75,6 +75,8 @@ class Ledger:
     def __init__(self) -> None:
         self.upstream: Counter[Key] = Counter()
         self.loads: list[Load] = []
+        self.loaded_at: defaultdict[Key, float] = defaultdict(lambda: float("-inf"))
+        """When each key was asked of upstream last."""
         self._by_token: dict[str, Load] = {}
         self._holders: dict[Key, Holder] = {}
         self._permits: dict[tuple[int, Key], list[str | None]] = {}
@@ -86,8 +88,9 @@ class Ledger:
     def change(self, keys: Iterable[Key]) -> None:
         self.upstream.update(keys)
 
-    def load(self, process: int, key: Key, *, leased: bool) -> Version:
+    def load(self, process: int, key: Key, *, leased: bool, now: float) -> Version:
         """A loader was called for this key."""
+        self.loaded_at[key] = now
         token = self._permit(process, key) if leased else None
         load = Load(process, key, token, is_unstored=token is None)
         self.loads.append(load)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stillfresh.engine import Answer, Cache, Resource
-from stillfresh.errors import LoadFailed, StoreError
+from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.testing.simulator.ledger import Reading, Version
 from stillfresh.testing.simulator.loop import WORLD
 from stillfresh.testing.simulator.promises import Broken
@@ -38,6 +38,8 @@ class Process:
         self.file_store = InlineWire(world, self)
         """The same one, as a file that is read on the spot."""
         self._skew = skew
+        self._set_back = 0.0
+        """Seconds by which its clock went back: what memory may lag behind, it lags longer then."""
         self._caches: list[Callable[[], Coroutine[Any, Any, object]]] = []
         self._at_end: list[Callable[[], object]] = []
 
@@ -78,7 +80,9 @@ class Process:
         found: dict[str, Version | Exception] = {}
         with self._noticing():
             for id_ in ids:
-                found[id_] = world.ledger.load(self.number, (kind, id_), leased=leased)
+                found[id_] = world.ledger.load(
+                    self.number, (kind, id_), leased=leased, now=world.time()
+                )
         world.note(self, f"loads {kind} {','.join(ids)}")
         await asyncio.sleep(world.dice.choice(LOAD_TAKES) * world.dice.random())
         if world.dice.random() < self.failure_rate / 2:
@@ -96,7 +100,7 @@ class Process:
 
     def reading(self, kind: str, id_: str, *, lag: float = 0.0) -> Reading:
         """Somebody asks now; hand it to `served` with the answer."""
-        return Reading(self.number, (kind, id_), self.world.time(), lag)
+        return Reading(self.number, (kind, id_), self.world.time(), lag + self._set_back * bool(lag))
 
     def served(
         self, reading: Reading, value: Version, verdict: Any, *, failed: bool = False  # noqa: ANN401
@@ -142,6 +146,7 @@ class Process:
         """Its wall clock is set."""
         self.world.note(self, f"has its clock set by {by:+g} s")
         self._skew += by
+        self._set_back += max(0.0, -by)
 
     async def close(self) -> None:
         for close in reversed(self._caches):
@@ -181,11 +186,11 @@ class Observed:
         self._lag = lag
 
     async def get(self, key: str) -> Answer[Version] | None:
-        """None if loading failed and there was nothing to serve."""
+        """None if loading failed and there was nothing to serve, or if the cache is closed."""
         reading = self._process.reading(self._kind, key, lag=self._lag)
         try:
             answer = await self.resource.get(key)
-        except LoadFailed:
+        except (LoadFailed, NotOpen):
             return None
         self._served(reading, answer)
         return answer

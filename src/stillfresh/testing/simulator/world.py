@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.memory import MemoryStore
@@ -100,6 +100,12 @@ class World:
     def always(self, promise: str, check: Callable[[], str | None]) -> None:
         """Called after every step: None, or what is wrong."""
         self._checks.append((promise, check))
+
+    def broken(self, promise: str, what: str) -> NoReturn:
+        """Ends the simulation as failed, wherever it is noticed."""
+        broken = Broken(promise, what)
+        self.fail(broken)
+        raise broken
 
     def note(self, process: Process | None, text: str) -> None:
         """One more line of the trace."""
