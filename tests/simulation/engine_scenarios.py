@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from stillfresh import Cache, LoadFailed, NotOpen
 from stillfresh.engine import Resource
@@ -144,19 +145,15 @@ async def inside_another(world: World) -> None:
         @cache.batched("page", fresh_for=3, stale_for=3, max_batch=2, concurrency=1, lease_for=3)
         async def page(ids: list[str]) -> dict[str, Version | Exception]:
             for id_ in ids:
-                try:
+                with suppress(LoadFailed):
                     await (part.get(id_) if id_ != "c" else page.get("a"))
-                except LoadFailed:
-                    pass
             return await process.load("page", ids)
 
         @cache.batched("part", fresh_for=2, stale_for=2, max_batch=1, concurrency=1, lease_for=3)
         async def part(ids: list[str]) -> dict[str, Version | Exception]:
             if "b" in ids:
-                try:
+                with suppress(LoadFailed):
                     await page.get("b")
-                except LoadFailed:
-                    pass
             return await process.load("part", ids)
 
         pages, parts = process.observe("page", page), process.observe("part", part)

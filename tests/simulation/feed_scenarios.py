@@ -1,7 +1,8 @@
-"""T1: the feed: two processes on one real file, a network that fails, writes and news from elsewhere."""
+"""T1: the feed: two processes on one real file, a network that fails, writes, news."""
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 
 from stillfresh.errors import LoadFailed, StillfreshError
@@ -71,6 +72,7 @@ class Source:
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         await self._travel()
+        assert topic_uuid == UUID
         self._network.comments.append(comment)
 
 
@@ -120,7 +122,7 @@ async def comment(process: Process, engine: FeedEngine, network: Network) -> Non
     except (ConnectionError, StillfreshError):
         return
     world.note(process, f"has commented {new.comment_uuid}")
-    if not (world.is_full or world.is_away):
+    if not (world.weather.is_full or world.weather.is_away):
         network.announced.append((world.time(), new.comment_uuid))
 
 
@@ -140,17 +142,13 @@ async def heard(process: Process, engine: FeedEngine, network: Network) -> None:
 async def topic(process: Process, engine: FeedEngine, network: Network) -> None:
     network.count += 1
     new = Topic(f"t{network.count}", "ann", "a title", int(process.world.wall()) - 5, body="text")
-    try:
+    with suppress(ConnectionError, StillfreshError):
         await engine.create_topic(new)
-    except (ConnectionError, StillfreshError):
-        pass
 
 
 async def listed(engine: FeedEngine) -> None:
-    try:
+    with suppress(ConnectionError, LoadFailed):
         await engine.get_all()
-    except (ConnectionError, LoadFailed):
-        pass
 
 
 async def look(process: Process, engine: FeedEngine, network: Network) -> None:

@@ -140,7 +140,7 @@ def who_is_denied_the_lease_loads_all_the_same(patch: pytest.MonkeyPatch) -> Non
 
     async def acquire(self: Loader[Any, Any], flights: Any) -> Any:
         leases = await before(self, flights)
-        return dict.fromkeys((flight.id for flight in flights)) | leases
+        return dict.fromkeys(flight.id for flight in flights) | leases
 
     patch.setattr(Loader, "_acquire", acquire)
 

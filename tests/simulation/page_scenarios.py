@@ -1,4 +1,4 @@
-"""T1: the page cache: visitors, renders that fail and take long, pages that are outdated and purged."""
+"""T1: the page cache: visitors, renders that fail and take long, pages that are purged."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ PATHS = ("/", "/blog", "/pricing")
 
 
 async def of_pages(world: World) -> None:
-    """I8-I11: one render for all machines; what was purged or revalidated is not served as fresh."""
+    """I8-I11: one render for all machines; what was purged is not served as fresh."""
 
     async def app(process: Process) -> None:
         pages = PageCache(

@@ -3,11 +3,12 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 
 from stillfresh.coordinator import Database, Hub, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.coordinator.hub import Connection
-from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.errors import StillfreshError
 from stillfresh.testing.simulator import Process, Promise, World
 
 IDS = ("a", "b", "c", "d", "e")
@@ -194,7 +195,7 @@ async def of_a_coordinator(world: World) -> None:
                 await asyncio.sleep(world.dice.choice([0, 0.1, 1.0, 3.0]))
                 await scroll(world, ttl, controller, held)
             held.clear()
-        if left := [it for it in ttl.snapshot().in_flight["thing"]]:
+        if left := ttl.snapshot().in_flight["thing"]:
             world.broken(Promise.ALIVE, f"in flight after stop: {left}")
 
     world.launch(app, 2)
@@ -216,15 +217,11 @@ async def scroll(
         case 8:
             ttl.set_visible(world.dice.random() < 0.7)
         case 9:
-            try:
+            with suppress(StillfreshError):
                 await controller.force_refresh("thing", [id_])
-            except (LoadFailed, StillfreshError):
-                pass
         case 10:
-            try:
+            with suppress(StillfreshError):
                 await controller.touch("thing", id_, {"edited": True})
-            except StillfreshError:
-                pass
         case 11 if world.dice.random() < 0.3:
             ttl.reset()
             held.clear()

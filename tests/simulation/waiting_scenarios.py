@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from stillfresh.testing.simulator import Process, Promise, World
-from stillfresh.waiting import WaitingCache
+from stillfresh.waiting import WaitingCache, rules
 
 GAMES = ("A", "B", "C", "D", "E", "F", "G")
 LIMIT = 5
@@ -80,6 +80,7 @@ class Player:
             await asyncio.sleep(dice.choice([0.01, 0.3, 2.0]) * dice.random())
             if dice.random() < self._process.failure_rate:
                 raise ConnectionError("the backend failed")
+            self._note(f"is answered {answer}")
             return answer
         finally:
             self._fetches -= 1
@@ -89,18 +90,19 @@ class Player:
         match world.dice.randrange(10):
             case 0 | 1:
                 self._look(game)
-            case 2 | 3 | 4 if self._is_connected and self._screen in backend.ours:
-                version = backend.versions[self._screen]
-                self.cache.move_sent(self._screen, version)
-                self._moves.append((self._screen, version))
+            case 2 | 3 | 4 if self._is_connected:
+                self._move()
             case 5 | 6 if game not in backend.ours:
                 backend.came(game)
+                self._note(f"{game} becomes ours, version {backend.versions[game]}")
                 self._tell_turn(game, backend.versions[game])
             case 7 if world.dice.random() < 0.3 and game in backend.ours:
+                self._note(f"{game} ends")
                 backend.ours.remove(game)
                 self._tell(self.cache.invalidated)
             case 8 if world.dice.random() < 0.3:
                 self._is_connected = not self._is_connected
+                self._note("connected" if self._is_connected else "disconnected")
                 self._wire.clear()
                 self._moves.clear()
                 if self._is_connected:
@@ -108,7 +110,22 @@ class Player:
             case _:
                 pass
 
+    def _move(self) -> None:
+        """In the game on screen, as it is shown there."""
+        screen = self.cache.state.screen
+        if screen is None or not screen.my_turn:
+            return
+        made_for = rules.seen(screen, self._screen)
+        assert made_for is not None
+        self._note(f"plays {self._screen} at {made_for}")
+        self.cache.move_sent(self._screen)
+        self._moves.append((self._screen, made_for))
+
+    def _note(self, text: str) -> None:
+        self._process.world.note(self._process, text)
+
     def _look(self, game: str) -> None:
+        self._note(f"looks at {game}; ours are {self._backend.ours}")
         self._screen = game
         self.cache.opened(game, game in self._backend.ours, self._backend.versions[game])
 
@@ -123,7 +140,7 @@ class Player:
     def _tell_turn(self, game: str, version: int) -> None:
         self._tell(lambda: self.cache.your_turn(game, version))
         if game == self._screen:
-            self._tell(lambda: self.cache.game_state(game, True, version))
+            self._tell(lambda: self.cache.game_state(game, my_turn=True, version=version))
 
     async def _deliver(self) -> None:
         """The backend hears of a move, we of its news; a broken connection comes back."""
@@ -143,7 +160,7 @@ class Player:
             return
         backend.played(game)
         version = backend.versions[game]
-        self._tell(lambda: self.cache.game_state(game, False, version))
+        self._tell(lambda: self.cache.game_state(game, my_turn=False, version=version))
 
 
 async def of_games(world: World) -> None:

@@ -1,4 +1,4 @@
-"""A simulator: the real code on a virtual loop, with faults from a seed and promises at every step (T)."""
+"""The simulator: real code on a virtual loop, faults from a seed, promises at every step (T)."""
 
 from stillfresh.testing.simulator.faults import Blow, Faults, Trouble
 from stillfresh.testing.simulator.ledger import Version

@@ -1,6 +1,6 @@
-"""What goes wrong in a run, and when: drawn from the seed at once, so that a run can be repeated with less (T1).
+"""What goes wrong in a run, and when (T1).
 
-Pure: a seed in, a plan out.
+Drawn from the seed at once, so that a run can be repeated with less. Pure: a seed in, a plan out.
 """
 
 import random
@@ -95,6 +95,12 @@ class Plan:
     steps: int | None = None
     """At most so many steps of each loop over `world.steps(...)`."""
     processes: int | None = None
+    salt: int = 0
+    """Another run of the same plan: what is drawn while it runs is drawn anew."""
+
+    def dice(self, what: str) -> random.Random:
+        """For one purpose: what others draw does not change what this one does."""
+        return random.Random(f"{what} {self.seed} {self.salt}")  # noqa: S311 (a seed, no secret)
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -10,11 +10,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest.mock import patch
 
 import apsw
 
-import stillfresh.feed.file
-import stillfresh.stores.sqlite.file
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.sqlite.database import Database
 from stillfresh.stores.sqlite.format import Format
@@ -30,17 +29,15 @@ T = TypeVar("T")
 @contextmanager
 def inline_files(world: "World") -> Iterator[None]:
     """Files that are opened in the block have their writer in the simulation."""
-    feed, sqlite = stillfresh.feed.file, stillfresh.stores.sqlite.file
-    before = feed.Writer, sqlite.LoopWriter
 
     class Inline(InlineWriter):
         simulated = world
 
-    feed.Writer = sqlite.LoopWriter = Inline  # type: ignore[misc,assignment]
-    try:
+    with (
+        patch("stillfresh.feed.file.Writer", Inline),
+        patch("stillfresh.stores.sqlite.file.LoopWriter", Inline),
+    ):
         yield
-    finally:
-        feed.Writer, sqlite.LoopWriter = before  # type: ignore[misc]
 
 
 class InlineWriter:
@@ -51,7 +48,6 @@ class InlineWriter:
     def __init__(self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], None]) -> None:
         self.is_stopping = False
         self._database = Database(path, kind, adopt)
-        self._failed: BaseException | None = None
         owner = self.simulated.loop.owner
         if owner:
             self.simulated.processes[owner - 1].at_end(self.stop)
@@ -82,7 +78,8 @@ class InlineWriter:
     def _done(self, job: Callable[[apsw.Connection], T], *, writes: bool) -> T:
         if self.is_stopping:
             raise NotOpen("this file is closed")
-        if writes and (self.simulated.is_full or self.simulated.is_away):
+        weather = self.simulated.weather
+        if writes and (weather.is_full or weather.is_away):
             raise StoreError("the disk is full")
         done = self._database.write([job])[0] if writes else self._database.look(job)
         if done.error is not None:
@@ -91,7 +88,8 @@ class InlineWriter:
         return result  # type: ignore[no-any-return]
 
     def _pause(self) -> float:
-        return self.simulated.network_dice.uniform(0, 0.01) + self.simulated.slowness()
+        weather = self.simulated.weather
+        return weather.dice.uniform(0, 0.01) + weather.slowness()
 
     def mend(self, damaged: apsw.Connection) -> None:
         self._database.damaged = damaged

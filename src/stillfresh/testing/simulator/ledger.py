@@ -83,10 +83,9 @@ class Ledger:
         self._ended: defaultdict[Key, list[Invalidation]] = defaultdict(list)
         self._unread: dict[tuple[int, Key], float] = {}
 
-    # Upstream, as the scenario changes it and loaders ask it.
-
-    def change(self, keys: Iterable[Key]) -> None:
-        self.upstream.update(keys)
+    def change(self, key: Key) -> int:
+        self.upstream[key] += 1
+        return self.upstream[key]
 
     def load(self, process: int, key: Key, *, leased: bool, now: float) -> Version:
         """A loader was called for this key."""
@@ -104,11 +103,7 @@ class Ledger:
             raise Broken(Promise.LOAD, f"process {process} loads {_name(key)} without a lease")
         return permits.pop()
 
-    # What the store did.
-
-    def acquired(
-        self, process: int, kind: str, grants: Mapping[str, Grant], now: float
-    ) -> None:
+    def acquired(self, process: int, kind: str, grants: Mapping[str, Grant], now: float) -> None:
         for id_, grant in grants.items():
             if isinstance(grant, Lease):
                 self._grant(process, (kind, id_), grant, now)
@@ -161,28 +156,26 @@ class Ledger:
         held = self._holders.get((kind, lease.id))
         return held if held is not None and held.token == lease.token else None
 
-    # What a process was told by the store.
-
     def granted(self, process: int, kind: str, grants: Mapping[str, Grant]) -> None:
         for id_, grant in grants.items():
             token = [grant.token] if isinstance(grant, Lease) else []
             self._permits[process, (kind, id_)] = [*token]
 
-    def unanswered(
-        self, process: int, step: str, kind: str, ids: Iterable[str], tokens: Iterable[str], now: float
-    ) -> None:
-        """S5: what cannot be leased is loaded without; what cannot be read is taken from memory."""
+    def unleased(self, process: int, kind: str, ids: Iterable[str]) -> None:
+        """S5: what the store could not be asked to lease is loaded all the same."""
         for id_ in ids:
-            if step == "acquire":
-                self._permits[process, (kind, id_)] = [None]
-            if step == "read":
-                self._unread[process, (kind, id_)] = now
-        if step == "publish":
-            for token in tokens:
-                if (load := self._by_token.get(token)) is not None:
-                    load.is_unstored = True
+            self._permits[process, (kind, id_)] = [None]
 
-    # What callers did and were given.
+    def unread(self, process: int, kind: str, ids: Iterable[str], now: float) -> None:
+        """S5: what the store could not be asked for is taken from memory."""
+        for id_ in ids:
+            self._unread[process, (kind, id_)] = now
+
+    def unstored(self, tokens: Iterable[str]) -> None:
+        """S5: what the store did not say that it keeps is shown by its loader for a moment."""
+        for token in tokens:
+            if (load := self._by_token.get(token)) is not None:
+                load.is_unstored = True
 
     def invalidated(
         self, process: int, versions: Mapping[Key, int], *, soft: bool, ended: float

@@ -1,4 +1,4 @@
-"""An event loop in virtual time: one thread, no sockets, no sleep; what is ready runs in any order (T1).
+"""An event loop in virtual time: one thread, no sockets; what is ready runs in any order (T1).
 
 Every callback belongs to an owner, the simulated process in whose name it was scheduled. An owner
 can be paused (its callbacks wait) or killed (they never run).
@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 import heapq
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
@@ -50,10 +50,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready: list[Ready] = []
         self._timers: list[tuple[float, int, int, asyncio.TimerHandle]] = []
         self._paused: dict[int, list[Ready]] = {}
-        self._dead: set[int] = set()
+        self._dead: dict[int, list[Ready]] = {}
+        """What the killed would have done; it is let go of at the end."""
         self._is_running = self._is_closed = self._is_ending = False
-
-    # What asyncio asks of a loop.
 
     def time(self) -> float:
         return self._now
@@ -70,7 +69,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self,
         callback: Callable[..., object],
-        *args: Any,
+        *args: object,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, list(args), self, context)
@@ -83,7 +82,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self,
         delay: float,
         callback: Callable[..., object],
-        *args: Any,
+        *args: object,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
@@ -92,7 +91,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self,
         when: float,
         callback: Callable[..., object],
-        *args: Any,
+        *args: object,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, list(args), self, context)
@@ -104,14 +103,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def create_task(
         self,
-        coro: Any,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
         *,
         name: str | None = None,
         context: contextvars.Context | None = None,
-    ) -> asyncio.Task[Any]:
+    ) -> asyncio.Task[T]:
         number = self._next()
         owner = self.owner
-        task = asyncio.Task(coro, loop=self, name=name or f"task-{number}", context=context)
+        task: asyncio.Task[T] = asyncio.Task(
+            coro, loop=self, name=name or f"task-{number}", context=context
+        )
         self.tasks[task] = number, owner
         self._ready[-1] = self._ready[-1]._replace(task=number)
         task.add_done_callback(self._forget)
@@ -123,7 +124,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             who = context.get("task") or context.get("future") or context.get("handle")
             self.errors.append((self.owner, f"{context['message']}: {error!r} of {who!r}"))
 
-    def run_in_executor(self, *_: Any) -> NoReturn:
+    def run_in_executor(self, *_: object) -> NoReturn:
         raise RuntimeError("a simulation has one thread: nothing can run in an executor")
 
     def close(self) -> None:
@@ -131,8 +132,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Cancelled timers are passed over when their time comes."""
-
-    # Owners.
 
     @contextmanager
     def acting(self, owner: int) -> Iterator[None]:
@@ -151,10 +150,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def kill(self, owner: int) -> None:
         """What it was doing stays as it is; nothing of it runs, cleans up or is told."""
-        self._dead.add(owner)
-        self._paused.pop(owner, None)
-
-    # Running.
+        self._dead[owner] = self._paused.pop(owner, [])
 
     def run(self, main: Coroutine[Any, Any, T], after_step: Callable[[], None]) -> T:
         """Until `main` has ended; `after_step` is called after every callback."""
@@ -168,9 +164,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def end(self) -> None:
         """What is left, of the killed as well, is cancelled and comes to its end, unobserved."""
         self._is_ending = True
+        for left in (*self._dead.values(), *self._paused.values()):
+            self._ready += left
         self._dead.clear()
-        for owner in tuple(self._paused):
-            self.resume(owner)
+        self._paused.clear()
         with self._running():
             for _ in range(ROUNDS):
                 if not self.tasks:
@@ -187,23 +184,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        if asyncio._get_running_loop() is not None:
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001 (a loop's own business)
             raise RuntimeError("simulate() runs a loop of its own; call it from plain code")
-        asyncio._set_running_loop(self)
+        asyncio._set_running_loop(self)  # noqa: SLF001
         self._is_running = True
         try:
             yield
         finally:
             self._is_running = False
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(None)  # noqa: SLF001
 
     def _step(self) -> None:
         chosen = self._choose()
         self.steps += 1
         self.owner = chosen.owner
         try:
-            if chosen.owner not in self._dead:
-                chosen.handle._run()
+            chosen.handle._run()  # noqa: SLF001
         finally:
             self.owner = WORLD
 
@@ -225,19 +221,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Timers whose time has come are ready."""
         while self._timers and self._timers[0][0] <= self._now:
             _, number, owner, handle = heapq.heappop(self._timers)
-            if not handle.cancelled() and owner not in self._dead:
+            if not handle.cancelled():
                 self._ready.append(Ready(0, number, owner, handle))
 
     def _set_aside(self) -> None:
-        if not self._paused and not self._dead:
-            self._ready = [it for it in self._ready if not it.handle.cancelled()]
-            return
+        """What cannot run now, or never will."""
+        aside = {**self._paused, **self._dead}
         ready, self._ready = self._ready, []
         for it in ready:
-            if it.owner in self._paused:
-                self._paused[it.owner].append(it)
-            elif it.owner not in self._dead and not it.handle.cancelled():
-                self._ready.append(it)
+            if not it.handle.cancelled():
+                aside.get(it.owner, self._ready).append(it)
 
     def _add(self, handle: asyncio.Handle, callback: object, owner: int) -> None:
         task = getattr(callback, "__self__", None)

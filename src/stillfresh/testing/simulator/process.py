@@ -1,12 +1,13 @@
 """One simulated process: its own clock, its own way to the store, its own caches (T1)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stillfresh.engine import Answer, Cache, Resource
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
+from stillfresh.freshness import Verdict
 from stillfresh.testing.simulator.ledger import Reading, Version
 from stillfresh.testing.simulator.loop import WORLD
 from stillfresh.testing.simulator.promises import Broken
@@ -32,7 +33,10 @@ class Process:
         self.world = world
         self.number = number
         self.is_alive = True
+        self.is_closed = False
         self.failure_rate = FAILS
+        self.dice = world.plan.dice(f"upstream of {number}")
+        """For what upstream does when this process asks it."""
         self.store = Wire(world, self)
         """The shared store, over a network."""
         self.file_store = InlineWire(world, self)
@@ -57,7 +61,7 @@ class Process:
     def cache(self, *, inline: bool = False) -> Cache:
         """On the shared store, with this process's clock; closed when the scenario has ended."""
         store = self.file_store if inline else self.store
-        cache = Cache(store, clock=self.clock, dice=self.world.dice.random, grace=GRACE)
+        cache = Cache(store, clock=self.clock, dice=self.dice.random, grace=GRACE)
         self.at_close(cache.close)
         return cache
 
@@ -84,11 +88,11 @@ class Process:
                     self.number, (kind, id_), leased=leased, now=world.time()
                 )
         world.note(self, f"loads {kind} {','.join(ids)}")
-        await asyncio.sleep(world.dice.choice(LOAD_TAKES) * world.dice.random())
-        if world.dice.random() < self.failure_rate / 2:
+        await asyncio.sleep(self.dice.choice(LOAD_TAKES) * self.dice.random())
+        if self.dice.random() < self.failure_rate / 2:
             raise ConnectionError("upstream failed")
         for id_ in ids:
-            if world.dice.random() < self.failure_rate:
+            if self.dice.random() < self.failure_rate:
                 found[id_] = ConnectionError("upstream failed for this one")
         return found
 
@@ -100,11 +104,13 @@ class Process:
 
     def reading(self, kind: str, id_: str, *, lag: float = 0.0) -> Reading:
         """Somebody asks now; hand it to `served` with the answer."""
-        return Reading(self.number, (kind, id_), self.world.time(), lag + self._set_back * bool(lag))
+        late = lag + self._set_back if lag else 0.0
+        return Reading(self.number, (kind, id_), self.world.time(), late)
 
     def served(
-        self, reading: Reading, value: Version, verdict: Any, *, failed: bool = False  # noqa: ANN401
+        self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool = False
     ) -> None:
+        """What came; `failed`: with the word that loading failed."""
         world, (kind, id_) = self.world, reading.key
         world.note(self, f"is served {kind} {id_}: version {value.number}, {verdict}")
         with self._noticing():
@@ -116,16 +122,25 @@ class Process:
     ) -> AsyncIterator[None]:
         """Around what invalidates these; a StoreError ends the block, and nothing is promised."""
         world = self.world
-        versions = {(kind, id_): world.ledger.upstream[kind, id_] for id_ in ids}
-        names = ",".join(id_ for _, id_ in versions)
+        versions = {id_: world.ledger.upstream[kind, id_] for id_ in ids}
+        names = ",".join(versions)
         world.note(self, f"invalidates {kind} {names}")
         try:
             yield
         except StoreError:
             world.note(self, f"could not invalidate {kind} {names}")
             return
-        world.note(self, f"has invalidated {kind} {names}")
-        world.ledger.invalidated(self.number, versions, soft=soft, ended=world.time())
+        self.announced(kind, versions, soft=soft)
+
+    def announced(self, kind: str, versions: Mapping[str, int], *, soft: bool = False) -> None:
+        """From now on nobody who asks is served an older version as fresh.
+
+        Nor as stale, unless this is `soft` or loading fails.
+        """
+        world = self.world
+        world.note(self, f"has announced {kind} {_versions(versions)}")
+        keys = {(kind, id_): version for id_, version in versions.items()}
+        world.ledger.invalidated(self.number, keys, soft=soft, ended=world.time())
 
     def kill(self) -> None:
         """`kill -9`: nothing of it runs any more, nothing is cleaned up."""
@@ -149,6 +164,7 @@ class Process:
         self._set_back += max(0.0, -by)
 
     async def close(self) -> None:
+        self.is_closed = True
         for close in reversed(self._caches):
             await close()
 
@@ -161,7 +177,7 @@ class Process:
 
 
 class _Noticing:
-    """A broken promise is the simulation's, wherever it is noticed: a loader's errors are caught."""
+    """A broken promise is the simulation's: what a loader raises is caught by the engine."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -222,3 +238,7 @@ class Observed:
     async def delete(self, *keys: str) -> None:
         async with self._process.invalidating(self._kind, keys):
             await self.resource.delete(*keys)
+
+
+def _versions(versions: Mapping[str, int]) -> str:
+    return ", ".join(f"{id_} (version {version})" for id_, version in versions.items())

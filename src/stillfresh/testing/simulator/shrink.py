@@ -8,7 +8,9 @@ from stillfresh.testing.simulator.faults import Plan
 
 __all__ = ["shrunk"]
 
-MOST_RUNS: Final = 150
+MOST_RUNS: Final = 250
+SALTS: Final = 8
+"""Runs of a plan without faults: what is left to chance may have to be drawn more than once."""
 
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
@@ -29,13 +31,15 @@ def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
 
 def simpler_than(plan: Plan) -> Iterator[Plan]:
     """The largest leaps first."""
-    candidates = [*_without_faults(plan), *_fewer(plan)]
-    return (simpler for simpler in candidates if simpler.size < plan.size)
+    for simpler in (*_without_faults(plan), *_fewer(plan)):
+        if simpler.size < plan.size:
+            yield simpler
 
 
 def _without_faults(plan: Plan) -> Iterator[Plan]:
     quiet = (0.0,) * len(plan.skews)
-    yield replace(plan, troubles=(), strikes=(), skews=quiet)
+    for salt in range(SALTS):
+        yield replace(plan, troubles=(), strikes=(), skews=quiet, salt=salt)
     yield replace(plan, troubles=())
     yield replace(plan, strikes=())
     yield replace(plan, skews=quiet)
@@ -54,5 +58,6 @@ def _fewer(plan: Plan) -> Iterator[Plan]:
     for count in (1, 2, 3):
         yield replace(plan, processes=count)
     for count in (1, 2, 3, 5, 8, 13, 21):
-        yield replace(plan, steps=count)
+        for salt in range(SALTS):
+            yield replace(plan, steps=count, salt=salt)
     yield replace(plan, shuffled=False)

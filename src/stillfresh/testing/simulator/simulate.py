@@ -97,7 +97,7 @@ def run(scenario: Scenario, plan: Plan) -> Simulated:
         plan,
         world.loop.steps,
         world.time(),
-        world.requests,
+        world.weather.requests,
         len(world.ledger.loads),
         tuple(world.trace),
         broken,

@@ -1,4 +1,4 @@
-"""The way from a process to the shared store: every request takes time, and may meet trouble (T1, S1).
+"""The way from a process to the store: every request takes time, and may meet trouble (T1).
 
 What the store does is done by the real `MemoryStore`, in the name of nobody: a process that is
 killed or paused does not take its requests back.
@@ -25,7 +25,8 @@ from stillfresh.testing.simulator.loop import WORLD
 from stillfresh.testing.simulator.promises import Broken
 
 if TYPE_CHECKING:
-    from stillfresh.testing.simulator.world import Process, World
+    from stillfresh.testing.simulator.process import Process
+    from stillfresh.testing.simulator.world import World
 
 __all__ = ["InlineWire", "Wire", "finished"]
 
@@ -154,9 +155,7 @@ class Wire:
                 self._world.ledger.voided(kind, [id_])
             return found
 
-        found: list[tuple[str, str]] = await self._ask(
-            Request("invalidate_tag", tag, [], effect)
-        )
+        found: list[tuple[str, str]] = await self._ask(Request("invalidate_tag", tag, [], effect))
         return found
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
@@ -186,7 +185,7 @@ class Wire:
         if world.is_over:
             raise StoreError("the simulation is over")
         answer: asyncio.Future[Any] = world.loop.create_future()
-        number, trouble = world.next_request()
+        number, trouble = world.weather.next_request()
         if trouble is not None:
             world.note(self._process, f"request {number} ({request}) {trouble}")
         self._send(request, trouble, answer)
@@ -196,16 +195,22 @@ class Wire:
             self._unanswered(request)
             raise
 
-    def _unanswered(self, request: Request) -> None:
-        world, it = self._world, request
-        number = self._process.number
-        world.ledger.unanswered(number, it.step, it.kind, it.ids, it.tokens, world.time())
+    def _unanswered(self, it: Request) -> None:
+        ledger, number = self._world.ledger, self._process.number
+        match it.step:
+            case "acquire":
+                ledger.unleased(number, it.kind, it.ids)
+            case "read":
+                ledger.unread(number, it.kind, it.ids, self._world.time())
+            case "publish":
+                ledger.unstored(it.tokens)
 
     def _send(
         self, request: Request, trouble: Trouble | None, answer: "asyncio.Future[Any]"
     ) -> None:
-        dice = self._world.network_dice
-        there = dice.uniform(*LATENCY) + self._world.slowness()
+        weather = self._world.weather
+        dice = weather.dice
+        there = dice.uniform(*LATENCY) + weather.slowness()
         gives_up = dice.uniform(*PATIENCE)
         some = request.ids
         match trouble:
@@ -245,21 +250,21 @@ class Wire:
             result = self._done(request, some)
         except StoreError as exc:
             if answer is not None:
-                self._give_up(answer, world.network_dice.uniform(*LATENCY), str(exc))
+                self._give_up(answer, world.weather.dice.uniform(*LATENCY), str(exc))
             return
         except Broken as exc:
             world.fail(exc)
             return
         if answer is not None:
-            back = world.network_dice.uniform(*LATENCY) + world.slowness()
+            back = world.weather.dice.uniform(*LATENCY) + world.weather.slowness()
             with world.loop.acting(self._process.number):
                 world.loop.call_later(back, _answered, answer, result)
 
     def _done(self, request: Request, some: Sequence[str]) -> Any:  # noqa: ANN401
         world = self._world
-        if world.is_away:
+        if world.weather.is_away:
             raise StoreError("the store is away")
-        if world.is_full and request.step not in READS:
+        if world.weather.is_full and request.step not in READS:
             raise StoreError("the store is full")
         with world.asked_by(self._process):
             result = request.effect(some)
@@ -282,7 +287,7 @@ class InlineWire(Wire):
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         world = self._world
-        if world.is_over or world.is_away:
+        if world.is_over or world.weather.is_away:
             self._unanswered(Request("read", kind, ids, len))
             raise StoreError("the store is away")
         return world.store.read_now(kind, ids, known)

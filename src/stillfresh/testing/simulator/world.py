@@ -1,7 +1,6 @@
-"""The world of a simulation: virtual time, processes that share a store, and what befalls them (T1)."""
+"""The world of a simulation: virtual time, processes that share a store, what befalls them (T1)."""
 
 import asyncio
-import random
 import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -12,11 +11,12 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.testing.simulator.faults import Blow, Plan, Strike, Trouble
+from stillfresh.testing.simulator.faults import Blow, Plan, Strike
 from stillfresh.testing.simulator.ledger import Ledger
 from stillfresh.testing.simulator.loop import WORLD, VirtualLoop
 from stillfresh.testing.simulator.process import Process
 from stillfresh.testing.simulator.promises import Broken, Promise
+from stillfresh.testing.simulator.weather import Weather
 from stillfresh.testing.simulator.wire import finished
 
 __all__ = ["App", "World"]
@@ -25,11 +25,12 @@ App: TypeAlias = Callable[[Process], Coroutine[Any, Any, object]]
 
 EPOCH: Final = 1_700_000_000.0
 MAX_TASKS: Final = 1_000
+MAX_COPIES: Final = 10_000
 MAX_TRACE: Final = 5_000
-SLOWNESS: Final = 2.0
-"""Seconds that a slow store adds, at most, each way."""
 LOOK_EVERY: Final = 64
 """Steps between two looks at what costs more than a comparison."""
+RESTART: Final = (0.5, 5.0)
+"""Seconds until a process that was killed runs again."""
 
 
 class World:
@@ -37,37 +38,35 @@ class World:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.dice = random.Random(f"scenario {plan.seed}")  # noqa: S311 (a seed, no secret)
+        self.dice = plan.dice("scenario")
         """For the scenario's own choices."""
-        self.network_dice = random.Random(f"network {plan.seed}")  # noqa: S311
-        order = random.Random(f"order {plan.seed}")  # noqa: S311
-        self.loop = VirtualLoop(order if plan.shuffled else None)
+        order = plan.dice("order") if plan.shuffled else None
+        self.loop = VirtualLoop(order)  # type: ignore[abstract]  # what no simulation needs
+        self.weather = Weather(plan, self.loop)
         self.ledger = Ledger()
         self.trace: deque[str] = deque(maxlen=MAX_TRACE)
         self.processes: list[Process] = []
         """All that ever were, the killed as well."""
-        self.requests = 0
         self.is_over = False
-        self.max_copies = 10_000
         tokens = iter(range(1, 1 << 62))
         self.store = MemoryStore(clock=self.store_now, new_token=lambda: f"t{next(tokens)}")
         finished(self.store.open())
         self._asked_by: Process | None = None
-        self._asks_callers = random.Random(f"clock {plan.seed}").random() < 0.5  # noqa: S311
-        self._troubles = dict(plan.troubles)
+        self._asks_callers = plan.dice("clock").random() < 0.5
         self._checks: list[tuple[str, Callable[[], str | None]]] = []
-        self._jobs: dict[asyncio.Task[Any], Process] = {}
+        self._jobs: dict[asyncio.Task[Any], Process | None] = {}
         self._apps: dict[Process, App] = {}
         self._changed = asyncio.Event()
         self._broken: Broken | None = None
-        self._until = {Blow.SLOW: 0.0, Blow.FULL: 0.0, Blow.AWAY: 0.0}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    # For scenarios.
 
     def time(self) -> float:
         """Seconds since the simulation began."""
         return self.loop.time()
+
+    def wall(self) -> float:
+        """The same, as a clock that is right shows it."""
+        return EPOCH + self.time()
 
     def steps(self, count: int) -> range:
         """`for step in world.steps(20)`: fewer when a failure is being made smaller."""
@@ -85,20 +84,22 @@ class World:
         if not callable(app) or not isinstance(count, int) or count < 1:
             raise ConfigError(f"launch: takes an app and a number, not {shown((app, count))}")
         most = count if self.plan.processes is None else min(count, self.plan.processes)
-        return [self._start(app) for _ in range(most)]
+        return [self._launch(app) for _ in range(most)]
 
-    def _start(self, app: App) -> Process:
+    def _launch(self, app: App) -> Process:
         process = self.process()
         self._apps[process] = app
         process.start(app(process))
         return process
 
-    def change(self, kind: str, *ids: str) -> None:
-        """Upstream has a newer version of these from now on."""
-        self.ledger.change((kind, id_) for id_ in ids)
+    def change(self, kind: str, *ids: str) -> dict[str, int]:
+        """Upstream has a newer version of these from now on; which one it is."""
+        return {id_: self.ledger.change((kind, id_)) for id_ in ids}
 
     def always(self, promise: str, check: Callable[[], str | None]) -> None:
-        """Called after every step: None, or what is wrong."""
+        """A promise of your own, called after every step: None, or what is wrong."""
+        if not callable(check):
+            raise ConfigError(f"always: takes a function without arguments, not {shown(check)}")
         self._checks.append((promise, check))
 
     def broken(self, promise: str, what: str) -> NoReturn:
@@ -120,12 +121,11 @@ class World:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise Broken(
-                Promise.ALIVE, f"after {within:g} s these wait still: {_named(self._busy())}"
-            ) from None
+            waiting = _named(self._busy())
+            raise Broken(Promise.ALIVE, f"after {within:g} s these wait still: {waiting}") from None
 
     def _busy(self) -> list[asyncio.Task[Any]]:
-        return [job for job, process in self._jobs.items() if process.is_alive]
+        return [job for job, owner in self._jobs.items() if owner is None or owner.is_alive]
 
     @cached_property
     def folder(self) -> Path:
@@ -133,13 +133,11 @@ class World:
         self._folder = tempfile.TemporaryDirectory(prefix="stillfresh-simulation-")
         return Path(self._folder.name)
 
-    # For processes and their wires.
-
     def fail(self, broken: Broken) -> None:
         """The first promise that was broken; the simulation ends with this step."""
         self._broken = self._broken or broken
 
-    def started(self, process: Process, job: "asyncio.Task[Any]") -> None:
+    def started(self, process: Process | None, job: "asyncio.Task[Any]") -> None:
         self._jobs[job] = process
         job.add_done_callback(self._ended)
 
@@ -149,17 +147,26 @@ class World:
         if job.cancelled() or (error := job.exception()) is None:
             return
         if not isinstance(error, Broken):
-            broken = Broken(Promise.WHOLE, f"process {process.number} failed: {error!r}")
+            who = "a restart" if process is None else f"process {process.number}"
+            broken = Broken(Promise.WHOLE, f"{who} failed: {error!r}")
             broken.__cause__ = error
             error = broken
         self.fail(error)
 
-    def next_request(self) -> tuple[int, Trouble | None]:
-        number, self.requests = self.requests, self.requests + 1
-        return number, self._troubles.get(number)
+    def killed(self, process: Process) -> None:
+        """Somebody starts it anew, a while later."""
+        self._changed.set()
+        if (app := self._apps.pop(process, None)) is not None:
+            with self.loop.acting(WORLD):
+                self.started(None, self.loop.create_task(self._restart(app)))
+
+    async def _restart(self, app: App) -> None:
+        await asyncio.sleep(self.weather.dice.uniform(*RESTART))
+        self._launch(app)
 
     @contextmanager
     def asked_by(self, process: Process) -> Iterator[None]:
+        """In the block the store does what this process asks."""
         self._asked_by = process
         try:
             yield
@@ -170,26 +177,7 @@ class World:
         """S2: a server has a clock of its own; a file is judged by the clock of who asks."""
         if self._asks_callers and self._asked_by is not None:
             return self._asked_by.clock()
-        return EPOCH + self.time()
-
-    def wall(self) -> float:
-        return EPOCH + self.time()
-
-    def slowness(self) -> float:
-        return self.network_dice.uniform(0, SLOWNESS) if self._lasts(Blow.SLOW) else 0.0
-
-    @property
-    def is_full(self) -> bool:
-        return self._lasts(Blow.FULL)
-
-    @property
-    def is_away(self) -> bool:
-        return self._lasts(Blow.AWAY)
-
-    def _lasts(self, blow: Blow) -> bool:
-        return self.time() < self._until[blow]
-
-    # For `simulate`.
+        return self.wall()
 
     def run(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
         """Raises what was broken."""
@@ -198,13 +186,14 @@ class World:
         self.loop.run(self._play(scenario), self._after_step)
 
     async def _play(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
+        """The scenario, all that it started, and that closing leaves nothing behind."""
         await scenario(self)
         await self.joined()
-        living = [process for process in self.processes if process.is_alive]
-        for process in living:
-            process.start(process.close())
-        await self.joined()
-        if left := self._tasks_of({process.number for process in living}):
+        while opened := [process for process in self._living() if not process.is_closed]:
+            for process in opened:
+                process.start(process.close())
+            await self.joined()
+        if left := self._tasks_of({process.number for process in self._living()}):
             raise Broken(Promise.BOUND, f"left behind by close: {_named(left)}")
 
     def _tasks_of(self, owners: set[int]) -> list[asyncio.Task[Any]]:
@@ -235,39 +224,24 @@ class World:
     def _look(self) -> None:
         if len(self.loop.tasks) > MAX_TASKS:
             raise Broken(Promise.BOUND, f"{len(self.loop.tasks)} tasks are running")
-        if (copies := finished(self.store.stats()).copies) > self.max_copies:
+        if (copies := finished(self.store.stats()).copies) > MAX_COPIES:
             raise Broken(Promise.BOUND, f"the store holds {copies} copies")
 
+    def _living(self) -> list[Process]:
+        return [process for process in self.processes if process.is_alive]
+
     def _strike(self, strike: Strike) -> None:
-        living = [process for process in self.processes if process.is_alive]
-        if strike.blow in self._until:
-            self._until[strike.blow] = self.time() + strike.amount
+        if self.weather.strikes(strike):
             self.note(None, f"{strike.blow} for {strike.amount:g} s")
-        elif living:
-            self._strike_process(living[strike.process % len(living)], strike)
-
-    def _strike_process(self, process: Process, strike: Strike) -> None:
-        match strike.blow:
-            case Blow.KILL:
-                process.kill()
-            case Blow.PAUSE:
-                process.pause(strike.amount)
-            case _:
-                process.jump(strike.amount)
-
-    def killed(self, process: Process) -> None:
-        """Somebody starts it anew, a while later."""
-        self._changed.set()
-        if (app := self._apps.pop(process, None)) is not None:
-            self._keeper.start(self._restart(app))
-
-    @cached_property
-    def _keeper(self) -> Process:
-        return Process(self, WORLD, 0.0)
-
-    async def _restart(self, app: App) -> None:
-        await asyncio.sleep(self.network_dice.uniform(0.5, 5.0))
-        self._start(app)
+        elif living := self._living():
+            process = living[strike.process % len(living)]
+            match strike.blow:
+                case Blow.KILL:
+                    process.kill()
+                case Blow.PAUSE:
+                    process.pause(strike.amount)
+                case _:
+                    process.jump(strike.amount)
 
 
 def _named(tasks: Iterable["asyncio.Task[Any]"]) -> str:
@@ -276,6 +250,4 @@ def _named(tasks: Iterable["asyncio.Task[Any]"]) -> str:
 
 def _place(task: "asyncio.Task[Any]") -> str:
     frames = task.get_stack(limit=1)
-    if not frames:
-        return "nothing"
-    return f"{frames[-1].f_code.co_name}, line {frames[-1].f_lineno}"
+    return f"{frames[0].f_code.co_name}, line {frames[0].f_lineno}" if frames else "nothing"
