@@ -6,12 +6,15 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format diagrams bench explore pins clean
+.PHONY: help demo examples test check format diagrams bench explore pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(VENV)/.core ## short, watchable examples
+demo: $(VENV)/.demo ## the five systems in one site, with an upstream that breaks: make demo PORT=8000
+	@$(BIN)/stillfresh demo --port $(or $(PORT),8000)
+
+examples: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/approvals.py
 	@echo
 	@$(BIN)/python examples/prices.py
@@ -60,6 +63,10 @@ $(VENV)/.uv: scripts/bootstrap
 
 $(VENV)/.core: $(VENV)/.uv pyproject.toml
 	@$(UV) --editable .
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.core
+	@$(UV) --editable '.[web,cli]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core requirements/dev.txt

@@ -1,6 +1,6 @@
 """Requests that wait for a person, and must not be approved after their time.
 
-Run it: `make demo`. Three requests come in, each with three seconds to live. One is approved in
+Run it: `make examples`. Three requests come in, each with three seconds to live. One is approved in
 time, one too late, one by eight people at once. Then a million expired entries are swept while
 the event loop goes on breathing.
 """

@@ -17,7 +17,7 @@ CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
 LAYERS = [
     {"errors"},
-    {"clock", "durations", "events"},
+    {"clock", "durations", "events", "wire"},
     {"freshness"},
     {"ttl_cache"},
     {"sweeper"},
@@ -27,6 +27,7 @@ LAYERS = [
     {"web"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 ]
 """From the bottom up: a part may import itself and what stands in a line above its own."""
 

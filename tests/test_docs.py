@@ -187,7 +187,7 @@ def loaded(path: Path) -> Any:
 
 
 def test_the_viewport_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """C13: what `make demo` shows: a fraction of the requests that polling makes."""
+    """C13: what `make examples` shows: a fraction of the requests that polling makes."""
     asyncio.run(the_example("viewport").scroll(minutes=10))
     said = capsys.readouterr().out
     polled, made = (
@@ -203,7 +203,7 @@ def the_example(name: str) -> Any:
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """What `make demo` shows, on a manual clock: approved in time, too late, and once of eight."""
+    """What `make examples` shows, on a manual clock: approved in time, too late, and once of eight."""
     example = the_example("approvals")
     clock = ManualClock()
 
@@ -223,7 +223,7 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_feed_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """What `make demo` shows of a feed: cold, again, stale, without a network, commented on."""
+    """What `make examples` shows of a feed: cold, again, stale, without a network, commented on."""
     example = the_example("feed")
     asyncio.run(asyncio.wait_for(example.main(sleep=lambda _: asyncio.sleep(0)), 30))
     said = capsys.readouterr().out.splitlines()

@@ -130,7 +130,7 @@ class TestC12BadAnswers:
                 await writer.drain()
 
         server.raw = endless
-        with pytest.raises(LoadFailed, match="longer than 100,000 bytes"):
+        with pytest.raises(LoadFailed, match="more than 100,000 bytes"):
             await client.posts_by_ids(["a:1"])
         assert sent < 100_000_000
 
@@ -140,13 +140,13 @@ class TestC12BadAnswers:
         server.body = gzip.compress(json.dumps([post("a:1")]).encode())
         assert await client.posts_by_ids(["a:1"]) == [post("a:1")]
         server.body = gzip.compress(b"[" + b" " * 50_000_000)
-        with pytest.raises(LoadFailed, match="longer than"):
+        with pytest.raises(LoadFailed, match="more than"):
             await client.posts_by_ids(["a:1"])
         server.body = b"not packed at all"
-        with pytest.raises(LoadFailed, match="error"):
+        with pytest.raises(LoadFailed, match="broken gzip"):
             await client.posts_by_ids(["a:1"])
         server.headers = {"content_encoding": "br"}
-        with pytest.raises(LoadFailed, match="not asked for"):
+        with pytest.raises(LoadFailed, match="not as gzip"):
             await client.posts_by_ids(["a:1"])
 
     async def test_too_slow_to_begin_and_to_end(self, server: NexusServer) -> None:

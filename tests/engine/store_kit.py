@@ -10,6 +10,7 @@ from stillfresh import Cache, StoreError
 from stillfresh.stores.contract import (
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
     Lease,
@@ -104,6 +105,15 @@ class SteppedStore:
 
     async def stats(self) -> StoreStats:
         return await self._step("stats", self.inner.stats)
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        return await self._step("entries", lambda: self.inner.entries(kind, search, after, limit))
 
 
 def cache_on(store: Store, clock: ManualClock, sleep: Sleeper, **options: Any) -> Cache:

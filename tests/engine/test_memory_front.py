@@ -10,8 +10,9 @@ import pytest
 from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
 from store_kit import SteppedStore, cache_on, lease_of
 
-from stillfresh import Cache, Origin, Resource, ResourceStats, Verdict
-from stillfresh.stores.contract import Record
+from stillfresh import Cache, LoadFailed, Origin, Resource, ResourceStats, Verdict
+from stillfresh.engine.failing import Failing, Seen
+from stillfresh.stores.contract import Failure, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -277,6 +278,62 @@ class TestE12Stats:
         assert counts.age_quantile(0.5) == 1
         assert counts.age_quantile(1) == 30
 
+    async def test_what_is_queued_and_what_is_watched(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """Keys beyond the places wait their turn; keys that are watched count once."""
+        prices = declare(cache, upstream, max_batch=2, concurrency=1)
+        upstream.hold()
+        asking = asyncio.ensure_future(prices.get_many(["a", "b", "c"]))
+        await upstream.asked.wait()
+        counts = await stats(cache)
+        assert (counts.loading, counts.queued, counts.max_batch) == (3, 1, 2)
+        upstream.let_go()
+        await asking
+        with prices.watch("a", "b"), prices.watch("a"):
+            assert (await stats(cache)).watched == 2
+        counts = await stats(cache)
+        assert (counts.loading, counts.queued, counts.watched) == (0, 0, 0)
+
+    async def test_what_fails_and_until_when(
+        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """From the failure to the next success: the pause that ends first, the last error."""
+        upstream.error = RuntimeError("boom")
+        for sku in ("a", "b"):
+            with pytest.raises(LoadFailed):
+                await prices(sku)
+            clock.advance(0.25)
+        counts = await stats(cache)
+        assert (counts.failing, counts.error) == (2, "RuntimeError: boom")
+        assert counts.retry_at is not None
+        assert 0 < counts.retry_at - clock() < 1
+        clock.advance(5)
+        assert (await stats(cache)).failing == 2, "nobody has asked again"
+        assert (await stats(cache)).retry_at is None, "and might"
+        upstream.error = None
+        await prices("a")
+        await prices.delete("b")
+        counts = await stats(cache)
+        assert (counts.failing, counts.retry_at, counts.error) == (0, None, None)
+
+    async def test_an_old_failure_is_forgotten(
+        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """What nobody asked for again, for a minute after it might have been, fails no more."""
+        upstream.error = RuntimeError("boom")
+        with pytest.raises(LoadFailed):
+            await prices("a")
+        clock.advance(62)
+        assert (await stats(cache)).failing == 0
+
+    async def test_failures_that_are_remembered_are_few(self) -> None:
+        """Of a flood the latest thousand are counted."""
+        failing = Failing()
+        for number in range(3_000):
+            failing.failed(f"{number}", Failure(1, 10.0, f"error {number}"))
+        assert failing.seen(0.0) == Seen(1_000, 10.0, "error 2999")
+
     async def test_asking_for_them_changes_nothing(
         self, prices: Resource[str, Price], cache: Cache
     ) -> None:
@@ -377,6 +434,39 @@ class TestE14LoaderCalls:
         prices = declare(cache, upstream, max_batch=max_batch)
         await prices.get_many(str(number) for number in range(1000))
         assert len(upstream.calls) == -(-1000 // max_batch)
+
+
+class TestE12Entries:
+    async def test_judges_what_is_in_the_store(
+        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock
+    ) -> None:
+        """Verdict, times and marks of each, page by page."""
+        for id_ in ("a", "b", "c"):
+            await prices(id_)
+            clock.advance(20)
+        await prices.invalidate("c")
+        first, *rest = await cache.entries()
+        assert [(each.id, each.verdict, each.age) for each in (first, *rest)] == [
+            ("a", STALE, 60),
+            ("b", STALE, 40),
+            ("c", EXPIRED, 20),
+        ]
+        assert (first.kind, first.fresh_until) == ("price", clock() - 30)
+        assert first.size
+        assert [each.invalidated for each in (first, *rest)] == [False, False, True]
+        assert await cache.entries("price", after=("price", "a"), limit=1) == rest[:1]
+        assert [each.id for each in await cache.entries(search="b")] == ["b"]
+
+    async def test_one_that_failed_to_load_says_why(
+        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """It has no copy: it is GONE, and cools down."""
+        upstream.error = ConnectionError("refused")
+        with pytest.raises(LoadFailed):
+            await prices("a")
+        (entry,) = await cache.entries()
+        assert (entry.verdict, entry.age, entry.failures) == (GONE, None, 1)
+        assert (entry.error, entry.retry_at) == ("ConnectionError: refused", clock() + 1)
 
 
 class TestE12Explain:

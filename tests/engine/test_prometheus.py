@@ -23,6 +23,9 @@ class TestE12Prometheus:
         for sample in (
             'stillfresh_reads_total{resource="price",verdict="fresh"} 2',
             'stillfresh_loads_total{resource="price"} 1',
+            'stillfresh_queued{resource="price"} 0',
+            'stillfresh_watched{resource="price"} 0',
+            'stillfresh_failing{resource="price"} 0',
             'stillfresh_age_seconds_bucket{resource="price",le="0.1"} 1',
             'stillfresh_age_seconds_bucket{resource="price",le="30"} 2',
             'stillfresh_age_seconds_bucket{resource="price",le="+Inf"} 2',

@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import pytest
 from engine_kit import Price, Sleeper, Upstream, declare, turns, until, version
 
 from stillfresh import Cache, ConfigError, NotOpen, Resource, StillfreshError, Update
 from stillfresh.engine.lane import State
+from stillfresh.engine.watcher import Pace
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -224,6 +226,17 @@ class TestC14Watch:
         with prices.watch("c"):
             await settled(prices)
         assert len(prices._core.watcher._pace) == 1
+
+    def test_what_was_taken_long_ago_is_forgotten_little_by_little(self) -> None:
+        """C6: not ten thousand in one turn of the loop, and yet all of it in the end."""
+        pace: Pace[str] = Pace()
+        pace.note([f"old-{number}" for number in range(10_000)], 0.0)
+        sizes = []
+        for number in range(300):
+            pace.note([f"new-{number}-{each}" for each in range(50)], 10.0 + number)
+            sizes.append(len(pace))
+        assert all(before - after <= 50 for before, after in pairwise(sizes))
+        assert sizes[-1] == 50
 
     async def test_keys_come_and_go_while_it_is_open(
         self, prices: Resource[str, Price], upstream: Upstream

@@ -188,6 +188,25 @@ class TestF6Hit:
         assert found[1]["body"] == "the body of a"
 
 
+class TestF6Listing:
+    async def test_the_keys_that_were_fetched_are_listed(
+        self, engine: FeedEngine, clock: ManualClock
+    ) -> None:
+        """With their times and verdicts, as the entries of any store."""
+        await engine.get_all()
+        clock.advance(400)
+        await engine.get_all(days_back=2)
+        entries = await engine._engine.entries()
+        assert sorted((each.kind, each.age or 0) for each in entries) == [
+            ("feed", 0),
+            ("feed", 400),
+        ]
+        (first, second) = entries
+        assert await engine._engine.entries("feed", after=("feed", first.id)) == [second]
+        assert await engine._engine.entries(search=second.id) == [second]
+        assert await engine._engine.entries("other") == []
+
+
 class TestF6Miss:
     async def test_a_cold_feed_costs_one_slow_lookup(
         self, engine: FeedEngine, network: Network, cache: FeedCache

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, StillfreshError, Verdict
 from stillfresh.feed import Comment, FeedCache, FeedCacheUpdated, FeedEngine, Topic
 from stillfresh.feed.http import FeedHttpError, HttpFeedSource
-from stillfresh.feed.wire import Body, Unreadable, pause_of
 from stillfresh.testing import ManualClock
+from stillfresh.wire import Body, Unreadable, pause_of
 
 NOW = 1_700_000_000.0
 DAY = date(2023, 11, 14)

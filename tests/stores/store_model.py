@@ -127,6 +127,13 @@ class StoreModel(RuleBasedStateMachine):
         known = {id_: data.draw(st.sampled_from(self.generations[-8:])) for id_ in ids}
         self.both(lambda store: store.read(kind, ids, known))
 
+    @rule(kind=st.sampled_from(["post", None]), search=st.sampled_from(["", "a"]), data=st.data())
+    def list_entries(self, kind: str | None, search: str, data: st.DataObject) -> None:
+        """In the same order, where the store has one."""
+        after = data.draw(st.sampled_from([None, ("page", "b"), ("post", "a")]))
+        limit = data.draw(st.sampled_from([1, 2, 100]))
+        self.both(lambda store: store.entries(kind, search, after, limit))
+
     @invariant()
     def both_hold_the_same(self) -> None:
         for kind in ("post", "page"):

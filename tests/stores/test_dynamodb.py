@@ -26,7 +26,8 @@ from stillfresh.stores.contract import (
     Newer,
     Record,
 )
-from stillfresh.stores.dynamodb import DynamoStore
+from stillfresh.stores.dynamodb import DynamoStore, sweeping
+from stillfresh.stores.dynamodb.scanning import entries_of
 from stillfresh.stores.dynamodb.store import Parts
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.testing import ManualClock, StoreConformance
@@ -38,6 +39,8 @@ PK = "CACHE#" + sha256(b"/pricing").hexdigest()
 
 
 class TestS6DynamoStore(StoreConformance):
+    LISTS_LOADS = False
+
     @pytest.fixture(autouse=True)
     def _servers(self, aws: Aws) -> None:
         self.aws = aws
@@ -177,6 +180,8 @@ class TestI2Interop:
             "fetched_at": {"N": "1700000000"},
             "fresh_for": {"N": "60"},
             "body_size": {"N": "4"},
+            "kind": {"S": "page"},
+            "id": {"S": "/pricing"},
         }
         stored = await bench.raw.s3.get_object(Bucket="pages", Key=s3_key)
         assert await stored["Body"].read() == b"<h1>"
@@ -527,16 +532,15 @@ class TestI6TagsOfLoadsUnderWay:
         """Leased between the scan and the drop: nothing of it goes, and its tag reaches it."""
         old = await bench.publish(await bench.lease(None, "eu"))
         bench.clock.advance(100)
-        sweeper = bench.parts.sweeper
-        entries, leases = sweeper._entries, []
+        leases = []
 
-        async def visited() -> AsyncIterator[Any]:
-            async for found in entries():
+        async def visited(*args: Any) -> AsyncIterator[Any]:
+            async for found in entries_of(*args):
                 if found:
                     leases.append(await bench.lease(old.generation, "eu"))
                 yield found
 
-        monkeypatch.setattr(sweeper, "_entries", visited)
+        monkeypatch.setattr(sweeping, "entries_of", visited)
         assert await bench.store.evict(bench.clock()) == 0
         assert (await bench.record(known=old.generation)).copy is not None
         await bench.publish(leases[0])

@@ -14,7 +14,7 @@ from valkey_server import SERVERS, Server, binary_of
 from stillfresh import Cache, Policy, Resource, StoreError
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Held, Lease, Mark, Record, Store
-from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.redis import RedisStore, listing
 from stillfresh.stores.redis.layout import BUCKETS, GLANCE, Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
@@ -354,6 +354,59 @@ class TestS5Foreign:
         assert await store.read(KIND, ["a"]) == {}
         with pytest.raises(StoreError, match="WRONGTYPE"):
             await store.acquire(KIND, [Ask("a")], 10)
+
+
+class TestS5Listing:
+    async def test_whats_not_ours_is_not_listed(
+        self, store: RedisStore, raw: "Redis", clock: ManualClock
+    ) -> None:
+        """Other keys, tags, other types, broken strings, and keys that could never be ours."""
+        await published(store, clock, "mine")
+        await store.acquire(KIND, [Ask("tagged", tags=("eu",))], 10)
+        (place,) = store._places.of(KIND, ["list"])
+        await raw.rpush(place.key, b"x")
+        base = store._places.bases[0]
+        for key in (b"other", base, base + b"Kind:a", base + b"price:\xff", base + b"price"):
+            await raw.set(key, b"SF\0\1" + bytes(500))
+        (place,) = store._places.of(KIND, ["broken"])
+        await raw.set(place.key, b"not ours")
+        assert [entry.id for entry in await store.entries()] == ["mine", "tagged"]
+
+    async def test_one_in_the_wrong_bucket_is_not_listed(
+        self, store: RedisStore, raw: "Redis"
+    ) -> None:
+        """A read would never find it."""
+        (place,) = store._places.of(KIND, ["a"])
+        wrong = next(base for base in store._places.bases if base != place.base)
+        await raw.set(wrong + place.member, b"SF\0\1" + bytes(500))
+        assert await store.entries() == []
+
+    async def test_what_goes_while_it_is_listed_ends_no_page(
+        self, store: RedisStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Deleted between its name and its row: the next ones take its place."""
+        for id_ in "abcd":
+            await published(store, clock, id_)
+        describe = listing._described
+
+        async def late(*args: Any) -> Any:
+            await store.delete(KIND, ["a"])
+            return await describe(*args)
+
+        monkeypatch.setattr(listing, "_described", late)
+        assert [entry.id for entry in await store.entries(limit=2)] == ["b", "c"]
+
+    async def test_a_long_error_is_told_from_its_beginning(
+        self, store: RedisStore, clock: ManualClock
+    ) -> None:
+        """Cut anywhere, and still text."""
+        tags = tuple(f"{'ü' * 100}{number}" for number in range(19))
+        lease = (await store.acquire(KIND, [Ask("a", tags=tags)], 10))["a"]
+        assert isinstance(lease, Lease)
+        await store.release(KIND, [lease], {"a": Failure(1, clock() + 5, "ü" * 500)})
+        (entry,) = await store.entries()
+        assert entry.record.failure is not None
+        assert entry.record.failure.error.startswith("ü")
 
 
 class TestS5Stats:

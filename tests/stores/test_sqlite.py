@@ -17,9 +17,10 @@ import pytest
 from stillfresh import Clock, ConfigError, NotOpen, Policy, StoreError
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark, Record
 from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.sqlite import store as sqlite_store
 from stillfresh.stores.sqlite.connection import Patience, explained
 from stillfresh.stores.sqlite.files import network_filesystem
-from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, at_least, at_most
+from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, at_least, at_most, statements
 from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED
 from stillfresh.testing import ManualClock, StoreConformance
@@ -215,6 +216,31 @@ class TestS4Reads:
             attempts += 1
         assert 29 < clock() < 31
         assert 0.0005 <= min(pauses) < 0.001 <= pauses[0] <= max(pauses) <= 0.005
+
+
+class TestS4Listing:
+    async def test_follows_the_tables_own_order(self, path: Path) -> None:
+        """No sorting, and no walk over what was listed already."""
+        async with opened(path) as store:
+            await publish(store, "a")
+            sql = statements("post")
+            for text, bindings in ((sql.stretch, ("a", 9)), (sql.listed, ("a", "b", "", 9))):
+                steps = store._execute(f"EXPLAIN QUERY PLAN {text}", bindings).fetchall()
+                plan = " ".join(str(step[3]) for step in steps)
+                assert "SEARCH" in plan
+                assert "TEMP B-TREE" not in plan
+
+    async def test_writers_pass_between_its_slices(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A search through many entries is many small jobs."""
+        monkeypatch.setattr(sqlite_store, "STRETCH", 10)
+        async with opened(path) as store:
+            await publish(store, *(f"{number:03}" for number in range(200)))
+            search = asyncio.create_task(store.entries(search="nothing"))
+            await publish(store, "new")
+            assert not search.done()
+            assert await search == []
 
 
 class TestS4Writer:

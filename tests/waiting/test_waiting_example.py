@@ -1,4 +1,4 @@
-"""What `make demo` shows of the cache (W14)."""
+"""What `make examples` shows of the cache (W14)."""
 
 import importlib.util
 from pathlib import Path

@@ -32,10 +32,21 @@ class Kind:
     """One for each call of subscribe; else a set, in which twice is once."""
     per_viewer: bool = field(default=False, kw_only=True)
     """Its views differ by viewer, and are never shown to another."""
+    stale_for: Duration = field(default="1d", kw_only=True)
+    """In a `Hub`: an old view is shown for so long while its refresh runs;"""
+    error_for: Duration = field(default="1d", kw_only=True)
+    """and for so long while refreshing fails."""
+    absent_for: Duration | None = field(default=None, kw_only=True)
+    """In a `Hub`: for how long "it does not exist" is believed; None: a tenth of `fresh_for`."""
+    memory_for: Duration = field(default=0, kw_only=True)
+    """In a `Hub`: for how long a view in memory is served without asking the store."""
 
     def __post_init__(self) -> None:
         checked_kind(self.name)
         seconds(self.fresh_for, name=f"{self.name}: fresh_for", positive=True)
+        for name in ("stale_for", "error_for", "absent_for", "memory_for"):
+            if (duration := getattr(self, name)) is not None or name != "absent_for":
+                seconds(duration, name=f"{self.name}: {name}")
         if not callable(self.fetch):
             raise ConfigError(f"{self.name}: fetch is an async function, not {shown(self.fetch)}")
         for name in ("counted", "per_viewer"):

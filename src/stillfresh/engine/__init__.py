@@ -2,6 +2,7 @@
 
 from stillfresh.engine.cache import Cache
 from stillfresh.engine.codec import Codec
+from stillfresh.engine.listing import Listed
 from stillfresh.engine.metrics import CacheStats, ResourceStats
 from stillfresh.engine.model import Answer, Explanation, Loaded, Origin, RetryAfter
 from stillfresh.engine.prometheus import prometheus_text
@@ -16,6 +17,7 @@ __all__ = [
     "Explanation",
     "Function",
     "Handle",
+    "Listed",
     "Loaded",
     "Origin",
     "Resource",

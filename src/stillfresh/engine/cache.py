@@ -2,10 +2,10 @@
 
 import asyncio
 import contextvars
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
@@ -15,12 +15,14 @@ from stillfresh.engine.answers import Answers
 from stillfresh.engine.codec import Codec, MsgpackCodec
 from stillfresh.engine.core import Core
 from stillfresh.engine.keys import Call, Signature, batch_types, checked_kind, checked_text
+from stillfresh.engine.listing import Listed, listed
 from stillfresh.engine.metrics import CacheStats
 from stillfresh.engine.model import Loaded
 from stillfresh.engine.options import spec_of
 from stillfresh.engine.resource import Function, Resource
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tasks import Tasks
+from stillfresh.engine.upkeep import evict_now_and_then
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
@@ -38,9 +40,6 @@ BatchLoader: TypeAlias = Callable[
 ]
 
 GRACE: Final = 5.0
-EVICT_EVERY: Final = 3600.0
-
-logger = logging.getLogger(__name__)
 
 
 class Cache:
@@ -163,6 +162,7 @@ class Cache:
                 lease_for=lease_for,
                 load_timeout=load_timeout,
             )
+            spec = replace(spec, by_id=False)
             core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
             return Function(core, signature, self._clock)
 
@@ -212,7 +212,7 @@ class Cache:
         for core in self._cores.values():
             core.open(self._runtime)
         if getattr(self._store, "needs_eviction", True):
-            self._tasks.spawn(self._evict_now_and_then(), None)
+            self._tasks.spawn(evict_now_and_then(self._store, self._clock), None)
         self._opening = None
         return self._runtime
 
@@ -260,18 +260,15 @@ class Cache:
         for core in self._cores.values():
             core.overtake_tagged(tag)
 
-    async def _evict_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(EVICT_EVERY)
-            try:
-                await self._store.evict(self._clock())
-            except StoreError as exc:
-                logger.warning("the store could not evict: %s", exc)
-
     async def evict(self) -> int:
         """Drop from the store what nobody can be served any more; return how many."""
         runtime = await self.runtime()
         return await runtime.store.evict(self._clock())
+
+    @property
+    def cores(self) -> Mapping[str, Core[Any, Any]]:
+        """For shells: what was declared, by its name."""
+        return self._cores
 
     async def stats(self) -> CacheStats:
         """Counts of every resource, and the store's own."""
@@ -281,6 +278,17 @@ class Cache:
         except StoreError:
             store = None
         return CacheStats({kind: core.stats() for kind, core in self._cores.items()}, store)
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Listed]:
+        """E12: what is in the store, page by page; `after` is the last one's (kind, id)."""
+        found = await (await self.runtime()).store.entries(kind, search, after, limit)
+        return listed(found, self._clock())
 
     def from_thread(
         self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs

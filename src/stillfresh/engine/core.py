@@ -7,58 +7,38 @@ resource's callers use; `text` is its name in the store.
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.explain import explain
 from stillfresh.engine.flights import Outcome, Queue, Waiter
 from stillfresh.engine.loader import Loader
-from stillfresh.engine.metrics import ResourceStats
+from stillfresh.engine.metrics import Holding, ResourceStats
 from stillfresh.engine.model import Answer, Explanation
-from stillfresh.engine.reads import Reads
+from stillfresh.engine.reads import Reads, Step
 from stillfresh.engine.rules import (
     Fail,
     Load,
     Serve,
     fresh_until,
+    is_due,
     plan_read,
     refresh_at,
     verdict_of,
 )
-from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.tower import Tower
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Record
 
-__all__ = ["Core", "Owner"]
+__all__ = ["Core"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 NOTHING: Final = Record()
-
-
-class Owner(Protocol):
-    """The cache that a resource belongs to."""
-
-    async def runtime(self) -> Runtime:
-        """Opens the cache if it was never opened; NotOpen if it was closed."""
-
-    @property
-    def is_closed(self) -> bool:
-        """It was open, and is not to be opened by a read."""
-
-
-class Step(Generic[K]):
-    """A read of the store under way, and which of its keys were invalidated meanwhile (E6)."""
-
-    __slots__ = ("dirty", "keys")
-
-    def __init__(self, keys: Iterable[K]) -> None:
-        self.keys = frozenset(keys)
-        self.dirty: set[K] = set()
 
 
 class Core(Generic[K, V]):
@@ -76,7 +56,7 @@ class Core(Generic[K, V]):
         self.spec = spec
         self.shelf = answers
         self._text = text
-        self._key = key
+        self.key = key
         self._owner = owner
         self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
         self._tower = self._new_tower()
@@ -114,13 +94,7 @@ class Core(Generic[K, V]):
         runtime = await self.ready()
         now = runtime.clock()
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
-        texts: dict[K, str] = {}
-        for key in keys:
-            if (answer := self.shelf.hit(key, now)) is not None:
-                waiter.outcomes[key] = answer
-            else:
-                texts[key] = self._text(key)
-        if texts:
+        if texts := self._unheld(keys, now, waiter.outcomes):
             records = await self._records(runtime, texts)
             for key, id_ in texts.items():
                 self._answer(key, id_, records.get(id_, NOTHING), now, waiter)
@@ -129,6 +103,16 @@ class Core(Generic[K, V]):
             for key in texts:
                 self.shelf.count(waiter.outcomes[key], now)
         return {key: waiter.outcomes[key] for key in keys}
+
+    def _unheld(self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]]) -> dict[K, str]:
+        """Notes in `held` what memory can answer; the names of the others."""
+        texts: dict[K, str] = {}
+        for key in keys:
+            if (answer := self.shelf.hit(key, now)) is not None:
+                held[key] = answer
+            else:
+                texts[key] = self._text(key)
+        return texts
 
     def glance(self, key: K) -> Answer[V] | None:
         """E9, E14: the row is read on the spot; if it has not changed, nor has the answer."""
@@ -148,6 +132,23 @@ class Core(Generic[K, V]):
             return None
         entry.hits += 1
         return entry.answer
+
+    async def known(self, keys: Iterable[K]) -> dict[K, Outcome[V]]:
+        """What can be said of each without a load; a key that needs one is left out."""
+        runtime = await self.ready()
+        now = runtime.clock()
+        found: dict[K, Outcome[V]] = {}
+        texts = self._unheld(keys, now, found)
+        records = await self._records(runtime, texts) if texts else {}
+        for key, id_ in texts.items():
+            match plan_read(records.get(id_, NOTHING), now):
+                case Serve() as plan if answer := self.shelf.serve(key, plan, now):
+                    found[key] = answer
+                case Fail(failure):
+                    found[key] = self.shelf.cooling(key, failure, now)
+        for key in texts.keys() & found.keys():
+            self.shelf.count(found[key], now)
+        return found
 
     async def look(self, key: K) -> Answer[V] | None:
         """What there is, however old, unless it is GONE; nothing is loaded."""
@@ -176,7 +177,7 @@ class Core(Generic[K, V]):
         texts = {key: self._text(key) for key in keys}
         records, now = await self._records(runtime, texts), runtime.clock()
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
-        stale = [key for key, id_ in texts.items() if _is_due(records.get(id_, NOTHING), now)]
+        stale = [key for key, id_ in texts.items() if is_due(records.get(id_, NOTHING), now)]
         for key in stale:
             self._tower.join(key, texts[key], records.get(texts[key], NOTHING), waiter)
         await self._tower.wait(waiter, stale)
@@ -212,6 +213,7 @@ class Core(Generic[K, V]):
         texts = [self._text(key) for key in keys]
         with self._overtaking(keys):
             await runtime.store.delete(self.spec.kind, texts)
+        self.shelf.meter.failing.ended(*texts)
 
     @contextmanager
     def _overtaking(self, keys: Sequence[K]) -> Iterator[None]:
@@ -235,14 +237,14 @@ class Core(Generic[K, V]):
                     step.dirty.add(key)
 
     def overtake_texts(self, ids: Iterable[str]) -> None:
-        self.overtake([self._key(id_) for id_ in ids])
+        self.overtake([self.key(id_) for id_ in ids])
 
     def overtake_tagged(self, tag: str) -> None:
         """E8: what is under way or in memory and has this tag, or cannot say."""
-        if (tags := self.spec.tags) is not None:
+        if self.spec.tags is not None:
             steps = (key for step in self._steps for key in step.keys)
             known = {*self._tower.queue.flights, *steps, *self.shelf.front.entries}
-            self.overtake([key for key in known if _is_tagged(tags, key, tag)])
+            self.overtake([key for key in known if self.spec.may_have(key, tag)])
 
     async def explain(self, key: K) -> Explanation:
         runtime = await self.ready()
@@ -263,11 +265,16 @@ class Core(Generic[K, V]):
         return len(flights) >= self.spec.concurrency and key not in flights
 
     def stats(self) -> ResourceStats:
-        front = self.shelf.front
+        front, queue = self.shelf.front, self._tower.queue
         front.fold_all()
-        return self.shelf.meter.stats(
-            entries=len(front.entries), loading=len(self._tower.queue.flights)
+        held = Holding(
+            entries=len(front.entries),
+            loading=len(queue.flights),
+            queued=queue.waiting(),
+            watched=len(self.watcher.watches),
+            max_batch=self.spec.max_batch,
         )
+        return self.shelf.meter.stats(self.shelf.now(), held)
 
     async def ready(self) -> Runtime:
         """E13: a cache belongs to the loop that opened it."""
@@ -335,15 +342,3 @@ class Core(Generic[K, V]):
                 self._tower.join(key, id_, record, waiter)
             case Fail(failure):
                 waiter.outcomes[key] = self.shelf.cooling(key, failure, now)
-
-
-def _is_due(record: Record, now: float) -> bool:
-    return refresh_at(record, now) <= now
-
-
-def _is_tagged(tags: Callable[[K], Sequence[str]], key: K, tag: str) -> bool:
-    try:
-        own = tags(key)
-    except Exception:  # noqa: BLE001 (a user's function may raise anything)
-        return True
-    return tag == own or tag in own

@@ -8,13 +8,25 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
-from stillfresh.engine.model import Answer
+from stillfresh.clock import Clock
+from stillfresh.engine.model import Answer, Origin
 from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure, Record
 
-__all__ = ["CURRENT", "Batch", "Flight", "Outcome", "Queue", "Waiter", "waits_for"]
+__all__ = [
+    "CURRENT",
+    "Batch",
+    "Flight",
+    "Outcome",
+    "Queue",
+    "Waiter",
+    "answered",
+    "left_of",
+    "waits_for",
+]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -23,6 +35,38 @@ MAX_BEHIND: Final = 10_000
 """Refreshes that may queue with nobody waiting; a key beyond that is asked for by its next read."""
 
 Outcome = Answer[V] | LoadFailed
+
+
+def answered(outcome: Outcome[V], clock: Clock) -> Answer[V]:
+    """A failure as an answer that says why there is none."""
+    if not isinstance(outcome, LoadFailed):
+        return outcome
+    return Answer(
+        cast("V", None),
+        found=False,
+        verdict=Verdict.GONE,
+        fetched_at=clock(),
+        origin=Origin.LOADED,
+        clock=clock,
+        error=outcome,
+    )
+
+
+def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Clock) -> Answer[V]:
+    """What is left to show after a failure, and the failure with it."""
+    if known is None or isinstance(known, LoadFailed):
+        return answered(known or failure, clock)
+    if known.error is not None:
+        return known
+    return Answer(
+        known.value,
+        found=known.found,
+        verdict=known.verdict,
+        fetched_at=known.fetched_at,
+        origin=known.origin,
+        clock=clock,
+        error=failure,
+    )
 
 
 class Waiter(Generic[K, V]):
@@ -175,6 +219,10 @@ class Queue(Generic[K, V]):
             flight.urgent = True
             if not flight.began:
                 self._urgent.append(flight)
+
+    def waiting(self) -> int:
+        """How many have not begun."""
+        return sum(not flight.began for flight in self.flights.values())
 
     def has_room_behind(self) -> bool:
         return len(self._pending) < MAX_BEHIND

@@ -230,6 +230,7 @@ class Loader(Generic[K, V]):
         """What the loader said as a copy; through the codec and back, so that all see the same."""
         if isinstance(result, BaseException):
             return self._failed(flight, result)
+        self._meter.failing.ended(flight.id)
         generation = lease.token if lease is not None else ""
         if result is ABSENT:
             self._meter.absent += 1
@@ -256,6 +257,7 @@ class Loader(Generic[K, V]):
             self._runtime.dice(),
             error.seconds if isinstance(error, RetryAfter) else None,
         )
+        self._meter.failing.failed(flight.id, failure)
         raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: loading failed: {text}")
         raised.__cause__ = error
         return Landing(failure=failure, error=raised)

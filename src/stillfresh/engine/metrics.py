@@ -7,11 +7,12 @@ changes, so that a hit costs one addition.
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from stillfresh.engine.failing import Failing
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import StoreStats
 
-__all__ = ["CacheStats", "Meter", "ResourceStats", "age_bucket"]
+__all__ = ["CacheStats", "Holding", "Meter", "ResourceStats", "age_bucket"]
 
 
 def age_bucket(age: float) -> int:
@@ -44,6 +45,18 @@ class ResourceStats:
     """In memory now."""
     loading: int
     """Keys being loaded, or waited for, now."""
+    queued: int
+    """Those of them whose load has not begun."""
+    watched: int
+    """Keys that somebody watches now."""
+    failing: int
+    """Keys whose last load here failed, and was not made good since."""
+    retry_at: float | None
+    """When the first of them that is left alone may be asked for again."""
+    error: str | None
+    """What the last of them said."""
+    max_batch: int
+    """The most keys that one call of the loader may be given."""
 
     def age_quantile(self, share: float) -> float:
         """The age (a bucket's upper bound) that this share of all reads was no older than."""
@@ -63,6 +76,17 @@ class CacheStats:
     store: StoreStats | None
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a resource has in hand at one moment, by the names of `ResourceStats`."""
+
+    entries: int
+    loading: int
+    queued: int
+    watched: int
+    max_batch: int
+
+
 class Meter:
     """The running counts of one resource."""
 
@@ -72,6 +96,7 @@ class Meter:
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
         self.store_errors = 0
+        self.failing = Failing()
 
     def read(self, verdict: Verdict, bucket: int, count: int = 1) -> None:
         """So many answers of this verdict and age went out."""
@@ -84,8 +109,9 @@ class Meter:
         self.loaded += size
         self.largest_batch = max(self.largest_batch, size)
 
-    def stats(self, *, entries: int, loading: int) -> ResourceStats:
+    def stats(self, now: float, held: Holding) -> ResourceStats:
         """A frozen picture."""
+        failing = self.failing.seen(now)
         return ResourceStats(
             reads=dict(self.reads),
             ages=tuple(self.ages),
@@ -99,6 +125,12 @@ class Meter:
             leases_won=self.leases_won,
             leases_denied=self.leases_denied,
             store_errors=self.store_errors,
-            entries=entries,
-            loading=loading,
+            entries=held.entries,
+            loading=held.loading,
+            queued=held.queued,
+            watched=held.watched,
+            failing=failing.count,
+            retry_at=failing.retry_at,
+            error=failing.error,
+            max_batch=held.max_batch,
         )

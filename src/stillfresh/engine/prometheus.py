@@ -23,6 +23,9 @@ COUNTERS: Final = (
 GAUGES: Final = (
     ("entries", "Decoded values in memory."),
     ("loading", "Keys being loaded or waited for."),
+    ("queued", "Keys whose load has not begun."),
+    ("watched", "Keys that somebody watches."),
+    ("failing", "Keys whose last load failed."),
 )
 
 

@@ -4,13 +4,16 @@ For stores that are asked over a network; one that reads on the spot has no use 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from stillfresh.engine.spec import Runtime
 from stillfresh.errors import NotOpen
 from stillfresh.stores.contract import Record
 
-__all__ = ["Reads"]
+__all__ = ["Reads", "Step"]
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Question:
@@ -31,6 +34,16 @@ class Question:
                     self.known[id_] = generation
             elif self.known.get(id_) != generation:
                 self.known.pop(id_, None)
+
+
+class Step(Generic[K]):
+    """A read of the store under way, and which of its keys were invalidated meanwhile (E6)."""
+
+    __slots__ = ("dirty", "keys")
+
+    def __init__(self, keys: Iterable[K]) -> None:
+        self.keys = frozenset(keys)
+        self.dirty: set[K] = set()
 
 
 class Reads:

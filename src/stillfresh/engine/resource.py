@@ -5,17 +5,16 @@ The hit is written out twice, in `get` and in the call: one lookup, one clock re
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.engine.core import Core
-from stillfresh.engine.flights import Outcome
+from stillfresh.engine.flights import Outcome, answered
 from stillfresh.engine.front import Entry
 from stillfresh.engine.keys import Call, Signature
-from stillfresh.engine.model import Answer, Explanation, Origin
+from stillfresh.engine.model import Answer, Explanation
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed
-from stillfresh.freshness import Verdict
 
 __all__ = ["Function", "Handle", "Resource"]
 
@@ -101,7 +100,13 @@ class Resource(Generic[K, V]):
         self._refuse_text(keys, "get_many")
         unique = list(dict.fromkeys(keys))
         outcomes = await self._core.answers(unique)
-        return {key: _answered(outcome, self._clock) for key, outcome in outcomes.items()}
+        return {key: answered(outcome, self._clock) for key, outcome in outcomes.items()}
+
+    async def known(self, keys: Iterable[K]) -> dict[K, Answer[V]]:
+        """Of each, what memory or the store can answer; nothing is loaded or waited for."""
+        self._refuse_text(keys, "known")
+        outcomes = await self._core.known(dict.fromkeys(keys))
+        return {key: answered(outcome, self._clock) for key, outcome in outcomes.items()}
 
     def peek(self, key: K) -> Answer[V] | None:
         """What memory holds; no await, no refresh."""
@@ -128,14 +133,16 @@ class Resource(Generic[K, V]):
         self,
         *keys: K | Iterable[K],
         tell: Callable[[Update[K, V]], object] | None = None,
+        fail: Callable[[Update[K, V]], object] | None = None,
         end: Callable[[], object] | None = None,
     ) -> Watch[K, V]:
         """Kept fresh inside `with`: keys one by one, or many in a list.
 
-        Iterate over it (`async for update in watch`), or give `tell`, to see each new copy. `end`
-        is called when it is closed, by you or with the cache.
+        Iterate over it (`async for update in watch`), or give `tell`, to see each new copy. `fail`
+        is told of each refresh that failed: what is left, with its `error`. `end` is called when it
+        is closed, by you or with the cache.
         """
-        return Watch(self._core.watcher, _flat(keys), tell=tell, end=end)
+        return Watch(self._core.watcher, _flat(keys), tell=tell, fail=fail, end=end)
 
     def of(self, key: K) -> Handle[V]:
         """One entry's handle."""
@@ -216,7 +223,9 @@ def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
 def _raised(outcome: Outcome[V]) -> Answer[V]:
     """A failure is raised anew for each who waited, so that tracebacks do not pile up on one."""
     if isinstance(outcome, LoadFailed):
-        raise LoadFailed(*outcome.args) from outcome.__cause__
+        error = LoadFailed(*outcome.args)
+        error.retry_at = outcome.retry_at
+        raise error from outcome.__cause__
     return outcome
 
 
@@ -224,21 +233,6 @@ def _found(answer: Answer[V], key: object) -> V:
     if not answer.found:
         raise KeyError(key)
     return answer.value
-
-
-def _answered(outcome: Outcome[V], clock: Clock) -> Answer[V]:
-    if not isinstance(outcome, LoadFailed):
-        return outcome
-
-    return Answer(
-        cast("V", None),
-        found=False,
-        verdict=Verdict.GONE,
-        fetched_at=clock(),
-        origin=Origin.LOADED,
-        clock=clock,
-        error=outcome,
-    )
 
 
 def _refuse_method(kind: str, owner: type, name: str) -> NoReturn:

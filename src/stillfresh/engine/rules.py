@@ -23,6 +23,7 @@ __all__ = [
     "failed",
     "fresh_until",
     "is_cooling",
+    "is_due",
     "is_held",
     "jittered",
     "own_policy",
@@ -131,6 +132,11 @@ def refresh_at(record: Record, now: float) -> float:
     if copy is not None and verdict_of(copy, now) is Verdict.FRESH:
         return fresh_until(copy)
     return failure.retry_at if failure is not None else float("-inf")
+
+
+def is_due(record: Record, now: float) -> bool:
+    """One who watches wants a new copy now."""
+    return refresh_at(record, now) <= now
 
 
 def unchanged_until(copy: Copy, now: float) -> float:

@@ -4,14 +4,14 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.engine.codec import Codec
 from stillfresh.engine.rules import Terms
 from stillfresh.stores.contract import Record, Store
 
-__all__ = ["Runtime", "Spec"]
+__all__ = ["Owner", "Runtime", "Spec"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -34,6 +34,18 @@ class Spec(Generic[K, V]):
     load_timeout: float
     light: Callable[[K], K] | None = None
     """What memory keeps of a key that carries more than its name."""
+    by_id: bool = True
+    """A key that is made of its id alone can be loaded."""
+
+    def may_have(self, key: K, tag: str) -> bool:
+        """E8: it has the tag, or cannot say."""
+        if self.tags is None:
+            return False
+        try:
+            own = self.tags(key)
+        except Exception:  # noqa: BLE001 (a user's function may raise anything)
+            return True
+        return tag == own or tag in own
 
 
 ReadLagging: TypeAlias = Callable[
@@ -61,3 +73,14 @@ class Runtime:
     finish: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
     """Awaits something that closing the cache lets finish."""
     context: contextvars.Context
+
+
+class Owner(Protocol):
+    """The cache that a resource belongs to."""
+
+    async def runtime(self) -> Runtime:
+        """Opens the cache if it was never opened; NotOpen if it was closed."""
+
+    @property
+    def is_closed(self) -> bool:
+        """It was open, and is not to be opened by a read."""

@@ -59,6 +59,7 @@ class Watch(Generic[K, V]):
         keys: Iterable[K],
         *,
         tell: Callable[[Update[K, V]], object] | None = None,
+        fail: Callable[[Update[K, V]], object] | None = None,
         end: Callable[[], object] | None = None,
     ) -> None:
         self._watcher = watcher
@@ -68,6 +69,10 @@ class Watch(Generic[K, V]):
         if tell is not None:
             _check_plain("tell", tell, "iterate over the watch")
             self._told.subscribe(tell)
+        self._failed: Events[Update[K, V]] = Events()
+        if fail is not None:
+            _check_plain("fail", fail, "start a task of your own in it")
+            self._failed.subscribe(fail)
         if end is not None:
             _check_plain("end", end, "start a task of your own in it")
             self._ended.subscribe(lambda _: end())
@@ -115,6 +120,15 @@ class Watch(Generic[K, V]):
             return
         self._news[update.key] = update
         self._changed.set()
+
+    @property
+    def hears_failures(self) -> bool:
+        return len(self._failed) > 0
+
+    def tell_failure(self, update: Update[K, V]) -> None:
+        """A refresh failed: what is left, with its error."""
+        if self._is_open:
+            self._failed.emit(update)
 
     def __enter__(self) -> Self:
         if self._was_entered:

@@ -7,10 +7,10 @@ on the store (E5). No timer per key, and no work for a key before its time comes
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
-from stillfresh.engine.flights import Outcome
+from stillfresh.engine.flights import Outcome, left_of
 from stillfresh.engine.lane import Lane, State
 from stillfresh.engine.model import Answer
 from stillfresh.engine.spec import Runtime
@@ -52,21 +52,27 @@ class Watched(Protocol[K, V]):
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """When each is to be refreshed; in the past: now."""
 
+    async def known(self, keys: Iterable[K]) -> dict[K, Outcome[V]]:
+        """What can be said of each without a load."""
+
     async def renew(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """Load what is not fresh, and wait for it."""
 
 
 class Pace(Generic[K]):
-    """When each key was taken of late; what was not, for a second, is forgotten."""
+    """When each key was taken of late; what was not, for a second, is forgotten little by little:
+    ten thousand at once would hold up the loop."""
 
     def __init__(self) -> None:
         self._taken: OrderedDict[K, deque[float]] = OrderedDict()
 
-    def note(self, keys: Iterable[K], now: float) -> None:
+    def note(self, keys: Sequence[K], now: float) -> None:
         for key in keys:
             self._taken.setdefault(key, deque(maxlen=MOST_LOADS)).append(now)
             self._taken.move_to_end(key)
-        while self._taken and not 0 <= now - next(iter(self._taken.values()))[-1] < 1:
+        for _ in range(2 * len(keys)):
+            if 0 <= now - next(iter(self._taken.values()))[-1] < 1:
+                break
             self._taken.popitem(last=False)
 
     def free_at(self, key: K, now: float) -> float:
@@ -217,12 +223,26 @@ class Watcher(Generic[K, V]):
                 self._stale_at.pop(key, None)
             self._lane.land(keys)
             self._changed.set()
+        failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}
         for key in keys:
-            if isinstance(outcomes.get(key), LoadFailed):
+            if key in failed:
                 self._lane.failed(key, now)
                 self._lane.looked_up(key, times[key], now)
             else:
                 self._lane.refreshed(key, max(times[key], now + SHORTEST_PAUSE), now)
+        await self._tell_failures(runtime, failed)
+
+    async def _tell_failures(self, runtime: Runtime, failed: Mapping[K, LoadFailed]) -> None:
+        """Once for all who want to hear of it, with what is left to show."""
+        heard = [
+            key for key in failed if any(it.hears_failures for it in self.watches.get(key, ()))
+        ]
+        left = await self._watched.known(heard) if heard else {}
+        for key in heard:
+            answer = left_of(left.get(key), failed[key], runtime.clock)
+            update = Update(key, answer)
+            for watch in tuple(self.watches.get(key, ())):
+                watch.tell_failure(update)
 
     async def _pause(self, runtime: Runtime) -> None:
         """Until the next key's time comes, or something changes."""

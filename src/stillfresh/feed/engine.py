@@ -46,7 +46,7 @@ from stillfresh.feed.rules import Fetched, listed
 from stillfresh.feed.shelf import Found, Listed
 from stillfresh.feed.source import FeedSource, fetch
 from stillfresh.feed.steps import Change
-from stillfresh.feed.store import FeedStore
+from stillfresh.feed.store import KIND, FeedStore
 from stillfresh.freshness import Verdict
 
 __all__ = ["FeedEngine"]
@@ -97,7 +97,7 @@ class FeedEngine:
             return {key: Loaded(fetched, fresh_for=0) if fetched.failed else fetched}
 
         self._keys = self._engine.batched(
-            "feed",
+            KIND,
             fresh_for=cache.fresh_for,
             stale_for=cache.keep_for,
             max_batch=1,

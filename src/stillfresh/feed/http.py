@@ -30,17 +30,14 @@ from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.feed.checks import checked_comments, checked_topic
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.wire import (
-    Body,
     FeedHttpError,
     Request,
-    Unreadable,
-    checked_headers,
     comments_of,
     encoded,
     index_topics,
-    pause_of,
     topic_of,
 )
+from stillfresh.wire import Unreadable, checked_headers, checked_size, pause_of, whole
 
 try:
     import httpx
@@ -83,7 +80,7 @@ class HttpFeedSource:
     ) -> None:
         self._base, self._auth = _checked_base(base_url)
         self._timeout = seconds(timeout, name="timeout", positive=True)
-        self._max_bytes = _checked_size(max_bytes)
+        self._max_bytes = checked_size(max_bytes)
         self._headers = checked_headers(headers or {})
         self._is_ours = client is None
         self._client = _new_client() if client is None else _checked_client(client)
@@ -143,7 +140,7 @@ class HttpFeedSource:
             if response.status_code != httpx.codes.OK:
                 raise await _refusal(request, response)
             try:
-                return decode(await _whole(response, self._max_bytes))
+                return decode(await self._whole(response))
             except Unreadable as exc:
                 raise request.failed(f"{_kind(response)}: {exc}", response.status_code) from exc
 
@@ -192,6 +189,10 @@ class HttpFeedSource:
             timeout=httpx.Timeout(None, connect=self._timeout / 2),
         )
 
+    async def _whole(self, response: httpx.Response) -> bytes:
+        encoding = response.headers.get("Content-Encoding", "")
+        return await whole(response.aiter_raw(), encoding, self._max_bytes)
+
     async def _send(self, request: httpx.Request) -> httpx.Response:
         """Reads follow redirects within their host, so that no header is told to another one."""
         for _ in range(MOST_REDIRECTS):
@@ -223,14 +224,6 @@ async def _or_none(answer: Awaitable[T]) -> T | None:
         if exc.status in ABSENT:
             return None
         raise
-
-
-async def _whole(response: httpx.Response, most: int) -> bytes:
-    body = Body(response.headers.get("Content-Encoding", ""), most)
-    async for chunk in response.aiter_raw():
-        body.add(chunk)
-        await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step
-    return body.end()
 
 
 async def _refusal(request: Request, response: httpx.Response) -> Exception:
@@ -296,12 +289,6 @@ def _checked_base(base_url: object) -> tuple[str, httpx.BasicAuth | None]:
         raise ConfigError(wrong)
     auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
     return str(url.copy_with(userinfo=b"")).rstrip("/"), auth
-
-
-def _checked_size(max_bytes: object) -> int:
-    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
-        raise ConfigError(f"max_bytes: must be a whole number of 1 or more, not {shown(max_bytes)}")
-    return max_bytes
 
 
 def _checked_client(client: object) -> httpx.AsyncClient:

@@ -17,6 +17,7 @@ from stillfresh.feed.rules import Fetched, is_stale
 from stillfresh.feed.storing import store
 from stillfresh.freshness import MAX_SKEW, Policy, is_over
 from stillfresh.stores.contract import (
+    UNREAD,
     Ask,
     Copy,
     Failure,
@@ -37,7 +38,9 @@ __all__ = [
     "acquire",
     "copy_of",
     "count",
+    "keys",
     "publish",
+    "record_of",
     "release",
     "renew",
     "state",
@@ -76,6 +79,13 @@ _COUNT: Final = """
     SELECT (SELECT count(*) FROM feed_cache_meta),
         (SELECT count(*) FROM stillfresh_refreshes WHERE lease_expires_at > ?),
         (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size())
+"""
+
+
+_KEYS: Final = """
+    SELECT cache_key FROM feed_cache_meta WHERE cache_key > ?1 AND instr(cache_key, ?2)
+    UNION SELECT cache_key FROM stillfresh_refreshes WHERE cache_key > ?1 AND instr(cache_key, ?2)
+    ORDER BY cache_key LIMIT ?3
 """
 
 
@@ -121,6 +131,17 @@ def copy_of(found: State, *, fresh_for: float, now: float) -> Copy | None:
     generation = f"{found.last_fetched}:{found.generation or ''}"
     mark = Mark.SOFT if is_stale(found.last_fetched, fresh_for, now) else Mark.NONE
     return Copy(generation, float(found.last_fetched), FOREVER, EMPTY, mark)
+
+
+def record_of(found: State, *, fresh_for: float, now: float) -> Record:
+    """For a listing: without the value."""
+    copy = copy_of(found, fresh_for=fresh_for, now=now)
+    return Record(copy and replace(copy, value=UNREAD), found.held_until, found.failure)
+
+
+def keys(connection: apsw.Connection, search: str, after: str, limit: int) -> list[str]:
+    """Whatever there is a meta row or a lease of; a feed has a few hundred."""
+    return [key for (key,) in connection.execute(_KEYS, (after, search, limit))]
 
 
 def acquire(

@@ -23,6 +23,7 @@ from stillfresh.freshness import MAX_SKEW
 from stillfresh.stores.contract import (
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
     Lease,
@@ -30,13 +31,16 @@ from stillfresh.stores.contract import (
     Record,
     StoreStats,
 )
+from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite.writer import MAX_QUEUED
 
-__all__ = ["FeedStore"]
+__all__ = ["KIND", "FeedStore"]
 
 T = TypeVar("T")
 Broken: TypeAlias = frozenset[bytes]
 
+KIND: Final = "feed"
+"""The one kind there is: its ids are the feed's cache keys."""
 MAX_BROKEN: Final = 100
 """Keys whose unreadable rows are remembered; beyond that they are refetched more than once."""
 
@@ -204,6 +208,31 @@ class FeedStore:
     async def stats(self) -> StoreStats:
         now = self._clock()
         return await self.run(lambda connection: leases.count(connection, now=now), writes=False)
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Keys that were fetched, or are being fetched; what they stand for is not looked at."""
+        checked_limit(limit)
+        if kind not in {None, KIND} or (after is not None and after[0] > KIND):
+            return []
+        start = after[1] if after is not None and after[0] == KIND else ""
+        keys = await self.run(
+            lambda connection: leases.keys(connection, search, start, limit), writes=False
+        )
+        now, fresh_for = self._clock(), self._cache.fresh_for
+        states = await self.run(
+            lambda connection: {key: leases.state(connection, key, now) for key in keys},
+            writes=False,
+        )
+        return [
+            Entry(KIND, key, leases.record_of(state, fresh_for=fresh_for, now=now))
+            for key, state in states.items()
+        ]
 
     async def run(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> T:
         """On the writer's thread; what is queued is done, whoever waits for it."""

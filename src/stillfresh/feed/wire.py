@@ -3,11 +3,7 @@
 Nothing here asks for anything: bytes and header texts in, records and seconds out.
 """
 
-import re
-import zlib
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from collections.abc import Iterable
 from typing import Final, TypeVar
 from urllib.parse import quote
 
@@ -15,17 +11,14 @@ import msgspec
 
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.feed.model import Comment, Topic
+from stillfresh.wire import Unreadable
 
 __all__ = [
-    "Body",
     "FeedHttpError",
     "Request",
-    "Unreadable",
-    "checked_headers",
     "comments_of",
     "encoded",
     "index_topics",
-    "pause_of",
     "topic_of",
 ]
 
@@ -33,18 +26,12 @@ T = TypeVar("T")
 R = TypeVar("R", Topic, Comment)
 
 LONGEST: Final = 300
-GZIP_WINDOW: Final = 31
 LAST_SECOND: Final = 2**63
 """SQLite counts in 64 bits."""
-LONGEST_PAUSE: Final = 86_400.0
-"""An upstream that asks for more is asked again after a day: nobody meant for ever."""
 
 _TOPIC: Final = msgspec.json.Decoder(Topic)
 _TOPICS: Final = msgspec.json.Decoder(list[Topic])
 _COMMENTS: Final = msgspec.json.Decoder(list[Comment])
-_SECONDS: Final = re.compile(r"[0-9]+")
-_HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 
 
 class FeedHttpError(StillfreshError):
@@ -70,46 +57,8 @@ class Request(msgspec.Struct, frozen=True):
         return FeedHttpError(self.said(came), status)
 
 
-class Unreadable(ValueError):
-    """What came is not what was asked for; the sentence says why."""
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-class Body:
-    """The bytes of an answer, without their compression, and never more than `most` of them."""
-
-    def __init__(self, encoding: str, most: int) -> None:
-        name = encoding.strip().lower()
-        if name not in {"", "identity", "gzip", "x-gzip"}:
-            raise Unreadable(f"a body encoded as {shown(encoding)}, not as gzip or not at all")
-        self.data = bytearray()
-        self._most = most
-        self._gzip = zlib.decompressobj(GZIP_WINDOW) if name.endswith("gzip") else None
-
-    def add(self, chunk: bytes) -> None:
-        """Inflates no more than fits: a small answer can stand for gigabytes."""
-        room = self._most + 1 - len(self.data)
-        self.data += chunk[:room] if self._gzip is None else self._inflated(self._gzip, chunk, room)
-        if len(self.data) > self._most:
-            raise Unreadable(f"more than {self._most:,} bytes (max_bytes)")
-
-    def _inflated(self, gzip: "zlib._Decompress", chunk: bytes, room: int) -> bytes:
-        try:
-            data = gzip.decompress(chunk, room)
-        except zlib.error as exc:
-            raise Unreadable(f"a broken gzip stream ({exc})") from exc
-        if gzip.unused_data:
-            raise Unreadable("data after the end of its gzip stream")
-        return data
-
-    def end(self) -> bytes:
-        """All of it has come; or has it?"""
-        if self._gzip is not None and not self._gzip.eof:
-            raise Unreadable("a gzip stream that was cut short")
-        return bytes(self.data)
 
 
 def index_topics(data: bytes) -> list[Topic]:
@@ -156,18 +105,6 @@ def _names(record: Topic | Comment) -> Iterable[str]:
         yield record.comment_uuid
 
 
-def checked_headers(headers: object) -> dict[str, str]:
-    """Names only in the error: values are often secrets."""
-    if not isinstance(headers, Mapping):
-        raise ConfigError(f"headers: must map names to texts, not {type(headers).__name__}")
-    for name, value in headers.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise ConfigError(f"headers: {shown(name)} is no name of a header")
-        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise ConfigError(f"headers: the value of {name!r} must be printable ASCII text")
-    return dict(headers)
-
-
 def encoded(name: str, text: object) -> str:
     """One segment of a path or one value of a query, whatever characters it has."""
     if not isinstance(text, str) or not text:
@@ -177,31 +114,3 @@ def encoded(name: str, text: object) -> str:
     except UnicodeEncodeError as exc:
         raise ConfigError(f"{name}: {shown(text)} is no valid text: {exc.reason}") from exc
     return segment.replace(".", "%2E") if segment in {".", ".."} else segment
-
-
-def pause_of(retry_after: str, date: str, now: float) -> float | None:
-    """Seconds to wait; None if it does not say, or says no time at all.
-
-    A date is compared with the server's own (`now` where it tells none): clocks differ.
-    """
-    text = retry_after.strip()
-    if _SECONDS.fullmatch(text):
-        pause = float(text)
-    elif (until := _moment(text)) is not None:
-        told = _moment(date)
-        pause = until - (now if told is None else told)
-    else:
-        return None
-    return min(pause, LONGEST_PAUSE) if pause > 0 else None
-
-
-def _moment(text: str) -> float | None:
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return _utc(moment).timestamp()
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

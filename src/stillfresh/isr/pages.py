@@ -85,7 +85,7 @@ class PageCache:
         is_private = isinstance(store, str) and store.startswith("memory:")
         most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
         chosen = store if is_private else bounded(_shaped(store_for(store, clock)), *most)
-        self._cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
+        self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         spec = spec_of(
             KIND,
             self._load,
@@ -103,8 +103,8 @@ class PageCache:
             lease_for=lease_for,
             load_timeout=render_timeout,
         )
-        spec = replace(spec, light=PageKey.light)
-        self.core: Core[PageKey, Stored] = self._cache.declare(spec, lambda key: key.id, PageKey)
+        spec = replace(spec, light=PageKey.light, by_id=False)
+        self.core: Core[PageKey, Stored] = self.cache.declare(spec, lambda key: key.id, PageKey)
 
     async def get(
         self, path: str, render: PageRender, revalidate: Duration, *, tags: Iterable[str] = ()
@@ -174,19 +174,19 @@ class PageCache:
 
     async def revalidate(self, path: str) -> None:
         """I11: stale from now, in every variant; rendered anew at the next visit."""
-        await self._cache.invalidate_tag(
+        await self.cache.invalidate_tag(
             self._tag("path", plain_path(checked_path(path))), soft=True
         )
 
     async def revalidate_tag(self, tag: str) -> None:
         """The same for every page with this tag."""
-        await self._cache.invalidate_tag(self._tag("tag", _checked_tag(tag)), soft=True)
+        await self.cache.invalidate_tag(self._tag("tag", _checked_tag(tag)), soft=True)
 
     async def purge(self, key: str) -> None:
         """I11: gone. A path means every variant of it, a whole URL (`https://…`) that one page."""
         is_path = checked_path(key).startswith("/")
         which, name = ("path", plain_path(key)) if is_path else ("key", canonical_url(key))
-        found = await self._cache.invalidate_tag(self._tag(which, name))
+        found = await self.cache.invalidate_tag(self._tag(which, name))
         own = (self._prefix + key, self._prefix + name)
         ids = dict.fromkeys([*own, *(id_ for kind, id_ in found if kind == KIND)])
         await self.core.delete([PageKey(id_) for id_ in ids])
@@ -194,21 +194,21 @@ class PageCache:
     async def outdate(self, id_: str) -> None:
         """I12: a page was changed through its own URL: no copy of before is served any more."""
         await self.core.invalidate([PageKey(self._prefix + id_)], soft=False)
-        await self._cache.invalidate_tag(self._tag("key", id_))
+        await self.cache.invalidate_tag(self._tag("key", id_))
 
     async def explain(self, key: str) -> Explanation:
         """Why this page, why now, who renders it, when."""
         return await self.core.explain(PageKey(self._prefix + key))
 
     async def stats(self) -> CacheStats:
-        return await self._cache.stats()
+        return await self.cache.stats()
 
     async def open(self) -> None:
-        await self._cache.open()
+        await self.cache.open()
 
     async def close(self) -> None:
         """Publications that had started finish; the rest ends within `grace`."""
-        await self._cache.close()
+        await self.cache.close()
 
     async def __aenter__(self) -> Self:
         await self.open()

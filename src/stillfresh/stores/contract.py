@@ -20,6 +20,7 @@ __all__ = [
     "Ask",
     "Copy",
     "Costs",
+    "Entry",
     "Failure",
     "Grant",
     "Held",
@@ -129,6 +130,17 @@ class Costs(Struct, frozen=True):
     s3_lists: int = 0
 
 
+class Entry(Struct, frozen=True):
+    """One id in a listing."""
+
+    kind: str
+    id: str
+    record: Record
+    """As `read` would give it, the value UNREAD."""
+    size: int | None = None
+    """Bytes of the value; None where there is none, or nobody knows."""
+
+
 class StoreStats(Struct, frozen=True):
     """`bytes` is what the store takes on disk or in memory, as near as it can tell."""
 
@@ -195,6 +207,20 @@ class Store(Protocol):
 
     async def stats(self) -> StoreStats:
         """What is in it now."""
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """The next `limit` entries, of one kind or of all, whose id has `search` in it.
+
+        Fewer mean that there are no more; `after` is the (kind, id) of the last one that was
+        listed, which may be gone since. By kind and id, where the store has an order. For people
+        to look at: no value is read, and no step of it is long, however many there are.
+        """
 
 
 class InlineStore(Store, Protocol):

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
@@ -19,6 +20,7 @@ from stillfresh.stores.contract import (
     UNREAD,
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
     Held,
@@ -28,6 +30,7 @@ from stillfresh.stores.contract import (
     Record,
     StoreStats,
 )
+from stillfresh.stores.listing import checked_limit, is_listed
 
 __all__ = ["MemoryStore"]
 
@@ -49,6 +52,13 @@ class Row:
         if copy is not None and copy.generation == known and copy.value is not None:
             copy = replace(copy, value=UNREAD)
         return Record(copy, self.held_until if self.token is not None else None, self.failure)
+
+    def entry(self, kind: str, id_: str) -> Entry:
+        copy = self.copy
+        if copy is None:
+            return Entry(kind, id_, self.record(known=None))
+        size = len(copy.value) if isinstance(copy.value, bytes) else None
+        return Entry(kind, id_, self.record(copy.generation), size)
 
     def holds(self, lease: Lease, now: float) -> bool:
         """S2: the token is the fence; the time only permits a takeover."""
@@ -179,6 +189,17 @@ class MemoryStore:
             leases=sum(row.token is not None and not is_over(row.held_until, now) for row in rows),
             bytes=sum(len(value) for value in values if isinstance(value, Sized)),
         )
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        rows = self._opened()
+        listed = (name for name in rows if is_listed(name, kind, search, after))
+        return [rows[name].entry(*name) for name in nsmallest(checked_limit(limit), listed)]
 
     def _opened(self) -> dict[tuple[str, str], Row]:
         if not self._open:

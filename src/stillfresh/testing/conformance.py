@@ -8,17 +8,20 @@ The tests are coroutines: run them with pytest-asyncio or anyio. A store whose c
 to give (a server's) overrides `pass_time`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+from msgspec.structs import replace
+
 from stillfresh.clock import Clock
-from stillfresh.errors import NotOpen
+from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
     Held,
@@ -41,6 +44,9 @@ class StoreConformance:
 
     LEASE: float = 10.0
     """How long a lease is asked for; a store that counts whole seconds may need more."""
+
+    LISTS_LOADS: bool = True
+    """Whether an entry is listed before it has a copy."""
 
     clock: ManualClock
 
@@ -377,6 +383,89 @@ class StoreConformance:
             stats = await store.stats()
             assert (before, stats.copies, stats.leases) == (0, 2, 1)
             assert stats.bytes > 0
+
+    async def publish_all(self, store: Store, kind: str, ids: Sequence[str]) -> None:
+        """A copy of each, which had none."""
+        grants = await store.acquire(kind, [Ask(id_) for id_ in ids], self.LEASE)
+        leases = [grant for grant in grants.values() if isinstance(grant, Lease)]
+        copies = {lease.id: (lease, self.copy(lease)) for lease in leases}
+        assert await store.publish(kind, copies) == set()
+
+    async def listed(
+        self,
+        store: Store,
+        kind: str | None = None,
+        search: str = "",
+        limit: int = 2,
+    ) -> list[tuple[str, str]]:
+        """Page by page to the end; a page that is not full is the last."""
+        names: list[tuple[str, str]] = []
+        while True:
+            after = names[-1] if names else None
+            page = await store.entries(kind, search, after, limit)
+            names += [(entry.kind, entry.id) for entry in page]
+            if len(page) < limit:
+                return names
+
+    async def test_lists_what_it_holds(self) -> None:
+        """Each entry as a read would give it, without its value; the size is the value's."""
+        async with self.opened() as store:
+            assert await store.entries() == []
+            copy = await self.published(store, "a", b"four")
+            absent = await self.published(store, "b", None)
+            await self.lease(store, "a", copy.generation)
+            await self.lease(store, "c")
+            held = (await self.record(store, "a")).held_until
+            loading = [Entry(KIND, "c", await self.record(store, "c"))]
+            found = await store.entries()
+            assert sorted(found, key=lambda entry: entry.id) == [
+                Entry(KIND, "a", Record(replace(copy, value=UNREAD), held), 4),
+                Entry(KIND, "b", Record(absent)),
+                *(loading if self.LISTS_LOADS else ()),
+            ]
+
+    async def test_a_listing_has_every_page_once(self) -> None:
+        """However small the pages are, in every kind, whatever the ids are."""
+        ids = ["", "A", "a", "a b", "a\x00b", "a:b", "a%", "a_", "a*", "[a]", "ключ", "'; --", "1"]
+        names = {(kind, id_) for kind in (KIND, f"{KIND}_1", f"{KIND}1") for id_ in ids}
+        async with self.opened() as store:
+            for kind in {name[0] for name in names}:
+                await self.publish_all(store, kind, ids)
+            for limit in (1, 5, 1_000):
+                listed = await self.listed(store, limit=limit)
+                assert len(listed) == len(names)
+                assert set(listed) == names
+            assert {*await self.listed(store, KIND)} == {(KIND, id_) for id_ in ids}
+            assert await self.listed(store, "other") == []
+
+    async def test_a_search_is_plain_text_within_the_id(self) -> None:
+        """Nothing in it has another meaning, and upper case is not lower case."""
+        ids = ["", "post:1", "post:12", "Post:1", "p%st", "p_st", "p*st", "p?st", "p[o]st", "ключ"]
+        async with self.opened() as store:
+            await self.publish_all(store, KIND, ids)
+            for search in ("", "post:1", "ost", "%", "_", "*", "?", "[o]", "люч", KIND, "\\", "^"):
+                expected = {(KIND, id_) for id_ in ids if search in id_}
+                assert {*await self.listed(store, search=search)} == expected
+
+    async def test_a_listing_goes_on_behind_what_went(self) -> None:
+        """The entry that a page ended with may be deleted before the next is asked for."""
+        async with self.opened() as store:
+            await self.publish_all(store, KIND, [f"{number:02}" for number in range(20)])
+            first = await store.entries(limit=10)
+            await store.delete(KIND, [entry.id for entry in first])
+            last = (first[-1].kind, first[-1].id)
+            rest = await store.entries(after=last)
+            assert {entry.id for entry in [*first, *rest]} == {f"{n:02}" for n in range(20)}
+
+    async def test_a_listing_is_asked_for_by_the_page(self) -> None:
+        """A limit that is none, or beyond all reason, is refused."""
+        async with self.opened() as store:
+            for limit in (0, -1, 1_000_000, True, 1.5):
+                try:
+                    await store.entries(limit=limit)  # type: ignore[arg-type]
+                except ConfigError:
+                    continue
+                raise AssertionError(f"a limit of {limit!r} was taken")
 
     async def test_opens_and_closes_any_number_of_times(self) -> None:
         """Closed, it says so; opened again, it works."""

@@ -39,6 +39,7 @@ __all__ = [
     "lock_of",
     "merged",
     "meta_item",
+    "name_beside",
     "row_of",
     "tag_item",
     "tag_set",
@@ -49,6 +50,8 @@ PAGE: Final = "page"
 """The kind whose ids are cache keys as they stand, so that other languages find the same rows."""
 RELEASED: Final = "released"
 """In the place of a token: nobody's lease, kept for the failure that it remembers."""
+LONGEST_NAME: Final = 1_024
+"""Bytes of an id that is written beside its hash: a read is paid for by every 4 KB of a row."""
 FOR_EVER: Final = 100 * 366 * 86400.0
 """Seconds; a row of another's says no end: it is served as stale until it is swept."""
 
@@ -62,6 +65,12 @@ class Names:
 
     def pk(self, kind: str, id_: str) -> str:
         return cache_pk(cache_key(kind, id_), self.tenant)
+
+    def named(self, item: Mapping[str, Mapping[str, Any]]) -> tuple[str, str] | None:
+        """The kind and the id of a row; None if it does not say them, or wrongly."""
+        kind, id_ = text(item, "kind"), text(item, "id") or ""
+        is_true = kind is not None and self.pk(kind, id_) == text(item, "pk")
+        return (kind, id_) if kind is not None and is_true else None
 
     def tag(self, tag: str) -> str:
         return tag_pk(tag, self.tenant)
@@ -172,6 +181,17 @@ def meta_item(
 
 def _digits(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
+
+
+def name_beside(kind: str, id_: str) -> Item:
+    """Whose row it is, for listings: the key is a hash. Not what is no Unicode, or long."""
+    try:
+        size = len(id_.encode())
+    except UnicodeEncodeError:
+        return {}
+    if size > LONGEST_NAME:
+        return {}
+    return {"kind": {"S": kind}} | ({"id": {"S": id_}} if id_ else {})
 
 
 def tag_set(tags: Sequence[str]) -> Item:

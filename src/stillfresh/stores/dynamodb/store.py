@@ -18,10 +18,21 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.stores.aws import Place, opened
 from stillfresh.stores.bodies import S3Bodies, Shape, Trash
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Mark, Record, StoreStats
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Entry,
+    Failure,
+    Grant,
+    Lease,
+    Mark,
+    Record,
+    StoreStats,
+)
 from stillfresh.stores.dynamodb.admin import check_table
 from stillfresh.stores.dynamodb.invalidating import Invalidator
 from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.listing import Lister
 from stillfresh.stores.dynamodb.reading import Reader
 from stillfresh.stores.dynamodb.rows import Names
 from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_tenant, checked_text
@@ -30,6 +41,7 @@ from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
 from stillfresh.stores.dynamodb.workers import each
 from stillfresh.stores.dynamodb.writing import Writer
+from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.meter import Meter
 
 __all__ = ["DynamoStore"]
@@ -107,6 +119,7 @@ class DynamoStore:
         tags, leases = Tags(table, names), Leases(table)
         urgent = Table(dynamodb, names.table, self._sleep, urgent=True)
         parts.reader = Reader(table, bodies, names, self.shapes, clock)
+        parts.lister = Lister(table, names, clock)
         parts.sweeper = Sweeper(table, bodies, tags, names, clock)
         parts.invalidator = Invalidator(
             table=urgent,
@@ -187,6 +200,16 @@ class DynamoStore:
     async def stats(self) -> StoreStats:
         return await self._opened().sweeper.stats(self._meter)
 
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Reads rows until enough are found; those that others wrote say no id, and are not in."""
+        return await self._opened().lister.entries(kind, search, after, checked_limit(limit))
+
     def _opened(self) -> "Parts":
         if self._parts is None:
             raise NotOpen("this store is closed")
@@ -200,6 +223,7 @@ class Parts:
     writer: Writer
     invalidator: Invalidator
     sweeper: Sweeper
+    lister: Lister
 
     def __init__(self) -> None:
         self.stack = AsyncExitStack()

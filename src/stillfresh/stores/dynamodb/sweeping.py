@@ -5,9 +5,8 @@ drops what is gone with its body, and bodies that no row points to: of rows that
 of processes that died between writing a body and publishing it.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from math import ceil
 from typing import Any, Final
 
@@ -15,7 +14,8 @@ from stillfresh.clock import Clock
 from stillfresh.freshness import is_over
 from stillfresh.stores.bodies import S3Bodies
 from stillfresh.stores.contract import StoreStats
-from stillfresh.stores.dynamodb.rows import Lock, Names, Row, lock_of, merged, row_of, tagged
+from stillfresh.stores.dynamodb.rows import Names, lock_of, merged, row_of, tagged
+from stillfresh.stores.dynamodb.scanning import entries_of, parsed, pk_of
 from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
 from stillfresh.stores.dynamodb.table import Table, values
 from stillfresh.stores.dynamodb.tags import Tags
@@ -44,8 +44,8 @@ class Sweeper:
 
     async def evict(self, before: float) -> int:
         dropped = 0
-        async for entries in self._entries():
-            gone = {_pk(rows[0]): rows for rows in entries if self._is_gone(rows, before)}
+        async for entries in entries_of(self._table, self._names.pk_prefix):
+            gone = {pk_of(rows[0]): rows for rows in entries if self._is_gone(rows, before)}
             bodies = (await each(gone, partial(self._drop, gone, before))).values()
             went = [keys for keys in bodies if keys is not None]
             await self._bodies.delete([key for keys in went for key in keys])
@@ -53,19 +53,9 @@ class Sweeper:
         await self._drop_orphans()
         return dropped
 
-    async def _entries(self) -> AsyncIterator[list[list[Item]]]:
-        """The rows of each entry together; an entry may be cut by the end of a page."""
-        kept: list[Item] = []
-        async for page in self._table.scan(self._names.pk_prefix):
-            rows = [row for row in page["Items"] if row["sk"]["S"] in {META, LOCK}]
-            groups = [list(group) for _, group in groupby([*kept, *rows], _pk)]
-            kept = groups.pop() if groups else []
-            yield groups
-        yield [kept] if kept else []
-
     def _is_gone(self, rows: Sequence[Item], before: float) -> bool:
         """Nothing that anybody could be served, and nothing under way; a row of ours."""
-        row, lock = self._parsed(rows)
+        row, lock = parsed(rows, self._clock())
         ends = [0.0]
         if any(each_row["sk"]["S"] == META and "generation" not in each_row for each_row in rows):
             return False
@@ -77,17 +67,11 @@ class Sweeper:
             ends.append(lock.held_until)
         return max(ends) < before
 
-    def _parsed(self, rows: Sequence[Item]) -> tuple[Row | None, Lock | None]:
-        by_role = {row["sk"]["S"]: row for row in rows}
-        row, lock = by_role.get(META), by_role.get(LOCK)
-        now = self._clock()
-        return (row_of(row, now) if row else None), (lock_of(lock) if lock else None)
-
     async def _drop(
         self, gone: Mapping[str, Sequence[Item]], before: float, pk: str
     ) -> list[str] | None:
         """The body to delete, if there is one; None if the rows are not as they were read."""
-        row, lock = self._parsed(gone[pk])
+        row, lock = parsed(gone[pk], self._clock())
         if not await self._table.transact_if(*_drops(pk, gone[pk], before)):
             return None
         await self._tags.remove(tagged(row, lock), pk)
@@ -153,8 +137,3 @@ def _as_read(row: Item | None, name: str) -> tuple[str, Item]:
 def _drop(pk: str, role: str, condition: str, given: Item) -> tuple[str, dict[str, Any]]:
     about = {"ExpressionAttributeValues": given} if given else {}
     return "Delete", {"Key": key_of(pk, role), "ConditionExpression": condition, **about}
-
-
-def _pk(item: Item) -> str:
-    pk: str = item["pk"]["S"]
-    return pk

@@ -149,17 +149,27 @@ class Table:
         async for page in self._pages("query", asked):
             yield page["Items"]
 
-    async def scan(self, prefix: str) -> AsyncIterator[dict[str, Any]]:
-        """Every row whose `pk` begins so, page by page; the whole table is read for it."""
-        asked = {
+    async def scan(
+        self, prefix: str, *, after: Item | None = None, rows: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Every row whose `pk` begins so, page by page; the whole table is read for it.
+
+        In the table's own order; from behind the key `after`, which need not be there, and in
+        pages of so many `rows`, whoever's they are.
+        """
+        asked: dict[str, Any] = {
             "FilterExpression": "begins_with(pk, :prefix)",
             "ExpressionAttributeValues": values(prefix=prefix),
         }
-        async for page in self._pages("scan", asked):
+        if rows is not None:
+            asked["Limit"] = rows
+        async for page in self._pages("scan", asked, after):
             yield page
 
-    async def _pages(self, operation: str, asked: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        start: dict[str, Any] = {}
+    async def _pages(
+        self, operation: str, asked: dict[str, Any], after: Item | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        start: dict[str, Any] = {} if after is None else {"ExclusiveStartKey": after}
         while True:
             page = await self._ask(operation, **asked, **start)
             yield page

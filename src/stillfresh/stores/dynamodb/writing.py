@@ -12,7 +12,15 @@ from stillfresh.stores.bodies import Body, S3Bodies, Trash
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.reading import Reader
-from stillfresh.stores.dynamodb.rows import Names, Row, lock_of, meta_item, tag_set, tagged
+from stillfresh.stores.dynamodb.rows import (
+    Names,
+    Row,
+    lock_of,
+    meta_item,
+    name_beside,
+    tag_set,
+    tagged,
+)
 from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, Item
 from stillfresh.stores.dynamodb.tags import LASTS, Tags
 from stillfresh.ttl_cache import TtlCache
@@ -112,7 +120,7 @@ class Writer:
         if isinstance(copy.value, bytes):
             body = self.reader.shape(kind).outside(copy.value)
             await self.bodies.put(s3_key, body)
-        item = self._meta(copy, pk, s3_key, body, claim)
+        item = self._meta(copy, pk, s3_key, body, claim) | name_beside(kind, id_)
         ttl = float(item["ttl"]["N"])
         if ttl > claim.tagged_until:
             await self.tags.write(claim.tags, kind=kind, id_=id_, token=lease.token, ttl=ttl)

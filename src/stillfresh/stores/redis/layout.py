@@ -31,6 +31,7 @@ __all__ = [
     "copy_fields",
     "failure_fields",
     "is_enough",
+    "listed",
     "name_of",
     "number",
     "packed_tags",
@@ -62,6 +63,8 @@ MANY: Final = 20
 
 KIND: Final = pattern(r"[a-z][a-z0-9_]*")
 PREFIX: Final = pattern(r"[A-Za-z0-9_.:-]{1,64}")
+GLOB: Final = pattern(rb"[*?\[\]\\^-]")
+"""What has a meaning of its own in a pattern of SCAN."""
 MARKS: Final = tuple(Mark)
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
@@ -97,6 +100,22 @@ class Places:
             raise ConfigError(f"kind: must be [a-z][a-z0-9_]*, not {shown(kind)}")
         members = [f"{kind}:{id_}".encode(errors="surrogatepass") for id_ in ids]
         return [Place(self.bases[crc32(member) % BUCKETS], member) for member in members]
+
+    def pattern(self, kind: str | None, search: str) -> bytes:
+        """Matches the keys of all entries that are listed, and perhaps of some others."""
+        kinds = "[a-z]*" if kind is None else f"{kind}:*"
+        found = GLOB.sub(rb"\\\g<0>", search.encode(errors="surrogatepass"))
+        return b"%b??}:%b%b*" % (self.every[:-1], kinds.encode(), found)
+
+    def named(self, key: bytes) -> tuple[str, str] | None:
+        """The kind and the id that a key names; None: none of ours."""
+        member = key[len(self.bases[0]) :]
+        try:
+            kind, id_ = name_of(member)
+        except UnicodeDecodeError:
+            return None
+        is_ours = KIND.fullmatch(kind) and self.of(kind, [id_])[0].key == key
+        return (kind, id_) if is_ours else None
 
     def tagged(self, tag: str) -> list[tuple[bytes, bytes]]:
         """For each bucket its base, and the key of its ids that have the tag."""
@@ -188,6 +207,20 @@ def record_of(data: bytes | None, known: str | None = None) -> Record | None:
     if failures:
         failure = Failure(failures, retry_at, _text(data[HEAD + tags : value_at]))
     return Record(copy, None if token == NOBODY else held_until, failure)
+
+
+def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
+    """What the first bytes of a string of that length say of an entry; None: not ours."""
+    if len(glance) < HEAD or not glance.startswith(MAGIC):
+        return None
+    fields = FIELDS.unpack_from(glance)
+    failures, retry_at, tags, error = fields[10:]
+    generation = _text(fields[7].rstrip(b"\0"))
+    copy = _copy(fields, b"", 0, generation) if fields[1] else None
+    said = glance[HEAD + tags : HEAD + tags + error].decode(errors="replace")
+    failure = Failure(failures, retry_at, said) if failures else None
+    size = max(0, length - HEAD - tags - error) if fields[1] == VALUE else None
+    return Record(copy, None if fields[9] == NOBODY else fields[8], failure), size
 
 
 def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None) -> Copy:

@@ -13,6 +13,7 @@ from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
 from stillfresh.stores.contract import (
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
     Held,
@@ -22,6 +23,7 @@ from stillfresh.stores.contract import (
     Record,
     StoreStats,
 )
+from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.redis import scripts
 from stillfresh.stores.redis.connections import Connections
 from stillfresh.stores.redis.layout import (
@@ -40,6 +42,7 @@ from stillfresh.stores.redis.layout import (
     record_of,
 )
 from stillfresh.stores.redis.link import Link
+from stillfresh.stores.redis.listing import list_entries
 
 __all__ = ["RedisStore"]
 
@@ -286,6 +289,23 @@ class RedisStore:
                 break
         copies, leases, size = counts
         return StoreStats(copies, leases, size)
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Walks the whole database for each page, in slices: a server has no order of keys."""
+        return await list_entries(
+            self._opened(),
+            self._places,
+            kind=kind,
+            search=search,
+            after=after,
+            limit=checked_limit(limit),
+        )
 
     def _now(self) -> str:
         """What the scripts take for the time; nothing: the server's own."""

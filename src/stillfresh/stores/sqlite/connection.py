@@ -26,6 +26,7 @@ __all__ = [
     "check_owner",
     "connect",
     "connect_reader",
+    "connect_viewer",
     "explained",
     "translated",
 ]
@@ -74,22 +75,48 @@ class Patience:
 
 def connect(path: Path) -> apsw.Connection:
     """Whatever may write does; a file on a read-only medium has no log and cannot change."""
-    if on_read_only_mount(path) and path.exists() and not Path(f"{path}-wal").exists():
-        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        connection = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
-    else:
-        connection = apsw.Connection(str(path))
+    if on_read_only_mount(path) and path.exists() and not _log_of(path).exists():
+        return _settled(_immutable(path))
+    return _settled(apsw.Connection(str(path)))
+
+
+def _settled(connection: apsw.Connection) -> apsw.Connection:
     connection.set_busy_handler(Patience())
     for setting, value in _SETTINGS:
         connection.config(setting, value)
     return connection
 
 
-def connect_reader(path: Path) -> apsw.Connection:
-    """Reads once: the log is opened by name, and must be while that name is this file's."""
-    connection = connect(path)
+def _immutable(path: Path) -> apsw.Connection:
+    """Without a log and without locks, since nobody can be writing."""
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    return apsw.Connection(f"file:{quote(str(path.absolute()))}?immutable=1", flags=flags)
+
+
+def _log_of(path: Path) -> Path:
+    return Path(f"{path}-wal")
+
+
+def connect_viewer(path: Path) -> apsw.Connection:
+    """To look only, at a file that is there; also where nothing may be written beside it."""
+    connection = _settled(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
+    try:
+        return _looking(connection)
+    except apsw.Error as exc:
+        abandon(connection)
+        if not isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError) or _log_of(path).exists():
+            raise
+        return _looking(_settled(_immutable(path)))
+
+
+def _looking(connection: apsw.Connection) -> apsw.Connection:
     connection.execute("PRAGMA query_only = 1; SELECT count(*) FROM sqlite_schema").fetchall()
     return connection
+
+
+def connect_reader(path: Path) -> apsw.Connection:
+    """Reads once: the log is opened by name, and must be while that name is this file's."""
+    return _looking(connect(path))
 
 
 def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:

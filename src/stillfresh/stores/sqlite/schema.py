@@ -19,6 +19,7 @@ __all__ = [
     "APPLICATION_ID",
     "BEGIN_FILE",
     "DELETE_TAGS",
+    "HAS_TABLE",
     "INSERT_TAG",
     "KINDS",
     "SELECT_TAG",
@@ -52,6 +53,7 @@ BEGIN_FILE: Final = f"""
 INSERT_TAG: Final = "INSERT OR IGNORE INTO stillfresh_tags(tag, kind, id) VALUES (?, ?, ?)"
 DELETE_TAGS: Final = "DELETE FROM stillfresh_tags WHERE kind = ? AND id = ?"
 SELECT_TAG: Final = "SELECT kind, id FROM stillfresh_tags WHERE tag = ? ORDER BY kind, id"
+HAS_TABLE: Final = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
 KINDS: Final = """
     SELECT substr(name, 1, length(name) - 4) FROM sqlite_schema
     WHERE type = 'table' AND name GLOB '*_ttl' ORDER BY name
@@ -135,6 +137,16 @@ _COUNT: Final = (
 )
 
 
+# Where the next ids end, and those of them that are listed; the length is told without the value.
+_STRETCH: Final = "SELECT max(id) FROM (SELECT id FROM {times} WHERE id >= ? ORDER BY id LIMIT ?)"
+_LENGTH: Final = ", t.id, (SELECT octet_length(value) FROM {copies} WHERE id = t.id)"
+_LISTED: Final = (
+    _RECORD
+    + _LENGTH
+    + "FROM {times} t WHERE t.id >= ? AND t.id <= ? AND instr(t.id, ?) ORDER BY t.id LIMIT ?"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Statements:
     """The SQL of one kind: one text per step, so that each is prepared once and kept."""
@@ -155,6 +167,8 @@ class Statements:
     delete_copy: str
     slice: str
     count: str
+    stretch: str
+    listed: str
 
 
 @cache
@@ -187,6 +201,8 @@ def statements(kind: str) -> Statements:
         delete_copy=of("DELETE FROM {copies} WHERE id = ?"),
         slice=of(_SLICE),
         count=of(_COUNT),
+        stretch=of(_STRETCH),
+        listed=of(_LISTED, known="t.generation"),
     )
 
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Final
 
 import apsw
 
 from stillfresh.stores.contract import (
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
     Held,
@@ -24,6 +26,7 @@ from stillfresh.stores.contract import (
 )
 from stillfresh.stores.sqlite.schema import (
     DELETE_TAGS,
+    HAS_TABLE,
     INSERT_TAG,
     KINDS,
     SELECT_TAG,
@@ -44,10 +47,16 @@ __all__ = [
     "invalidate",
     "invalidate_tag",
     "kinds",
+    "list_entries",
+    "list_slice",
+    "listed_kinds",
     "publish",
     "release",
     "renew",
 ]
+
+
+WALK: Final = 10_000
 
 
 def tables(connection: apsw.Connection, kind: str) -> Statements:
@@ -56,6 +65,11 @@ def tables(connection: apsw.Connection, kind: str) -> Statements:
     if not connection.table_exists("main", f"{kind}_ttl"):
         connection.execute(sql.create)
     return sql
+
+
+def has_tables(connection: apsw.Connection, kind: str) -> bool:
+    """As the file says now: what the connection knows of it may be older."""
+    return connection.execute(HAS_TABLE, (f"{kind}_ttl",)).get is not None
 
 
 def acquire(
@@ -163,8 +177,9 @@ def release(
 
 def invalidate(connection: apsw.Connection, kind: str, ids: Sequence[str], *, soft: bool) -> None:
     """One statement voids the lease and marks the copy; a mark never goes down."""
-    mark = int(Mark.SOFT if soft else Mark.HARD)
-    sql = tables(connection, kind)
+    mark, sql = int(Mark.SOFT if soft else Mark.HARD), statements(kind)
+    if not has_tables(connection, kind):
+        return
     connection.executemany(sql.invalidate, [(mark, id_) for id_ in ids])
     _forget_if_empty(connection, kind, ids)
 
@@ -178,7 +193,9 @@ def invalidate_tag(connection: apsw.Connection, tag: str, *, soft: bool) -> list
 
 
 def delete(connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
-    sql, rows = tables(connection, kind), [(id_,) for id_ in ids]
+    sql, rows = statements(kind), [(id_,) for id_ in ids]
+    if not has_tables(connection, kind):
+        return
     connection.executemany(sql.delete_times, rows)
     connection.executemany(sql.delete_copy, rows)
     connection.executemany(DELETE_TAGS, [(kind, id_) for (id_,) in rows])
@@ -197,6 +214,55 @@ def evict_slice(
 
 def kinds(connection: apsw.Connection) -> list[str]:
     return [kind for (kind,) in connection.execute(KINDS)]
+
+
+def list_slice(
+    connection: apsw.Connection, kind: str, start: str, *, search: str, limit: int, size: int
+) -> tuple[list[Entry], str | None]:
+    """Of the next `size` ids: those that are listed, and where to go on."""
+    sql = statements(kind)
+    end = connection.execute(sql.stretch, (start, size)).get
+    if end is None:
+        return [], None
+    rows: list[Row] = connection.execute(sql.listed, (start, end, search, limit)).fetchall()
+    return [Entry(kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows], following(
+        end
+    )
+
+
+def list_entries(
+    connection: apsw.Connection,
+    *,
+    kind: str | None,
+    search: str,
+    after: tuple[str, str] | None,
+    limit: int,
+) -> list[Entry]:
+    """All at once, for who has nothing else to do meanwhile."""
+    found: list[Entry] = []
+    for each, start in listed_kinds(kinds(connection), kind, after):
+        at: str | None = start
+        while at is not None and (left := limit - len(found)) > 0:
+            some, at = list_slice(connection, each, at, search=search, limit=left, size=WALK)
+            found += some
+    return found
+
+
+def listed_kinds(
+    names: Iterable[str], kind: str | None, after: tuple[str, str] | None
+) -> list[tuple[str, str]]:
+    """Each kind that a listing goes through, and the first id of it that may be listed."""
+    start = ("", "") if after is None else (after[0], following(after[1]))
+    return [
+        (each, start[1] if each == start[0] else "")
+        for each in sorted(names)
+        if kind in {None, each} and each >= start[0]
+    ]
+
+
+def following(id_: str) -> str:
+    """The first id that could stand behind it."""
+    return f"{id_}\0"
 
 
 def count(connection: apsw.Connection, *, now: float) -> StoreStats:

@@ -13,7 +13,8 @@ from typing import Final
 import apsw
 
 from stillfresh.clock import Clock
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, StoreStats
+from stillfresh.stores.contract import Ask, Copy, Entry, Failure, Grant, Lease, Record, StoreStats
+from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import STORE
@@ -23,6 +24,8 @@ __all__ = ["SqliteStore"]
 
 SLICE: Final = 500
 """Ids that one job of an eviction looks at, so that others' writes pass between them."""
+STRETCH: Final = 2_000
+"""Ids that one job of a listing looks at."""
 CHUNK: Final = 128
 """Ids in one statement; more are read in one transaction."""
 
@@ -147,3 +150,28 @@ class SqliteStore(SqliteFile):
         return await self._opened().run(
             lambda connection: steps.count(connection, now=self._clock()), writes=False
         )
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Along the tables' own order, in slices."""
+        checked_limit(limit)
+        found: list[Entry] = []
+        kinds = await self._opened().run(steps.kinds, writes=False)
+        for each, start in steps.listed_kinds(kinds, kind, after):
+            found += await self._listed(each, search, start, limit - len(found))
+        return found
+
+    async def _listed(self, kind: str, search: str, start: str | None, limit: int) -> list[Entry]:
+        found: list[Entry] = []
+        while start is not None and (left := limit - len(found)) > 0:
+            job = partial(
+                steps.list_slice, kind=kind, start=start, search=search, limit=left, size=STRETCH
+            )
+            some, start = await self._opened().run(job, writes=False)
+            found += some
+        return found

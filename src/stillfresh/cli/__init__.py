@@ -1,0 +1,35 @@
+"""The command line (G10): it chooses the adapters and prints what they answer.
+
+Nothing is decided here, and nothing large is imported before a command needs it.
+"""
+
+try:
+    import click
+except ModuleNotFoundError as exc:
+    raise SystemExit("stillfresh: the commands need click: pip install 'stillfresh[cli]'") from exc
+
+from stillfresh.cli.bench import bench
+from stillfresh.cli.explain import explain
+from stillfresh.cli.inspect import inspect
+from stillfresh.cli.invalidate import evict, invalidate
+from stillfresh.cli.program import Program
+from stillfresh.cli.serve import check, demo, serve
+from stillfresh.cli.table import table
+
+__all__ = ["main"]
+
+
+@click.group(
+    cls=Program,
+    commands=[demo, serve, check, inspect, explain, invalidate, evict, bench, table],
+    examples=["stillfresh inspect sqlite:///site.db"],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="stillfresh")
+def main() -> None:
+    """Keeps cached data fresh.
+
+    STORE is a store's address: sqlite:///site.db (or the file's name alone), redis://host:6379/0,
+    dynamodb://table?bucket=name. Commands that take --json print one JSON document and nothing
+    else. They end with 0, with 1 if it failed, with 2 if they were called wrongly.
+    """

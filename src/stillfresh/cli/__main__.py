@@ -1,0 +1,8 @@
+"""`python -m stillfresh.cli` is the command `stillfresh`."""
+
+from stillfresh.cli import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main(prog_name="stillfresh")

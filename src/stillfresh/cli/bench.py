@@ -1,0 +1,167 @@
+"""`stillfresh bench`: the project's benchmarks in a checkout; elsewhere, this machine (G10)."""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Final, TypeAlias
+from urllib.parse import quote, unquote, urlsplit
+from uuid import uuid4
+
+import click
+
+from stillfresh.cli.output import as_json, print_json, print_table, working
+from stillfresh.cli.places import quiet, without_password
+from stillfresh.cli.program import Command
+from stillfresh.engine.cache import Cache
+from stillfresh.stores.urls import store_for
+
+__all__ = ["bench"]
+
+KIND: Final = "bench"
+LASTS: Final = 0.5
+"""Seconds for each measurement."""
+MOST: Final = 20_000
+FEWEST: Final = 20
+SLICE: Final = 500
+TEMPORARY: Final = "sqlite:///"
+DEFAULT: Final = ("memory://", TEMPORARY)
+
+Step: TypeAlias = Callable[[str], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One operation on one store, in microseconds."""
+
+    store: str
+    operation: str
+    times: int
+    median_us: float
+    p99_us: float
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "stillfresh bench",
+        "stillfresh bench redis://localhost:6379/0 --json",
+        "stillfresh bench --quick",
+    ],
+)
+@click.argument("stores", nargs=-1, metavar="[STORE]...")
+@click.option("--quick", is_flag=True, help="Measure this machine, also in a checkout.")
+@as_json
+def bench(*, stores: tuple[str, ...], quick: bool, is_json: bool) -> None:
+    """Measure stillfresh on this machine.
+
+    Hits, misses and reads of each STORE, in a few seconds. Without a STORE: in memory, and SQLite
+    in a temporary file. What it writes it deletes; for a SQLite store it measures a file of its
+    own in the same directory. In a checkout of stillfresh, without a STORE, it runs the project's
+    benchmarks instead.
+    """
+    if not stores and not quick and not is_json and (checkout := _checkout()) is not None:
+        sys.exit(subprocess.call([sys.executable, "-m", "benchmarks"], cwd=checkout))
+    with working("Measuring:") as advance:
+        rows = [
+            row for store in stores or DEFAULT for row in asyncio.run(_measured(store, advance))
+        ]
+    if is_json:
+        print_json([asdict(row) for row in rows])
+        return
+    head = ("store", "operation", "a second", "median", "p99")
+    lines = [
+        (
+            row.store,
+            row.operation,
+            f"{1e6 / row.median_us:,.0f}",
+            _us(row.median_us),
+            _us(row.p99_us),
+        )
+        for row in rows
+    ]
+    print_table(head, lines, right=head[2:])
+
+
+def _checkout() -> Path | None:
+    here = Path.cwd()
+    is_ours = (here / "benchmarks" / "__main__.py").exists() and (
+        here / "src" / "stillfresh"
+    ).is_dir()
+    return here if is_ours else None
+
+
+def _us(microseconds: float) -> str:
+    return f"{microseconds:,.1f} µs" if microseconds < 1000 else f"{microseconds / 1000:,.2f} ms"
+
+
+async def _measured(address: str, advance: Callable[[int], None]) -> list[Measured]:
+    name = without_password(address if address != TEMPORARY else "sqlite (temporary file)")
+    with _own_file(address) as place:
+        async with _bench(place) as (operations, ids):
+            rows = []
+            for operation, step in operations.items():
+                times = await _timed(step, ids, advance)
+                slow = quantiles(times, n=100)[98]
+                rows.append(Measured(name, operation, len(times), median(times), slow))
+    return rows
+
+
+@contextmanager
+def _own_file(address: str) -> Iterator[str]:
+    """A SQLite store is measured beside itself: its file keeps no trace of it."""
+    if not address.startswith("sqlite:"):
+        yield address
+        return
+    store_for(address if address != TEMPORARY else f"{TEMPORARY}x", time.time)
+    beside = None if address == TEMPORARY else Path(unquote(urlsplit(address).path[1:])).parent
+    with tempfile.TemporaryDirectory(prefix=".stillfresh-bench-", dir=beside) as directory:
+        yield f"sqlite:///{quote(str(Path(directory) / 'bench.db'))}"
+
+
+@asynccontextmanager
+async def _bench(address: str) -> AsyncIterator[tuple[dict[str, Step], list[str]]]:
+    """Operations that take an id; those that were written are deleted in the end."""
+    quiet()
+    is_memory = address.startswith("memory:")
+    store, ids = store_for(address, time.time), [uuid4().hex]
+    async with Cache(address if is_memory else store) as cache:
+
+        @cache.batched(KIND, fresh_for="1h")
+        async def load(keys: list[str]) -> dict[str, int]:
+            return dict.fromkeys(keys, 1)
+
+        async def hit(_: str) -> object:
+            return await load(ids[0])
+
+        async def read(_: str) -> object:
+            return await store.read(KIND, ids[:1])
+
+        if not is_memory:
+            await read("")  # one that is away is told now
+        await load(ids[0])
+        reads: dict[str, Step] = {} if is_memory else {"read of the store": read}
+        try:
+            yield {"hit": hit, **reads, "miss, loaded and stored": load}, ids
+        finally:
+            for first in range(0, 0 if is_memory else len(ids), SLICE):
+                await store.delete(KIND, ids[first : first + SLICE])
+
+
+async def _timed(step: Step, ids: list[str], advance: Callable[[int], None]) -> list[float]:
+    """Microseconds of each, for half a second."""
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < MOST and (time.perf_counter() - began < LASTS or len(times) < FEWEST):
+        ids.append(id_ := uuid4().hex)
+        before = time.perf_counter_ns()
+        await step(id_)
+        times.append((time.perf_counter_ns() - before) / 1000)
+        advance(1)
+    return times

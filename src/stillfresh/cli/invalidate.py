@@ -1,0 +1,115 @@
+"""`stillfresh invalidate` and `stillfresh evict`: what they reach is counted (G10, E6)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import click
+
+from stillfresh.cli.output import as_json, print_json, working
+from stillfresh.cli.places import opened, pages_of
+from stillfresh.cli.program import Command
+
+__all__ = ["evict", "invalidate"]
+
+PAGE: Final = 1_000
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "stillfresh invalidate sqlite:///site.db price sku-1 sku-2",
+        "stillfresh invalidate redis://localhost:6379/0 --tag eu --soft",
+        "stillfresh invalidate redis://localhost:6379/0 --tag path:/pricing",
+        "stillfresh invalidate site.db --kind price --all",
+        "stillfresh invalidate site.db price -- -1",
+    ],
+)
+@click.argument("store")
+@click.argument("kind", required=False)
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--tag", "tags", multiple=True, help="Every entry with this tag; repeatable.")
+@click.option("--kind", "whole_kind", help="With --all: every entry of this kind.")
+@click.option("--all", "is_all", is_flag=True, help="Of the --kind, all there are.")
+@click.option("--soft", is_flag=True, help="Served once more, while it is refreshed.")
+@as_json
+def invalidate(
+    *,
+    store: str,
+    kind: str | None,
+    ids: Sequence[str],
+    tags: Sequence[str],
+    whole_kind: str | None,
+    is_all: bool,
+    soft: bool,
+    is_json: bool,
+) -> None:
+    """Say that entries are wrong from now on.
+
+    By their ids, by a tag, or all of a kind. Every process that uses STORE sees it by its next
+    read (or after its memory_for). Loads that are under way cannot publish what they began with.
+    ID is the id as `stillfresh inspect` lists it. Pages have tags of their own: path:/pricing,
+    and tag:NAME for those that you gave them.
+    """
+    ways = [bool(ids), bool(tags), is_all]
+    if sum(ways) != 1 or (kind is None) is bool(ids) or (whole_kind is not None) is not is_all:
+        raise click.UsageError("name KIND and ID..., or --tag TAG, or --kind KIND --all.")
+    with working("Invalidating:") as advance:
+        if ids and kind is not None:
+            count = asyncio.run(_by_id(store, kind, ids, soft=soft))
+        elif tags:
+            count = asyncio.run(_by_tag(store, tags, soft=soft))
+        else:
+            count = asyncio.run(_whole(store, whole_kind or "", advance, soft=soft))
+    _tell("invalidated", count, is_json=is_json)
+
+
+async def _by_id(address: str, kind: str, ids: Sequence[str], *, soft: bool) -> int:
+    """Those that are not there are told too: one of them may be loading just now."""
+    async with opened(address) as store:
+        there = await store.read(kind, ids)
+        await store.invalidate(kind, ids, soft=soft)
+    return len(there)
+
+
+async def _by_tag(address: str, tags: Sequence[str], *, soft: bool) -> int:
+    async with opened(address) as store:
+        reached = {name for tag in tags for name in await store.invalidate_tag(tag, soft=soft)}
+    return len(reached)
+
+
+async def _whole(address: str, kind: str, advance: Callable[[int], None], *, soft: bool) -> int:
+    count = 0
+    async with opened(address) as store:
+        async for page in pages_of(store, kind, "", PAGE):
+            await store.invalidate(kind, [entry.id for entry in page], soft=soft)
+            count += len(page)
+            advance(len(page))
+    return count
+
+
+@click.command(cls=Command, examples=["stillfresh evict sqlite:///site.db"])
+@click.argument("store")
+@as_json
+def evict(*, store: str, is_json: bool) -> None:
+    """Drop what nobody can be served any more.
+
+    A cache does so by itself, every hour. A Redis server forgets by itself, so there it is nothing
+    to do; on DynamoDB it reads the whole table and drops bodies that no row points to.
+    """
+    with working("Evicting"):
+        count = asyncio.run(_evict(store))
+    _tell("evicted", count, is_json=is_json)
+
+
+async def _evict(address: str) -> int:
+    async with opened(address) as store:
+        return await store.evict(time.time())
+
+
+def _tell(done: str, count: int, *, is_json: bool) -> None:
+    if is_json:
+        print_json({done: count})
+    else:
+        click.echo(f"{count:,} {'entry' if count == 1 else 'entries'} {done}")

@@ -1,0 +1,116 @@
+"""From STORE on the command line to a store that is there: looking never makes one (G10)."""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from stillfresh.errors import ConfigError
+from stillfresh.stores.contract import Entry, Record, Store, StoreStats
+from stillfresh.stores.listing import MOST_LISTED
+from stillfresh.stores.urls import store_for
+
+__all__ = ["Readable", "looked_into", "opened", "pages_of", "quiet", "without_password"]
+
+
+class Readable(Protocol):
+    """What looking needs of a store."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]: ...
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]: ...
+
+    async def stats(self) -> StoreStats: ...
+
+
+@asynccontextmanager
+async def looked_into(address: str) -> AsyncIterator[Readable]:
+    """To read only: a file is not changed, not even one that is damaged."""
+    path = _file_of(address)
+    async with _open(_view(path) if path is not None else _named(address)) as found:
+        yield found
+
+
+@asynccontextmanager
+async def opened(address: str) -> AsyncIterator[Store]:
+    """To change what is in it."""
+    if (path := _file_of(address)) is not None:
+        async with _open(_view(path)):
+            address = f"sqlite:///{path}"  # it is there, and ours
+    store = _named(address)
+    async with _open(store):
+        yield store
+
+
+@asynccontextmanager
+async def _open(store: Readable) -> AsyncIterator[Readable]:
+    quiet()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def quiet() -> None:
+    """What a store would log, the command's error says, in a line."""
+    logging.getLogger("stillfresh").setLevel(logging.CRITICAL)
+
+
+def _named(address: str) -> Store:
+    if urlsplit(address).scheme == "memory":
+        raise ConfigError(
+            "store memory://: lives in the process that uses it; look at it there, on its dashboard"
+        )
+    return store_for(address, time.time)
+
+
+def _view(path: str) -> Readable:
+    from stillfresh.stores.sqlite.view import SqliteView  # noqa: PLC0415 (only when named)
+
+    return SqliteView(path)
+
+
+def _file_of(address: str) -> str | None:
+    """The file of a SQLite store; its name alone will do, if there is such a file."""
+    if "://" not in address and Path(address).exists():
+        return address
+    is_store = address.startswith("sqlite:") and store_for(address, time.time) is not None
+    return unquote(urlsplit(address).path[1:]) if is_store else None
+
+
+def without_password(address: str) -> str:
+    """As it may be shown."""
+    parts = urlsplit(address)
+    if parts.password is None:
+        return address
+    user, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}").geturl()
+
+
+async def pages_of(
+    store: Readable, kind: str | None, search: str, size: int = MOST_LISTED
+) -> AsyncIterator[list[Entry]]:
+    """All entries, a page at a time; the last one may be empty."""
+    after: tuple[str, str] | None = None
+    while True:
+        page = await store.entries(kind, search, after, size)
+        yield page
+        if len(page) < size:
+            return
+        after = page[-1].kind, page[-1].id

@@ -1,0 +1,128 @@
+"""`stillfresh serve`, `check`, `demo`: a gateway of settings, and a site to see it by (G1, G8)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from stillfresh.cli.output import as_json, plain, print_json
+from stillfresh.cli.program import WRONG_USE, Command, extra
+from stillfresh.errors import ConfigError
+
+__all__ = ["check", "demo", "serve"]
+
+TABLES: Final = {
+    "store": {"store": "url", "memory_for": "memory_for"},
+    "pages": {
+        "upstream": "upstream",
+        "route": "routes",
+        "query": "query",
+        "site_host": "site_hosts",
+        "tenant": "tenant",
+        "max_body": "max_body",
+        "timeout": "timeout",
+    },
+    "server": {"host": "host", "port": "port"},
+}
+"""Where an option stands in a file of settings."""
+
+
+def routes_of(texts: tuple[str, ...]) -> dict[str, str]:
+    """`/blog/*=10m`: a path, and how long its pages are fresh."""
+    pairs = [text.rpartition("=") for text in texts]
+    if bad := next((text for text, pair in zip(texts, pairs, strict=True) if not pair[0]), None):
+        raise ConfigError(f"--route {bad!r}: write PATH=DURATION, as '/blog/*=10m'")
+    return {path: duration for path, _, duration in pairs}
+
+
+def tables_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The options that were given, as a file would say them."""
+    given = {name: value for name, value in options.items() if value not in {None, ()}}
+    if "route" in given:
+        given["route"] = routes_of(given["route"])
+    lists = {name: list(it) if isinstance(it, tuple) else it for name, it in given.items()}
+    tables = {
+        table: {key: lists[name] for name, key in names.items() if name in lists}
+        for table, names in TABLES.items()
+    }
+    return {name: table for name, table in tables.items() if table}
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "stillfresh serve --upstream http://127.0.0.1:3000",
+        "stillfresh serve --upstream https://example.org --store sqlite:///site.db",
+        "stillfresh serve --upstream http://127.0.0.1:3000 --route '/blog/*=10m'",
+        "stillfresh serve stillfresh.toml --port 8081",
+    ],
+)
+@click.argument("file", required=False)
+@click.option("--upstream", help="The site, as http://host:port or https://host.")
+@click.option("--store", help="Where everything is kept.  [default: memory://]")
+@click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="0: any free one.  [default: 8080]")
+@click.option("--site-host", multiple=True, help="A Host to serve, told to the site; repeatable.")
+@click.option("--route", multiple=True, help="PATH=DURATION, over what the site says; repeatable.")
+@click.option("--query", multiple=True, help="A query parameter that makes a page; default: all.")
+@click.option("--memory-for", help="How long without asking the store.  [default: 0s]")
+@click.option("--tenant", help="Whose pages these are, on a store of several.")
+@click.option("--max-body", type=int, help="Bytes; more is not kept.  [default: 1048576]")
+@click.option("--timeout", type=float, help="Seconds for the site to answer.  [default: 30]")
+def serve(file: str | None, **options: Any) -> None:  # noqa: ANN401 (as declared above)
+    """Serve pages and entities, kept fresh.
+
+    A cache in front of a site, and of an API. Pages are kept as the site says itself
+    (Cache-Control, ETag, Vary), or as --route says. Entities of an API are declared in FILE, as
+    [kinds.NAME]; options stand in the place of what FILE says. Several processes, on several
+    machines, may share one --store.
+    """
+    if file is None and options["upstream"] is None:
+        raise click.UsageError("name a FILE of settings, or --upstream URL.")
+    tables, config = tables_of(options), extra("stillfresh.web.config", "web")
+    serving = extra("stillfresh.web.serving", "web")
+    settings = config.load(file, tables) if file is not None else config.settings_of(tables)
+    serving.serve(settings, click.echo)
+
+
+@click.command(cls=Command, examples=["stillfresh check stillfresh.toml"])
+@click.argument("file")
+@as_json
+@click.pass_context
+def check(ctx: click.Context, file: str, *, is_json: bool) -> None:
+    """Check a file of settings, as `serve` takes it.
+
+    Every mistake is a line, with its key, and ends it with 2. Nothing is opened and nobody is
+    asked: that the store and the site are there is not checked.
+    """
+    config = extra("stillfresh.web.config", "web")
+    try:
+        settings = config.load(file)
+    except config.Mistakes as exc:
+        if not is_json:
+            raise
+        print_json({"file": file, "ok": False, "mistakes": exc.mistakes})
+        ctx.exit(WRONG_USE)
+    if is_json:
+        print_json({"file": file, "ok": True, "mistakes": []})
+        return
+    site = [] if settings.pages is None else [f"pages of {settings.pages.upstream}"]
+    kinds = [f"kind {kind.name}" for kind in settings.kinds]
+    click.echo(plain(f"{file}: fine; {', '.join(site + kinds)}"))
+
+
+@click.command(
+    cls=Command, examples=["stillfresh demo", "stillfresh demo --port 0 --keep ~/stillfresh-demo"]
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=8000, show_default=True, help="0: any free one.")
+@click.option("--keep", metavar="DIR", help="A directory to keep its data in; else nothing stays.")
+@click.option("--open", "is_open", is_flag=True, help="Open it in a browser.")
+def demo(*, host: str, port: int, keep: str | None, is_open: bool) -> None:
+    """Run a site to see what stillfresh does.
+
+    Its upstream is slow, and breaks when you say so: open the address that it prints, and turn the
+    upstream off.
+    """
+    site = extra("stillfresh.demo", "web")
+    site.run(host=host, port=port, store=keep, say=click.echo, open_browser=is_open)

@@ -1,0 +1,118 @@
+"""A `by_ids` endpoint of an upstream: POST JSON, and a whole answer within a time and a size (C12).
+
+Plain: a request and its status. httpx's errors end here: a request that failed is `LoadFailed`, one
+that was told when to come back is `RetryAfter`. Redirects are not followed: ids and header fields
+are told to nobody else.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.model import RetryAfter
+from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.wire import Unreadable, checked_headers, checked_size, pause_of, whole
+
+try:
+    import httpx
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        "asking an upstream needs httpx: install stillfresh[web]", name=exc.name
+    ) from exc
+
+__all__ = ["MAX_BYTES", "Endpoint", "Refused", "checked_url", "new_client"]
+
+MAX_BYTES: Final = 8 * 1024 * 1024
+NOTHING: Final = 204
+ACCEPT: Final = {"accept": "application/json", "accept-encoding": "gzip"}
+
+
+def checked_url(url: object) -> str:
+    """A whole address of a server, without a name and a password in it."""
+    try:
+        parsed = httpx.URL(url) if isinstance(url, str) else httpx.URL()
+        is_server = parsed.scheme in {"http", "https"} and bool(urlsplit(str(url)).hostname)
+    except (httpx.InvalidURL, ValueError):
+        raise ConfigError(f"url: {shown(url)} is no address") from None
+    if not is_server or parsed.fragment:
+        raise ConfigError(f"url: must begin with http:// or https:// and a host, not {shown(url)}")
+    if parsed.userinfo:
+        raise ConfigError("url: holds a password; send an Authorization header instead")
+    return str(url)
+
+
+def new_client(timeout: float, *, kept: int) -> "httpx.AsyncClient":
+    """So many idle connections are kept, and given up before servers hang up; no cookies.
+
+    Connecting has a time-out of its own: cancelled from outside, it leaves a socket open.
+    """
+    limits = httpx.Limits(max_connections=100, max_keepalive_connections=kept, keepalive_expiry=4.0)
+    jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+    waits = httpx.Timeout(timeout, connect=timeout / 2)
+    return httpx.AsyncClient(timeout=waits, limits=limits, cookies=jar)
+
+
+class Refused(LoadFailed):
+    """The upstream answered, and not with what was asked for."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Endpoint:
+    """`await Endpoint(client, url).ask({"ids": […]})` is the answer's body."""
+
+    def __init__(
+        self,
+        client: "httpx.AsyncClient",
+        url: str,
+        *,
+        timeout: Duration = "10s",
+        max_bytes: int = MAX_BYTES,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._timeout = seconds(timeout, name="timeout", positive=True)
+        self._max_bytes = checked_size(max_bytes)
+        self._headers = {**checked_headers(headers or {}), **ACCEPT}
+        self._path = httpx.URL(url).path
+
+    async def ask(self, asked: dict[str, Any]) -> bytes:
+        """The body; of an answer without one (204) an empty list."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._asked(asked)
+        except TimeoutError as exc:
+            raise LoadFailed(f"{self._path}: no whole answer within {self._timeout:g} s") from exc
+        except Unreadable as exc:
+            raise LoadFailed(f"{self._path}: the answer is {exc}") from exc
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise LoadFailed(f"{self._path}: {type(exc).__name__}: {exc}") from exc
+
+    async def _asked(self, asked: dict[str, Any]) -> bytes:
+        sent = self._client.stream(
+            "POST", self._url, json=asked, headers=self._headers, follow_redirects=False
+        )
+        async with sent as response:
+            self._check_status(response)
+            if response.status_code == NOTHING:
+                return b"[]"
+            encoding = response.headers.get("content-encoding", "")
+            return await whole(response.aiter_raw(), encoding, self._max_bytes)
+
+    def _check_status(self, response: "httpx.Response") -> None:
+        """200, or 204: nothing found. Whoever says when to come back is listened to."""
+        if response.status_code in {200, NOTHING}:
+            return
+        said = f"{self._path}: HTTP {response.status_code}"
+        told = response.headers
+        pause = pause_of(told.get("retry-after", ""), told.get("date", ""), time.time())
+        if pause is not None:
+            raise RetryAfter(pause, said)
+        raise Refused(said, response.status_code)

@@ -1,0 +1,9 @@
+"""`stillfresh demo`: the five systems in one running site, with an upstream that breaks (G8).
+
+Needs `stillfresh[web]`.
+"""
+
+from stillfresh.demo.pace import Pace
+from stillfresh.demo.running import run
+
+__all__ = ["Pace", "run"]

@@ -1,0 +1,164 @@
+"""The five systems, their upstream and the gateway put together, opened and closed in order (G8).
+
+All files lie in one directory: the entries and boards, the pages, the feed, the games.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from stillfresh.coordinator import Kind, NexusClient
+from stillfresh.coordinator.rules import by_id, post_id, user_id
+from stillfresh.demo.guard import Guard
+from stillfresh.demo.pace import Pace
+from stillfresh.demo.parts import MAX_BATCH, Parts
+from stillfresh.demo.playing import Playing, boards_of
+from stillfresh.demo.site import site
+from stillfresh.demo.tables import Tables
+from stillfresh.demo.topics import Topics
+from stillfresh.demo.upstream import Switch, Upstream
+from stillfresh.demo.upstream_app import upstream_app
+from stillfresh.demo.visitors import Visitors
+from stillfresh.demo.world import World
+from stillfresh.engine import Cache
+from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.feed.http import HttpFeedSource
+from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.waiting.backend import Games
+from stillfresh.waiting.messages import InvalidatedNews
+from stillfresh.web import Gateway, gateway
+
+__all__ = ["Demo", "demo"]
+
+PATIENCE: Final = "15s"
+"""Longer than the slowest lookup: slow is not failing."""
+
+logger = logging.getLogger(__name__)
+
+
+class Demo:
+    """A gateway to serve; `close` ends what its open pages wait for."""
+
+    def __init__(self, app: Gateway, parts: Parts, upstream: Upstream) -> None:
+        self.app = app
+        self.parts = parts
+        self.upstream = upstream
+
+
+@asynccontextmanager
+async def demo(directory: Path, pace: Pace, hosts: tuple[str, ...] = ()) -> AsyncIterator[Demo]:
+    """Opened from the upstream up to the gateway, closed the other way round."""
+    dice = random.Random(pace.seed)  # noqa: S311 (likes and bots, no secrets)
+    world, switch = World(int(time.time()), dice), Switch(pace, dice)
+    async with Games(directory / "games.db") as games:
+        tables = Tables(games, pace.bot_thinks, dice)
+        async with (
+            Upstream(upstream_app(world, games, tables), switch) as upstream,
+            running(changes(world, pace)),
+            running(tables.run()),
+            site_of(directory, pace, hosts, world=world, upstream=upstream) as made,
+        ):
+            yield made
+
+
+@asynccontextmanager
+async def site_of(
+    directory: Path, pace: Pace, hosts: tuple[str, ...], *, world: World, upstream: Upstream
+) -> AsyncIterator[Demo]:
+    """What stands in front of the upstream."""
+    feed_file = FeedCache.open(directory / "feed.db", fresh_for=pace.feed_fresh_for)
+    with feed_file:
+        async with (
+            httpx.AsyncClient(base_url=upstream.url, timeout=15, limits=NO_KEEPING) as http,
+            NexusClient(upstream.url, timeout=PATIENCE) as nexus,
+            HttpFeedSource(upstream.url, timeout=PATIENCE) as source,
+            FeedEngine(feed_file, source) as engine,
+            Cache(f"sqlite:///{directory / 'entries.db'}") as cache,
+        ):
+            boards = boards_of(cache, http)
+
+            def playing_of(user: str) -> Playing:
+                def tell() -> None:
+                    if (push := getattr(app.live, "push", None)) is not None:
+                        push(user, InvalidatedNews())
+
+                return Playing(user, http, boards, tell)
+
+            visitors = Visitors(playing_of, pace.approval_for, world.dice)
+            parts = Parts(
+                pace=pace,
+                post_ids=tuple(world.posts),
+                users=len(world.users),
+                upstream=upstream,
+                http=http,
+                feed=lambda tell: Topics(engine, tell),
+                visitors=visitors,
+                watched=lambda: dict(app.live.snapshot()),
+            )
+            pages = PageCache(f"sqlite:///{directory / 'pages.db'}")
+            routes = {"/prices": pace.page_fresh_for}
+            app = gateway(
+                cache,
+                kinds=kinds_of(nexus, pace),
+                pages=Guard(IsrMiddleware(site(parts), pages, routes), hosts),
+                page_cache=pages,
+                authenticate=visitors.authenticate,
+            )
+            async with app, running(ticks(parts)):
+                try:
+                    yield Demo(app, parts, upstream)
+                finally:
+                    parts.close()
+                    await visitors.close()
+
+
+NO_KEEPING: Final = httpx.Limits(max_connections=100, max_keepalive_connections=0)
+"""An upstream that was switched off leaves no connection behind to stumble over."""
+
+
+def kinds_of(nexus: NexusClient, pace: Pace) -> list[Kind]:
+    """Posts and users, the same for every visitor."""
+
+    async def posts(ids: list[str]) -> dict[str, object]:
+        return by_id("post", ids, await nexus.posts_by_ids(ids), post_id)
+
+    async def users(ids: list[str]) -> dict[str, object]:
+        return by_id("user", ids, await nexus.users_by_ids(ids), user_id)
+
+    return [
+        Kind("post", fetch=posts, fresh_for=pace.post_fresh_for, max_batch=MAX_BATCH),
+        Kind("user", fetch=users, fresh_for=pace.user_fresh_for, max_batch=MAX_BATCH),
+    ]
+
+
+async def changes(world: World, pace: Pace) -> None:
+    """The upstream's data goes on changing, also while its server is down."""
+    while True:
+        await asyncio.sleep(pace.seconds_of("change_every"))
+        logger.debug("upstream: %s", world.change(int(time.time())))
+
+
+async def ticks(parts: Parts) -> None:
+    while True:
+        await asyncio.sleep(1)
+        await parts.tick()
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """While the block runs; what it raised is raised at the end of it."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()

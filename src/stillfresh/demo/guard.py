@@ -1,0 +1,72 @@
+"""What every answer of the demo's site says, and what it refuses (G8).
+
+A page of another site can send neither a header of ours nor our cookie, and its name is not ours:
+so it turns no switch here, also not by a name that it made point at this machine.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["HEADER", "Guard"]
+
+HEADER: Final = "x-stillfresh-demo"
+"""Only a script of this origin can set it without being asked by the browser whether it may."""
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+SAFE: Final = frozenset({"GET", "HEAD"})
+SAID: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Guard:
+    """`hosts`: names that the site may be asked by, besides those of loopback."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
+        self._app = app
+        self._hosts = LOOPBACK | set(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif (why := self._refusal(scope)) is not None:
+            await PlainTextResponse(f"{why}\n", 403)(scope, receive, send)
+        else:
+            await self._app(scope, receive, _saying(send))
+
+    def _refusal(self, scope: Scope) -> str | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if _name(host) not in self._hosts:
+            return "this demo is not called by that name"
+        if scope["method"] in SAFE:
+            return None
+        origin = headers.get("origin")
+        is_ours = origin is None or origin.partition("://")[2] == host
+        if not is_ours or headers.get(HEADER) != "1":
+            return "only this demo's own page may do that"
+        return None
+
+
+def _name(host: str) -> str:
+    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+
+
+def _saying(send: Send) -> Send:
+    async def said(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in SAID.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return said

@@ -1,0 +1,157 @@
+"""One visitor's games as the site shows them: the header's next game, and a board (G8; seed 003).
+
+A `WaitingClient` keeps the order of the games that wait, from the service's events, and asks it
+only when the order cannot be proved. Boards are entries of the gateway's cache: shown old while
+the service is away.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Final
+
+import httpx
+
+from stillfresh.demo.upstream_app import PLAYER
+from stillfresh.engine import Cache
+from stillfresh.engine.resource import Function
+from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.waiting.cache import WaitingCache
+from stillfresh.waiting.client import WaitingClient
+
+__all__ = ["Boards", "Playing", "Refused", "boards_of"]
+
+PATIENCE: Final = "2s"
+"""To wait for the service before a game is shown as it was."""
+
+Boards = Function[[str, str], dict[str, Any]]
+
+
+class Refused(StillfreshError):
+    """The move was not made; the sentence is for the visitor."""
+
+
+def boards_of(cache: Cache, http: httpx.AsyncClient) -> Boards:
+    """The boards, each by its player and its id."""
+
+    @cache.cached("board", fresh_for="10s", stale_for="1h", error_for="1h", max_entries=1_000)
+    async def board(user: str, game_id: str) -> dict[str, Any]:
+        answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
+        if answer.status_code != 200:
+            raise LoadFailed(f"the game service answered {answer.status_code}")
+        shown: dict[str, Any] = answer.json()
+        return shown
+
+    return board
+
+
+class Playing:
+    """Begun with the first look, ended with the visitor; `tell` hears of every change."""
+
+    def __init__(
+        self, user: str, http: httpx.AsyncClient, boards: Boards, tell: Callable[[], None]
+    ) -> None:
+        self._user = user
+        self._http = http
+        self._boards = boards
+        self._tell = tell
+        self._client: WaitingClient | None = None
+        self._stack = AsyncExitStack()
+        self._is_seated = False
+        self._is_outdated = False
+        """The service told something since the board was asked for."""
+        self._beginning = asyncio.Lock()
+        self.current: str | None = None
+        self.moves = 0
+
+    async def state(self) -> dict[str, Any]:
+        """What the header offers, why its order is right, and the board on screen."""
+        waiting = await self._begun()
+        there = waiting.navigation(self.current)
+        return {
+            "next": [{"id": it, "bot": _bot_of(str(it))} for it in there.games],
+            "proof": str(there.proof),
+            "pending": there.pending,
+            "current": self.current,
+            "board": None if self.current is None else await self._board(self.current),
+            "moves": self.moves,
+        }
+
+    async def open(self, game_id: str) -> None:
+        """A game comes on screen; shown as it was if the service is away."""
+        await self._begun()
+        if self._client is None:
+            raise Refused("the game service is away")
+        self.current = game_id
+        with suppress(StillfreshError):
+            await self._client.look(game_id)
+
+    async def play(self, cell: int) -> None:
+        """The header moves on at once, on trust; a move that fails is taken back."""
+        waiting, game_id = await self._begun(), self.current
+        if game_id is None:
+            raise Refused("open a game first")
+        version = (await self._board(game_id))["version"]
+        waiting.move_sent(game_id, version)
+        try:
+            await self._send(game_id, cell, version)
+        except Refused:
+            waiting.move_failed(game_id, version)
+            raise
+        self._is_outdated = True
+        self.moves += 1
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def _begun(self) -> WaitingCache:
+        """Seats the visitor; tried again while the service is away."""
+        async with self._beginning:
+            if self._client is None:
+                self._client = await self._joined()
+            if not self._is_seated:
+                with suppress(httpx.HTTPError):
+                    answer = await self._http.post("/games", headers={PLAYER: self._user})
+                    self._is_seated = answer.is_success
+        return self._client.cache
+
+    async def _joined(self) -> WaitingClient:
+        url, headers = str(self._http.base_url), {PLAYER: self._user}
+        client = WaitingClient(url, headers=headers, timeout=PATIENCE)
+        await self._stack.enter_async_context(client)
+        self._stack.callback(client.cache.on_changed(self._changed))
+        return client
+
+    def _changed(self, _: WaitingCache) -> None:
+        self._is_outdated = True
+        self._tell()
+
+    async def _board(self, game_id: str) -> dict[str, Any]:
+        if self._is_outdated:
+            self._is_outdated = False
+            with suppress(LoadFailed):  # then it is shown as it was, with its age
+                await self._boards.of(self._user, game_id).refresh()
+        answer = await self._boards.get(self._user, game_id)
+        return {
+            **answer.value,
+            "verdict": str(answer.verdict),
+            "age": round(answer.age, 1),
+            "error": None if answer.error is None else str(answer.error),
+        }
+
+    async def _send(self, game_id: str, cell: int, version: int) -> None:
+        asked = {"cell": cell, "version": version}
+        try:
+            answer = await self._http.post(
+                f"/games/{game_id}/play", json=asked, headers={PLAYER: self._user}
+            )
+        except httpx.HTTPError as exc:
+            raise Refused("the game service does not answer: the move was taken back") from exc
+        if answer.status_code == 409:
+            raise Refused(answer.json()["error"])
+        if not answer.is_success:
+            raise Refused("the game service failed: the move was taken back")
+
+
+def _bot_of(game_id: str) -> str:
+    return game_id.partition("-")[0].capitalize()

@@ -1,0 +1,131 @@
+"""One process, one address: the demo served until it is told to end (G8)."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import tempfile
+import webbrowser
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from stillfresh.demo.assembly import Demo, demo
+from stillfresh.demo.pace import Pace
+from stillfresh.errors import ConfigError
+from stillfresh.web.serving import server_config
+
+__all__ = ["run"]
+
+GRACE: Final = 2
+"""Seconds that requests under way are given when the demo is told to end."""
+
+
+def run(
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    store: str | None = None,
+    say: Callable[[str], object] = print,
+    open_browser: bool = False,
+    *,
+    speed: float = 1.0,
+) -> None:
+    """Until SIGINT or SIGTERM. `store` is a directory to keep; without one nothing is kept.
+
+    `speed`: so many times as fast as a visitor likes it, for tests and films.
+    """
+    pace = Pace().faster(speed)
+    logging.getLogger("stillfresh").setLevel(logging.ERROR)  # its trouble is on purpose, and shown
+    with _directory(store) as directory, _bound(host, port) as listener:
+        address = _address(host, listener.getsockname()[1])
+
+        def listening() -> None:
+            say(f"stillfresh demo: {address}")
+            say(f"its dashboard:   {address}_stillfresh/")
+            say("Ctrl-C ends it")
+            if open_browser:
+                webbrowser.open(address)
+
+        asyncio.run(_served(directory, pace, host, listener, listening))
+
+
+async def _served(
+    directory: Path,
+    pace: Pace,
+    host: str,
+    listener: socket.socket,
+    listening: Callable[[], None],
+) -> None:
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told.set)
+    try:
+        async with demo(directory, pace, (host,)) as made:
+            await _until(told, made, listener, listening)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _until(
+    told: asyncio.Event, made: Demo, listener: socket.socket, listening: Callable[[], None]
+) -> None:
+    config = server_config(made.app)
+    config.lifespan, config.timeout_graceful_shutdown = "off", GRACE
+    server = Server(config, listening)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    ending = asyncio.create_task(told.wait())
+    await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    made.parts.close()
+    server.should_exit = True
+    await serving
+
+
+class Server(uvicorn.Server):
+    """Says when it listens; signals are heard by who runs it."""
+
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening()
+
+
+@contextlib.contextmanager
+def _directory(store: str | None) -> Iterator[Path]:
+    if store is None:
+        with tempfile.TemporaryDirectory(prefix="stillfresh-demo-") as made:
+            yield Path(made)
+        return
+    path = Path(store)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"store: {store} cannot be the demo's directory: {exc}") from exc
+    yield path.absolute()
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as exc:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc}") from exc
+    return listener

@@ -1,0 +1,82 @@
+// The demo's page: its switch, its numbers, and the parts that are told the state.
+
+import * as approvals from "./approvals.js";
+import * as feed from "./feed.js";
+import { byId, send, write } from "./fresh.js";
+import * as games from "./games.js";
+import * as page from "./page.js";
+import * as topics from "./topics.js";
+
+const WORDS = {
+  fine: ["ok", "Upstream well: 1 to 3 seconds a lookup."],
+  slow: ["warn", "Upstream slow: 5 to 8 seconds. The site is not."],
+  failing: ["bad", "Upstream failing, with errors only. The site stays."],
+  down: ["bad", "Upstream down. The site stays, and says its age."],
+};
+const number = new Intl.NumberFormat("en").format;
+let events = null;
+
+function told(state) {
+  const [level, text] = WORDS[state.mode];
+  document.body.dataset.mode = state.mode;
+  byId("word").dataset.level = level;
+  write(byId("word"), text);
+  const chosen = document.querySelector(`#switch [value="${state.mode}"]`);
+  if (chosen && !byId("switch").disabled) chosen.checked = true;
+  write(byId("asked"), number(state.asked));
+  write(byId("polled"), number(state.polled));
+  write(byId("in-batches"), `In the same batches of 20 it would be ${number(state.polled_in_batches)}.`);
+  if (state.approvals) approvals.told(state.approvals);
+  topics.told(state.news);
+}
+
+/** One stream, and only while somebody looks: a hidden tab holds no connection for it. */
+function listen() {
+  events?.close();
+  events = null;
+  if (document.hidden) return;
+  events = new EventSource("/demo/events");
+  events.onmessage = (event) => told(JSON.parse(event.data));
+  events.onerror = () => {
+    byId("word").dataset.level = "bad";
+    write(byId("word"), "The demo itself does not answer; trying again …");
+  };
+}
+
+byId("switch").addEventListener("change", async (event) => {
+  byId("switch").disabled = true;
+  const state = await send("/demo/upstream", { mode: event.target.value });
+  byId("switch").disabled = false;
+  document.querySelector("#switch :checked")?.focus();
+  if (state.mode) told(state);
+});
+
+byId("got-it").addEventListener("click", () => {
+  byId("try").hidden = true;
+  localStorage.setItem("stillfresh-demo-tried", "1");
+});
+byId("try").hidden = localStorage.getItem("stillfresh-demo-tried") === "1";
+
+/** On a telephone one part is shown at a time. */
+for (const tab of document.querySelectorAll(".tabs a")) {
+  tab.addEventListener("click", (event) => {
+    event.preventDefault();
+    document.body.dataset.view = tab.dataset.view;
+    for (const other of document.querySelectorAll(".tabs a")) {
+      if (other === tab) other.setAttribute("aria-current", "true");
+      else other.removeAttribute("aria-current");
+    }
+    scrollTo(0, 0);
+  });
+}
+
+new ResizeObserver(([top]) => {
+  document.documentElement.style.setProperty("--top", `${top.target.offsetHeight}px`);
+}).observe(document.querySelector(".top"));
+
+document.addEventListener("visibilitychange", listen);
+listen();
+feed.start({ gameNews: games.changed });
+games.start();
+topics.start();
+page.start();

@@ -1,0 +1,159 @@
+"""The upstream's own data, and how it changes by itself (G8): people, posts, topics, prices.
+
+Seeded, so that two runs begin alike. Bounded: comments and topics replace the oldest.
+"""
+
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+from stillfresh.demo.words import EDITS, GOODS, LINES, OPENINGS, PEOPLE, REPLIES, TITLES
+from stillfresh.feed import Comment, Topic
+
+__all__ = ["POSTS", "World"]
+
+POSTS: Final = 240
+MOST_COMMENTS: Final = 60
+"""Of one topic; the oldest go."""
+MOST_TOPICS: Final = 40
+DAY: Final = 86_400
+
+
+@dataclass
+class World:
+    """All that the upstream knows; `now` begins it, `change` moves it on."""
+
+    now: int
+    dice: random.Random
+    users: dict[str, dict[str, Any]] = field(default_factory=dict)
+    posts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    topics: dict[str, Topic] = field(default_factory=dict)
+    comments: dict[str, list[Comment]] = field(default_factory=dict)
+    prices: dict[str, int] = field(default_factory=lambda: dict(GOODS))
+    changes: int = 0
+    _written: int = 0
+
+    def __post_init__(self) -> None:
+        for name in PEOPLE:
+            self._meet(name)
+        for number in range(POSTS):
+            self._post(number)
+        for number, title in enumerate(TITLES):
+            self._open_topic(number, title)
+
+    def change(self, now: int) -> str:
+        """One thing happens: mostly a like, now and then an edit, a comment, a price."""
+        self.now = max(self.now, now)
+        self.changes += 1
+        what = (
+            self._like, self._like, self._reply, self._like, self._follow,
+            self._like, self._price, self._comment, self._like, self._edit,
+        )  # fmt: skip
+        return what[self.changes % len(what)]()
+
+    def topics_of(self, day: date, category: str | None) -> list[Topic]:
+        """An index has no bodies."""
+        return [
+            Topic(it.topic_uuid, it.author, it.title, it.created_at, category_id=it.category_id)
+            for it in self.topics.values()
+            if datetime.fromtimestamp(it.created_at, UTC).date() == day
+            and category in {None, it.category_id}
+        ]
+
+    def add_topic(self, topic: Topic) -> None:
+        self.topics[topic.topic_uuid] = topic
+        self.comments.setdefault(topic.topic_uuid, [])
+        while len(self.topics) > MOST_TOPICS:
+            self.remove_topic(next(iter(self.topics)))
+
+    def remove_topic(self, uuid: str) -> bool:
+        self.comments.pop(uuid, None)
+        return self.topics.pop(uuid, None) is not None
+
+    def add_comment(self, uuid: str, comment: Comment) -> bool:
+        """Twice is once: a writer who did not hear the answer may ask again."""
+        kept = self.comments.get(uuid)
+        if kept is None:
+            return False
+        if all(it.comment_uuid != comment.comment_uuid for it in kept):
+            kept.append(comment)
+            del kept[:-MOST_COMMENTS]
+        return True
+
+    def like(self, post_id: str, likes: int = 1) -> None:
+        self.posts[post_id]["counts"]["likes"] += likes
+
+    def _meet(self, name: str) -> None:
+        id_ = name.partition(" ")[0].lower()
+        self.users[id_] = {
+            "details": {"id": id_, "name": name},
+            "counts": {"followers": self.dice.randrange(40, 4_000), "posts": POSTS // len(PEOPLE)},
+        }
+
+    def _post(self, number: int) -> None:
+        author = list(self.users)[number % len(self.users)]
+        text = f"{self._any(OPENINGS)} {self._any(LINES)}"
+        self.posts[f"{author}:{number}"] = {
+            "details": {"author": author, "id": str(number), "content": text, "edited": False},
+            "counts": {"likes": self.dice.randrange(900), "replies": self.dice.randrange(40)},
+        }
+
+    def _open_topic(self, number: int, title: str) -> None:
+        uuid = f"topic-{number}"
+        at = self.now - number * DAY // 2 - 600
+        category = "questions" if title.endswith("?") else "notices"
+        body = f"{self._any(OPENINGS)} {self._any(LINES)}"
+        self.add_topic(Topic(uuid, self._someone(), title, at, body, category))
+        for _ in range(self.dice.randrange(1, 5)):
+            self._say(uuid)
+
+    def _like(self) -> str:
+        post_id = self._near_the_top()
+        self.like(post_id, self.dice.randrange(1, 6))
+        return f"{post_id} was liked"
+
+    def _reply(self) -> str:
+        post_id = self._near_the_top()
+        self.posts[post_id]["counts"]["replies"] += 1
+        return f"{post_id} was answered"
+
+    def _edit(self) -> str:
+        details = self.posts[post_id := self._near_the_top()]["details"]
+        details["content"] = f"{details['content'].partition(' (Edit')[0]} {self._any(EDITS)}"
+        details["edited"] = True
+        return f"{post_id} was edited"
+
+    def _follow(self) -> str:
+        author = self._someone()
+        self.users[author]["counts"]["followers"] += self.dice.randrange(1, 4)
+        return f"{author} was followed"
+
+    def _price(self) -> str:
+        name = self._any(tuple(self.prices))
+        step = self.dice.choice((-50, -20, -10, 10, 20, 50))
+        self.prices[name] = max(100, self.prices[name] + step)
+        return f"{name} has another price"
+
+    def _comment(self) -> str:
+        uuid = self._any(tuple(self.topics)[:4])
+        self._say(uuid)
+        return f"{uuid} was commented on"
+
+    def _say(self, uuid: str) -> None:
+        self._written += 1
+        body = self._any(REPLIES)
+        at = self.topics[uuid].created_at if not self.changes else self.now
+        comment = Comment(f"said-{self._written}", uuid, self._someone(), at, body)
+        self.add_comment(uuid, comment)
+
+    def _near_the_top(self) -> str:
+        """Anywhere, but mostly where readers begin: what nobody sees change shows nothing."""
+        number = self.dice.randrange(12 if self.dice.random() < 0.6 else POSTS)
+        return list(self.posts)[number]
+
+    def _someone(self) -> str:
+        return self._any(tuple(self.users))
+
+    def _any(self, choices: tuple[str, ...]) -> str:
+        return self.dice.choice(choices)

@@ -1,0 +1,29 @@
+"""What a listing asks for, checked and applied the same way in every store (S1).
+
+Pure: names in, whether they are listed out.
+"""
+
+from typing import Final
+
+from stillfresh.errors import ConfigError, shown
+
+__all__ = ["MOST_LISTED", "checked_limit", "is_listed"]
+
+MOST_LISTED: Final = 10_000
+"""Entries in one answer: a listing is turned page by page."""
+
+
+def checked_limit(limit: int) -> int:
+    is_whole = isinstance(limit, int) and not isinstance(limit, bool)
+    if not is_whole or not 1 <= limit <= MOST_LISTED:
+        raise ConfigError(f"limit: must be a whole number, 1 to {MOST_LISTED}, not {shown(limit)}")
+    return limit
+
+
+def is_listed(
+    name: tuple[str, str], kind: str | None, search: str, after: tuple[str, str] | None
+) -> bool:
+    """Of that kind, with that in its id, behind that one."""
+    return (
+        (kind is None or name[0] == kind) and (after is None or name > after) and search in name[1]
+    )

@@ -1,0 +1,95 @@
+"""A store's file, looked into and left as it is (S4, G10): for those who only want to see.
+
+Never makes a file, never begins an empty one, never sets a damaged one aside, and takes no lock
+that a writer would wait for.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+import apsw
+
+from stillfresh.clock import Clock
+from stillfresh.errors import NotOpen, StoreError
+from stillfresh.stores.contract import Entry, Record, StoreStats
+from stillfresh.stores.listing import checked_limit
+from stillfresh.stores.sqlite import steps
+from stillfresh.stores.sqlite.connection import CORRUPT, connect_viewer, explained
+from stillfresh.stores.sqlite.format import STORE
+from stillfresh.stores.sqlite.schema import record_of, statements
+
+__all__ = ["SqliteView"]
+
+
+class SqliteView:
+    """Reads on the caller's thread; a file that was damaged is an error, not an empty store."""
+
+    def __init__(self, path: str | PathLike[str], *, clock: Clock = time.time) -> None:
+        self._path = Path(path)
+        self._clock = clock
+        self._connection: apsw.Connection | None = None
+
+    async def open(self) -> None:
+        if not self._path.exists():
+            raise StoreError(f"{self._path}: there is no such file")
+        try:
+            self._connection = connect_viewer(self._path)
+            is_begun = STORE.is_begun(self._connection, self._path)
+        except apsw.Error as exc:
+            raise self._failed(exc) from exc
+        except BaseException:
+            await self.close()
+            raise
+        if not is_begun:
+            await self.close()
+            raise StoreError(f"{self._path}: is empty, and not a store yet")
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        del known
+        sql, connection = statements(kind), self._opened()
+        try:
+            if kind not in steps.kinds(connection):
+                return {}
+            rows = {id_: connection.execute(sql.point, (None, id_)).get for id_ in ids}
+        except apsw.Error as exc:
+            raise self._failed(exc) from exc
+        return {id_: record_of(row, None) for id_, row in rows.items() if row is not None}
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        try:
+            return steps.list_entries(
+                self._opened(), kind=kind, search=search, after=after, limit=checked_limit(limit)
+            )
+        except apsw.Error as exc:
+            raise self._failed(exc) from exc
+
+    async def stats(self) -> StoreStats:
+        try:
+            return steps.count(self._opened(), now=self._clock())
+        except apsw.Error as exc:
+            raise self._failed(exc) from exc
+
+    def _failed(self, exc: apsw.Error) -> StoreError:
+        if isinstance(exc, CORRUPT):
+            return StoreError(f"{self._path}: is no SQLite file, or is corrupt")
+        return explained(self._path, exc)
+
+    def _opened(self) -> apsw.Connection:
+        if self._connection is None:
+            raise NotOpen("this view is closed")
+        return self._connection

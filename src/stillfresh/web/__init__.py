@@ -1,0 +1,11 @@
+"""The gateway: entities and pages kept fresh, over HTTP and WebSocket (G1-G7).
+
+`gateway(...)` is an ASGI app to run or to mount; `stillfresh serve` runs one from a TOML file.
+Needs `stillfresh[web]`.
+"""
+
+from stillfresh.web.app import Gateway, gateway
+from stillfresh.web.dashboard import Dashboard
+from stillfresh.web.live import Live
+
+__all__ = ["Dashboard", "Gateway", "Live", "gateway"]

@@ -1,0 +1,264 @@
+"""The gateway: one ASGI app of REST, live updates, health, dashboard and pages (G1).
+
+It routes and it opens and closes what it is made of; everything else is in the parts.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any, Final, Self
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stillfresh.clock import Clock
+from stillfresh.coordinator import Hub, Kind
+from stillfresh.engine import Cache
+from stillfresh.errors import ConfigError, StillfreshError
+from stillfresh.isr import PageCache
+from stillfresh.isr.pages import KIND as PAGE
+from stillfresh.web.dashboard import Dashboard
+from stillfresh.web.files import send_file
+from stillfresh.web.guard import SECRET, bearer, is_operator
+from stillfresh.web.health import Health
+from stillfresh.web.life import Life
+from stillfresh.web.live import Live
+from stillfresh.web.openapi import openapi
+from stillfresh.web.origins import checked_origins
+from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply
+from stillfresh.web.rest import Authenticate, Rest
+
+__all__ = ["Gateway", "gateway"]
+
+FILES: Final = {"/stillfresh.js": "stillfresh.js", "/stillfresh.d.ts": "stillfresh.d.ts"}
+SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After")
+"""Header fields that a page of another origin may read."""
+DASHBOARD: Final = "/_stillfresh"
+
+logger = logging.getLogger(__name__)
+
+
+def gateway(
+    store: str | Cache = "memory://",
+    *,
+    kinds: Iterable[Kind] = (),
+    pages: ASGIApp | None = None,
+    page_cache: PageCache | None = None,
+    authenticate: Authenticate | None = None,
+    origins: Iterable[str] = (),
+    token: str | None = None,
+    clock: Clock = time.time,
+) -> "Gateway":
+    """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`."""
+    return Gateway(
+        store if isinstance(store, Cache) else Cache(store, clock=clock),
+        owns_cache=not isinstance(store, Cache),
+        kinds=kinds,
+        pages=pages,
+        page_cache=page_cache,
+        authenticate=authenticate,
+        origins=checked_origins(origins),
+        token=checked_token(token),
+        clock=clock,
+    )
+
+
+class Gateway:
+    """Open it by lifespan or by `async with`; `hub`, `live` and `dashboard` are its parts."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        owns_cache: bool,
+        kinds: Iterable[Kind],
+        pages: ASGIApp | None,
+        page_cache: PageCache | None,
+        authenticate: Authenticate | None,
+        origins: tuple[str, ...],
+        token: str | None,
+        clock: Clock,
+    ) -> None:
+        self.cache = cache
+        self.page_cache = page_cache
+        self.hub = Hub(cache, kinds=kinds)
+        if page_cache is not None and PAGE in self.hub.kinds:
+            raise ConfigError(f"kind {PAGE!r}: pages are kept under this name; choose another one")
+        self._owns_cache = owns_cache
+        self._pages = pages
+        self._life = Life(pages) if pages is not None else None
+        self._token = token
+        self._has_v1 = bool(self.hub.kinds) or pages is None
+        self.dashboard = Dashboard(
+            cache, live=self._live_now, page_cache=page_cache, token=token, clock=clock
+        )
+        self.live = Live(
+            self.hub,
+            authenticate=authenticate,
+            origins=origins,
+            stats=self.dashboard.snapshot,
+            is_operator=self._is_operator,
+        )
+        caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
+        self._health = Health(caches, self._live_now)
+        self._rest = Rest(self.hub, clock, authenticate)
+        self._v1: ASGIApp = CORSMiddleware(
+            self._answer_v1,
+            allow_origins=origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("Authorization", "Content-Type", "If-None-Match"),
+            expose_headers=SHOWN,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "websocket":
+                await self._websocket(scope, receive, send)
+            case "lifespan":
+                await self._lifespan(receive, send)
+
+    async def open(self) -> None:
+        """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""
+        if self._life is not None:
+            await self._life.start()
+        await self.cache.open()
+        if self.page_cache is not None:
+            await self.page_cache.open()
+        self.dashboard.open()
+
+    async def close(self) -> None:
+        """No new work; connections are told, and what is ours is closed."""
+        await self.live.close()
+        await self.dashboard.close()
+        if self._life is not None:
+            await self._life.end()
+        if self.page_cache is not None:
+            await self.page_cache.close()
+        if self._owns_cache:
+            await self.cache.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """A store that is away does not keep the gateway from starting: `/readyz` tells."""
+        await receive()
+        try:
+            await self.open()
+        except StillfreshError as exc:
+            logger.warning("the gateway's store could not be opened, and is tried again: %s", exc)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if path_of(scope) == "/v1/live":
+            await self.live(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 4404, "reason": "not here"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = path_of(scope)
+        try:
+            await self._route(path, scope, receive, send)
+        except Problem as problem:
+            await problem_reply(problem).send(scope, send)
+
+    async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._has_v1 and path.startswith("/v1/"):
+            await self._v1(scope, receive, send)
+        elif path in FILES:
+            await send_file(scope, send, FILES[path])
+        elif path == DASHBOARD or path.startswith(f"{DASHBOARD}/"):
+            await self._dashboard(path, scope, receive, send)
+        elif (reply := await self._own(path, scope)) is not None:
+            await reply.send(scope, send)
+        elif self._pages is not None:
+            await self._pages(self._behind(scope), receive, send)
+        else:
+            raise Problem(404, "not_found", "Not found", f"nothing is at {path}")
+
+    async def _own(self, path: str, scope: Scope) -> Reply | None:
+        match path:
+            case "/healthz":
+                method_of(scope)
+                return await self._health.healthz()
+            case "/readyz":
+                method_of(scope)
+                return await self._health.readyz()
+            case "/openapi.json" if self._has_v1:
+                method_of(scope)
+                return json_reply(self._openapi(scope), cache_control="no-cache")
+            case "/metrics":
+                method_of(scope)
+                self._check_token(scope)
+                return await self._health.metrics()
+            case _:
+                return None
+
+    async def _answer_v1(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._rest.answer(path_of(scope).removeprefix("/v1/"), scope, receive, send)
+
+    async def _dashboard(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        root = scope.get("root_path", "") + DASHBOARD
+        if path == DASHBOARD:
+            await Reply(308, headers={"location": f"{root}/"}).send(scope, send)
+        else:
+            await self.dashboard({**scope, "root_path": root}, receive, send)
+
+    def _openapi(self, scope: Scope) -> dict[str, Any]:
+        return openapi(
+            {name: self.hub.is_per_viewer(name) for name in self.hub.kinds},
+            version=version("stillfresh"),
+            root=scope.get("root_path", ""),
+            has_token=self._token is not None,
+        )
+
+    def _behind(self, scope: Scope) -> Scope:
+        state = self._life.state if self._life is not None else {}
+        return {**scope, "state": {**scope.get("state", {}), **state}}
+
+    def _is_operator(self, scope: Scope, given: str | None) -> bool:
+        return is_operator(scope, self._token, given)
+
+    def _check_token(self, scope: Scope) -> None:
+        """Numbers are for everybody, unless there is a token."""
+        if self._token is not None and not self._is_operator(scope, bearer(scope)):
+            raise Problem(401, "sign_in", "Sign in first", www_authenticate="Bearer")
+
+    def _live_now(self) -> dict[str, Any]:
+        return self.live.snapshot()
+
+
+def checked_token(token: str | None) -> str | None:
+    """Never shown, not even where it is wrong."""
+    if token is not None and (not isinstance(token, str) or not SECRET.fullmatch(token)):
+        raise ConfigError("token: must be printable ASCII text without spaces")
+    return token
+
+
+def path_of(scope: Scope) -> str:
+    """Without the prefix under which the gateway is mounted."""
+    path, root = scope["path"], scope.get("root_path", "").rstrip("/")
+    if root and path.startswith(f"{root}/"):
+        return str(path[len(root) :])
+    return str(path)

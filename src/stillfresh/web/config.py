@@ -1,0 +1,242 @@
+"""`stillfresh.toml`: from text to frozen settings, or to a list of every mistake in it (G1)."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from stillfresh.engine.keys import checked_kind
+from stillfresh.errors import ConfigError, shown
+from stillfresh.isr.asgi import MAX_BODY
+from stillfresh.isr.pages import KIND as PAGE
+from stillfresh.web import fields
+from stillfresh.web.fields import Field, read_table
+
+__all__ = [
+    "KindSettings",
+    "Mistakes",
+    "PagesSettings",
+    "ServerSettings",
+    "Settings",
+    "StoreSettings",
+    "load",
+    "settings_of",
+]
+
+TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
+LONGEST: Final = 1_000_000
+"""Bytes of a file of settings; a longer one is a mistake."""
+
+
+class Mistakes(ConfigError):
+    """Everything that is wrong with a file, line by line."""
+
+    def __init__(self, mistakes: list[str]) -> None:
+        self.mistakes = tuple(map(_line, mistakes))
+        super().__init__("\n".join(self.mistakes))
+
+
+def _line(text: str) -> str:
+    """One line, whatever a key is called."""
+    return "".join(it if it.isprintable() else "�" for it in text)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """`[store]`: where entities and pages are kept."""
+
+    url: str = "memory://"
+    memory_for: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PagesSettings:
+    """`[pages]`: a site whose pages are cached."""
+
+    upstream: str
+    routes: Mapping[str, float] = field(default_factory=dict)
+    query: tuple[str, ...] = ()
+    site_hosts: tuple[str, ...] = ()
+    tenant: str | None = None
+    max_body: int = MAX_BODY
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class KindSettings:
+    """`[kinds.NAME]`: entities of an upstream API."""
+
+    name: str
+    batch_url: str
+    fresh_for: float
+    ids_field: str = "ids"
+    id: str = "{id}"
+    list_field: str | None = None
+    stale_for: float = 86_400.0
+    error_for: float = 86_400.0
+    absent_for: float | None = None
+    max_batch: int = 20
+    timeout: float = 10.0
+    max_bytes: int = 8 * 1024 * 1024
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    per_viewer: bool = False
+    viewer_field: str = "viewer_id"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """`[server]`: where it listens, and to whom."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    origins: tuple[str, ...] = ()
+    token: str | None = field(default=None, repr=False)
+    authenticate_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `stillfresh serve` runs on."""
+
+    store: StoreSettings = StoreSettings()
+    pages: PagesSettings | None = None
+    kinds: tuple[KindSettings, ...] = ()
+    server: ServerSettings = ServerSettings()
+
+
+STORE: Final = {
+    "url": Field(fields.store_url, "memory://"),
+    "memory_for": Field(fields.duration, 0.0),
+}
+PAGES: Final = {
+    "upstream": Field(fields.upstream),
+    "routes": Field(fields.routes, {}),
+    "query": Field(fields.texts, ()),
+    "site_hosts": Field(fields.texts, ()),
+    "tenant": Field(fields.tenant, None),
+    "max_body": Field(fields.whole(1, 2**30), MAX_BODY),
+    "timeout": Field(fields.positive(3_600), 30.0),
+}
+KIND: Final = {
+    "batch_url": Field(fields.url),
+    "fresh_for": Field(fields.positive(10 * 365 * 86_400)),
+    "ids_field": Field(fields.text, "ids"),
+    "id": Field(fields.template, "{id}"),
+    "list_field": Field(fields.path, None),
+    "stale_for": Field(fields.duration, 86_400.0),
+    "error_for": Field(fields.duration, 86_400.0),
+    "absent_for": Field(fields.duration, None),
+    "max_batch": Field(fields.whole(1, 1_000), 20),
+    "timeout": Field(fields.positive(30), 10.0),
+    "max_bytes": Field(fields.whole(1, 2**30), 8 * 1024 * 1024),
+    "headers": Field(fields.headers, {}),
+    "per_viewer": Field(fields.flag, False),  # noqa: FBT003 (its default)
+    "viewer_field": Field(fields.text, "viewer_id"),
+}
+SERVER: Final = {
+    "host": Field(fields.text, "127.0.0.1"),
+    "port": Field(fields.whole(0, 65_535), 8080),
+    "origins": Field(fields.origins, ()),
+    "token": Field(fields.secret, None),
+    "token_file": Field(fields.text, None),
+    "authenticate_url": Field(fields.url, None),
+}
+TABLES: Final = ("store", "pages", "kinds", "server")
+
+
+def load(path: str | Path, over: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
+    """The file's settings; `over` has tables whose keys stand in the place of the file's."""
+    tables = _tables(Path(path))
+    for name, table in (over or {}).items():
+        own = tables.get(name, {})
+        tables[name] = {**own, **table} if isinstance(own, dict) else own
+    return settings_of(tables)
+
+
+def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings of tables that are already there: `{"pages": {"upstream": "http://…"}}`."""
+    mistakes = [
+        f"{name}: {fields.unknown(name, dict.fromkeys(TABLES))}"
+        for name in tables
+        if name not in TABLES
+    ]
+    store = read_table("store", tables.get("store", {}), STORE, mistakes)
+    pages = read_table("pages", tables["pages"], PAGES, mistakes) if "pages" in tables else None
+    kinds = _kinds(tables.get("kinds", {}), mistakes)
+    server = _server(tables.get("server", {}), environ, mistakes)
+    if not pages and not kinds and not mistakes:
+        mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
+    if any(kind["per_viewer"] for kind in kinds if "per_viewer" in kind):
+        _check_sign_in(server, mistakes)
+    if mistakes:
+        raise Mistakes(mistakes)
+    return Settings(
+        StoreSettings(**store),
+        PagesSettings(**pages) if pages is not None else None,
+        tuple(KindSettings(**kind) for kind in kinds),
+        ServerSettings(**server),
+    )
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise Mistakes([f"{path}: longer than {LONGEST:,} bytes"])
+        return tomllib.loads(text.decode())
+    except OSError as exc:
+        raise Mistakes([f"{path}: {exc.strerror or exc}"]) from exc
+    except UnicodeDecodeError as exc:
+        raise Mistakes([f"{path}: not UTF-8 ({exc.reason} at byte {exc.start})"]) from exc
+    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        raise Mistakes([f"{path}: not TOML: {' '.join(str(exc).split())}"]) from exc
+
+
+def _kinds(tables: object, mistakes: list[str]) -> list[dict[str, Any]]:
+    if not isinstance(tables, dict):
+        mistakes.append(f"kinds: must be tables, as [kinds.post], not {shown(tables)}")
+        return []
+    found = []
+    for name, table in tables.items():
+        where = f"kinds.{name}"
+        fields.note(mistakes, {}, name, lambda: _named(name, where))  # noqa: B023 (called at once)
+        found.append({"name": name, **read_table(where, table, KIND, mistakes)})
+    return found
+
+
+def _named(name: str, where: str) -> None:
+    try:
+        checked_kind(name)
+    except ConfigError as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
+    if name == PAGE:
+        raise ConfigError(f"{where}: pages are kept under this name; choose another one")
+
+
+def _server(table: object, environ: Mapping[str, str], mistakes: list[str]) -> dict[str, Any]:
+    found = read_table("server", table, SERVER, mistakes)
+    file = found.pop("token_file", None)
+    if file is not None and found.get("token") is not None:
+        mistakes.append("server.token_file: there is a server.token too; write one of them")
+    elif file is not None:
+        fields.note(mistakes, found, "token", lambda: _token_in(file))
+    elif found.get("token") is None and (told := environ.get(TOKEN)):
+        fields.note(mistakes, found, "token", lambda: fields.secret(told, TOKEN))
+    return found
+
+
+def _token_in(file: str) -> str:
+    try:
+        with Path(file).open("rb") as opened:
+            told = opened.read(1_000).decode("ascii", "replace").strip()
+    except OSError as exc:
+        raise ConfigError(f"server.token_file: {file}: {exc.strerror or exc}") from exc
+    return fields.secret(told, "server.token_file")
+
+
+def _check_sign_in(server: Mapping[str, Any], mistakes: list[str]) -> None:
+    if "authenticate_url" in server and server["authenticate_url"] is None:
+        mistakes.append("server.authenticate_url: is missing; a kind is per_viewer, who signs in?")

@@ -1,0 +1,224 @@
+"""What the caches of a gateway hold, entry by entry, and what an operator may do to one (G6).
+
+A kind that was declared is asked for through its resource, so that memory and loads under way hear
+of it; one that only lies in the store (of an older configuration) through the store.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from stillfresh.engine import Cache, Explanation
+from stillfresh.engine.core import Core
+from stillfresh.engine.explain import explain
+from stillfresh.engine.keys import checked_id, checked_kind
+from stillfresh.engine.listing import Listed, listed
+from stillfresh.errors import ConfigError, LoadFailed
+from stillfresh.stores.contract import Entry, Record
+from stillfresh.web.replies import Problem
+from stillfresh.web.values import shown_value
+
+__all__ = ["ACTIONS", "PAGES", "Place", "Shelves"]
+
+ACTIONS: Final = ("refresh", "invalidate", "delete")
+PAGES: Final = "pages"
+CHUNK: Final = 100
+"""Entries asked of a store at once."""
+MOST_CHUNKS: Final = 100
+"""For one page: of a store that another cache has filled with its own."""
+
+Place: TypeAlias = tuple[str, str, str]
+"""A cache's name, a kind and an id: where a page of entries ended."""
+
+
+class Page:
+    """Entries for one look at a listing."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rows: list[dict[str, Any]] = []
+        self._next: Place | None = None
+        self._chunks = 0
+
+    def takes(self, cache: str, entries: Iterable[Listed], now: float) -> bool:
+        """True: it is full, and there is more."""
+        for entry in entries:
+            if len(self._rows) == self._limit:
+                last = self._rows[-1]
+                self._next = last["cache"], last["kind"], last["id"]
+                return True
+            self._rows.append(_row(cache, entry, now))
+        return False
+
+    def is_long(self, cache: str, place: tuple[str, str]) -> bool:
+        """So much was looked through that the rest is for another request."""
+        self._chunks += 1
+        if self._chunks == MOST_CHUNKS:
+            self._next = (cache, *place)
+        return self._next is not None
+
+    def told(self) -> dict[str, Any]:
+        return {"entries": self._rows, "next": self._next}
+
+
+class Shelves:
+    """The caches by name; where two hold a kind of one name, the first that declared it."""
+
+    def __init__(self, caches: Mapping[str, Cache]) -> None:
+        self._caches = caches
+
+    def kinds(self) -> list[str]:
+        return sorted({kind for cache in self._caches.values() for kind in cache.cores})
+
+    async def entries(
+        self, kind: str | None, search: str, after: Place | None, limit: int
+    ) -> dict[str, Any]:
+        """A page of them, cache by cache; `next` is where the following one begins.
+
+        What another cache looks after, perhaps on the same store, is passed over.
+        """
+        page = Page(limit)
+        for name in self._from(after):
+            cache, begin = self._caches[name], after[1:] if after and after[0] == name else None
+            now = (await cache.runtime()).clock()
+            while chunk := await cache.entries(kind, search, begin, CHUNK):
+                begin = chunk[-1].kind, chunk[-1].id
+                own = [it for it in chunk if self._owner(it.kind) in {None, name}]
+                if page.takes(name, own, now) or page.is_long(name, begin):
+                    return page.told()
+                if len(chunk) < CHUNK:
+                    break
+        return page.told()
+
+    def _from(self, after: Place | None) -> list[str]:
+        names = list(self._caches)
+        return names[names.index(after[0]) :] if after and after[0] in names else names
+
+    async def explain(self, kind: str, id_: str) -> dict[str, Any]:
+        """Why this value, why now, who refreshes it, when; and the value."""
+        name, cache = await self._cache_of(kind, id_)
+        runtime, core = await cache.runtime(), cache.cores.get(kind)
+        record = (await runtime.store.read(kind, [id_])).get(id_, Record())
+        now = runtime.clock()
+        if core is None:
+            told = explain(kind, id_, record, now, loading_here=False, in_memory=False)
+        else:
+            told = await core.explain(_key(core, id_))
+        (row,) = listed([Entry(kind, id_, record)], now)
+        value = None if record.copy is None else record.copy.value
+        return {
+            **_row(name, row, now),
+            **_explained(told),
+            "is_declared": core is not None,
+            "can_refresh": core is not None and core.spec.by_id,
+            "value": shown_value(value, is_page=name == PAGES) if record.copy else None,
+            "terms": _terms(record),
+        }
+
+    async def act(self, action: str, kind: str, id_: str) -> str:
+        """What was done, in a sentence."""
+        _, cache = await self._cache_of(kind, id_)
+        core = cache.cores.get(kind)
+        if core is None:
+            return await _act_on_store(cache, action, kind, id_)
+        key = _key(core, id_)
+        match action:
+            case "refresh" if core.spec.by_id:
+                await _reload(core, key)
+                return "Loaded anew."
+            case "refresh":
+                await core.invalidate([key], soft=True)
+                return "Marked stale: its next reader brings a new copy."
+            case "invalidate":
+                await core.invalidate([key], soft=False)
+                return "Invalidated: no read is answered with this copy, unless loading fails."
+            case _:
+                await core.delete([key])
+                return "Deleted."
+
+    def _owner(self, kind: str) -> str | None:
+        return next((name for name, cache in self._caches.items() if kind in cache.cores), None)
+
+    async def _cache_of(self, kind: str, id_: str) -> tuple[str, Cache]:
+        if (name := self._owner(kind)) is not None:
+            return name, self._caches[name]
+        try:
+            checked_kind(kind), checked_id(kind, id_)
+        except ConfigError as exc:
+            raise Problem(404, "not_found", "Not found", str(exc)) from exc
+        for name, cache in self._caches.items():
+            store = (await cache.runtime()).store
+            if await store.entries(kind, "", None, 1) and await store.read(kind, [id_]):
+                return name, cache
+        raise Problem(404, "not_found", "Not found", f"no store knows {kind} {id_!r}")
+
+
+async def _act_on_store(cache: Cache, action: str, kind: str, id_: str) -> str:
+    store = (await cache.runtime()).store
+    match action:
+        case "refresh":
+            said = f"{kind} is declared nowhere here, so nobody knows how to load it"
+            raise Problem(409, "not_loadable", "Cannot be loaded", said)
+        case "invalidate":
+            await store.invalidate(kind, [id_])
+            return "Invalidated."
+        case _:
+            await store.delete(kind, [id_])
+            return "Deleted."
+
+
+async def _reload(core: Core[Any, Any], key: object) -> None:
+    outcome = (await core.reload([key]))[key]
+    if isinstance(outcome, LoadFailed):
+        raise Problem(502, "load_failed", "Loading failed", str(outcome))
+
+
+def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource has its own)
+    try:
+        key = core.key(id_)
+        core.check([key])
+    except (ConfigError, ValueError) as exc:
+        said = f"{id_!r} is no id of {core.spec.kind}"
+        raise Problem(404, "not_found", "Not found", said) from exc
+    return key
+
+
+def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
+    """Times from now on: the clock of who looks may be another."""
+    return {
+        "cache": cache,
+        "kind": entry.kind,
+        "id": entry.id,
+        "verdict": str(entry.verdict),
+        "age": entry.age,
+        "fresh_for": _from(now, entry.fresh_until),
+        "size": entry.size,
+        "is_absent": entry.absent,
+        "is_invalidated": entry.invalidated,
+        "held_for": _from(now, entry.held_until),
+        "failures": entry.failures,
+        "retry_in": _from(now, entry.retry_at),
+        "error": entry.error,
+    }
+
+
+def _from(now: float, at: float | None) -> float | None:
+    return None if at is None else at - now
+
+
+def _explained(told: Explanation) -> dict[str, Any]:
+    return {
+        "text": told.text,
+        "loading_here": told.loading_here,
+        "in_memory": told.in_memory,
+    }
+
+
+def _terms(record: Record) -> dict[str, float] | None:
+    if record.copy is None:
+        return None
+    policy = record.copy.policy
+    return {
+        "fresh_for": policy.fresh_for,
+        "stale_for": policy.stale_for,
+        "error_for": policy.error_for,
+    }

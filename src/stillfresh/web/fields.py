@@ -1,0 +1,212 @@
+"""Reading a table of settings: every mistake is found, each is one line with its key (G1).
+
+A reader takes a value and its key, and returns what it means or raises `ConfigError`.
+"""
+
+import difflib
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any, Final, TypeAlias
+
+from stillfresh.coordinator.endpoint import checked_url
+from stillfresh.durations import seconds
+from stillfresh.errors import ConfigError, shown
+from stillfresh.isr.rules_keys import checked_tenant
+from stillfresh.isr.rules_routes import Routes
+from stillfresh.isr.upstream import checked_upstream
+from stillfresh.stores.urls import store_for
+from stillfresh.web.guard import SECRET
+from stillfresh.web.origins import checked_origins
+from stillfresh.wire import checked_headers
+
+__all__ = [
+    "Field",
+    "duration",
+    "flag",
+    "headers",
+    "origins",
+    "path",
+    "positive",
+    "read_table",
+    "routes",
+    "secret",
+    "store_url",
+    "template",
+    "tenant",
+    "text",
+    "texts",
+    "upstream",
+    "url",
+    "whole",
+]
+
+Reader: TypeAlias = Callable[[Any, str], Any]
+REQUIRED: Final = object()
+PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A key of a table: how it is read, and what it is where it is not written."""
+
+    read: Reader
+    default: Any = REQUIRED
+
+
+def read_table(
+    where: str, table: object, fields: Mapping[str, Field], mistakes: list[str]
+) -> dict[str, Any]:
+    """What could be read; what could not is among the mistakes."""
+    if not isinstance(table, dict):
+        mistakes.append(f"{where}: must be a table, as [{where}], not {shown(table)}")
+        return {}
+    prefix = f"{where}." if where else ""
+    mistakes.extend(f"{prefix}{key}: {unknown(key, fields)}" for key in table if key not in fields)
+    found: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in table:
+            note(mistakes, found, name, lambda: field.read(table[name], prefix + name))  # noqa: B023 (called at once)
+        elif field.default is REQUIRED:
+            mistakes.append(f"{prefix}{name}: is missing")
+        else:
+            found[name] = field.default
+    return found
+
+
+def note(mistakes: list[str], found: dict[str, Any], name: str, read: Callable[[], object]) -> None:
+    try:
+        found[name] = read()
+    except ConfigError as exc:
+        mistakes.append(str(exc))
+
+
+def unknown(key: str, known: Mapping[str, object]) -> str:
+    """With the key that was probably meant, or all there are."""
+    near = difflib.get_close_matches(key, known, 1)
+    return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; {_listed(known)}"
+
+
+def _listed(known: Mapping[str, object]) -> str:
+    return f"there are: {', '.join(known)}" if known else "there are none here"
+
+
+def text(value: object, key: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key}: must be text that is not empty, not {shown(value)}")
+    return value
+
+
+def texts(value: object, key: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{key}: must be a list of texts, not {shown(value)}")
+    return tuple(text(it, key) for it in value)
+
+
+def flag(value: object, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}: must be true or false, not {shown(value)}")
+    return value
+
+
+def whole(least: int, most: int) -> Reader:
+    def read(value: object, key: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigError(f"{key}: must be {least:,} to {most:,}, not {shown(value)}")
+        return value
+
+    return read
+
+
+def duration(value: Any, key: str) -> float:  # noqa: ANN401 (whatever is written)
+    return seconds(value, name=key)
+
+
+def positive(most: float) -> Reader:
+    """More than zero, and no more than this."""
+
+    def read(value: Any, key: str) -> float:  # noqa: ANN401 (whatever is written)
+        found = seconds(value, name=key, positive=True)
+        if found > most:
+            raise ConfigError(f"{key}: must be {most:g} seconds or less, not {shown(value)}")
+        return found
+
+    return read
+
+
+def _keyed(key: str, check: Callable[[], Any]) -> Any:  # noqa: ANN401 (what it returns)
+    """A check that names what it checks in its own way is told its key here."""
+    try:
+        return check()
+    except ConfigError as exc:
+        raise ConfigError(f"{key}: {exc}") from exc
+
+
+def url(value: object, key: str) -> str:
+    address: str = _keyed(key, lambda: checked_url(text(value, "url")))
+    return address
+
+
+def upstream(value: object, key: str) -> str:
+    site = text(value, key)
+    _keyed(key, lambda: checked_upstream(site))
+    return site
+
+
+def store_url(value: object, key: str) -> str:
+    address = text(value, key)
+    _keyed(key, lambda: store_for(address, time.time))
+    return address
+
+
+def tenant(value: object, key: str) -> str:
+    name = text(value, key)
+    _keyed(key, lambda: checked_tenant(name))
+    return name
+
+
+def headers(value: object, key: str) -> dict[str, str]:
+    found: dict[str, str] = _keyed(key, lambda: checked_headers(value))
+    return found
+
+
+def routes(value: object, key: str) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise ConfigError(f'{key}: must be like {{ "/blog/*" = "10m" }}, not {shown(value)}')
+    found = {path: seconds(it, name=f'{key}."{path}"') for path, it in value.items()}
+    _keyed(key, lambda: Routes(found))
+    return found
+
+
+def origins(value: object, key: str) -> tuple[str, ...]:
+    found: tuple[str, ...] = _keyed(key, lambda: checked_origins(texts(value, key)))
+    return found
+
+
+def path(value: object, key: str) -> str:
+    """Into an object: names with dots between them."""
+    if not isinstance(value, str) or not PATH.fullmatch(value):
+        raise ConfigError(f"{key}: must be like 'items' or 'data.items', not {shown(value)}")
+    return value
+
+
+def template(value: object, key: str) -> str:
+    """An id from a view's own fields: at least one, and nothing that only Python knows."""
+    wrong = f"{key}: must be like '{{id}}' or '{{details.author}}:{{details.id}}', not"
+    try:
+        pieces = list(Formatter().parse(text(value, key)))
+    except ValueError as exc:
+        raise ConfigError(f"{wrong} {shown(value)} ({exc})") from exc
+    named = [it for it in pieces if it[1] is not None]
+    if not named or any(it[2] or it[3] or not PATH.fullmatch(it[1] or "") for it in named):
+        raise ConfigError(f"{wrong} {shown(value)}")
+    return str(value)
+
+
+def secret(value: object, key: str) -> str:
+    """Never shown, not even where it is wrong."""
+    if not isinstance(value, str) or not SECRET.fullmatch(value):
+        raise ConfigError(f"{key}: must be printable ASCII text without spaces")
+    return value

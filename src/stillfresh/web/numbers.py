@@ -1,0 +1,142 @@
+"""The numbers of a gateway at one moment, for its dashboard (G6).
+
+Counting costs a pass over what memory holds, so it is done at most twice a second, however many
+look; the stores are asked less often, and least those that are paid by the request. Of the last
+minutes a few numbers are kept, for who opens the page when something has happened.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final, NoReturn
+
+from stillfresh.clock import Clock
+from stillfresh.engine import Cache
+from stillfresh.engine.metrics import ResourceStats
+from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.errors import StillfreshError
+
+__all__ = ["Numbers"]
+
+COUNTED_EVERY: Final = 0.5
+ASKED_EVERY: Final = 5.0
+PAID_EVERY: Final = 300.0
+"""Seconds between two questions to a store whose answers cost money."""
+SHARE: Final = 50
+"""A store that took a second to answer is asked again after so many."""
+ANSWERS_WITHIN: Final = 2.0
+NOTED_EVERY: Final = 5.0
+KEPT: Final = 60
+"""Notes of the last minutes: five of them."""
+NOTED: Final = ("loads", "failed", "store_errors")
+
+
+class Numbers:
+    """`caches` by name; `live` tells of connections and subscriptions."""
+
+    def __init__(
+        self,
+        caches: Mapping[str, Cache],
+        live: Callable[[], dict[str, Any]],
+        *,
+        clock: Clock = time.time,
+        ticks: Clock = time.monotonic,
+    ) -> None:
+        self._caches = caches
+        self._live = live
+        self._clock = clock
+        self._ticks = ticks
+        self._started_at = clock()
+        self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
+        self._counted: tuple[float, list[dict[str, Any]]] | None = None
+        self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Totals since the start; who looks makes rates of them."""
+        stores = {name: await gauge.look() for name, gauge in self._gauges.items()}
+        return {
+            "at": self._clock(),
+            "started_at": self._started_at,
+            "age_buckets": AGE_BUCKETS,
+            "resources": self._resources(),
+            "stores": stores,
+            "live": self._live(),
+        }
+
+    def history(self) -> list[dict[str, Any]]:
+        """A few totals of the last five minutes, the oldest first."""
+        return list(self._notes)
+
+    async def note_now_and_then(self) -> NoReturn:
+        """Until it is cancelled."""
+        while True:
+            self.note()
+            await asyncio.sleep(NOTED_EVERY)
+
+    def note(self) -> None:
+        rows, reads = self._count(), Counter[str]()
+        for row in rows:
+            reads.update(row["reads"])
+        ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
+        sums = {name: sum(row[name] for row in rows) for name in NOTED}
+        self._notes.append({"at": self._clock(), "reads": dict(reads), "ages": ages, **sums})
+
+    def _resources(self) -> list[dict[str, Any]]:
+        now = self._ticks()
+        if self._counted is None or not 0 <= now - self._counted[0] < COUNTED_EVERY:
+            self._counted = now, self._count()
+        return self._counted[1]
+
+    def _count(self) -> list[dict[str, Any]]:
+        return [
+            {"cache": name, "kind": kind, **_plain(core.stats())}
+            for name, cache in self._caches.items()
+            for kind, core in cache.cores.items()
+        ]
+
+
+class Gauge:
+    """How large one store is; the last answer stands until the next is due."""
+
+    def __init__(self, cache: Cache, ticks: Clock) -> None:
+        self._cache = cache
+        self._ticks = ticks
+        self._is_asking = False
+        self._due = float("-inf")
+        self._last: dict[str, Any] = {"error": "not asked yet"}
+
+    async def look(self) -> dict[str, Any]:
+        if not self._is_asking and self._ticks() >= self._due:
+            self._is_asking = True
+            try:
+                await self._ask()
+            finally:
+                self._is_asking = False
+        return self._last
+
+    async def _ask(self) -> None:
+        began, pause = self._ticks(), ASKED_EVERY
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                stats = await (await self._cache.runtime()).store.stats()
+        except TimeoutError:
+            self._last = {"error": f"no answer within {ANSWERS_WITHIN:g} s"}
+        except StillfreshError as exc:
+            self._last = {"error": str(exc)}
+        else:
+            is_paid = stats.costs is not None
+            pause = PAID_EVERY if is_paid else ASKED_EVERY
+            self._last = {
+                "copies": stats.copies,
+                "leases": stats.leases,
+                "bytes": stats.bytes,
+                "is_paid": is_paid,
+            }
+        ended = self._ticks()
+        self._due = ended + max(pause, SHARE * (ended - began))
+
+
+def _plain(stats: ResourceStats) -> dict[str, Any]:
+    return {**asdict(stats), "reads": {str(verdict): it for verdict, it in stats.reads.items()}}

@@ -1,0 +1,67 @@
+"""What waits to be sent to one viewer: bounded, whatever the viewer does (G3).
+
+Answers in their order, of an application's notices the newest of each, of the figures the last, and
+the hub's news, of which the connection keeps the newest of each id.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from stillfresh.coordinator import Connection
+from stillfresh.web.frames import Frames
+from stillfresh.web.messages import Notice, encode
+
+__all__ = ["Outbox"]
+
+MOST_REPLIES: Final = 100
+"""Beyond, the oldest are forgotten: who asks without reading."""
+MOST_NOTICES: Final = 100
+"""Of an application, to one connection; beyond, the connection has missed something."""
+AT_ONCE: Final = 100
+"""News taken for one frame; what comes meanwhile replaces what still waits."""
+
+
+class Outbox:
+    """Filled by whoever has something to say, emptied by the one who sends."""
+
+    def __init__(self, frames: Frames) -> None:
+        self.wake = asyncio.Event()
+        self._frames = frames
+        self._replies: deque[str] = deque(maxlen=MOST_REPLIES)
+        self._notices: dict[tuple[str, str], str] = {}
+        self._figures: str | None = None
+
+    def reply(self, message: object) -> None:
+        self._replies.append(encode(message).decode())
+        self.wake.set()
+
+    def notify(self, notice: Notice) -> bool:
+        """False if too many wait already: this one is lost, and the viewer must look anew."""
+        key = (type(notice).__name__, getattr(notice, "game_id", ""))
+        self._notices.pop(key, None)
+        if len(self._notices) >= MOST_NOTICES:
+            return False
+        self._notices[key] = encode(notice).decode()
+        self.wake.set()
+        return True
+
+    def show_figures(self, text: str) -> None:
+        self._figures = text
+        self.wake.set()
+
+    def take(self, connection: Connection, now: float) -> Iterator[list[str]]:
+        """What there is to send, some of it at a time."""
+        if first := self._others():
+            yield first
+        while news := connection.take(AT_ONCE):
+            yield [self._frames.text(it, now) for it in news]
+
+    def _others(self) -> list[str]:
+        figures = [self._figures] if self._figures is not None else []
+        taken = [*self._replies, *self._notices.values(), *figures]
+        self._replies.clear()
+        self._notices.clear()
+        self._figures = None
+        return taken

@@ -1,0 +1,183 @@
+"""`stillfresh serve`: a gateway of settings, on uvicorn with uvloop and httptools (G1, I12).
+
+Needs `stillfresh[web]`.
+"""
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stillfresh.coordinator.endpoint import new_client
+from stillfresh.errors import ConfigError
+from stillfresh.isr.rules_fields import date_text
+from stillfresh.web.app import Gateway, gateway
+from stillfresh.web.config import Settings
+from stillfresh.web.kinds import kind_for
+from stillfresh.web.signing import Authority
+from stillfresh.web.site import page_cache_of, site_of
+
+__all__ = ["gateway_of", "serve", "server_config"]
+
+GRACE: Final = 10
+"""Seconds that requests under way are given when the server is told to end."""
+KEPT: Final = 20
+"""Idle connections to upstream APIs."""
+LONGEST_WAIT: Final = 30.0
+"""Seconds for one step of an exchange; each kind bounds the whole of its own."""
+LONGEST_FRAME: Final = 1_048_576
+"""Bytes; a longer message is not even put together."""
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Until SIGTERM or SIGINT; what cannot work is told before anything is served."""
+    listener = _bound(settings.server.host, settings.server.port)
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        ending = Ending()
+        before = {it: signal.signal(it, ending) for it in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            runner.run(_run(settings, listener, ending, say))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def gateway_of(settings: Settings, client: httpx.AsyncClient) -> Gateway:
+    """The gateway that these settings describe; its kinds ask through this client."""
+    server, pages = settings.server, settings.pages
+    page_cache = page_cache_of(pages, settings.store) if pages is not None else None
+    url = server.authenticate_url
+    return gateway(
+        settings.store.url,
+        kinds=[kind_for(kind, client, settings.store.memory_for) for kind in settings.kinds],
+        pages=site_of(pages, page_cache) if pages is not None and page_cache is not None else None,
+        page_cache=page_cache,
+        authenticate=Authority(client, url) if url is not None else None,
+        origins=server.origins,
+        token=server.token,
+    )
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """How a gateway is run: without compression of messages, which costs memory by the viewer."""
+    return uvicorn.Config(
+        dated(app),
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=LONGEST_FRAME,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+
+
+def dated(app: ASGIApp) -> ASGIApp:
+    """A page keeps the Date that it was made at; everything else gets one here."""
+
+    async def with_date(scope: Scope, receive: Receive, send: Send) -> None:
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message["headers"] = list(message.get("headers", ()))
+                if not any(name == b"date" for name, _ in headers):
+                    headers.append((b"date", date_text(time.time())))
+            await send(message)
+
+        await app(scope, receive, tell)
+
+    return with_date
+
+
+class Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening()
+
+
+class Ending:
+    """A signal ends what is starting; later uvicorn obeys it, and raises it once more for none."""
+
+    def __init__(self) -> None:
+        self.starting: asyncio.Future[None] | None = None
+
+    def __call__(self, *_: object) -> None:
+        if self.starting is not None:
+            self.starting.get_loop().call_soon_threadsafe(self.starting.cancel)
+
+
+async def _run(
+    settings: Settings, listener: socket.socket, ending: Ending, say: Callable[[str], None]
+) -> None:
+    where = _address(settings.server.host, listener.getsockname()[1])
+
+    def listening() -> None:
+        for line in _said(settings, where):
+            say(line)
+
+    async with new_client(LONGEST_WAIT, kept=KEPT) as client:
+        app = gateway_of(settings, client)
+        try:
+            if await _opened(app, ending):
+                await Server(server_config(app), listening).serve(sockets=[listener])
+        finally:
+            await app.close()
+
+
+async def _opened(app: Gateway, ending: Ending) -> bool:
+    """False: told to end before that."""
+    ending.starting = asyncio.ensure_future(app.open())
+    await asyncio.wait([ending.starting])
+    opening, ending.starting = ending.starting, None
+    if opening.cancelled():
+        return False
+    opening.result()
+    return True
+
+
+def _said(settings: Settings, where: str) -> Iterator[str]:
+    """What stands where; never a password."""
+    store = _without_password(settings.store.url)
+    if settings.pages is not None:
+        yield f"{where} in front of {settings.pages.upstream}, pages in {store}"
+    if settings.kinds:
+        yield f"{where}/v1/ keeps {', '.join(it.name for it in settings.kinds)} in {store}"
+    yield f"{where}/_stillfresh/ shows what it does"
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError, UnicodeError) as exc:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc}") from exc
+    return listener

@@ -1,0 +1,249 @@
+"""One viewer on `WS /v1/live`: what is heard is done, what is new is sent (G3).
+
+Two tasks: the server's own sends, one more listens. Nothing here decides what is allowed
+(`rules_live.py`) or what is a message (`messages.py`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.types import Message, Receive, Scope, Send
+
+from stillfresh.clock import Clock
+from stillfresh.coordinator import Hub
+from stillfresh.errors import NotOpen, StillfreshError
+from stillfresh.web.frames import Frames, batched
+from stillfresh.web.messages import (
+    ClientMessage,
+    Error,
+    Ping,
+    Pong,
+    Refused,
+    Route,
+    SignIn,
+    SignOut,
+    Stats,
+    Subscribe,
+    Unsubscribe,
+    Visible,
+    Welcome,
+    items_of,
+    read,
+)
+from stillfresh.web.outbox import Outbox
+from stillfresh.web.rules_live import Close, Limits, Pace, Pulse, pulse
+from stillfresh.web.viewing import Viewing
+
+__all__ = ["House", "Session", "SignInFailed"]
+
+CLOSING: float = 2.0
+"""Seconds that saying goodbye may take."""
+
+logger = logging.getLogger(__name__)
+
+
+class SignInFailed(StillfreshError):
+    """Nobody is known by this token, or nobody could say."""
+
+
+class Moved(Protocol):
+    """Told when a session has another viewer."""
+
+    def __call__(self, session: "Session", before: str | None, now: str | None, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What all sessions share."""
+
+    hub: Hub
+    frames: Frames
+    limits: Limits
+    clock: Clock
+    viewer_of: Callable[[str], Awaitable[str | None]]
+    is_operator: Callable[[Scope, str | None], bool]
+    moved: Moved
+    figures: Callable[["Session"], None]
+    """This session wants to see the operator's figures."""
+
+
+class Session:
+    """One connection, from its acceptance to its end."""
+
+    def __init__(self, house: House, scope: Scope, *, together: bool) -> None:
+        self._house = house
+        self._scope = scope
+        self._together = together
+        self.outbox = Outbox(house.frames)
+        self.viewing = Viewing(house.hub, house.limits, self.outbox.wake.set, self._complain)
+        self._bad = 0
+        now = house.clock()
+        self._pace = Pace(house.limits, now)
+        self._heard_at = now
+        self._asked_at: float | None = None
+        self._sending_since: float | None = None
+        self._ends: tuple[Close, str] | None = None
+        self._is_gone = False
+        self._patience = asyncio.timeout(None)
+        self._is_sending = False
+
+    @property
+    def viewer_id(self) -> str | None:
+        return self.viewing.connection.viewer_id
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Until either side has had enough."""
+        self._welcome()
+        listening = asyncio.create_task(self._listen(receive))
+        try:
+            async with self._patience:
+                self._is_sending = True
+                await self._send_all(send)
+        except (TimeoutError, OSError):  # it does not read, or has gone
+            pass
+        finally:
+            self._is_sending = False
+            listening.cancel()
+            self.viewing.connection.close()
+            self._house.moved(self, self.viewer_id, None)
+            await asyncio.gather(listening, return_exceptions=True)
+        await self._say_goodbye(send)
+
+    def end(self, code: Close, reason: str, *, within: float | None = None) -> None:
+        """What waits is still sent, if the viewer reads it `within` so many seconds."""
+        if self._ends is None:
+            self._ends = code, reason
+            self.outbox.wake.set()
+        if within is not None and self._is_sending and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time() + within)
+
+    def check_pulse(self, now: float) -> None:
+        """Ask a silent viewer whether it is there; let go of one that is not."""
+        match pulse(self._heard_at, self._asked_at, self._sending_since, self._house.limits, now):
+            case Pulse.ASK:
+                self._asked_at = now
+                self.outbox.reply(Ping())
+            case Pulse.GONE:
+                self.end(Close.SILENT, "nothing was heard, or read, for too long", within=0)
+            case Pulse.FINE:
+                pass
+
+    async def _send_all(self, send: Send) -> None:
+        clock, outbox = self._house.clock, self.outbox
+        while not self._is_gone:
+            await outbox.wake.wait()
+            outbox.wake.clear()
+            self._sending_since = now = clock()
+            for texts in outbox.take(self.viewing.connection, now):
+                for frame in batched(texts, together=self._together):
+                    await send({"type": "websocket.send", "text": frame})
+                    self._sending_since = clock()
+            self._sending_since = None
+            if not self.viewing.connection.is_open:
+                self.end(Close.RESTART, "the service restarts")
+            if self._ends is not None:
+                return
+
+    async def _say_goodbye(self, send: Send) -> None:
+        if self._is_gone or self._ends is None:
+            return
+        code, reason = self._ends
+        try:
+            async with asyncio.timeout(CLOSING):
+                await send({"type": "websocket.close", "code": int(code), "reason": reason})
+        except (TimeoutError, OSError):  # it has gone already
+            pass
+
+    async def _listen(self, receive: Receive) -> None:
+        try:
+            while self._ends is None:
+                message = await receive()
+                if message["type"] == "websocket.disconnect":
+                    self._is_gone = True
+                    self.outbox.wake.set()
+                    return
+                self._heard_at = self._house.clock()
+                await self._hear(message)
+        except NotOpen:  # the cache closes, and this connection with it
+            self.end(Close.RESTART, "the service restarts")
+        except Exception:
+            logger.exception("a live connection broke")
+            self.end(Close.BROKEN, "a mistake of ours")
+
+    async def _hear(self, message: Message) -> None:
+        text = message.get("text")
+        if len(text or message.get("bytes") or "") > self._house.limits.max_message:
+            self.end(Close.TOO_BIG, f"a message has at most {self._house.limits.max_message:,}")
+            return
+        try:
+            heard = read(text)
+        except Refused as exc:
+            self._spend(0)
+            self._complain(Error("bad_message", str(exc)), is_bad=True)
+            return
+        if self._spend(items_of(heard)):
+            for it in heard:
+                await self._do(it)
+
+    def _spend(self, items: int) -> bool:
+        if self._pace.spend(items, self._heard_at):
+            return True
+        self._complain(Error("flood", "too many messages; slow down"), is_bad=False)
+        self.end(Close.POLICY, "too many messages")
+        return False
+
+    async def _do(self, message: ClientMessage) -> None:
+        match message:
+            case Subscribe() | Unsubscribe() | Visible() | Route():
+                await self.viewing.look(message)
+            case SignIn(token):
+                await self._sign_in(token)
+            case SignOut():
+                self._become(None)
+            case Stats(token):
+                self._show_figures(token)
+            case Ping():
+                self.outbox.reply(Pong())
+            case Pong():
+                pass
+
+    async def _sign_in(self, token: str) -> None:
+        try:
+            viewer_id = await self._house.viewer_of(token)
+        except SignInFailed as exc:
+            self._complain(Error("sign_in_failed", str(exc)), is_bad=False)
+            return
+        if viewer_id is None:
+            unknown = Error("sign_in_failed", "nobody is known by this token")
+            self._complain(unknown, is_bad=True)
+        else:
+            self._become(viewer_id)
+
+    def _become(self, viewer_id: str | None) -> None:
+        before = self.viewer_id
+        self.viewing.become(viewer_id)
+        self._house.moved(self, before, viewer_id)
+        self._welcome()
+
+    def _show_figures(self, token: str | None) -> None:
+        if self._house.is_operator(self._scope, token):
+            self._house.figures(self)
+        else:
+            forbidden = Error("forbidden", "the figures are for the operator")
+            self._complain(forbidden, is_bad=True)
+
+    def _welcome(self) -> None:
+        limits, hub = self._house.limits, self._house.hub
+        most = min(limits.max_subscriptions, hub.max_subscriptions)
+        own = tuple(filter(hub.is_per_viewer, hub.kinds))
+        self.outbox.reply(Welcome(self.viewer_id, hub.kinds, own, limits.heartbeat, most))
+
+    def _complain(self, error: Error, *, is_bad: bool) -> None:
+        """A mistake of the viewer's (`is_bad`): so many are forgiven."""
+        self.outbox.reply(error)
+        self._bad += is_bad
+        if self._bad >= self._house.limits.max_bad:
+            self.end(Close.POLICY, "too many bad messages")

@@ -1,0 +1,53 @@
+"""`[pages]`: a site behind a page cache, as the gateway's app for everything else (G1, I12).
+
+Needs httpx, as all of this package.
+"""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stillfresh.isr.asgi import IsrMiddleware
+from stillfresh.isr.pages import PageCache
+from stillfresh.isr.rules_routes import Route
+from stillfresh.isr.upstream import Upstream, checked_upstream
+from stillfresh.web.config import PagesSettings, StoreSettings
+
+__all__ = ["page_cache_of", "site_of"]
+
+
+def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
+    return PageCache(
+        store.url,
+        memory_for=store.memory_for,
+        tenant=settings.tenant,
+        render_timeout=settings.timeout,
+    )
+
+
+def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
+    """Routes of their own duration; everything else as it says itself."""
+    query = settings.query or None
+    routes = {path: Route(fresh, query) for path, fresh in settings.routes.items()}
+    keep_host = bool(settings.site_hosts)
+    upstream = Upstream(
+        settings.upstream, clock=pages.clock, timeout=settings.timeout, keep_host=keep_host
+    )
+    isr = IsrMiddleware(
+        upstream,
+        pages,
+        {"*": Route(None, query), **routes},
+        hosts=settings.site_hosts or None,
+        max_body=settings.max_body,
+    )
+    return isr if keep_host else _of_one_host(isr, checked_upstream(settings.upstream).netloc)
+
+
+def _of_one_host(app: ASGIApp, host: bytes) -> ASGIApp:
+    """Without a list of hosts there is one site, whatever it is called."""
+
+    async def one(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            kept = [it for it in scope["headers"] if it[0] != b"host"]
+            scope = {**scope, "headers": [(b"host", host), *kept]}
+        await app(scope, receive, send)
+
+    return one

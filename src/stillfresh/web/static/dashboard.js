@@ -1,0 +1,410 @@
+// The dashboard: hears the numbers (live, or by polling), remembers five minutes, and draws.
+
+import {
+  VERDICTS, bound, byId, bytes, count, duration, element, figure, histogram, percent, plural, put, quantile, rate,
+  shares, spark,
+} from "./dashboard-draw.js";
+import { Entries } from "./dashboard-entries.js";
+
+const KEPT = 300; // seconds of history
+const RECENT = 10; // seconds over which a rate is taken
+const POLL = 2_000;
+const LONGEST_PAUSE = 30_000;
+const TOKEN = "stillfresh-token";
+const COUNTERS = [
+  "loads", "loaded", "failed", "absent", "coalesced", "superseded", "leases_won", "leases_denied", "store_errors",
+];
+const GAUGES = ["entries", "loading", "queued", "watched", "failing"];
+
+/* ---- asking the gateway ---- */
+
+class Refused extends Error {}
+
+const token = () => sessionStorage.getItem(TOKEN);
+
+async function ask(path, options = {}) {
+  const headers = { "X-Stillfresh": "dashboard" };
+  if (token()) headers.Authorization = `Bearer ${token()}`;
+  const answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+  if (answer.status === 401) {
+    signIn(token() ? "The token is not taken any more." : "");
+    throw new Refused("The token, please.");
+  }
+  const told = await answer.json();
+  if (!answer.ok) throw new Refused(told.detail ?? told.title ?? `status ${answer.status}`);
+  return told;
+}
+
+function signIn(said = "") {
+  put(byId("sign-in-said"), said);
+  if (!byId("sign-in").open) byId("sign-in").showModal();
+}
+
+async function access() {
+  const told = await ask("api/access");
+  byId("sign-out").hidden = !(told.needs_token && told.is_operator);
+  return told;
+}
+
+/* ---- what was heard, and what follows from two moments ---- */
+
+const history = [];
+
+function totals(rows) {
+  const sum = { reads: {}, ages: [], largest_batch: 0, room: 0, retry_at: null, error: null };
+  for (const name of [...COUNTERS, ...GAUGES]) sum[name] = 0;
+  for (const verdict of VERDICTS) sum.reads[verdict] = 0;
+  for (const row of rows) {
+    for (const name of [...COUNTERS, ...GAUGES]) sum[name] += row[name];
+    for (const verdict of VERDICTS) sum.reads[verdict] += row.reads[verdict];
+    row.ages.forEach((number, at) => { sum.ages[at] = (sum.ages[at] ?? 0) + number; });
+    sum.largest_batch = Math.max(sum.largest_batch, row.largest_batch);
+    sum.room += row.loads * row.max_batch;
+    if (row.retry_at !== null) sum.retry_at = Math.min(sum.retry_at ?? Infinity, row.retry_at);
+    sum.error ??= row.error;
+  }
+  sum.all_reads = VERDICTS.reduce((all, verdict) => all + sum.reads[verdict], 0);
+  return sum;
+}
+
+function remember(told) {
+  const kinds = new Map(told.resources.map((row) => [`${row.cache} ${row.kind}`, totals([row])]));
+  const moment = { at: told.at, started_at: told.started_at, told, kinds, sum: totals(told.resources) };
+  const last = history.at(-1);
+  if (last && (last.started_at !== told.started_at || last.at > told.at || last.sum.all_reads > moment.sum.all_reads)) {
+    history.length = 0; // another process, or a clock that was set
+  }
+  if (last && last.at === told.at) history.pop();
+  history.push(moment);
+  while (history[0].at < told.at - KEPT) history.shift();
+  return moment;
+}
+
+/** What the gateway noted before this page was opened. */
+function recall(notes, started_at) {
+  for (const note of notes) {
+    const row = { ...note, largest_batch: 0, max_batch: 0, retry_at: null, error: null };
+    for (const name of [...COUNTERS, ...GAUGES]) row[name] ??= 0;
+    history.push({ at: note.at, started_at, told: null, kinds: new Map(), sum: totals([row]) });
+  }
+}
+
+/** The moment so many seconds ago, or the first there was. */
+function before(seconds) {
+  const wanted = history.at(-1).at - seconds;
+  return history.findLast((moment) => moment.at <= wanted) ?? history[0];
+}
+
+/** How fast `pick(sum)` grew: of all kinds, or of one, of which the notes from before know nothing. */
+function speed(pick, kind = null) {
+  const now = history.at(-1);
+  const of = (moment) => (kind === null ? moment.sum : moment.kinds.get(kind));
+  const begin = before(RECENT);
+  const old = kind === null ? begin : history.find((moment) => moment.at >= begin.at && moment.kinds.has(kind));
+  const seconds = now.at - (old?.at ?? now.at);
+  return seconds > 0 ? Math.max(0, pick(of(now)) - pick(of(old))) / seconds : 0;
+}
+
+function since(old, now) {
+  return now.ages.map((number, at) => number - (old?.ages[at] ?? 0));
+}
+
+/** [seconds ago, a second] for a sparkline, in steps of about two seconds. */
+function course(pick) {
+  const now = history.at(-1).at;
+  const points = [];
+  let old = history[0];
+  for (const moment of history) {
+    const seconds = moment.at - old.at;
+    if (seconds < 2) continue;
+    points.push([now - moment.at, Math.max(0, pick(moment.sum) - pick(old.sum)) / seconds]);
+    old = moment;
+  }
+  return points;
+}
+
+/* ---- one line that says how things are ---- */
+
+function health({ told, kinds, sum }) {
+  const away = Object.entries(told.stores).filter(([, store]) => store.error);
+  const failing = told.resources.filter((row) => row.failing > 0).map((row) => row.kind);
+  const old = before(60).sum;
+  const recent = Object.fromEntries(VERDICTS.map((it) => [it, sum.reads[it] - old.reads[it]]));
+  const reads = sum.all_reads - old.all_reads;
+  if (away.length) {
+    const names = Object.keys(told.stores).length > 1 ? ` of ${away.map(([name]) => name).join(" and ")}` : "";
+    return ["bad", `Store${names} away: ${away[0][1].error}. Answers come from memory and from upstream.`];
+  }
+  if (failing.length) {
+    const names = failing.slice(0, 3).join(", ") + (failing.length > 3 ? ", …" : "");
+    const lost = recent.gone ? `; ${plural(recent.gone, "read")} went unanswered in the last minute` : "; what is kept is served";
+    return [recent.gone ? "bad" : "warn", `Upstream failing for ${plural(failing.length, "kind")} (${names})${lost}.`];
+  }
+  if (!kinds.size) return ["none", "Nothing is declared to be cached."];
+  if (!reads) return ["ok", "Quiet: nobody has read anything in the last minute."];
+  if (recent.gone) return ["warn", `${plural(recent.gone, "read")} of the last minute found nothing to serve.`];
+  if (recent.fresh === reads) return ["ok", "All fresh: every read of the last minute."];
+  return ["ok", `${percent(recent.fresh / reads)} of the last minute's reads were fresh; the rest is refreshed behind them.`];
+}
+
+/* ---- drawing ---- */
+
+const slot = (name) => document.querySelector(`[data-slot="${name}"]`);
+const say = (name, text) => put(slot(name), text);
+let ageOf = "recent";
+
+function draw(moment) {
+  const { told, sum } = moment;
+  const [level, text] = health(moment);
+  byId("health").dataset.level = level;
+  put(byId("health-text"), text);
+  put(byId("uptime"), `up ${duration(Math.max(0, told.at - told.started_at))}`);
+  drawAge(told, sum);
+  drawReads(sum);
+  drawUpstream(sum);
+  drawRest(told, sum);
+  drawKinds(moment);
+}
+
+function drawAge(told, sum) {
+  const ages = ageOf === "recent" && history.length > 1 ? since(before(KEPT).sum, sum) : sum.ages;
+  const bounds = told.age_buckets;
+  const [half, most] = [quantile(ages, bounds, 0.5), quantile(ages, bounds, 0.99)];
+  say("age.p50", bound(half, bounds));
+  say("age.p99", bound(most, bounds));
+  histogram(byId("histogram"), ages.length ? ages : [...bounds.map(() => 0), 0], bounds);
+  byId("histogram").setAttribute("aria-label", `Reads by age: half ${bound(half, bounds)}, 99 of 100 ${bound(most, bounds)}`);
+}
+
+function drawReads(sum) {
+  say("reads.total", count(sum.all_reads));
+  figure(slot("reads.rate"), rate(speed((it) => it.all_reads)), " /s");
+  spark(document.querySelector('[data-spark="reads"]'), course((it) => it.all_reads), "Reads");
+  shares(document.querySelector('[data-shares="reads"]'), VERDICTS.map((it) => [it, sum.reads[it]]), sum.all_reads);
+  for (const verdict of VERDICTS) {
+    const row = document.querySelector(`.verdicts [data-row="${verdict}"]`);
+    put(row.children[1], `${rate(speed((it) => it.reads[verdict]))} /s`);
+    put(row.children[2], count(sum.reads[verdict]));
+  }
+}
+
+const saved = (sum) => Math.max(0, sum.all_reads - sum.loads);
+
+function drawUpstream(sum) {
+  say("upstream.made", count(sum.loads));
+  figure(slot("upstream.rate"), rate(speed((it) => it.loads)), " /s");
+  spark(document.querySelector('[data-spark="loads"]'), course((it) => it.loads), "Upstream requests");
+  shares(document.querySelector('[data-shares="saved"]'), [["fresh", saved(sum)]], saved(sum) + sum.loads);
+  say("upstream.saved", count(saved(sum)));
+  say("upstream.share", sum.all_reads ? `(${percent(saved(sum) / (saved(sum) + sum.loads))})` : "");
+  say("upstream.keys", count(sum.loaded));
+  say("upstream.coalesced", count(sum.coalesced));
+}
+
+function drawRest(told, sum) {
+  figure(slot("batch.mean"), sum.loads ? (+(sum.loaded / sum.loads).toFixed(1)).toString() : "–", " keys each");
+  shares(document.querySelector('[data-shares="batch"]'), [[null, sum.loaded]], sum.room);
+  say("batch.full", sum.room ? `${percent(sum.loaded / sum.room)}` : "–");
+  say("batch.largest", sum.loads ? plural(sum.largest_batch, "key") : "–");
+
+  const viewers = told.live ?? {};
+  figure(slot("live.connections"), count(viewers.connections ?? 0), " connected");
+  drawFacts(byId("subscriptions"), Object.entries(viewers.subscriptions ?? {}).slice(0, 6)
+    .map(([kind, number]) => [kind, count(number)]), "nothing subscribed");
+
+  figure(slot("queue.loading"), count(sum.loading), " now");
+  say("queue.queued", count(sum.queued));
+  say("queue.failing", count(sum.failing));
+  slot("queue.failing").classList.toggle("bad", sum.failing > 0);
+  slot("queue.failing").title = sum.error ?? "";
+  say("queue.retry", sum.retry_at === null ? "–" : `in ${duration(Math.max(0, sum.retry_at - told.at))}`);
+
+  const stores = Object.values(told.stores);
+  const known = stores.filter((store) => !store.error);
+  const all = (name) => known.reduce((total, store) => total + store[name], 0);
+  figure(slot("leases.held"), known.length ? count(all("leases")) : "–", " held now");
+  say("leases.won", count(sum.leases_won));
+  say("leases.denied", count(sum.leases_denied));
+  say("leases.lost", count(sum.superseded));
+
+  const errors = (it) => it.failed + it.store_errors;
+  figure(slot("errors.rate"), rate(speed(errors)), " /s");
+  spark(document.querySelector('[data-spark="failed"]'), course(errors), "Errors");
+  say("errors.failed", count(sum.failed));
+  say("errors.store", count(sum.store_errors));
+  say("errors.absent", count(sum.absent));
+
+  figure(slot("store.copies"), known.length ? count(all("copies")) : "away", known.length ? " copies" : "");
+  say("store.bytes", known.length ? bytes(all("bytes")) : "–");
+  say("store.memory", count(sum.entries));
+}
+
+function drawFacts(target, facts, nothing) {
+  const known = JSON.stringify(facts);
+  if (target.dataset.known === known) return;
+  target.dataset.known = known;
+  if (!facts.length) target.replaceChildren(element("dt", { className: "alone", textContent: nothing }));
+  else target.replaceChildren(...facts.flatMap(([name, value]) => [
+    element("dt", { className: "cut", textContent: name, title: name }),
+    element("dd", { className: "number", textContent: value }),
+  ]));
+}
+
+function drawKinds({ told, kinds, sum }) {
+  const body = byId("kinds");
+  byId("kinds-empty").hidden = kinds.size > 0;
+  document.querySelector(".kinds").hidden = !kinds.size;
+  const rows = new Map([...body.children].map((row) => [row.dataset.kind, row]));
+  for (const { cache, kind } of told.resources) {
+    const name = `${cache} ${kind}`;
+    const row = rows.get(name) ?? body.appendChild(kindRow(name, kind));
+    rows.delete(name);
+    drawKind(row, kinds.get(name), name, told.age_buckets);
+  }
+  for (const row of rows.values()) row.remove();
+  const foot = byId("kinds-total");
+  if (!foot.firstChild) foot.append(kindRow("", "all"));
+  drawKind(foot.firstChild, sum, null, told.age_buckets);
+}
+
+function kindRow(name, kind) {
+  const row = element("tr", {}, element("th", { scope: "row", className: "cut", textContent: kind, title: kind }));
+  row.dataset.kind = name;
+  for (let at = 0; at < 12; at += 1) row.append(element("td", { className: at === 1 ? "" : "number" }));
+  row.children[2].append(element("div", { className: "shares" }));
+  return row;
+}
+
+function drawKind(row, sum, name, bounds) {
+  const ages = since(name === null ? before(KEPT).sum : before(KEPT).kinds.get(name), sum);
+  const seen = ages.some((number) => number > 0) ? ages : sum.ages;
+  const cells = row.children;
+  put(cells[1], rate(speed((it) => it.all_reads, name)));
+  shares(cells[2].firstChild, VERDICTS.map((it) => [it, sum.reads[it]]), sum.all_reads);
+  cells[2].title = VERDICTS.map((it) => `${it} ${count(sum.reads[it])}`).join(", ");
+  put(cells[3], bound(quantile(seen, bounds, 0.5), bounds));
+  put(cells[4], bound(quantile(seen, bounds, 0.99), bounds));
+  put(cells[5], rate(speed((it) => it.loads, name)));
+  put(cells[6], sum.all_reads ? percent(saved(sum) / (saved(sum) + sum.loads)) : "–");
+  put(cells[7], sum.loads ? `${+(sum.loaded / sum.loads).toFixed(1)} of ${+(sum.room / sum.loads).toFixed(1)}` : "–");
+  put(cells[8], count(sum.watched));
+  put(cells[9], sum.queued ? `${count(sum.loading)} (${count(sum.queued)} queued)` : count(sum.loading));
+  put(cells[10], count(sum.failing));
+  cells[10].classList.toggle("bad", sum.failing > 0);
+  cells[10].title = sum.error ?? "";
+  put(cells[11], count(sum.superseded));
+  put(cells[12], count(sum.failed + sum.store_errors));
+}
+
+for (const [id, which] of [["age-recent", "recent"], ["age-all", "all"]]) {
+  byId(id).addEventListener("click", () => {
+    ageOf = which;
+    byId("age-recent").setAttribute("aria-pressed", String(which === "recent"));
+    byId("age-all").setAttribute("aria-pressed", String(which === "all"));
+    if (history.length) drawAge(history.at(-1).told, history.at(-1).sum);
+  });
+}
+
+/* ---- hearing the numbers: a WebSocket, and polling while there is none ---- */
+
+let polling = null;
+let socket = null;
+let pause = 1_000;
+
+function linked(state, text) {
+  byId("link").dataset.state = state;
+  put(byId("link"), text);
+}
+
+function heard(told) {
+  draw(remember(told));
+  entries.told(told);
+}
+
+function listen() {
+  const url = new URL("../v1/live", location.href);
+  url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+  socket = new WebSocket(url);
+  socket.addEventListener("open", () => socket.send(JSON.stringify(token() ? { type: "stats", token: token() } : { type: "stats" })));
+  socket.addEventListener("message", ({ data }) => {
+    const message = JSON.parse(data);
+    if (message.type === "ping") socket.send(JSON.stringify({ type: "pong" }));
+    if (message.type !== "stats") return;
+    pause = 1_000;
+    stopPolling();
+    linked("live", "live");
+    heard(message);
+  });
+  socket.addEventListener("close", () => {
+    socket = null;
+    startPolling();
+    setTimeout(listen, pause);
+    pause = Math.min(LONGEST_PAUSE, pause * 2);
+  });
+}
+
+function startPolling() {
+  if (polling === null) polling = setTimeout(poll, 0);
+}
+
+function stopPolling() {
+  clearTimeout(polling);
+  polling = null;
+}
+
+async function poll() {
+  try {
+    const told = await ask("api/stats");
+    if (polling === null) return;
+    linked("polling", "polling");
+    heard(told);
+  } catch (error) {
+    if (polling === null) return;
+    linked("away", error instanceof Refused ? "refused" : "gateway away");
+    byId("health").dataset.level = "bad";
+    put(byId("health-text"), error instanceof Refused ? error.message : "The gateway does not answer; these numbers are old.");
+  }
+  polling = setTimeout(poll, POLL);
+}
+
+/* ---- beginning ---- */
+
+const entries = new Entries(ask);
+
+async function begin() {
+  try {
+    const { needs_token, is_operator } = await access();
+    if (needs_token && !is_operator) {
+      linked("away", "token needed");
+      put(byId("health-text"), "The numbers are behind a token.");
+      signIn(token() ? "That is not the token." : "");
+      return;
+    }
+    const [told, notes] = await Promise.all([ask("api/stats"), ask("api/history")]);
+    recall(notes.filter((note) => note.at < told.at), told.started_at);
+    heard(told);
+  } catch (error) {
+    linked("away", "gateway away");
+    put(byId("health-text"), error instanceof Refused ? error.message : "The gateway does not answer.");
+    setTimeout(begin, 3_000);
+    return;
+  }
+  if (byId("sign-in").open) byId("sign-in").close();
+  listen();
+  entries.load();
+}
+
+byId("sign-in").addEventListener("cancel", (event) => event.preventDefault());
+byId("sign-in-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(TOKEN, byId("token").value.trim());
+  byId("token").value = "";
+  if (socket || polling !== null) location.reload();
+  else begin();
+});
+byId("sign-out").addEventListener("click", () => {
+  sessionStorage.removeItem(TOKEN);
+  location.reload();
+});
+
+begin();

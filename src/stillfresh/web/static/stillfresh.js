@@ -1,0 +1,608 @@
+// stillfresh.js: keeps what is on screen fresh, and nothing else (G5).
+//
+//   <script type="module" src="/stillfresh.js"></script>
+//   <span data-fresh="price:sku-1"></span>
+//
+// or, by code: connect("/v1/live"), then watch(element, "price", "sku-1", (view) => …).
+// What is on screen is subscribed, what is not is unsubscribed: one message a frame. Values from
+// upstream are shown as text, never as HTML. The messages are described in docs/live.md.
+
+const LARGEST_MESSAGE = 50_000; // characters; the server takes more
+const STABLE_AFTER = 10_000; // milliseconds; a connection that lasts so long starts the pauses anew
+const KEPT_ALIVE = 25; // seconds, until the server says otherwise
+
+/** Connects, and watches every [data-fresh] of the document; see stillfresh.d.ts for the options. */
+export function connect(url, options = {}) {
+  if (automatic) automatic.close();
+  automatic = null;
+  const client = new Client(url, options);
+  current = client;
+  return client;
+}
+
+/** As client.watch, with the client made last. */
+export function watch(element, kind, id, render) {
+  return (current ?? connect()).watch(element, kind, id, render);
+}
+
+let current = null;
+let automatic = null;
+
+export class Client {
+  #url;
+  #options;
+  #listeners = new Map();
+  #socket = null;
+  #state = "closed";
+  #isClosed = false;
+  #attempts = 0;
+  #openedAt = 0;
+  #retry = null;
+  #heardAt = 0;
+  #heartbeat = KEPT_ALIVE;
+  #pulse = null;
+  #welcome = null;
+  #isReady = false; // signed in, or nobody has to: subscriptions may be sent
+  #topics = new Map(); // what is on screen: key -> Topic
+  #sent = new Set(); // the keys that the server knows of
+  #refused = new Set(); // keys that the server has no place for
+  #barred = new Set(); // kinds that a guest may not see
+  #watches = new WeakMap(); // element -> Set of Watch; gone with the element
+  #bound = new WeakMap(); // element -> the Watch of its data-fresh attribute
+  #frame = null;
+  #path = null;
+  #told = null;
+  #warned = new Set();
+  #onScreen;
+  #inDocument;
+  #undo = [];
+
+  constructor(url, options) {
+    this.#url = addressOf(url);
+    this.#options = { rootMargin: "0px", minPause: 500, maxPause: 30_000, bind: true, ...options };
+    this.#onScreen = new IntersectionObserver((entries) => this.#moved(entries), {
+      rootMargin: this.#options.rootMargin,
+    });
+    this.#inDocument = new MutationObserver((changes) => this.#changed(changes));
+    this.#inDocument.observe(document, {
+      subtree: true,
+      childList: true,
+      attributes: true,
+      attributeFilter: ["data-fresh"],
+    });
+    this.#listen(document, "visibilitychange", () => this.#looked());
+    this.#listen(window, "pageshow", () => this.#looked());
+    this.#listen(window, "online", () => this.#open());
+    this.#followRoute();
+    const aging = setInterval(() => this.#age(), 1000);
+    this.#undo.push(() => clearInterval(aging));
+    if (this.#options.bind) this.bind(document);
+    this.#open();
+  }
+
+  /** "connecting", "open", "waiting" (for the next attempt, or to be looked at) or "closed". */
+  get state() {
+    return this.#state;
+  }
+
+  /** Who the server takes us for; null is a guest. */
+  get viewerId() {
+    return this.#welcome?.viewer_id ?? null;
+  }
+
+  /** The keys that are subscribed now, as "kind:id". */
+  get subscribed() {
+    return [...this.#sent].map((key) => key.replace("\n", ":"));
+  }
+
+  /** Tells `listener` of "state", "error", "update", or any message by its type; returns the off. */
+  on(name, listener) {
+    const listeners = this.#listeners.get(name) ?? new Set();
+    this.#listeners.set(name, listeners.add(listener));
+    return () => listeners.delete(listener);
+  }
+
+  /** Keeps `id` fresh while `element` is on screen; `render(view, element)` shows it. */
+  watch(element, kind, id, render) {
+    if (!(element instanceof Element)) throw new TypeError("watch: takes an element");
+    if (!kind || !id || typeof kind !== "string" || typeof id !== "string") {
+      throw new TypeError("watch: takes a kind and an id, both text and not empty");
+    }
+    const watching = { element, kind, id, key: `${kind}\n${id}`, render, view: null, isOn: false };
+    const watches = this.#watches.get(element) ?? new Set();
+    this.#watches.set(element, watches.add(watching));
+    if (watches.size > 1) this.#onScreen.unobserve(element); // so that it is told of anew
+    this.#onScreen.observe(element);
+    return () => this.#unwatch(watching);
+  }
+
+  /** Watches the [data-fresh] elements in `root`, and `root` itself. */
+  bind(root) {
+    if (root instanceof Element && root.hasAttribute("data-fresh")) this.#bind(root);
+    for (const element of root.querySelectorAll("[data-fresh]")) this.#bind(element);
+  }
+
+  /** From now on as this viewer; also after a reconnect. */
+  async signIn(token) {
+    this.#options.token = token;
+    if (!this.#isReady) return;
+    const given = await valueOf(token);
+    if (given) this.#send([{ type: "sign_in", token: given }]);
+  }
+
+  /** A guest again. */
+  signOut() {
+    this.#options.token = null;
+    if (this.#isReady) this.#send([{ type: "sign_out" }]);
+  }
+
+  /** Asks for the operator's figures: "stats" events, now and every second. */
+  stats(token) {
+    this.#options.stats = { type: "stats", ...(token ? { token } : {}) };
+    if (this.#isReady) this.#send([this.#options.stats]);
+  }
+
+  /** For good: nothing is watched or tried again. */
+  close() {
+    this.#isClosed = true;
+    this.#onScreen.disconnect();
+    this.#inDocument.disconnect();
+    for (const undo of this.#undo.splice(0)) undo();
+    clearTimeout(this.#retry);
+    cancelAnimationFrame(this.#frame);
+    this.#drop();
+    this.#topics.clear();
+    this.#become("closed");
+    if (current === this) current = null;
+  }
+
+  // ---- on screen, in the document, looked at
+
+  #moved(entries) {
+    for (const { target, isIntersecting } of entries) {
+      for (const watching of this.#watches.get(target) ?? []) {
+        if (isIntersecting) this.#enter(watching);
+        else this.#leave(watching);
+      }
+    }
+  }
+
+  #enter(watching) {
+    if (watching.isOn) return;
+    watching.isOn = true;
+    const { key, kind, id } = watching;
+    const topic = this.#topics.get(key) ?? { kind, id, view: null, watches: new Set() };
+    this.#topics.set(key, topic);
+    topic.watches.add(watching);
+    if (isNewer(watching.view, topic.view)) topic.view = watching.view;
+    else if (topic.view !== null) this.#show(watching, topic.view);
+    this.#flushSoon();
+  }
+
+  #leave(watching) {
+    if (!watching.isOn) return;
+    watching.isOn = false;
+    const topic = this.#topics.get(watching.key);
+    topic.watches.delete(watching);
+    if (topic.watches.size === 0) this.#topics.delete(watching.key);
+    this.#flushSoon();
+  }
+
+  #unwatch(watching) {
+    const watches = this.#watches.get(watching.element);
+    if (!watches?.delete(watching)) return;
+    if (watches.size === 0) this.#onScreen.unobserve(watching.element);
+    this.#leave(watching);
+  }
+
+  #changed(changes) {
+    let isGone = false;
+    for (const change of changes) {
+      if (change.type === "attributes") this.#bind(change.target);
+      isGone ||= change.removedNodes.length > 0;
+      for (const node of change.addedNodes) {
+        if (node instanceof Element && this.#options.bind) this.bind(node);
+      }
+    }
+    if (!isGone) return;
+    for (const { watches } of [...this.#topics.values()]) {
+      for (const watching of [...watches]) {
+        if (!watching.element.isConnected) this.#leave(watching); // seen again if it comes back
+      }
+    }
+  }
+
+  #bind(element) {
+    if (!this.#options.bind) return;
+    const [, kind, id] = /^([^:]+):(.+)$/s.exec(element.dataset.fresh ?? "") ?? [];
+    const before = this.#bound.get(element);
+    if (before?.watching === `${kind}\n${id}`) return;
+    before?.off();
+    this.#bound.delete(element);
+    if (kind) {
+      const off = this.watch(element, kind, id, bindText);
+      this.#bound.set(element, { watching: `${kind}\n${id}`, off });
+    }
+  }
+
+  #looked() {
+    const isVisible = document.visibilityState === "visible";
+    if (this.#isReady && this.#told !== isVisible) {
+      this.#told = isVisible;
+      this.#send([{ type: "visible", visible: isVisible }]);
+    }
+    if (isVisible) {
+      this.#open();
+      this.#flushSoon();
+    }
+  }
+
+  #followRoute() {
+    const went = () => {
+      if (location.pathname !== this.#path) this.#flushSoon();
+    };
+    if (window.navigation) {
+      this.#listen(window.navigation, "currententrychange", went);
+      return;
+    }
+    this.#listen(window, "popstate", went);
+    for (const name of ["pushState", "replaceState"]) {
+      const original = history[name];
+      const told = function (...given) {
+        original.apply(this, given);
+        went();
+      };
+      history[name] = told;
+      this.#undo.push(() => {
+        if (history[name] === told) history[name] = original;
+      });
+    }
+  }
+
+  #listen(target, name, listener) {
+    target.addEventListener(name, listener);
+    this.#undo.push(() => target.removeEventListener(name, listener));
+  }
+
+  // ---- what is told to the server: at most once a frame
+
+  #flushSoon() {
+    if (this.#frame !== null || this.#isClosed) return;
+    this.#frame = requestAnimationFrame(() => {
+      this.#frame = null;
+      this.#flush();
+    });
+  }
+
+  #flush() {
+    if (!this.#isReady) return;
+    const messages = [];
+    if (location.pathname !== this.#path) {
+      if (this.#path !== null) {
+        this.#sent.clear(); // another route ends all subscriptions
+        this.#refused.clear();
+      }
+      this.#path = location.pathname;
+      messages.push({ type: "route", path: this.#path });
+    }
+    const gone = [...this.#sent].filter((key) => !this.#topics.has(key));
+    if (gone.length > 0) {
+      messages.push({ type: "unsubscribe", items: gone.map((key) => key.split(/\n(.*)/s, 2)) });
+      for (const key of gone) this.#sent.delete(key);
+      this.#refused.clear(); // there may be a place now
+    }
+    const items = [];
+    for (const [key, topic] of this.#topics) {
+      if (this.#sent.has(key) || this.#refused.has(key) || !this.#isOpen(topic.kind)) continue;
+      this.#sent.add(key);
+      const { kind, id, view } = topic;
+      items.push(view === null ? [kind, id] : [kind, id, view.fetched_at]);
+    }
+    if (items.length > 0) messages.push({ type: "subscribe", items });
+    if (messages.length > 0) this.#send(messages);
+  }
+
+  #isOpen(kind) {
+    if (this.#welcome.kinds.includes(kind)) return !this.#barred.has(kind);
+    if (!this.#warned.has(kind)) {
+      this.#warned.add(kind);
+      const message = `no such kind: ${kind}`;
+      this.#emit("error", { type: "error", code: "unknown_kind", message, kind });
+    }
+    return false;
+  }
+
+  #send(messages) {
+    if (this.#socket?.readyState !== WebSocket.OPEN) return;
+    for (const some of inSize(messages)) {
+      this.#socket.send(JSON.stringify(some.length === 1 ? some[0] : some));
+    }
+  }
+
+  // ---- the connection
+
+  #open() {
+    if (this.#isClosed || this.#socket !== null) return;
+    clearTimeout(this.#retry);
+    if (document.visibilityState !== "visible") {
+      this.#become("waiting"); // until somebody looks
+      return;
+    }
+    this.#become("connecting");
+    const socket = new WebSocket(this.#url);
+    this.#socket = socket;
+    socket.onopen = () => {
+      this.#openedAt = this.#heardAt = performance.now();
+      this.#become("open");
+      this.#watchPulse();
+    };
+    socket.onmessage = ({ data }) => this.#heard(data);
+    socket.onclose = ({ code, reason }) => this.#lost(code, reason);
+  }
+
+  #lost(code, reason) {
+    const lasted = this.#state === "open" ? performance.now() - this.#openedAt : 0;
+    this.#attempts = lasted > STABLE_AFTER ? 0 : this.#attempts + 1;
+    this.#drop();
+    if (this.#isClosed) return;
+    const { minPause, maxPause } = this.#options;
+    const pause = Math.min(maxPause, minPause * 2 ** Math.min(this.#attempts - 1, 20));
+    this.#retry = setTimeout(() => this.#open(), Math.max(0, pause) * (0.5 + Math.random() / 2));
+    this.#become("waiting", { code, reason });
+  }
+
+  #drop() {
+    clearInterval(this.#pulse);
+    if (this.#socket !== null) {
+      this.#socket.onopen = this.#socket.onmessage = this.#socket.onclose = null;
+      this.#socket.close();
+    }
+    this.#socket = null;
+    this.#isReady = false;
+    this.#sent.clear();
+    this.#refused.clear();
+    this.#barred.clear();
+    this.#path = this.#told = null;
+  }
+
+  #watchPulse() {
+    clearInterval(this.#pulse);
+    this.#pulse = setInterval(() => {
+      const silence = (performance.now() - this.#heardAt) / 1000;
+      if (silence > 2 * this.#heartbeat) this.#lost(4408, "nothing was heard");
+      else if (silence > this.#heartbeat) this.#send([{ type: "ping" }]);
+    }, (this.#heartbeat * 1000) / 2);
+  }
+
+  #become(state, why = {}) {
+    if (state === this.#state) return;
+    this.#state = state;
+    this.#emit("state", { state, ...why });
+  }
+
+  #emit(name, event) {
+    for (const listener of [...(this.#listeners.get(name) ?? [])]) attempt(listener, event);
+  }
+
+  // ---- what the server says
+
+  #heard(data) {
+    this.#heardAt = performance.now();
+    const frame = JSON.parse(data);
+    for (const message of Array.isArray(frame) ? frame : [frame]) this.#hear(message);
+  }
+
+  #hear(message) {
+    switch (message.type) {
+      case "update":
+      case "absent":
+        this.#update(message);
+        break;
+      case "welcome":
+        this.#welcomed(message);
+        break;
+      case "error":
+        this.#failed(message);
+        break;
+      case "ping":
+        this.#send([{ type: "pong" }]);
+        return;
+      case "pong":
+        return;
+    }
+    this.#emit(message.type, message);
+  }
+
+  #update(message) {
+    const topic = this.#topics.get(`${message.kind}\n${message.id}`);
+    if (topic) this.#tell(topic, viewOf(message));
+  }
+
+  #tell(topic, view) {
+    topic.view = view;
+    for (const watching of topic.watches) this.#show(watching, view);
+  }
+
+  #show(watching, view) {
+    watching.view = view;
+    mark(watching.element, view);
+    if (watching.render) attempt(watching.render, view, watching.element);
+    watching.element.dispatchEvent(
+      new CustomEvent("stillfresh:update", { bubbles: true, detail: view }),
+    );
+  }
+
+  async #welcomed(message) {
+    const before = this.#welcome;
+    this.#welcome = message;
+    this.#heartbeat = message.heartbeat;
+    this.#watchPulse();
+    if (!this.#isReady) await this.#begin();
+    if (before !== null && before.viewer_id !== message.viewer_id) {
+      this.#forget(message.per_viewer);
+      this.#flush();
+    }
+  }
+
+  /** First of all who we are, whether somebody looks, and where; then what is on screen. */
+  async #begin() {
+    const socket = this.#socket;
+    const { stats } = this.#options;
+    const token = await valueOf(this.#options.token);
+    if (socket !== this.#socket || socket?.readyState !== WebSocket.OPEN) return;
+    this.#isReady = true;
+    this.#told = document.visibilityState === "visible";
+    const messages = token ? [{ type: "sign_in", token }] : [];
+    if (!this.#told) messages.push({ type: "visible", visible: false });
+    if (stats) messages.push(stats);
+    if (messages.length > 0) this.#send(messages);
+    this.#flush();
+  }
+
+  /** Another viewer's views are neither shown nor taken for known. */
+  #forget(kinds) {
+    this.#barred.clear();
+    for (const [key, topic] of this.#topics) {
+      if (!kinds.includes(topic.kind)) continue;
+      this.#sent.delete(key);
+      if (topic.view === null) continue;
+      const { kind, id } = topic;
+      this.#tell(topic, viewOf({ type: "absent", kind, id, fetched_at: 0 }));
+      topic.view = null;
+    }
+  }
+
+  #failed(error) {
+    const { code, kind, id } = error;
+    if (code === "load_failed") {
+      for (const { element } of this.#topics.get(`${kind}\n${id}`)?.watches ?? []) {
+        element.dataset.error = error.message;
+      }
+    } else if (kind !== undefined) {
+      if (id === undefined) this.#barred.add(kind);
+      else this.#refused.add(`${kind}\n${id}`);
+      for (const [key, topic] of this.#topics) {
+        if (topic.kind === kind && (id === undefined || topic.id === id)) this.#sent.delete(key);
+      }
+    }
+  }
+
+  #age() {
+    if (document.visibilityState !== "visible") return;
+    for (const { watches, view } of this.#topics.values()) {
+      if (view === null) continue;
+      for (const { element } of watches) element.dataset.age = Math.floor(view.age);
+    }
+  }
+}
+
+function addressOf(url) {
+  const address = new URL(url ?? new URL("v1/live", import.meta.url), location.href);
+  address.protocol = address.protocol.replace(/^http/, "ws");
+  address.searchParams.set("batch", "1");
+  address.hash = "";
+  return address.href;
+}
+
+function viewOf(message) {
+  const { kind, id, fetched_at, error = null } = message;
+  const found = message.type === "update";
+  const age = message.age ?? 0;
+  const heardAt = performance.now();
+  return Object.freeze({
+    kind,
+    id,
+    found,
+    value: found ? message.value : null,
+    verdict: found ? message.verdict : "absent",
+    fetched_at,
+    error,
+    get age() {
+      return age + (performance.now() - heardAt) / 1000;
+    },
+  });
+}
+
+function isNewer(view, than) {
+  return view !== null && (than === null || view.fetched_at > than.fetched_at);
+}
+
+/** The attributes that a stylesheet may speak of. */
+function mark(element, view) {
+  element.dataset.verdict = view.verdict;
+  element.dataset.fetchedAt = view.fetched_at;
+  element.dataset.age = Math.floor(view.age);
+  if (view.error === null) delete element.dataset.error;
+  else element.dataset.error = view.error;
+}
+
+/** As text: the fields that are named, or the whole value where none is. */
+function bindText(view, element) {
+  const fields = [...element.querySelectorAll("[data-fresh-field]")].filter(
+    (inner) => inner.parentElement.closest("[data-fresh]") === element,
+  );
+  if (element.hasAttribute("data-fresh-field")) fields.push(element);
+  for (const inner of fields) inner.textContent = textOf(view.value, inner.dataset.freshField);
+  if (fields.length === 0 && typeof view.value !== "object") element.textContent = view.value;
+  else if (fields.length === 0 && !view.found) element.textContent = "";
+}
+
+function textOf(value, path) {
+  for (const name of path === "" ? [] : path.split(".")) {
+    value = value !== null && Object.hasOwn(Object(value), name) ? value[name] : null;
+  }
+  return value === null || value === undefined || typeof value === "object" ? "" : String(value);
+}
+
+/** Messages in arrays that the server takes: lists of items are cut where they grow too long. */
+function* inSize(messages) {
+  let some = [];
+  let size = 0;
+  for (const message of messages.flatMap(cut)) {
+    const length = JSON.stringify(message).length;
+    if (some.length > 0 && size + length > LARGEST_MESSAGE) {
+      yield some;
+      some = [];
+      size = 0;
+    }
+    some.push(message);
+    size += length;
+  }
+  if (some.length > 0) yield some;
+}
+
+function cut(message) {
+  if (!message.items || JSON.stringify(message).length <= LARGEST_MESSAGE) return [message];
+  const half = Math.ceil(message.items.length / 2);
+  if (half === message.items.length) return [message];
+  return [message.items.slice(0, half), message.items.slice(half)]
+    .map((items) => ({ ...message, items }))
+    .flatMap(cut);
+}
+
+async function valueOf(token) {
+  try {
+    return typeof token === "function" ? await token() : token;
+  } catch (error) {
+    reportError(error);
+    return null;
+  }
+}
+
+/** A listener that throws is reported, and the others still run. */
+function attempt(listener, ...given) {
+  try {
+    listener(...given);
+  } catch (error) {
+    reportError(error);
+  }
+}
+
+// A page that only has attributes needs no code: if nobody has connected when it is there, we do.
+function begin() {
+  if (current === null && document.querySelector("[data-fresh]") !== null) {
+    automatic = current = new Client(undefined, {});
+  }
+}
+if (document.readyState === "complete") setTimeout(begin);
+else for (const name of ["DOMContentLoaded", "load"]) window.addEventListener(name, begin);

@@ -1,0 +1,117 @@
+"""What an upstream says over HTTP, read with care: so much at most, and when to come back.
+
+Nothing here asks for anything: chunks and header texts in, bytes and seconds out.
+"""
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from stillfresh.errors import ConfigError, shown
+
+__all__ = ["Body", "Unreadable", "checked_headers", "checked_size", "pause_of", "whole"]
+
+GZIP_WINDOW: Final = 31
+LONGEST_PAUSE: Final = 86_400.0
+"""An upstream that asks for more is asked again after a day: nobody meant for ever."""
+
+_SECONDS: Final = re.compile(r"[0-9]+")
+_HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
+
+
+class Unreadable(ValueError):
+    """What came is not what was asked for; the sentence says why."""
+
+
+class Body:
+    """The bytes of an answer, without their compression, and never more than `most` of them."""
+
+    def __init__(self, encoding: str, most: int) -> None:
+        name = encoding.strip().lower()
+        if name not in {"", "identity", "gzip", "x-gzip"}:
+            raise Unreadable(f"a body encoded as {shown(encoding)}, not as gzip or not at all")
+        self.data = bytearray()
+        self._most = most
+        self._gzip = zlib.decompressobj(GZIP_WINDOW) if name.endswith("gzip") else None
+
+    def add(self, chunk: bytes) -> None:
+        """Inflates no more than fits: a small answer can stand for gigabytes."""
+        room = self._most + 1 - len(self.data)
+        self.data += chunk[:room] if self._gzip is None else self._inflated(self._gzip, chunk, room)
+        if len(self.data) > self._most:
+            raise Unreadable(f"more than {self._most:,} bytes (max_bytes)")
+
+    def _inflated(self, gzip: "zlib._Decompress", chunk: bytes, room: int) -> bytes:
+        try:
+            data = gzip.decompress(chunk, room)
+        except zlib.error as exc:
+            raise Unreadable(f"a broken gzip stream ({exc})") from exc
+        if gzip.unused_data:
+            raise Unreadable("data after the end of its gzip stream")
+        return data
+
+    def end(self) -> bytes:
+        """All of it has come; or has it?"""
+        if self._gzip is not None and not self._gzip.eof:
+            raise Unreadable("a gzip stream that was cut short")
+        return bytes(self.data)
+
+
+async def whole(chunks: AsyncIterable[bytes], encoding: str, most: int) -> bytes:
+    """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
+    body = Body(encoding, most)
+    async for chunk in chunks:
+        body.add(chunk)
+        await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step
+    return body.end()
+
+
+def checked_headers(headers: object) -> dict[str, str]:
+    """Names only in the error: values are often secrets."""
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"headers: must map names to texts, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise ConfigError(f"headers: {shown(name)} is no name of a header")
+        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise ConfigError(f"headers: the value of {name!r} must be printable ASCII text")
+    return dict(headers)
+
+
+def checked_size(max_bytes: object) -> int:
+    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
+        raise ConfigError(f"max_bytes: must be a whole number of 1 or more, not {shown(max_bytes)}")
+    return max_bytes
+
+
+def pause_of(retry_after: str, date: str, now: float) -> float | None:
+    """Seconds to wait; None if it does not say, or says no time at all.
+
+    A date is compared with the server's own (`now` where it tells none): clocks differ.
+    """
+    text = retry_after.strip()
+    if _SECONDS.fullmatch(text):
+        pause = float(text)
+    elif (until := _moment(text)) is not None:
+        told = _moment(date)
+        pause = until - (now if told is None else told)
+    else:
+        return None
+    return min(pause, LONGEST_PAUSE) if pause > 0 else None
+
+
+def _moment(text: str) -> float | None:
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return _utc(moment).timestamp()
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,0 +1,335 @@
+"""The demo's parts over real sockets and files: its upstream's switch, visitors, games (G8)."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stillfresh.demo.approvals import Approvals
+from stillfresh.demo.assembly import Demo, demo
+from stillfresh.demo.guard import HEADER
+from stillfresh.demo.pace import Pace
+from stillfresh.demo.upstream import MODES
+from stillfresh.demo.visitors import MOST_VISITORS, Visitors
+from stillfresh.demo.world import MOST_COMMENTS, MOST_TOPICS, World
+from stillfresh.errors import ConfigError
+from stillfresh.feed import Comment, Topic
+from stillfresh.testing import ManualClock
+
+QUICK = Pace(lookup=(0, 0), slow_lookup=(0.2, 0.2), bot_thinks=(0, 0), change_every="1h")
+OURS = {HEADER: "1"}
+
+
+@asynccontextmanager
+async def client_of(made: Demo) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(made.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+@pytest.fixture
+async def made(tmp_path: Path) -> AsyncIterator[Demo]:
+    async with demo(tmp_path, QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(made: Demo) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(made) as client:
+        assert (await client.get("/")).status_code == 200
+        yield client
+
+
+async def asked(made: Demo) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=made.upstream.url) as client:
+        return await client.get("/prices")
+
+
+class TestG8Upstream:
+    async def test_fine_answers(self, made: Demo) -> None:
+        """A real server, on a port of its own, that counts who asks."""
+        before = made.upstream.switch.requests["prices"]
+        assert (await asked(made)).json()["prices"]
+        assert made.upstream.switch.requests["prices"] == before + 1
+
+    async def test_failing_answers_with_errors(self, made: Demo) -> None:
+        """HTTP 500, whatever is asked."""
+        await made.upstream.turn("failing")
+        assert (await asked(made)).status_code == 500
+
+    async def test_down_takes_no_connection_and_comes_back_on_its_port(self, made: Demo) -> None:
+        """Refused, not timed out; and the same address works again afterwards."""
+        url = made.upstream.url
+        await made.upstream.turn("down")
+        with pytest.raises(httpx.ConnectError):
+            await asked(made)
+        await made.upstream.turn("fine")
+        assert made.upstream.url == url
+        assert (await asked(made)).status_code == 200
+
+    async def test_down_ends_what_is_under_way(self, made: Demo) -> None:
+        """A slow answer that somebody waits for never comes: the connection is gone at once."""
+        await made.upstream.turn("slow")
+        waiting = asyncio.create_task(asked(made))
+        while not made.upstream.switch.requests["prices"]:
+            await asyncio.sleep(0)
+        await made.upstream.turn("down")
+        with pytest.raises(httpx.TransportError):
+            await waiting
+
+    async def test_switched_by_many_at_once_it_ends_in_one_of_their_modes(self, made: Demo) -> None:
+        """Turning waits for turning; a port is never bound twice."""
+        await asyncio.gather(*(made.upstream.turn(mode) for mode in MODES * 3))
+        await made.upstream.turn("fine")
+        assert (await asked(made)).status_code == 200
+
+    async def test_an_unknown_mode_is_refused(self, made: Demo) -> None:
+        """With the modes that there are."""
+        with pytest.raises(ConfigError, match="fine, slow, failing, down"):
+            await made.upstream.turn("on fire")
+
+
+class TestG8World:
+    def test_it_changes_and_stays_bounded(self) -> None:
+        """However long it runs, nothing grows without end; and posts do change."""
+        world = World(1_000_000, random.Random(1))
+        likes = sum(post["counts"]["likes"] for post in world.posts.values())
+        for second in range(5_000):
+            world.change(1_000_000 + second)
+        for number in range(100):
+            world.add_topic(Topic(f"more-{number}", "ann", "More", 1_000_000))
+        assert likes < sum(post["counts"]["likes"] for post in world.posts.values())
+        assert len(world.posts) == 240
+        assert len(world.topics) == MOST_TOPICS == len(world.comments)
+        assert max(map(len, world.comments.values())) <= MOST_COMMENTS
+
+    def test_a_comment_that_is_sent_twice_is_there_once(self) -> None:
+        """Who did not hear the answer asks again."""
+        world = World(1_000_000, random.Random(1))
+        comment = Comment("c1", "topic-0", "ann", 1_000_000, "Hello")
+        assert world.add_comment("topic-0", comment)
+        assert world.add_comment("topic-0", comment)
+        assert world.comments["topic-0"].count(comment) == 1
+
+
+class TestG8Approvals:
+    def test_what_is_approved_in_time_counts_once(self) -> None:
+        """The first press gets it, the second is told that it is gone."""
+        approvals = Approvals("20s", random.Random(1), clock=ManualClock())
+        (ask,) = approvals.shown()["pending"]
+        assert approvals.decide(ask["id"])
+        assert not approvals.decide(ask["id"])
+
+    def test_nothing_is_approved_too_late(self) -> None:
+        """At the end of its time it is absent, and counted as expired."""
+        clock = ManualClock()
+        approvals = Approvals("20s", random.Random(1), clock=clock)
+        (ask,) = approvals.shown()["pending"]
+        assert ask["left"] == 20
+        clock.advance(20)
+        assert not approvals.decide(ask["id"])
+        assert approvals.shown()["expired"] == 1
+
+    def test_at_most_three_wait(self) -> None:
+        """They come a third of a lifetime apart, and go at its end."""
+        clock = ManualClock()
+        approvals = Approvals("30s", random.Random(1), clock=clock)
+        for _ in range(100):
+            assert 1 <= len(approvals.shown()["pending"]) <= 3
+            clock.advance(1)
+
+
+class TestG8Site:
+    async def test_topics_stay_when_the_upstream_goes(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """Read once, they are there with their age, whatever becomes of the upstream."""
+        first = (await client.get("/demo/topics")).json()
+        await made.upstream.turn("down")
+        kept = (await client.get("/demo/topics")).json()
+        assert kept["topics"] == first["topics"] != []
+        assert kept["verdict"] in {"fresh", "stale"}
+
+    async def test_what_was_never_asked_for_says_so(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """No copy, no upstream: one sentence for the page, no error of the site's."""
+        await made.upstream.turn("down")
+        answer = await client.get("/demo/topics/topic-3")
+        assert answer.status_code == 200
+        assert "nothing is kept" in answer.json()["refused"]
+
+    async def test_a_comment_that_the_upstream_refuses_is_taken_back(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """Shown at once, and not there any more when it could not be published."""
+        before = (await client.get("/demo/topics/topic-0")).json()["comments"]
+        await made.upstream.turn("failing")
+        path = "/demo/topics/topic-0/comments"
+        refused = (await client.post(path, json={"body": "Hello"}, headers=OURS)).json()
+        assert "taken back" in refused["refused"]
+        assert (await client.get("/demo/topics/topic-0")).json()["comments"] == before
+        await made.upstream.turn("fine")
+        said = (await client.post(path, json={"body": "Hello"}, headers=OURS)).json()
+        assert [it["body"] for it in said["comments"]].count("Hello") == 1
+
+    async def test_the_slow_page_is_served_at_once_when_the_upstream_is_away(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """The copy that was rendered before, with its age and what the cache did."""
+        assert (await client.get("/prices")).status_code == 200
+        await made.upstream.turn("down")
+        kept = await client.get("/prices")
+        assert kept.status_code == 200
+        assert kept.headers["cache-status"].startswith("stillfresh; hit")
+        assert "age" in kept.headers
+
+    async def test_no_page_yet_and_no_upstream(self, made: Demo, client: httpx.AsyncClient) -> None:
+        """503, in words, and not kept."""
+        await made.upstream.turn("down")
+        assert (await client.get("/prices")).status_code == 503
+        await made.upstream.turn("fine")
+
+
+class TestG8Guard:
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {HEADER: "0"},
+            {HEADER: "1", "origin": "http://evil.example"},
+            {HEADER: "1", "origin": "null"},
+            {HEADER: "1", "origin": "http://127.0.0.1:9999"},
+            {HEADER: "1", "host": "evil.example"},
+        ],
+    )
+    async def test_another_site_turns_no_switch(
+        self, made: Demo, client: httpx.AsyncClient, headers: dict[str, str]
+    ) -> None:
+        """Neither by a form, nor by a script of another origin, nor by a name of its own."""
+        answer = await client.post("/demo/upstream", json={"mode": "down"}, headers=headers)
+        assert answer.status_code == 403
+        assert made.upstream.switch.mode == "fine"
+
+    async def test_the_own_page_does(self, made: Demo, client: httpx.AsyncClient) -> None:
+        """Same origin, with the header that only it can send."""
+        headers = {HEADER: "1", "origin": "http://127.0.0.1:8000"}
+        answer = await client.post("/demo/upstream", json={"mode": "slow"}, headers=headers)
+        assert answer.json()["mode"] == made.upstream.switch.mode == "slow"
+
+    async def test_every_answer_forbids_what_it_does_not_need(
+        self, client: httpx.AsyncClient
+    ) -> None:
+        """No inline script, no frame around it, no guessing of types."""
+        for path in ("/", "/prices", "/demo/topics", "/demo/static/main.js"):
+            headers = (await client.get(path)).headers
+            assert "script-src 'self'" in headers["content-security-policy"]
+            assert "unsafe" not in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"mode": 5}', b"x" * 10_000])
+    async def test_nonsense_changes_nothing(
+        self, made: Demo, client: httpx.AsyncClient, body: bytes
+    ) -> None:
+        """What is no small JSON object with a mode in it is refused in words."""
+        answer = await client.post("/demo/upstream", content=body, headers=OURS)
+        assert "refused" in answer.json()
+        assert made.upstream.switch.mode == "fine"
+
+
+class TestG8Visitors:
+    async def test_there_are_never_more_than_a_limit(self, made: Demo) -> None:
+        """A new one beyond it ends the oldest, whose connections are closed by the next tick."""
+        visitors: Visitors = made.parts.visitors
+        first = visitors.welcome()
+        await first.playing.state()
+        for _ in range(MOST_VISITORS):
+            visitors.welcome()
+        assert visitors.find(first.token) is None
+        await made.parts.tick()
+        assert visitors.authenticate("made up") is None
+
+    async def test_a_session_is_found_by_its_cookie_only(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """Without it, there is neither a game nor an approval to be had."""
+        async with client_of(made) as stranger:
+            assert "refused" in (await stranger.get("/demo/games")).json()
+            assert (await stranger.get("/demo/events")).status_code == 204
+        assert "next" in (await client.get("/demo/games")).json()
+
+
+async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Until the order of the games is known."""
+    async with asyncio.timeout(20):
+        while True:
+            state: dict[str, Any] = (await client.get("/demo/games")).json()
+            if state["next"] and not state["pending"]:
+                return state
+            await asyncio.sleep(0.01)
+
+
+async def play_the_next(client: httpx.AsyncClient) -> str:
+    """Opens what the header offers, and takes the middle."""
+    game_id: str = (await settled(client))["next"][0]["id"]
+    await client.post(f"/demo/games/{game_id}/open", headers=OURS)
+    await client.post("/demo/games/play", json={"cell": 4}, headers=OURS)
+    return game_id
+
+
+class TestG8Games:
+    async def test_the_next_game_is_never_the_current_one(self, client: httpx.AsyncClient) -> None:
+        """Whichever game is opened and played, the header offers another."""
+        for number in range(12):
+            state = await settled(client)
+            offered: list[dict[str, str]] = state["next"]
+            assert state["current"] not in [game["id"] for game in offered]
+            path = f"/demo/games/{offered[0]['id']}/open"
+            opened = (await client.post(path, headers=OURS)).json()
+            assert opened["current"] == offered[0]["id"]
+            assert opened["current"] not in [game["id"] for game in opened["next"]]
+            cells = opened["board"]["cells"]
+            cell = cells.index(".", number % 3) if "." in cells[number % 3 :] else 0
+            played = (
+                await client.post("/demo/games/play", json={"cell": cell}, headers=OURS)
+            ).json()
+            assert played["current"] not in [game["id"] for game in played["next"]]
+
+    async def test_the_longest_wait_comes_first(self, client: httpx.AsyncClient) -> None:
+        """A game that was just played, and came back, waits behind the others."""
+        first = await play_the_next(client)
+        second = await play_the_next(client)
+        async with asyncio.timeout(20):
+            while True:
+                games = [game["id"] for game in (await settled(client))["next"]]
+                if first in games:
+                    break
+                await asyncio.sleep(0.01)
+        assert games.index(first) >= 3
+        assert second not in games
+
+    async def test_a_move_while_the_service_is_down_is_taken_back(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """The board stays as it was, with its age; back up, the same move is made."""
+        first: str = (await settled(client))["next"][0]["id"]
+        await client.post(f"/demo/games/{first}/open", headers=OURS)
+        await made.upstream.turn("down")
+        refused = (await client.post("/demo/games/play", json={"cell": 0}, headers=OURS)).json()
+        assert "taken back" in refused["refused"]
+        assert refused["board"]["cells"] == "." * 9
+        await made.upstream.turn("fine")
+        async with asyncio.timeout(20):
+            while True:
+                said = (
+                    await client.post("/demo/games/play", json={"cell": 0}, headers=OURS)
+                ).json()
+                if said["refused"] is None:
+                    break
+                await asyncio.sleep(0.05)
+        assert said["board"]["cells"][0] == "x"

@@ -1,0 +1,89 @@
+"""The demo's own decisions, without a loop: boards, what polling costs, paces (G8)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh.demo import Pace
+from stillfresh.demo.rules_board import EMPTY, bot_cell, free, outcome, played
+from stillfresh.demo.rules_cost import Polled, polling
+from stillfresh.errors import ConfigError
+
+
+class TestG8Board:
+    @pytest.mark.parametrize(
+        ("board", "expected"),
+        [
+            (EMPTY, None),
+            ("xxx......", "x"),
+            ("o..o..o..", "o"),
+            ("x...x...x", "x"),
+            ("..o.o.o..", "o"),
+            ("xoxxoxoxo", "draw"),
+            ("xx.oo....", None),
+        ],
+    )
+    def test_a_line_of_three_wins(self, board: str, expected: str | None) -> None:
+        """Rows, columns and diagonals; a full board without one is a draw."""
+        assert expected == outcome(board)
+
+    def test_a_cell_is_played_once(self) -> None:
+        """What is taken, or not on the board, cannot be played."""
+        assert played("x........", 0, "o") is None
+        assert played(EMPTY, 9, "x") is None
+        assert played(EMPTY, -1, "x") is None
+        assert played(EMPTY, 8, "x") == "........x"
+
+    def test_the_bot_wins_before_it_defends(self) -> None:
+        """Its own third in a row comes first, then the visitor's."""
+        assert bot_cell("xx.oo....", min) == 5
+        assert bot_cell("xx..o....", min) == 2
+
+    @given(st.lists(st.integers(0, 8), max_size=5), st.integers(0, 8))
+    def test_the_bot_plays_a_free_cell(self, cells: list[int], choice: int) -> None:
+        """Whatever stands on the board, as long as there is room."""
+        board = EMPTY
+        for number, cell in enumerate(cells):
+            board = played(board, cell, "xo"[number % 2]) or board
+        if free(board):
+            cell = bot_cell(board, lambda open_cells: open_cells[choice % len(open_cells)])
+            assert cell in free(board)
+
+
+class TestG8Cost:
+    def test_every_item_is_asked_for_when_its_freshness_ends(self) -> None:
+        """A minute, two tabs, 240 posts fresh for 10 s: 2 x 6 rounds of 240, or of 12 batches."""
+        assert polling(60, 2, [(240, 10.0, 20)]) == Polled(2880, 144)
+
+    def test_nobody_polls_for_nobody(self) -> None:
+        """No open tab, no cost."""
+        assert polling(60, 0, [(240, 10.0, 20), (24, 30.0, 20)]) == Polled()
+
+
+class TestG8Pace:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("post_fresh_for", 0),
+            ("change_every", "soon"),
+            ("lookup", (3, 1)),
+            ("lookup", 1),
+            ("bot_thinks", (-1, 1)),
+            ("slow_lookup", (0, 90)),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, name: str, value: object) -> None:
+        """The mistake names its option."""
+        with pytest.raises(ConfigError, match=name):
+            Pace(**{name: value})  # type: ignore[arg-type]
+
+    def test_all_of_it_can_be_made_faster(self) -> None:
+        """For films and tests: everything by the same factor."""
+        quick = Pace().faster(10)
+        assert (quick.post_fresh_for, quick.lookup, quick.bot_thinks) == (1, (0.1, 0.3), (0.2, 1.2))
+
+    @pytest.mark.parametrize("speed", [0, -1, 1000, "2", True, float("nan")])
+    def test_a_speed_that_cannot_be_is_refused(self, speed: float) -> None:
+        """Named, with what is allowed."""
+        with pytest.raises(ConfigError, match=r"speed: a number from 0\.1 to 100"):
+            Pace().faster(speed)

@@ -1,0 +1,119 @@
+"""A real browser for the tests of the web part: headless Chromium, driven by Playwright.
+
+`page` is a blank page of a context of its own; `new_page(**options)` makes more, dark or on a
+telephone. A test fails at its end if a page of it wrote an error to the console, or asked another
+host than this one. `expected_errors` takes the parts of console errors that a test provokes.
+"""
+
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright
+
+CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS: Final = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--disable-sync",
+    "--remote-debugging-port=0",
+]
+OURS: Final = {"127.0.0.1", "localhost", "::1", None}
+"""None: about:blank, data: and blob: addresses ask nobody."""
+
+NewPage = Callable[..., Awaitable[Page]]
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One browser for the tests of a worker; where it listens."""
+    if CHROMIUM is None:
+        pytest.skip("this machine has no chromium")
+    folder = tmp_path_factory.mktemp("chromium")
+    with (folder / "log").open("wb") as log:
+        started = subprocess.Popen(
+            [CHROMIUM, *FLAGS, f"--user-data-dir={folder}"], stdout=log, stderr=log
+        )
+    try:
+        yield f"http://127.0.0.1:{_port(folder, started)}"
+    finally:
+        started.terminate()
+        try:
+            started.wait(10)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait(10)
+
+
+def _port(folder: Path, started: subprocess.Popen[bytes]) -> int:
+    """It writes the port that it chose into its folder, once it listens."""
+    end, told = time.monotonic() + 60, folder / "DevToolsActivePort"
+    while time.monotonic() < end and started.poll() is None:
+        if told.exists() and len(lines := told.read_text().splitlines()) == 2:
+            return int(lines[0])
+        time.sleep(0.02)
+    pytest.fail(f"chromium did not start: {(folder / 'log').read_text()[-2000:]}")
+
+
+@pytest.fixture
+async def browser(chromium: str) -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        yield await playwright.chromium.connect_over_cdp(chromium)
+
+
+@pytest.fixture
+def expected_errors() -> list[str]:
+    """Append parts of the console errors that the test provokes."""
+    return []
+
+
+@pytest.fixture
+async def new_page(browser: Browser, expected_errors: list[str]) -> AsyncIterator[NewPage]:
+    """`await new_page(color_scheme="dark", viewport={"width": 360, "height": 640})`"""
+    complaints: list[str] = []
+    contexts = []
+
+    async def made(**options: Any) -> Page:
+        context = await browser.new_context(**options)
+        contexts.append(context)
+        page = await context.new_page()
+        _listen(page, complaints)
+        return page
+
+    yield made
+    for context in contexts:
+        await context.close()
+    unexpected = [text for text in complaints if not any(part in text for part in expected_errors)]
+    assert not unexpected, unexpected
+
+
+def _listen(page: Page, complaints: list[str]) -> None:
+    def asked(url: str) -> None:
+        if urlsplit(url).hostname not in OURS:
+            complaints.append(f"a request to another host: {url}")
+
+    page.on("request", lambda request: asked(request.url))
+    page.on("websocket", lambda socket: asked(socket.url))
+    page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+    page.on(
+        "console",
+        lambda message: (
+            complaints.append(f"console: {message.text}") if message.type == "error" else None
+        ),
+    )
+
+
+@pytest.fixture
+async def page(new_page: NewPage) -> Page:
+    return await new_page()

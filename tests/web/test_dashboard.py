@@ -1,0 +1,631 @@
+"""G6: what the dashboard tells, what it does, and to whom, over HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import httpx
+import msgspec
+import pytest
+
+from stillfresh import Cache
+from stillfresh.coordinator import Kind
+from stillfresh.isr import Page, PageCache
+from stillfresh.isr.model import Head, Stored
+from stillfresh.stores.contract import Costs, StoreStats
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+from stillfresh.web import Gateway, gateway
+from stillfresh.web.entries import CHUNK
+from stillfresh.web.numbers import KEPT, Gauge, Numbers
+from stillfresh.web.values import MOST_DECODED, MOST_SHOWN, shown_value
+
+TOKEN = "correct-horse"  # noqa: S105 (of the tests)
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+OURS = {"X-Stillfresh": "test"}
+ODD_IDS = [
+    "a/b/c", "a//b", "/a", "a/refresh", "100%", "%2F", "a?b=c&d#e", "späße ☃", "two\nlines",
+    "tab\t", "it's \"quoted\"", "<script>alert(1)</script>", ".", "..", "../../etc", "a b+c",
+    "\x00", "𝕏" * 50,
+]  # fmt: skip
+
+
+class World:
+    """An upstream in the hand, a gateway before it, and a client of its dashboard."""
+
+    def __init__(self, store: str | Cache = "memory://", **options: Any) -> None:
+        self.clock = ManualClock(1_000_000.0)
+        self.asked: list[list[str]] = []
+        self.error: Exception | None = None
+        kinds = [Kind("price", fetch=self.fetch, fresh_for="30s", max_batch=4)]
+        self.app = gateway(store, kinds=kinds, clock=self.clock, **options)
+
+    async def fetch(self, ids: list[str]) -> dict[str, Any]:
+        self.asked.append(list(ids))
+        if self.error is not None:
+            raise self.error
+        return {id_: {"id": id_, "cents": len(self.asked)} for id_ in ids if id_ != "none"}
+
+    async def read(self, *ids: str) -> None:
+        for id_ in ids:
+            await self.app.hub.resource("price").get(id_)
+
+    @asynccontextmanager
+    async def client(
+        self, host: str = "127.0.0.1:8080", peer: str = "127.0.0.1", **headers: str
+    ) -> AsyncIterator[httpx.AsyncClient]:
+        async with self.app, client_of(self.app, host, peer, **headers) as client:
+            yield client
+
+
+def client_of(app: Gateway, host: str, peer: str, **headers: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app, client=(peer, 1234))
+    url = f"http://{host}/_stillfresh/"
+    return httpx.AsyncClient(transport=transport, base_url=url, headers=headers)
+
+
+def path_of(kind: str, id_: str, action: str = "") -> str:
+    """As the page makes it."""
+    is_step = id_ in {".", ".."}
+    end = f"/{action}" if action else ""
+    query = f"?id={id_}" if is_step else ""
+    return f"api/entries/{kind}/{'' if is_step else quote(id_, safe='')}{end}{query}"
+
+
+async def only(client: httpx.AsyncClient) -> dict[str, Any]:
+    (row,) = (await client.get("api/stats")).json()["resources"]
+    return dict(row)
+
+
+class TestG6Numbers:
+    async def test_reads_loads_and_what_is_here(self) -> None:
+        """Totals by kind, the store's size, and the viewers."""
+        world = World()
+        async with world.client() as client:
+            await world.read("a", "a", "none")
+            with world.app.hub.connect() as viewer:
+                viewer.subscribe("price", "a")
+                told = (await client.get("api/stats")).json()
+        (row,) = told["resources"]
+        assert (row["cache"], row["kind"]) == ("entities", "price")
+        assert row["reads"] == {"fresh": 3, "stale": 0, "expired": 0, "gone": 0}
+        assert sum(row["ages"]) == 3
+        assert len(row["ages"]) == len(told["age_buckets"]) + 1
+        assert (row["loads"], row["loaded"], row["absent"], row["max_batch"]) == (2, 2, 1, 4)
+        assert (row["watched"], row["leases_won"], row["superseded"]) == (1, 2, 0)
+        assert told["stores"]["entities"]["copies"] == 2
+        assert told["stores"]["entities"]["is_paid"] is False
+        assert told["live"] == {"connections": 0, "signed_in": 0, "subscriptions": {"price": 0}}
+        assert told["at"] == told["started_at"] == world.clock()
+
+    async def test_what_fails(self) -> None:
+        """How many keys, when the next try is, and what upstream said."""
+        world = World()
+        world.error = RuntimeError("boom")
+        async with world.client() as client:
+            await world.app.hub.resource("price").get_many(["a", "b"])
+            row = await only(client)
+        assert (row["failing"], row["failed"], row["error"]) == (2, 2, "RuntimeError: boom")
+        assert row["retry_at"] > world.clock()
+
+    async def test_pages_beside_entities(self, tmp_path: Path) -> None:
+        """Each cache with its own store, its own numbers and its own entries."""
+        clock = ManualClock(1_000_000.0)
+        pages = PageCache("memory://", clock=clock)
+        world = World(f"sqlite:///{tmp_path}/e.db", page_cache=pages)
+        async with world.client() as client:
+            await world.read("a")
+            await pages.get("/blog", lambda: Page(b"<h1>Hi</h1>", 200), "10m")
+            told = (await client.get("api/stats")).json()
+            listed = (await client.get("api/entries")).json()
+            page = (await client.get(path_of("page", "/blog"))).json()
+        assert [(it["cache"], it["kind"]) for it in told["resources"]] == [
+            ("entities", "price"),
+            ("pages", "page"),
+        ]
+        assert set(told["stores"]) == {"entities", "pages"}
+        assert [(it["cache"], it["id"]) for it in listed["entries"]] == [
+            ("entities", "a"),
+            ("pages", "/blog"),
+        ]
+        assert listed["kinds"] == ["page", "price"]
+        assert (page["value"]["kind"], page["value"]["text"]) == ("page", "<h1>Hi</h1>")
+        assert page["can_refresh"] is False
+
+    async def test_two_caches_on_one_store_list_each_entry_once(self, tmp_path: Path) -> None:
+        """A page is not shown again as something that the entities' store has, too."""
+        url = f"sqlite:///{tmp_path}/both.db"
+        pages = PageCache(url, clock=ManualClock(1_000_000.0))
+        world = World(url, page_cache=pages)
+        async with world.client() as client:
+            await world.read("a", "z")
+            for number in range(CHUNK + 5):
+                await pages.get(f"/{number:03}", lambda: Page(b"x", 200), "10m")
+            seen = await every(client)
+        assert len(seen) == len(set(seen)) == CHUNK + 7
+
+    async def test_a_store_that_is_away_is_said_to_be(self) -> None:
+        """The numbers of this process are told all the same."""
+        world = World()
+        async with world.client() as client:
+            await world.app.cache.close()
+            told = (await client.get("api/stats")).json()
+            listed = await client.get("api/entries")
+        assert "closed" in told["stores"]["entities"]["error"]
+        assert told["resources"][0]["kind"] == "price"
+        assert (listed.status_code, listed.json()["code"]) == (503, "store_away")
+
+    async def test_the_last_minutes_are_there_for_who_comes_late(self) -> None:
+        """A note every five seconds, sixty of them, and none of before the start."""
+        world = World()
+        async with world.client() as client:
+            await world.read("a", "a")
+            (first, *_) = (await client.get("api/history")).json()
+            numbers = Numbers({"entities": world.app.cache}, dict, clock=world.clock)
+            for _ in range(KEPT + 10):
+                numbers.note()
+        assert set(first) == {"at", "reads", "ages", "loads", "failed", "store_errors"}
+        assert len(numbers.history()) == KEPT
+        assert numbers.history()[-1]["reads"]["fresh"] == 2
+
+    async def test_no_task_is_left(self) -> None:
+        """What notes the minutes ends with the gateway, and begins again with it."""
+        before = asyncio.all_tasks()
+        world = World()
+        for _ in range(2):
+            async with world.client() as client:
+                await client.get("api/stats")
+        assert asyncio.all_tasks() == before
+
+
+class Sized(MemoryStore):
+    """Counts how often it is asked for its size, and may be slow, or paid."""
+
+    def __init__(self, ticks: ManualClock, *, took: float = 0.0, paid: bool = False) -> None:
+        super().__init__(clock=ticks)
+        self.ticks, self.took, self.paid, self.asked = ticks, took, paid, 0
+
+    async def stats(self) -> StoreStats:
+        self.asked += 1
+        self.ticks.advance(self.took)
+        return StoreStats(1, 0, 10, Costs() if self.paid else None)
+
+
+class TestG6Gauge:
+    @pytest.mark.parametrize(
+        ("took", "paid", "pause"), [(0.0, False, 5), (1.0, False, 50), (0.0, True, 300)]
+    )
+    async def test_a_store_is_asked_less_often_the_more_it_costs(
+        self, took: float, paid: bool, pause: float
+    ) -> None:
+        """Every five seconds; fifty times what it took; where it is paid, every five minutes."""
+        ticks = ManualClock()
+        store = Sized(ticks, took=took, paid=paid)
+        async with Cache(store) as cache:
+            gauge = Gauge(cache, ticks)
+            assert (await gauge.look())["copies"] == 1
+            ticks.advance(pause - 0.1)
+            await gauge.look()
+            assert store.asked == 1
+            ticks.advance(0.2)
+            await gauge.look()
+            assert store.asked == 2
+
+    async def test_many_who_look_ask_once(self) -> None:
+        """While one waits for the store, the others get what was known."""
+        ticks, gate = ManualClock(), asyncio.Event()
+
+        class Held(Sized):
+            async def stats(self) -> StoreStats:
+                await gate.wait()
+                return await super().stats()
+
+        store = Held(ticks)
+        async with Cache(store) as cache:
+            gauge = Gauge(cache, ticks)
+            first = asyncio.ensure_future(gauge.look())
+            await asyncio.sleep(0)
+            assert await gauge.look() == {"error": "not asked yet"}
+            gate.set()
+            assert (await first)["bytes"] == 10
+        assert store.asked == 1
+
+
+async def every(client: httpx.AsyncClient, **query: str) -> list[str]:
+    """All ids, page after page."""
+    found: list[str] = []
+    after: list[str] | None = []
+    while after is not None:
+        params = urlencode([*query.items(), *(("after", part) for part in after)])
+        told = (await client.get(f"api/entries?{params}")).json()
+        found += [entry["id"] for entry in told["entries"]]
+        after = told["next"]
+    return found
+
+
+class TestG6Entries:
+    async def test_search_by_kind_and_text(self) -> None:
+        """The text as it stands, in the id."""
+        world = World()
+        async with world.client() as client:
+            await world.read("apple", "pineapple", "pear", "100%", "100")
+            assert await every(client, search="apple") == ["apple", "pineapple"]
+            assert await every(client, search="100%") == ["100%"]
+            assert await every(client, search="pear", kind="price") == ["pear"]
+            assert await every(client, kind="nobody") == []
+
+    async def test_pages_follow_one_another(self) -> None:
+        """Each entry once, in order, however small the pages are."""
+        world = World()
+        ids = [f"{number:03}" for number in range(2 * CHUNK + 7)]
+        async with world.client() as client:
+            await world.app.hub.resource("price").get_many(ids)
+            assert await every(client, limit="20") == ids
+            assert await every(client, limit=f"{CHUNK}") == ids
+
+    async def test_what_a_row_says(self) -> None:
+        """Verdict, age, size, how long it is fresh, what fails."""
+        world = World()
+        async with world.client() as client:
+            await world.read("a")
+            world.clock.advance(40)
+            (row,) = (await client.get("api/entries")).json()["entries"]
+        assert (row["verdict"], row["age"], row["fresh_for"]) == ("stale", 40, -10)
+        assert row["size"] == len(msgspec.msgpack.encode({"id": "a", "cents": 1}))
+        assert (row["is_absent"], row["is_invalidated"], row["failures"]) == (False, False, 0)
+
+    @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "limit=²", "after=a"])
+    async def test_bad_questions(self, query: str) -> None:
+        """Say what is allowed."""
+        async with World().client() as client:
+            answer = await client.get(f"api/entries?{query}")
+        assert answer.status_code == 422
+        assert answer.json()["detail"]
+
+    @pytest.mark.parametrize("id_", ODD_IDS)
+    async def test_ids_of_any_kind_go_through_the_address(self, id_: str) -> None:
+        """Found, explained, refreshed, invalidated and deleted by their own name."""
+        world = World()
+        async with world.client(**OURS) as client:
+            await world.read(id_)
+            told = (await client.get(path_of("price", id_))).json()
+            assert (told["id"], told["verdict"], told["can_refresh"]) == (id_, "fresh", True)
+            assert msgspec.json.decode(told["value"]["text"]) == {"id": id_, "cents": 1}
+            assert (await client.post(path_of("price", id_, "refresh"))).status_code == 200
+            assert world.asked == [[id_], [id_]]
+            assert (await client.post(path_of("price", id_, "delete"))).status_code == 200
+            assert (await client.get("api/entries")).json()["entries"] == []
+
+
+class TestG6Explain:
+    async def test_the_text_the_fields_and_the_value(self) -> None:
+        """The same sentence that `explain` says, and the terms that it follows from."""
+        world = World()
+        async with world.client() as client:
+            await world.read("a")
+            world.clock.advance(10)
+            told = (await client.get(path_of("price", "a"))).json()
+        assert "a fresh copy, 10.0 s old, fresh for 20.0 s more" in told["text"]
+        assert told["terms"] == {"fresh_for": 30, "stale_for": 86400, "error_for": 86400}
+        assert (told["in_memory"], told["loading_here"]) == (True, False)
+        assert msgspec.json.decode(told["value"]["text"]) == {"id": "a", "cents": 1}
+
+    async def test_what_was_never_there(self) -> None:
+        """There is an explanation of that as well; of a kind that nobody knows there is none."""
+        async with World().client() as client:
+            told = (await client.get(path_of("price", "never"))).json()
+            unknown = await client.get(path_of("nobody", "a"))
+            bad = await client.get(path_of("DROP TABLE", "a"))
+        assert "there is no copy" in told["text"]
+        assert (told["verdict"], told["value"]) == ("gone", None)
+        assert (unknown.status_code, bad.status_code) == (404, 404)
+
+    async def test_what_only_lies_in_the_store(self, tmp_path: Path) -> None:
+        """A kind of an older configuration is listed, explained and deleted, but not refreshed."""
+        url = f"sqlite:///{tmp_path}/old.db"
+        async with World(url).client() as client:
+            pass
+        old = World(url)
+        async with old.client():
+            await old.read("a")
+        bare = gateway(url, clock=old.clock)
+        async with bare, client_of(bare, "localhost", "127.0.0.1", **OURS) as client:
+            assert await every(client) == ["a"]
+            told = (await client.get(path_of("price", "a"))).json()
+            refused = await client.post(path_of("price", "a", "refresh"))
+            marked = await client.post(path_of("price", "a", "invalidate"))
+            await client.post(path_of("price", "a", "delete"))
+            assert await every(client) == []
+        assert (told["is_declared"], told["can_refresh"]) == (False, False)
+        assert (refused.status_code, refused.json()["code"]) == (409, "not_loadable")
+        assert marked.json()["entry"]["is_invalidated"] is True
+
+
+class TestG6Value:
+    def test_json_is_indented_and_bounded(self) -> None:
+        """20,000 characters, and the word that there is more."""
+        small = shown_value(msgspec.msgpack.encode({"a": [1, None]}))
+        large = shown_value(msgspec.msgpack.encode(["x" * 100] * 1_000))
+        assert small["text"] == '{\n  "a": [\n    1,\n    null\n  ]\n}'
+        assert (small["kind"], small["is_cut"]) == ("json", False)
+        assert (len(large["text"]), large["is_cut"]) == (MOST_SHOWN, True)
+
+    @pytest.mark.parametrize(
+        "value", [b"\xc1", b"", b"\x00" * (MOST_DECODED + 1), b"\x93\x01", b"\xd4\x01\x00"]
+    )
+    def test_what_is_no_json_is_counted(self, value: bytes) -> None:
+        """Bytes of another shape, or too many."""
+        assert shown_value(value) == {"kind": "bytes", "size": len(value)}
+
+    def test_pages(self) -> None:
+        """Status, header fields, and the body where it is text."""
+        head = Head(status=404, headers=((b"content-type", b"text/html"),))
+        text = shown_value(Stored(head, "späße".encode()))
+        assert (text["status"], text["headers"]) == (404, [["content-type", "text/html"]])
+        assert (text["text"], text["is_cut"]) == ("späße", False)
+        assert shown_value(Stored(head, b"\xff\xfe"))["text"] is None
+
+    def test_a_long_page_is_cut_between_letters(self) -> None:
+        """Also where the cut falls into one: what is shown is text all the same."""
+        for extra in range(4):
+            page = shown_value(Stored(Head(), b"x" * extra + "☃".encode() * 200_000))
+            assert page["is_cut"] is True
+            assert page["text"].startswith("x" * extra + "☃☃")
+            assert len(page["text"]) == MOST_SHOWN
+
+    def test_absence(self) -> None:
+        """Upstream said that there is nothing."""
+        assert shown_value(None) == {"kind": "absent"}
+
+
+class TestG6Actions:
+    async def test_refresh_loads_now(self) -> None:
+        """However fresh the copy is; a failure is told, and the copy stays."""
+        world = World()
+        async with world.client(**OURS) as client:
+            await world.read("a")
+            told = (await client.post(path_of("price", "a", "refresh"))).json()
+            assert '"cents": 2' in told["entry"]["value"]["text"]
+            world.error = RuntimeError("boom")
+            failed = await client.post(path_of("price", "a", "refresh"))
+            still = (await client.get(path_of("price", "a"))).json()
+        assert (failed.status_code, failed.json()["code"]) == (502, "load_failed")
+        assert "boom" in failed.json()["detail"]
+        assert (still["verdict"], still["failures"]) == ("fresh", 1)
+
+    async def test_invalidate_reaches_memory(self) -> None:
+        """The next read asks upstream."""
+        world = World()
+        async with world.client(**OURS) as client:
+            await world.read("a")
+            told = (await client.post(path_of("price", "a", "invalidate"))).json()
+            assert (told["entry"]["verdict"], told["entry"]["is_invalidated"]) == ("expired", True)
+            await world.read("a")
+        assert len(world.asked) == 2
+
+    async def test_delete_forgets(self) -> None:
+        """Copy and all."""
+        world = World()
+        async with world.client(**OURS) as client:
+            await world.read("a")
+            told = (await client.post(path_of("price", "a", "delete"))).json()
+        assert (told["said"], told["entry"]["verdict"]) == ("Deleted.", "gone")
+        assert "there is no copy" in told["entry"]["text"]
+
+    async def test_a_page_is_marked_stale(self) -> None:
+        """Only a visitor brings what its render needs, so the next one does it."""
+        clock = ManualClock(1_000_000.0)
+        pages = PageCache("memory://", clock=clock)
+        world = World(page_cache=pages)
+        rendered = []
+
+        def render() -> Page:
+            rendered.append(1)
+            return Page(b"hi", 200)
+
+        async with world.client(**OURS) as client:
+            await pages.get("/a", render, "10m")
+            told = (await client.post(path_of("page", "/a", "refresh"))).json()
+            assert "Marked stale" in told["said"]
+            assert told["entry"]["verdict"] == "stale"
+            await pages.get("/a", render, "10m")
+            await until(lambda: len(rendered) == 2)
+
+    @pytest.mark.parametrize("action", ["", "explode", "Refresh"])
+    async def test_there_are_three(self, action: str) -> None:
+        """Anything else is not found."""
+        async with World().client(**OURS) as client:
+            answer = await client.post(f"api/entries/price/a/{action}")
+        assert answer.status_code == 404
+
+    async def test_nothing_is_done_by_get(self) -> None:
+        """`…/a/delete` is the address of an entry of that name."""
+        world = World()
+        async with world.client() as client:
+            await world.read("a")
+            told = (await client.get("api/entries/price/a/delete")).json()
+            assert told["id"] == "a/delete"
+            assert await every(client) == ["a"]
+            assert (await client.delete("api/entries/price/a")).status_code == 405
+            assert (await client.post("api/stats")).status_code == 405
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+READING = ("", "dashboard.js", "api/stats", "api/history", "api/entries", "api/entries/price/a")
+
+
+class TestG6ThisMachine:
+    @pytest.mark.parametrize("path", READING)
+    @pytest.mark.parametrize(
+        ("host", "peer", "fields"),
+        [
+            ("127.0.0.1:8080", "192.0.2.7", {}),
+            ("evil.example", "127.0.0.1", {}),
+            ("127.0.0.1.evil.example", "127.0.0.1", {}),
+            ("localhost.evil.example:8080", "::1", {}),
+            ("127.0.0.1:8080", "127.0.0.1", {"X-Forwarded-For": "192.0.2.7"}),
+            ("localhost", "127.0.0.1", {"Forwarded": "for=192.0.2.7"}),
+        ],
+    )
+    async def test_without_a_token_nobody_else_sees_it(
+        self, path: str, host: str, peer: str, fields: dict[str, str]
+    ) -> None:
+        """Not by another peer, not by another name (rebound to 127.0.0.1), not through a proxy."""
+        async with World().client(host, peer, **fields) as client:
+            answer = await client.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (403, "this_machine_only")
+
+    @pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost:99", "[::1]:8080", "LOCALHOST"])
+    @pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "127.0.0.9"])
+    async def test_this_machine_does(self, host: str, peer: str) -> None:
+        """Under each of its names."""
+        async with World().client(host, peer) as client:
+            assert (await client.get("api/stats")).status_code == 200
+            assert (await client.get("")).headers["content-type"] == "text/html; charset=utf-8"
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {},
+            {"Content-Type": "application/x-www-form-urlencoded"},
+            {**OURS, "Origin": "https://evil.example"},
+            {**OURS, "Origin": "null"},
+            {**OURS, "Origin": "http://127.0.0.1:9999"},
+            {**OURS, "Sec-Fetch-Site": "cross-site"},
+            {**OURS, "Sec-Fetch-Site": "same-site"},
+        ],
+    )
+    async def test_a_hostile_page_reaches_no_action(self, fields: dict[str, str]) -> None:
+        """A form cannot send the field, a script of another origin says where it is from."""
+        world = World()
+        async with world.client(**fields) as client:
+            await world.read("a")
+            for action in ("refresh", "invalidate", "delete"):
+                answer = await client.post(path_of("price", "a", action))
+                assert answer.status_code == 403
+                assert "access-control-allow-origin" not in answer.headers
+            assert len(world.asked) == 1
+
+    @pytest.mark.parametrize("path", READING[2:])
+    async def test_nor_does_it_read(self, path: str) -> None:
+        """A request of another site is refused, whatever it could have done with the answer."""
+        async with World().client(**{"Sec-Fetch-Site": "cross-site"}) as client:
+            answer = await client.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (403, "another_origin")
+
+    async def test_a_preflight_is_not_answered(self) -> None:
+        """So a browser never sends what would need one."""
+        asks = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        async with World().client(**asks) as client:
+            answer = await client.options(path_of("price", "a", "delete"))
+        assert answer.status_code == 405
+        assert not any(name.startswith("access-control") for name in answer.headers)
+
+    async def test_this_page_reaches_them(self) -> None:
+        """With the field, from its own origin."""
+        world = World()
+        own = {"Origin": "http://127.0.0.1:8080", "Sec-Fetch-Site": "same-origin"}
+        async with world.client(**OURS, **own) as client:
+            await world.read("a")
+            assert (await client.post(path_of("price", "a", "delete"))).status_code == 200
+
+
+class TestG6Token:
+    @pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}"])
+    async def test_without_it_there_is_the_page_and_nothing_else(self, given: str | None) -> None:
+        """Neither from afar nor from this machine."""
+        world = World(token=TOKEN)
+        fields = {} if given is None else {"Authorization": given}
+        async with world.client("fresh.example", "192.0.2.7", **OURS, **fields) as client:
+            await world.read("a")
+            assert (await client.get("")).status_code == 200
+            assert (await client.get("api/access")).json() == {
+                "needs_token": True,
+                "is_operator": False,
+            }
+            for path in READING[2:]:
+                answer = await client.get(path)
+                assert (answer.status_code, answer.json()["code"]) == (401, "sign_in")
+                assert answer.headers["www-authenticate"] == "Bearer"
+            for action in ("refresh", "invalidate", "delete"):
+                answer = await client.post(path_of("price", "a", action))
+                assert answer.status_code == 401
+        assert len(world.asked) == 1
+
+    async def test_this_machine_needs_it_too(self) -> None:
+        """Where there is a token, it is asked for everywhere."""
+        async with World(token=TOKEN).client() as client:
+            assert (await client.get("api/stats")).status_code == 401
+
+    async def test_with_it_everything_works_from_afar(self) -> None:
+        """Under any name, for any peer; not from a page of another origin."""
+        world = World(token=TOKEN)
+        async with world.client("fresh.example", "192.0.2.7", **BEARER) as client:
+            await world.read("a")
+            assert (await client.get("api/access")).json()["is_operator"] is True
+            assert (await client.get("api/stats")).status_code == 200
+            assert (await client.post(path_of("price", "a", "refresh"))).status_code == 200
+            evil = {"Origin": "https://evil.example"}
+            refused = await client.post(path_of("price", "a", "refresh"), headers=evil)
+        assert refused.status_code == 403
+        assert len(world.asked) == 2
+
+    async def test_it_is_never_in_an_address(self) -> None:
+        """A token in the query opens nothing."""
+        async with World(token=TOKEN).client() as client:
+            answer = await client.get("api/stats", params={"token": TOKEN})
+        assert answer.status_code == 401
+
+
+class TestG6Files:
+    async def test_the_page_runs_nothing_but_its_own_files(self) -> None:
+        """No inline script or style, no other host, no frame around it."""
+        async with World().client() as client:
+            page = await client.get("")
+            policy = page.headers["content-security-policy"]
+            names = [word.split('"')[1] for word in page.text.split('href="./')[1:]]
+            assert not names
+            for name in ("dashboard.js", "dashboard.css", "stillfresh.css", "icon.svg"):
+                assert name in page.text
+                answer = await client.get(name)
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-cache")
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert "style=" not in page.text
+        assert "onclick" not in page.text
+        assert "http" not in page.text.replace("http-equiv", "")
+
+    async def test_no_file_but_these(self) -> None:
+        """Not a path of the visitor's making."""
+        async with World().client() as client:
+            for path in ("..%2fapp.py", "dashboard.html", "app.py", "x", "api/", "api"):
+                assert (await client.get(path)).status_code == 404
+
+    async def test_under_a_prefix(self) -> None:
+        """Mounted elsewhere, its addresses are relative to where it is."""
+        from starlette.applications import Starlette  # noqa: PLC0415
+        from starlette.routing import Mount  # noqa: PLC0415
+
+        world = World()
+        outer = Starlette(routes=[Mount("/fresh", app=world.app)])
+        transport = httpx.ASGITransport(app=outer)
+        async with (
+            world.app,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
+            await world.read("a/b")
+            assert (await client.get("/fresh/_stillfresh/")).status_code == 200
+            moved = await client.get("/fresh/_stillfresh")
+            told = (await client.get("/fresh/_stillfresh/api/entries/price/a%2Fb")).json()
+        assert moved.headers["location"] == "/fresh/_stillfresh/"
+        assert told["id"] == "a/b"

@@ -1,0 +1,468 @@
+"""G6: the dashboard in a real browser: what it shows, what it does, by keyboard and by hand."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+from serving_kit import served
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+
+from stillfresh.coordinator import Kind
+from stillfresh.web import gateway
+
+NewPage = Callable[..., Awaitable[Page]]
+TOKEN = "correct-horse"  # noqa: S105 (of the tests)
+ODD = [
+    "a/b c",
+    "100%",
+    "two\nlines",
+    "<img src=x onerror=alert(1)>",
+    "..",
+    ".",
+    "späße ☃",
+    "x" * 400,
+]
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+
+
+class World:
+    """A gateway of two kinds, and an upstream that can be told to fail."""
+
+    def __init__(self, **options: Any) -> None:
+        self.asked: list[list[str]] = []
+        self.error: Exception | None = None
+        kinds = [
+            Kind("post", fetch=self.fetch, fresh_for="1h"),
+            Kind("user", fetch=self.fetch, fresh_for="1h"),
+        ]
+        self.app = gateway(kinds=kinds, **options)
+
+    async def fetch(self, ids: list[str]) -> dict[str, Any]:
+        self.asked.append(list(ids))
+        if self.error is not None:
+            raise self.error
+        return {id_: {"id": id_, "asked": len(self.asked)} for id_ in ids}
+
+    async def read(self, kind: str, *ids: str) -> None:
+        await self.app.hub.resource(kind).get_many(ids)
+
+    @asynccontextmanager
+    async def at(self) -> AsyncIterator[str]:
+        async with served(self.app) as url:
+            yield url
+
+
+@pytest.fixture(autouse=True)
+def patience() -> None:
+    """A busy machine is no error."""
+    expect.set_options(timeout=30_000)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def url(world: World) -> AsyncIterator[str]:
+    async with world.at() as url:
+        await world.read("post", *(f"ann:{number}" for number in range(40)))
+        await world.read("user", "ann", "bob")
+        yield f"{url}/_stillfresh/"
+
+
+@pytest.fixture
+async def new_board(url: str, new_page: NewPage) -> AsyncIterator[NewPage]:
+    """Pages that are closed before the gateway is, so that none of them misses it."""
+    made: list[Page] = []
+
+    async def board(**options: Any) -> Page:
+        made.append(await new_page(**options))
+        return await opened(made[-1], url)
+
+    yield board
+    for page in made:
+        await page.context.close()
+
+
+@pytest.fixture
+async def page(new_board: NewPage) -> Page:
+    return await new_board()
+
+
+async def opened(page: Page, url: str) -> Page:
+    """Live, and its table filled."""
+    await page.goto(url)
+    await expect(page.locator("#link")).to_have_text("live")
+    await expect(page.locator(".entry-name").first).to_be_visible()
+    return page
+
+
+def slot(page: Page, name: str) -> Any:
+    return page.locator(f'[data-slot="{name}"]')
+
+
+NO_SOCKETS = """window.WebSocket = class extends EventTarget {
+  constructor() { super(); setTimeout(() => this.dispatchEvent(new Event("close"))); }
+};"""
+
+
+class TestG6Live:
+    async def test_numbers_change_by_themselves(self, page: Page, world: World) -> None:
+        """Told over the socket, a second after they changed; nothing is asked again."""
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await expect(slot(page, "reads.total")).to_have_text("42")
+        await world.read("post", "ann:1", "ann:2", "ann:3")
+        await expect(slot(page, "reads.total")).to_have_text("45")
+        await expect(page.locator('tr[data-kind="entities post"] td').nth(5)).to_have_text("95 %")
+        assert not [it for it in asked if "api/stats" in it]
+
+    async def test_the_numbers_are_right(self, page: Page) -> None:
+        """Reads, requests made and saved, batches and how full, the store, the viewers."""
+        await expect(slot(page, "upstream.made")).to_have_text("3")
+        await expect(slot(page, "upstream.saved")).to_have_text("39")
+        await expect(slot(page, "upstream.keys")).to_have_text("42")
+        await expect(slot(page, "batch.mean")).to_have_text("14 keys each")
+        await expect(slot(page, "batch.full")).to_have_text("70 %")
+        await expect(slot(page, "batch.largest")).to_have_text("20 keys")
+        await expect(slot(page, "leases.won")).to_have_text("42")
+        await expect(slot(page, "store.copies")).to_have_text("42 copies")
+        await expect(slot(page, "live.connections")).to_have_text("1 connected")
+        await expect(slot(page, "age.p99")).to_have_text("≤ 0.1 s")
+        await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
+        await expect(page.locator("#kinds tr")).to_have_count(2)
+
+    async def test_the_line_at_the_top_says_what_fails(self, page: Page, world: World) -> None:
+        """Upstream failing, and good again."""
+        world.error = RuntimeError("boom")
+        await world.read("user", "new")
+        health = page.locator("#health-text")
+        await expect(health).to_contain_text("Upstream failing for 1 kind (user)")
+        await expect(page.locator("#health")).to_have_attribute("data-level", "bad")
+        await expect(slot(page, "queue.failing")).to_have_text("1")
+        world.error = None
+        await world.app.hub.resource("user").refresh("new")
+        await expect(health).not_to_contain_text("failing")
+
+    async def test_without_a_socket_it_polls(
+        self, new_page: NewPage, url: str, world: World
+    ) -> None:
+        """The same numbers, a little later."""
+        page = await new_page()
+        await page.add_init_script(NO_SOCKETS)
+        await page.goto(url)
+        await expect(page.locator("#link")).to_have_text("polling")
+        await world.read("post", "ann:1")
+        await expect(slot(page, "reads.total")).to_have_text("43")
+        await page.close()
+
+    async def test_a_gateway_that_ends_is_said_to_be_away(
+        self, new_page: NewPage, expected_errors: list[str]
+    ) -> None:
+        """The numbers stay, and are said to be old."""
+        expected_errors += ["WebSocket connection", "ERR_CONNECTION_REFUSED"]
+        page, world = await new_page(), World()
+        async with world.at() as url:
+            await world.read("post", "a")
+            await opened(page, f"{url}/_stillfresh/")
+        await expect(page.locator("#health-text")).to_contain_text("does not answer")
+        await expect(page.locator("#link")).to_have_text("gateway away")
+        await expect(slot(page, "reads.total")).to_have_text("1")
+
+
+class TestG6LookingForEntries:
+    async def test_search_and_kind(self, page: Page) -> None:
+        """A part of an id, of one kind or of all."""
+        names = page.locator(".entry-name .id")
+        await page.locator("#search").fill("ann")
+        await expect(names).to_have_count(25)
+        await page.locator("#kind").select_option("user")
+        await expect(names).to_have_text(["ann"])
+        await page.locator("#search").fill("nobody")
+        await expect(page.locator("#entries-empty")).to_contain_text("No entry matches")
+        await page.locator("#search").fill("")
+        await expect(names).to_have_text(["ann", "bob"])
+
+    async def test_page_after_page(self, page: Page) -> None:
+        """Forward and back, each entry once."""
+        names = page.locator(".entry-name .id")
+        first = await names.all_inner_texts()
+        await page.locator("#next").click()
+        await expect(names).to_have_count(17)
+        second = await names.all_inner_texts()
+        assert len({*first, *second}) == 42
+        await expect(page.locator("#next")).to_be_disabled()
+        await page.locator("#previous").click()
+        await expect(names).to_have_text(first)
+
+    async def test_an_empty_store_says_so(self, new_page: NewPage) -> None:
+        """And nothing is broken for want of numbers."""
+        page = await new_page()
+        async with World().at() as url:
+            await page.goto(f"{url}/_stillfresh/")
+            await expect(page.locator("#entries-empty")).to_contain_text("The store is empty")
+            await expect(page.locator("#health-text")).to_contain_text("Quiet")
+            await expect(slot(page, "age.p50")).to_have_text("–")
+            await page.close()
+
+    async def test_ids_of_any_kind(self, page: Page, world: World) -> None:
+        """Shown as they are, with nothing run or hidden; opened and deleted by their own name."""
+        await world.read("user", *ODD)
+        await page.locator("#reload").click()
+        await page.locator("#kind").select_option("user")
+        await expect(page.locator(".entry-name")).to_have_count(2 + len(ODD))
+        for id_ in ODD:
+            shown = id_.replace("\n", "↵")
+            await page.locator(".entry-name", has=page.get_by_text(shown, exact=True)).click()
+            await expect(page.locator("#panel-title")).to_have_text(shown)
+            await expect(page.locator("#panel-value")).to_contain_text('"asked"')
+            await page.locator("#delete").click()
+            await page.locator("#confirm-yes").click()
+            await expect(page.locator("#panel-said")).to_have_text("Deleted.")
+        await page.keyboard.press("Escape")
+        await expect(page.locator(".entry-name .id")).to_have_text(["ann", "bob"])
+
+
+async def shown(page: Page, id_: str) -> None:
+    await page.locator("#search").fill(id_)
+    await expect(page.locator(".entry-name")).to_have_count(1)
+    await page.locator(".entry-name").click()
+    await expect(page.locator("#panel-text")).to_contain_text(id_)
+
+
+class TestG6OneEntry:
+    async def test_explains_why(self, page: Page) -> None:
+        """A sentence, the terms, and the value."""
+        await shown(page, "ann:33")
+        await expect(page.locator("#panel-text")).to_contain_text("a fresh copy")
+        await expect(page.locator("#panel-text")).to_contain_text("nothing else happens")
+        await expect(page.locator("#panel-verdict")).to_have_text("fresh")
+        await expect(page.locator("#panel-facts")).to_contain_text("60 min")
+        await expect(page.locator("#panel-value")).to_contain_text('"id": "ann:33"')
+
+    async def test_refresh_invalidate_delete(self, page: Page, world: World) -> None:
+        """Each is done, and said; deleting asks first."""
+        await shown(page, "ann:33")
+        said = page.locator("#panel-said")
+        await page.locator("#refresh").click()
+        await expect(said).to_have_text("Loaded anew.")
+        assert world.asked[-1] == ["ann:33"]
+        await page.locator("#invalidate").click()
+        await expect(said).to_contain_text("Invalidated")
+        await expect(page.locator("#panel-verdict")).to_have_text("expired")
+        await expect(page.locator("#entries .badge")).to_have_text("expired")
+        await page.locator("#delete").click()
+        await page.locator("#confirm-no").click()
+        await expect(page.locator(".entry-name")).to_have_count(1)
+        await page.locator("#delete").click()
+        await page.locator("#confirm-yes").click()
+        await expect(said).to_have_text("Deleted.")
+        await expect(page.locator(".entry-name")).to_have_count(0)
+
+    async def test_a_refresh_that_fails_says_why(
+        self, page: Page, world: World, expected_errors: list[str]
+    ) -> None:
+        """The copy stays; the error is on the page, and on its row."""
+        expected_errors.append("502")
+        await shown(page, "ann:33")
+        world.error = RuntimeError("out of order")
+        await page.locator("#refresh").click()
+        await expect(page.locator("#panel-said")).to_contain_text("out of order")
+        await expect(page.locator("#entries .badge")).to_have_text("fresh, failing")
+
+
+class TestG6Keyboard:
+    async def test_everything_without_a_mouse(self, page: Page, world: World) -> None:
+        """`/` searches, arrows move, Enter opens, Tab reaches the buttons, Escape goes back."""
+        keys = page.keyboard
+        await keys.press("/")
+        await expect(page.locator("#search")).to_be_focused()
+        await keys.type("ann:1")
+        await expect(page.locator(".entry-name")).to_have_count(11)
+        for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp"):
+            await keys.press(key)
+        await expect(page.locator(".entry-name").nth(1)).to_be_focused()
+        await keys.press("End")
+        await expect(page.locator(".entry-name").last).to_be_focused()
+        await keys.press("Enter")
+        await expect(page.locator("#panel-title")).to_be_focused()
+        await expect(page.locator("#panel-text")).to_contain_text("a fresh copy")
+        await keys.press("Tab")
+        await expect(page.locator("#panel-close")).to_be_focused()
+        await keys.press("Tab")
+        await keys.press("Enter")
+        await expect(page.locator("#panel-said")).to_have_text("Loaded anew.")
+        assert world.asked[-1] == ["ann:19"]
+        await keys.press("Tab")
+        await keys.press("Tab")
+        await keys.press("Enter")
+        await expect(page.locator("#confirm")).to_be_visible()
+        await keys.press("Escape")
+        await expect(page.locator("#confirm")).to_be_hidden()
+        await expect(page.locator("#panel")).to_be_visible()
+        await keys.press("Escape")
+        await expect(page.locator("#panel")).to_be_hidden()
+        await expect(page.locator(".entry-name").last).to_be_focused()
+
+    async def test_one_stop_for_the_table(self, page: Page) -> None:
+        """Tab goes past its rows at once; the arrows go along them."""
+        stops = page.locator('.entry-name[tabindex="0"]')
+        await expect(stops).to_have_count(1)
+        await page.locator("#reload").focus()
+        await page.keyboard.press("Tab")
+        await expect(page.locator(".entry-name").first).to_be_focused()
+        await page.keyboard.press("Tab")
+        await expect(page.locator("#next")).to_be_focused()
+
+    async def test_focus_is_seen(self, page: Page) -> None:
+        """What has it is outlined."""
+        await page.keyboard.press("/")
+        await page.keyboard.press("ArrowDown")
+        outline = await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid"
+
+    async def test_focus_stays_when_the_table_is_told_anew(self, page: Page, world: World) -> None:
+        """A row that is still there is the same row."""
+        row = page.locator(".entry-name").nth(5)
+        await row.focus()
+        await world.read("post", "aaa")
+        await page.evaluate("document.getElementById('reload').click()")
+        await expect(page.locator(".entry-name .id").first).to_have_text("aaa")
+        await expect(page.locator(".entry-name").nth(6)).to_be_focused()
+
+
+class TestG6Look:
+    async def test_in_the_dark(self, new_board: NewPage) -> None:
+        """Light letters on a dark page, where the system says so."""
+        page = await new_board(color_scheme="dark")
+        ground = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        letters = await page.evaluate("getComputedStyle(document.body).color")
+        assert (ground, letters) == ("rgb(15, 18, 22)", "rgb(232, 235, 240)")
+
+    async def test_on_a_telephone(self, new_board: NewPage, world: World) -> None:
+        """360 px wide, nothing stands out to the side: not a long id, not an open panel."""
+        page = await new_board(**PHONE)
+        await world.read("user", "x" * 500)
+        assert await page.evaluate("document.documentElement.scrollWidth") == 360
+        await page.locator("#search").fill("xxx")
+        await expect(page.locator(".entry-name")).to_have_count(1)
+        await page.locator(".entry-name").tap()
+        await expect(page.locator("#panel-text")).to_contain_text("xxx")
+        assert await page.evaluate("document.documentElement.scrollWidth") == 360
+        box = await page.locator("#panel").bounding_box()
+        assert box is not None
+        assert (box["x"], box["width"]) == (0, 360)
+
+    async def test_nothing_moves_for_who_does_not_want_it(self, new_board: NewPage) -> None:
+        """`prefers-reduced-motion`: no animation runs on."""
+        page = await new_board(reduced_motion="reduce")
+        running = "document.getAnimations().filter((it) => it.playState === 'running').length"
+        await page.wait_for_function(f"{running} === 0")
+
+
+class TestG6Token:
+    async def test_asked_for_and_kept_in_the_tab(
+        self, new_page: NewPage, expected_errors: list[str]
+    ) -> None:
+        """A wrong one is said to be; the right one opens numbers, entries and actions."""
+        page, world = await new_page(), World(token=TOKEN)
+        expected_errors.append("401")
+        async with world.at() as url:
+            await world.read("post", "a")
+            await page.goto(f"{url}/_stillfresh/")
+            await expect(page.locator("#sign-in")).to_be_visible()
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#sign-in")).to_be_visible()
+            await page.locator("#token").fill("wrong")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#sign-in-said")).to_have_text("That is not the token.")
+            assert "wrong" not in page.url
+            await page.locator("#token").fill(TOKEN)
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#link")).to_have_text("live")
+            await shown(page, "a")
+            await page.locator("#refresh").click()
+            await expect(page.locator("#panel-said")).to_have_text("Loaded anew.")
+            await page.reload()
+            await expect(page.locator("#link")).to_have_text("live")
+            assert await page.evaluate("localStorage.length") == 0
+            await page.evaluate("sessionStorage.setItem('stillfresh-token', 'old')")
+            await expect(page.locator(".entry-name")).to_have_count(1)
+            await page.locator(".entry-name").click()
+            await expect(page.locator("#sign-in")).to_be_visible()
+            await page.close()
+        assert len(world.asked) == 2
+
+
+HOSTILE = """<!doctype html><title>hostile</title>
+<form method="post" action="{target}/_stillfresh/api/entries/post/a/delete" target="frame">
+<input name="x" value="y"></form><iframe name="frame"></iframe>
+<iframe src="{target}/_stillfresh/"></iframe>"""
+
+ATTACKS = """async (target) => {
+  const path = `${target}/_stillfresh/api/entries/post/a/delete`;
+  const tries = [
+    () => fetch(path, { method: "POST", mode: "no-cors" }),
+    () => fetch(path, { method: "POST", headers: { "X-Stillfresh": "1" } }),
+    () => fetch(path, { method: "POST", body: new URLSearchParams({ a: 1 }) }),
+    () => fetch(`${target}/_stillfresh/api/stats`),
+    () => fetch(`${target}/_stillfresh/api/stats`, { mode: "no-cors" }).then((it) => it.text()),
+  ];
+  const read = [];
+  for (const attempt of tries) {
+    try { const told = await attempt(); read.push(typeof told === "string" ? told : told.type); }
+    catch (error) { read.push(error.name); }
+  }
+  document.querySelector("form").submit();
+  const socket = new WebSocket(target.replace("http", "ws") + "/v1/live");
+  const heard = await new Promise((resolve) => {
+    socket.onopen = () => socket.send('{"type": "stats"}');
+    socket.onmessage = ({ data }) => { if (JSON.parse(data).type === "stats") resolve("stats"); };
+    socket.onclose = () => resolve("closed");
+    socket.onerror = () => resolve("closed");
+    setTimeout(() => resolve("nothing"), 3000);
+  });
+  return { read, heard };
+}"""
+
+
+class TestG6HostilePage:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+    @pytest.mark.parametrize("allowed", [False, True])
+    async def test_reaches_nothing(
+        self, new_page: NewPage, expected_errors: list[str], host: str, allowed: bool
+    ) -> None:
+        """Its form, its scripts and its socket; also where its origin may use the live updates."""
+        expected_errors += ["CORS", "403", "frame", "Failed to load", "WebSocket", "Refused"]
+        targets: list[str] = []
+
+        async def page_of(_: Request) -> HTMLResponse:
+            return HTMLResponse(HOSTILE.format(target=targets[0]))
+
+        async with served(Starlette(routes=[Route("/", page_of)])) as hostile:
+            origin = hostile.replace("127.0.0.1", host)
+            world = World(origins=[origin] if allowed else [])
+            async with world.at() as target:
+                targets.append(target)
+                await world.read("post", "a")
+                page = await new_page()
+                posts: list[int] = []
+                page.on(
+                    "response",
+                    lambda it: posts.append(it.status) if it.request.method == "POST" else None,
+                )
+                await page.goto(origin)
+                told = await page.evaluate(ATTACKS, target)
+                assert "copies" not in str(told["read"])
+                assert told["heard"] != "stats"
+                assert set(posts) <= {403}
+                record = await world.app.hub.resource("post").explain("a")
+                assert str(record.verdict) == "fresh"
+                assert len(world.asked) == 1
+                await page.close()

@@ -1,0 +1,333 @@
+"""G1, G7: the gateway as an app: its routes, its life, mounted in others; health and metrics."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
+from valkey_server import binary_of, serving
+from web_kit import client_of, running
+from websockets.asyncio.client import connect
+
+from stillfresh.coordinator import Kind
+from stillfresh.engine import Cache
+from stillfresh.errors import ConfigError, StillfreshError, StoreError
+from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.web import Gateway, gateway
+
+TOKEN = "sesame"  # noqa: S105 (of a test)
+
+
+async def prices(ids: list[str]) -> dict[str, Any]:
+    return {id_: {"id": id_} for id_ in ids}
+
+
+def a_kind(name: str = "price") -> Kind:
+    return Kind(name, fetch=prices, fresh_for="30s")
+
+
+def asked(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway")
+
+
+class Site:
+    """An app with a life of its own."""
+
+    def __init__(self) -> None:
+        self.lived: list[str] = []
+        self.app = Starlette(
+            routes=[Route("/{path:path}", self.page, methods=["GET", "POST"])],
+            lifespan=self.lifespan,
+        )
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[dict[str, str]]:
+        self.lived.append("started")
+        yield {"told": "by the site"}
+        self.lived.append("ended")
+
+    async def page(self, request: Request) -> PlainTextResponse:
+        path = request.url.path
+        return PlainTextResponse(f"{path} {request.state.told}")
+
+
+class TestG1Routes:
+    async def test_everything_else_is_the_sites(self) -> None:
+        """With what it set up at its start; the gateway's own paths are its own."""
+        site = Site()
+        async with client_of(gateway(kinds=[a_kind()], pages=site.app)) as client:
+            page = await client.get("/v2/blog?x=1")
+            own = await client.get("/v1/price/a")
+            assert site.lived == ["started"]
+        assert page.text == "/v2/blog by the site"
+        assert own.json() == {"id": "a"}
+        assert site.lived == ["started", "ended"]
+
+    async def test_without_kinds_v1_is_the_sites_too(self) -> None:
+        """A site may have an API of its own."""
+        async with gateway(pages=Site().app) as app, asked(app) as client:
+            answers = [await client.get(path) for path in ("/v1/x", "/openapi.json", "/healthz")]
+        assert [it.text[:10] for it in answers[:2]] == ["/v1/x by t", "/openapi.j"]
+        assert answers[2].json() == {"status": "alive"}
+
+    async def test_without_a_site_it_is_a_404_as_json(self) -> None:
+        """RFC 9457."""
+        async with gateway() as app, asked(app) as client:
+            answer = await client.get("/nowhere")
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+        assert answer.headers["content-type"] == "application/problem+json"
+
+    async def test_the_browsers_files(self) -> None:
+        """With their type and tag; asked for again they are not sent again."""
+        async with gateway() as app, asked(app) as client:
+            script, types = await client.get("/stillfresh.js"), await client.get("/stillfresh.d.ts")
+            tag = {"if-none-match": script.headers["etag"]}
+            again = await client.get("/stillfresh.js", headers=tag)
+            wrong = await client.post("/stillfresh.js")
+        assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+        assert types.status_code == 200
+        assert (again.status_code, wrong.status_code) == (304, 405)
+
+    async def test_the_dashboard_is_below_its_path(self) -> None:
+        """Without the slash one is led to it."""
+        async with client_of(gateway()) as client:
+            answer = await client.get("/_stillfresh")
+            page = await client.get("/_stillfresh/")
+        assert (answer.status_code, answer.headers["location"]) == (308, "/_stillfresh/")
+        assert "text/html" in page.headers["content-type"]
+
+    async def test_a_socket_elsewhere_is_refused(self) -> None:
+        """Only `/v1/live` is one."""
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "websocket.connect"}
+
+        async with gateway() as app:
+            await app({"type": "websocket", "path": "/else", "headers": []}, receive, send)
+        assert [it["type"] for it in sent] == ["websocket.close"]
+
+
+class TestG1Mounted:
+    @pytest.mark.parametrize("outer", ["starlette", "fastapi"])
+    async def test_under_a_prefix(self, outer: str) -> None:
+        """Opened by hand, by the app around it; paths and links know the prefix."""
+        fresh = gateway(kinds=[a_kind()], token=TOKEN)
+
+        @asynccontextmanager
+        async def lifespan(_: Any) -> AsyncIterator[None]:
+            async with fresh:
+                yield
+
+        app: Starlette = Starlette(lifespan=lifespan, routes=[Mount("/fresh", fresh)])
+        if outer == "fastapi":
+            app = FastAPI(lifespan=lifespan)
+            app.mount("/fresh", fresh)
+        async with client_of(app) as client:
+            answer = await client.get("/fresh/v1/price/a%2Fb")
+            described = await client.get("/fresh/openapi.json")
+            dashboard = await client.get("/fresh/_stillfresh")
+            script = await client.get("/fresh/stillfresh.js")
+            nothing = await client.get("/fresh/v2")
+            outside = await client.get("/v1/price/a")
+        assert answer.json() == {"id": "a/b"}
+        assert described.json()["servers"] == [{"url": "/fresh"}]
+        assert dashboard.headers["location"] == "/fresh/_stillfresh/"
+        assert (script.status_code, nothing.status_code) == (200, 404)
+        assert outside.status_code == 404
+        assert "problem" not in outside.headers["content-type"]
+
+    async def test_never_opened_it_opens_with_the_first_read(self) -> None:
+        """For who has no lifespan at all; closing is still theirs."""
+        app = gateway(kinds=[a_kind()])
+        async with asked(app) as client:
+            answer = await client.get("/v1/price/a")
+        assert answer.json() == {"id": "a"}
+        await app.close()
+
+
+class TestG1Life:
+    async def test_opened_and_closed_twice(self) -> None:
+        """By hand and by lifespan; it can be opened again."""
+        site = Site()
+        app = gateway(kinds=[a_kind()], pages=site.app)
+        async with app, client_of(app) as client:
+            assert (await client.get("/v1/price/a")).status_code == 200
+        async with app, asked(app) as client:
+            assert (await client.get("/v1/price/a")).status_code == 200
+        assert site.lived == ["started", "ended"] * 2
+
+    async def test_a_cache_that_was_given_stays_open(self) -> None:
+        """It is its maker's to close."""
+        async with Cache("memory://") as cache:
+            async with gateway(cache, kinds=[a_kind()]) as app:
+                assert app.cache is cache
+            assert not cache.is_closed
+
+    async def test_a_store_that_cannot_be_opened_is_told(self, tmp_path: Path) -> None:
+        """By hand it is an error; by lifespan the gateway starts, and is not ready."""
+        url = f"sqlite:///{tmp_path}/none/x.db"
+        with pytest.raises(StoreError):
+            async with gateway(url):
+                pass
+        async with client_of(gateway(url, kinds=[a_kind()])) as client:
+            ready = await client.get("/readyz")
+            (tmp_path / "none").mkdir()
+            later = await client.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json() == {"status": "not ready", "stores": {"entities": "unreachable"}}
+        assert later.json() == {"status": "ready", "stores": {"entities": "reachable"}}
+
+    async def test_a_site_that_does_not_start_is_told(self) -> None:
+        """And what was opened is closed."""
+
+        async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+            del scope
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": "no database"})
+
+        with pytest.raises(StillfreshError, match="no database"):
+            async with gateway(pages=broken):
+                pass
+        assert len(asyncio.all_tasks()) == 1
+
+    async def test_a_site_without_a_lifespan(self) -> None:
+        """Lives without one."""
+
+        async def simple(scope: Scope, receive: Receive, send: Send) -> None:
+            del receive
+            assert scope["type"] == "http"
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"simple"})
+
+        async with client_of(gateway(pages=simple)) as client:
+            assert (await client.get("/")).text == "simple"
+
+    async def test_no_task_is_left(self) -> None:
+        """After it is closed."""
+        async with gateway(kinds=[a_kind()], pages=Site().app) as app, asked(app) as client:
+            await client.get("/v1/price/a")
+        assert len(asyncio.all_tasks()) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"origins": "https://x"}, "origins: takes a list"),
+            ({"origins": ["*"]}, "origins: write"),
+            ({"origins": ["https://x/"]}, "origins: write"),
+            ({"token": ""}, "token: must be"),
+            ({"token": "a b"}, "token: must be"),
+            ({"token": 1}, "token: must be"),
+            ({"kinds": [1]}, "kinds: takes a list"),
+            ({"kinds": [a_kind(), a_kind()]}, "two are named 'price'"),
+            ({"store": "ftp://x"}, "not a store's address"),
+            ({"kinds": [a_kind("page")], "page_cache": PageCache("memory://")}, "kind 'page'"),
+        ],
+    )
+    def test_a_bad_option_is_named(self, options: dict[str, Any], said: str) -> None:
+        """Before anything runs."""
+        with pytest.raises(ConfigError, match=said):
+            gateway(**options)
+
+
+def numbers(text: str) -> dict[str, float]:
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+class TestG7Metrics:
+    async def test_of_entities_pages_and_viewers(self) -> None:
+        """Prometheus' text; each name described once."""
+        async with PageCache("memory://") as pages:
+            site = IsrMiddleware(Site().app, pages, {"*": "1m"})
+            app = gateway(kinds=[a_kind()], pages=site, page_cache=pages)
+            async with client_of(app) as client:
+                await client.get("/v1/price/a")
+                await client.get("/v1/price/a")
+                await client.get("/blog")
+                answer = await client.get("/metrics")
+        found = numbers(answer.text)
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert found['stillfresh_loads_total{resource="price"}'] == 1
+        assert found['stillfresh_loads_total{resource="page"}'] == 1
+        assert found['stillfresh_reads_total{resource="price",verdict="fresh"}'] == 2
+        assert found["stillfresh_connections"] == 0
+        assert found['stillfresh_subscriptions{resource="price"}'] == 0
+        described = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]
+        assert len(described) == len(set(described))
+
+    async def test_viewers_are_counted(self) -> None:
+        """Connections, and what they look at, by kind."""
+        asked_for = '{"type": "subscribe", "items": [["price", "a"], ["price", "b"]]}'
+        async with (
+            running(gateway(kinds=[a_kind()])) as url,
+            connect(f"{url.replace('http', 'ws')}/v1/live", proxy=None) as viewer,
+            httpx.AsyncClient(base_url=url, trust_env=False) as client,
+        ):
+            await viewer.send(asked_for)
+            while "update" not in str(await viewer.recv()):
+                pass
+            found = numbers((await client.get("/metrics")).text)
+        assert found["stillfresh_connections"] == 1
+        assert found['stillfresh_subscriptions{resource="price"}'] == 2
+
+    async def test_with_a_token_they_are_the_operators(self) -> None:
+        """401 for everybody else."""
+        async with gateway(token=TOKEN) as app, asked(app) as client:
+            answers = [
+                await client.get("/metrics", headers={"authorization": sent})
+                for sent in ("", "Bearer open", "Bearer sesame")
+            ]
+        assert [it.status_code for it in answers] == [401, 401, 200]
+
+
+class TestG7Health:
+    async def test_alive_and_ready(self) -> None:
+        """Of each store."""
+        app = gateway(page_cache=PageCache("memory://"))
+        async with app, asked(app) as client:
+            alive, ready = await client.get("/healthz"), await client.get("/readyz")
+            head = await client.head("/healthz")
+        assert alive.json() == {"status": "alive"}
+        stores = {"entities": "reachable", "pages": "reachable"}
+        assert ready.json() == {"status": "ready", "stores": stores}
+        assert (head.status_code, head.content) == (200, b"")
+        assert alive.headers["cache-control"] == "no-store"
+
+    async def test_not_ready_while_the_store_is_away(self, tmp_path: Path) -> None:
+        """A real server, stopped; alive all the same."""
+        binary = binary_of("valkey")
+        assert binary is not None
+        with serving(binary, tmp_path) as server:
+            app = gateway(server.url(), kinds=[a_kind()])
+            async with app, asked(app) as client:
+                before = await client.get("/readyz")
+                server.stop()
+                after = await client.get("/readyz")
+                alive = await client.get("/healthz")
+        assert [it.status_code for it in (before, after, alive)] == [200, 503, 200]
+
+    async def test_a_silent_store_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It has a time to answer."""
+        monkeypatch.setattr("stillfresh.web.health.READY_WITHIN", 0.05)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            app: Gateway = gateway(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+            async with asked(app) as client:
+                answer = await client.get("/readyz")
+            closing = asyncio.create_task(app.close())
+            silent.close()
+            await closing
+        assert answer.status_code == 503

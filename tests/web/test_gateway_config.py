@@ -1,0 +1,361 @@
+"""G1: `stillfresh.toml`, right and wrong: every mistake is found, and each is one line."""
+
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh.errors import ConfigError
+from stillfresh.web.config import (
+    KIND,
+    PAGES,
+    SERVER,
+    STORE,
+    KindSettings,
+    Mistakes,
+    PagesSettings,
+    ServerSettings,
+    StoreSettings,
+    load,
+    settings_of,
+)
+
+GOOD = """
+[store]
+url = "sqlite:///stillfresh.db"
+memory_for = "2s"
+
+[pages]
+upstream = "http://127.0.0.1:3000"
+routes = { "/blog/*" = "10m" }
+query = ["page"]
+site_hosts = ["example.com"]
+tenant = "blog"
+max_body = 1000
+timeout = "5s"
+
+[kinds.post]
+batch_url = "http://127.0.0.1:8080/v0/stream/posts/by_ids"
+ids_field = "post_ids"
+id = "{details.author}:{details.id}"
+list_field = "data.posts"
+fresh_for = "5m"
+stale_for = "1h"
+error_for = "2h"
+absent_for = "30s"
+max_batch = 20
+timeout = "3s"
+max_bytes = 1000
+headers = { Authorization = "Bearer hush" }
+per_viewer = true
+viewer_field = "viewer"
+
+[server]
+host = "127.0.0.1"
+port = 9000
+origins = ["https://example.com"]
+token = "hush-hush"
+authenticate_url = "http://127.0.0.1:8080/who"
+"""
+
+WRONG: dict[tuple[str, str], list[Any]] = {
+    ("store", "url"): ["ftp://x", 1, "", "sqlite://", "redis://[", "memory://x?y=1"],
+    ("store", "memory_for"): ["soon", -1, True, "5 minutes"],
+    ("pages", "upstream"): ["ftp://x", "http://x/path", 3000, "http://x:99999", ""],
+    ("pages", "routes"): [[], {"blog": "1m"}, {"/a": "soon"}, {"/*/a": "1m"}, "1m"],
+    ("pages", "query"): ["page", [1], [""]],
+    ("pages", "site_hosts"): ["example.com", [""], [1]],
+    ("pages", "tenant"): ["a#b", 1, ""],
+    ("pages", "max_body"): [0, -1, "1MB", True, 2**40],
+    ("pages", "timeout"): ["never", 0, -1, 100_000],
+    ("kinds", "batch_url"): ["x", 1, "ftp://x/y", "http://", "http://a:b@x/", "http://[x"],
+    ("kinds", "fresh_for"): ["soon", 0, -1, [], 1e300],
+    ("kinds", "ids_field"): ["", 1, []],
+    ("kinds", "id"): ["", "id", "{}", "{0}", "{a", "{a!r}", "{a:>5}", "{a[0]}", "{a..b}", 1],
+    ("kinds", "list_field"): ["", "a.", 1, "a b"],
+    ("kinds", "stale_for"): ["soon", -1],
+    ("kinds", "error_for"): ["soon", -1],
+    ("kinds", "absent_for"): ["soon", -1],
+    ("kinds", "max_batch"): [0, 1.5, "20", True, 1_001],
+    ("kinds", "timeout"): [0, "soon", "31s"],
+    ("kinds", "max_bytes"): [0, "1MB", True],
+    ("kinds", "headers"): ["x", {"a b": "c"}, {"a": 1}, {"a": "x\ny"}],
+    ("kinds", "per_viewer"): ["yes", 1],
+    ("kinds", "viewer_field"): ["", 1],
+    ("server", "host"): ["", 1],
+    ("server", "port"): [-1, 65_536, "8080", True],
+    ("server", "origins"): ["https://x", ["x"], ["https://x/"], ["*"], ["https://a:b@x"], [1]],
+    ("server", "token"): ["", "with space", 1, "ü"],
+    ("server", "token_file"): ["", 1, "/nowhere/at/all"],
+    ("server", "authenticate_url"): ["x", 1, "ftp://x"],
+}
+
+
+def good() -> dict[str, Any]:
+    return tomllib.loads(GOOD)
+
+
+def table_of(tables: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    if name == "kinds":
+        return tables["kinds"]["post"], "kinds.post"
+    return tables[name], name
+
+
+def mistakes_in(tables: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(Mistakes) as caught:
+        settings_of(tables, {})
+    return caught.value.mistakes
+
+
+class TestG1GoodFile:
+    def test_is_read(self, tmp_path: Path) -> None:
+        """Durations are seconds; everything is frozen."""
+        file = tmp_path / "stillfresh.toml"
+        file.write_text(GOOD)
+        settings = load(file)
+        assert settings.store == StoreSettings("sqlite:///stillfresh.db", 2)
+        assert settings.pages == PagesSettings(
+            "http://127.0.0.1:3000",
+            {"/blog/*": 600},
+            ("page",),
+            ("example.com",),
+            "blog",
+            1000,
+            5,
+        )
+        assert settings.kinds == (
+            KindSettings(
+                "post",
+                "http://127.0.0.1:8080/v0/stream/posts/by_ids",
+                300,
+                "post_ids",
+                "{details.author}:{details.id}",
+                "data.posts",
+                3600,
+                7200,
+                30,
+                20,
+                3,
+                1000,
+                {"Authorization": "Bearer hush"},
+                per_viewer=True,
+                viewer_field="viewer",
+            ),
+        )
+        assert settings.server == ServerSettings(
+            "127.0.0.1", 9000, ("https://example.com",), "hush-hush", "http://127.0.0.1:8080/who"
+        )
+
+    def test_little_is_enough(self) -> None:
+        """A site, or one kind."""
+        pages = settings_of({"pages": {"upstream": "http://x"}}, {})
+        kind = {"batch_url": "http://x/y", "fresh_for": "5m"}
+        kinds = settings_of({"kinds": {"post": kind}}, {})
+        assert pages.pages == PagesSettings("http://x")
+        assert kinds.kinds == (KindSettings("post", "http://x/y", 300),)
+        assert kinds.store == StoreSettings()
+        assert kinds.server == ServerSettings()
+
+    def test_the_command_line_goes_over_the_file(self, tmp_path: Path) -> None:
+        """Key by key."""
+        file = tmp_path / "stillfresh.toml"
+        file.write_text(GOOD)
+        settings = load(file, {"server": {"port": 1}, "store": {"url": "memory://"}})
+        assert (settings.server.port, settings.server.host) == (1, "127.0.0.1")
+        assert settings.store == StoreSettings("memory://", 2)
+
+    def test_the_defaults_of_tables_and_settings_agree(self) -> None:
+        """What is not written in a file is what a setting is by itself."""
+        for fields, made in (
+            (STORE, StoreSettings()),
+            (PAGES, PagesSettings("http://x")),
+            (KIND, KindSettings("post", "http://x", 1)),
+            (SERVER, ServerSettings()),
+        ):
+            for name, field in fields.items():
+                if name not in {"upstream", "batch_url", "fresh_for", "token_file"}:
+                    assert field.default == getattr(made, name), name
+
+
+class TestG1Token:
+    def test_from_a_file_or_from_the_environment(self, tmp_path: Path) -> None:
+        """Written in the file it counts first."""
+        file = tmp_path / "token"
+        file.write_text("from-a-file\n")
+        site = {"pages": {"upstream": "http://x"}}
+        told = {"STILLFRESH_TOKEN": "from-outside"}
+        by_file = settings_of({**site, "server": {"token_file": str(file)}}, told)
+        by_environment = settings_of(site, told)
+        written = settings_of({**site, "server": {"token": "written"}}, told)
+        tokens = [it.server.token for it in (by_file, by_environment, written)]
+        assert tokens == ["from-a-file", "from-outside", "written"]
+
+    def test_is_never_shown(self) -> None:
+        """Neither in an error nor in what settings look like."""
+        tables = good()
+        assert "hush" not in repr(settings_of(tables, {}))
+        tables["server"]["token"] = "hush hush hush"  # noqa: S105 (a bad one)
+        tables["kinds"]["post"]["headers"] = {"Authorization": "hush\n"}
+        assert "hush" not in "".join(mistakes_in(tables))
+        found = settings_of({"pages": {"upstream": "http://x"}}, {"STILLFRESH_TOKEN": "hush"})
+        assert "hush" not in repr(found)
+
+    def test_is_one(self, tmp_path: Path) -> None:
+        """Two are a mistake, and so is one that cannot be a header's value."""
+        tables = good()
+        tables["server"]["token_file"] = str(tmp_path)
+        assert mistakes_in(tables)[0].startswith("server.token_file: there is a server.token too")
+        with pytest.raises(Mistakes, match="STILLFRESH_TOKEN: must be printable"):
+            settings_of({"pages": {"upstream": "http://x"}}, {"STILLFRESH_TOKEN": "a b"})
+
+
+class TestG1Mistakes:
+    @pytest.mark.parametrize(
+        ("table", "key", "value"),
+        [(*where, value) for where, values in WRONG.items() for value in values],
+    )
+    def test_one_wrong_value_is_one_line_with_its_key(
+        self, table: str, key: str, value: Any
+    ) -> None:
+        """Every key of every table, wrong in turn."""
+        tables = good()
+        if key == "token_file":
+            del tables["server"]["token"]
+        where, name = table_of(tables, table)
+        where[key] = value
+        (line,) = mistakes_in(tables)
+        assert line.startswith(f"{name}.{key}")
+        assert "\n" not in line
+
+    def test_every_key_is_among_them(self) -> None:
+        """A key that is added is also tried out."""
+        fields = {"store": STORE, "pages": PAGES, "kinds": KIND, "server": SERVER}
+        assert set(WRONG) == {(table, key) for table, keys in fields.items() for key in keys}
+
+    @pytest.mark.parametrize(
+        ("table", "key", "near"),
+        [
+            ("store", "uri", "url"),
+            ("pages", "upsteam", "upstream"),
+            ("kinds", "fresh", "fresh_for"),
+            ("server", "prot", "port"),
+        ],
+    )
+    def test_an_unknown_key_names_the_one_that_was_meant(
+        self, table: str, key: str, near: str
+    ) -> None:
+        """In each table."""
+        tables = good()
+        where, name = table_of(tables, table)
+        where[key] = 1
+        assert mistakes_in(tables) == (f"{name}.{key}: unknown key; did you mean {near}?",)
+
+    def test_an_unknown_table_too(self) -> None:
+        """Or all there are, if none is near."""
+        assert mistakes_in({**good(), "page": {}}) == ("page: unknown key; did you mean pages?",)
+        (line,) = mistakes_in({**good(), "zzz": {}})
+        assert line == "zzz: unknown key; there are: store, pages, kinds, server"
+
+    @pytest.mark.parametrize(
+        ("table", "key"), [("pages", "upstream"), ("kinds", "batch_url"), ("kinds", "fresh_for")]
+    )
+    def test_a_missing_key_is_named(self, table: str, key: str) -> None:
+        """There is nothing to guess."""
+        tables = good()
+        where, name = table_of(tables, table)
+        del where[key]
+        assert mistakes_in(tables) == (f"{name}.{key}: is missing",)
+
+    @pytest.mark.parametrize("table", ["store", "pages", "kinds", "server"])
+    @pytest.mark.parametrize("value", [1, "x", [], True])
+    def test_a_table_is_a_table(self, table: str, value: Any) -> None:
+        """One line for each that is none."""
+        (line,) = mistakes_in({**good(), table: value})
+        assert line.startswith(f"{table}: must be")
+
+    def test_a_kind_is_a_table(self) -> None:
+        """Its name is the key."""
+        tables = good()
+        tables["kinds"]["user"] = "5m"
+        (line,) = mistakes_in(tables)
+        assert line.startswith("kinds.user: must be a table, as [kinds.user]")
+
+    @pytest.mark.parametrize("name", ["Post", "a b", "", "1st", "sqlite_x", "x_ttl", "page"])
+    def test_a_kind_has_a_name_that_a_store_can_keep(self, name: str) -> None:
+        """And not the one that pages are kept under."""
+        tables = good()
+        tables["kinds"][name] = {"batch_url": "http://x", "fresh_for": 1}
+        (line,) = mistakes_in(tables)
+        assert line.startswith(f"kinds.{name}: ")
+
+    def test_all_of_them_are_told(self) -> None:
+        """In the order of the tables."""
+        tables = good()
+        tables["store"]["url"] = "ftp://x"
+        tables["pages"]["timeout"] = 0
+        del tables["kinds"]["post"]["batch_url"]
+        tables["server"]["port"] = "a"
+        keys = [line.split(":")[0] for line in mistakes_in(tables)]
+        assert keys == ["store.url", "pages.timeout", "kinds.post.batch_url", "server.port"]
+
+    def test_nothing_to_serve(self) -> None:
+        """A store alone serves nothing."""
+        assert mistakes_in({"store": {}}) == ("nothing to serve: write [pages] or [kinds.NAME]",)
+
+    def test_a_kind_per_viewer_needs_who_signs_in(self) -> None:
+        """Or nobody could ever see it."""
+        tables = good()
+        del tables["server"]["authenticate_url"]
+        (line,) = mistakes_in(tables)
+        assert line.startswith("server.authenticate_url: is missing")
+
+    @given(
+        st.dictionaries(
+            st.sampled_from(["store", "pages", "kinds", "server", "x"]),
+            st.recursive(
+                st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                lambda it: st.lists(it) | st.dictionaries(st.text(), it),
+                max_leaves=10,
+            ),
+        )
+    )
+    def test_whatever_is_written_is_read_or_refused(self, tables: dict[str, Any]) -> None:
+        """Nothing but ConfigError comes out, and its lines are lines."""
+        with suppress(Mistakes):
+            settings_of(tables, {})
+            return
+        assert all(line.isprintable() for line in mistakes_in(tables))
+
+
+class TestG1BadFile:
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"[store\nurl = 1", "not TOML: Expected ']' at the end of a table"),
+            (b"a = 1\na = 2\n", "line 2"),
+            (b"[kinds.post]\n[kinds.post]", "line 2"),
+            (b"\xff\xfe", "not UTF-8"),
+            (b"x = " + b"[" * 100_000, "not TOML"),
+            (b"#" * 1_000_001, "longer than 1,000,000 bytes"),
+        ],
+    )
+    def test_is_one_line(self, tmp_path: Path, content: bytes, said: str) -> None:
+        """With the file's name, and the line where TOML tells it."""
+        file = tmp_path / "stillfresh.toml"
+        file.write_bytes(content)
+        with pytest.raises(Mistakes) as caught:
+            load(file)
+        (line,) = caught.value.mistakes
+        assert line.startswith(f"{file}: ")
+        assert said in line
+        assert "\n" not in line
+
+    def test_one_that_cannot_be_read(self, tmp_path: Path) -> None:
+        """Not there, or a directory."""
+        for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+            with pytest.raises(ConfigError, match=said):
+                load(path)
