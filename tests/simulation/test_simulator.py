@@ -290,6 +290,8 @@ class TestT3Doors:
     def test_what_cannot_be_faults(self) -> None:
         with pytest.raises(ConfigError, match="most_blows: a whole number"):
             Faults(most_blows=-1)
+        with pytest.raises(ConfigError, match="faults: Troubles, not"):
+            Faults(troubles=["lost"])  # type: ignore[list-item]
         with pytest.raises(ConfigError, match="skew: seconds"):
             Faults(skew=-1)
 
@@ -308,7 +310,7 @@ class TestT3Doors:
 
     def test_faults_are_drawn_from_what_is_allowed(self) -> None:
         """And in no more than the first requests."""
-        faults = Faults(troubles=frozenset({Trouble.LOST}), blows=frozenset({Blow.PAUSE}), skew=0)
+        faults = Faults(troubles=[Trouble.LOST], blows=[Blow.PAUSE], skew=0)
         for seed in range(50):
             plan = planned(seed, faults)
             assert {trouble for _, trouble in plan.troubles} <= {Trouble.LOST}

@@ -4,6 +4,7 @@ Drawn from the seed at once, so that a run can be repeated with less. Pure: a se
 """
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -61,8 +62,9 @@ class Strike:
 class Faults:
     """Which faults a simulation draws from; `Faults.none()` for a world where all goes well."""
 
-    troubles: frozenset[Trouble] = frozenset(Trouble)
-    blows: frozenset[Blow] = frozenset(Blow)
+    troubles: Collection[Trouble] | None = None
+    """None: any of them."""
+    blows: Collection[Blow] | None = None
     most_blows: int = 6
     within: float = 30.0
     """Seconds in which the blows fall."""
@@ -70,6 +72,9 @@ class Faults:
     """Seconds by which a clock may be wrong from the start."""
 
     def __post_init__(self) -> None:
+        for kinds, drawn in ((Trouble, self.troubles), (Blow, self.blows)):
+            if drawn is not None and not all(isinstance(it, kinds) for it in drawn):
+                raise ConfigError(f"faults: {kinds.__name__}s, not {shown(drawn)}")
         if not isinstance(self.most_blows, int) or self.most_blows < 0:
             raise ConfigError(f"most_blows: a whole number, not {shown(self.most_blows)}")
         for name in ("within", "skew"):
@@ -78,7 +83,7 @@ class Faults:
 
     @classmethod
     def none(cls) -> "Faults":
-        return cls(troubles=frozenset(), blows=frozenset(), most_blows=0, skew=0.0)
+        return cls(troubles=(), blows=(), skew=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,8 @@ class Plan:
 
 def planned(seed: int, faults: Faults) -> Plan:
     dice = random.Random(f"faults {seed}")  # noqa: S311 (a seed, no secret)
-    troubles, blows = sorted(faults.troubles), sorted(faults.blows)
+    troubles = sorted(Trouble if faults.troubles is None else faults.troubles)
+    blows = sorted(Blow if faults.blows is None else faults.blows)
     rate = dice.choice(RATES) if troubles else 0.0
     met = [number for number in range(REQUESTS) if dice.random() < rate]
     count = dice.randint(0, faults.most_blows) if blows else 0
