@@ -6,6 +6,7 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -231,7 +232,7 @@ class Loader(Generic[K, V]):
         if isinstance(result, BaseException):
             return self._failed(flight, result)
         self._meter.failing.ended(flight.id)
-        generation = lease.token if lease is not None else ""
+        generation = lease.token if lease is not None else uuid.uuid4().hex
         if result is ABSENT:
             self._meter.absent += 1
             return Landing(Copy(generation, sent, Policy(self._spec.terms.absent_for), None))
