@@ -1,10 +1,10 @@
 """T1: the engine in the simulator: several processes, a few keys, everything that may be asked."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from stillfresh import Cache, LoadFailed, NotOpen
+from stillfresh import Cache, Loaded, LoadFailed, NotOpen, RetryAfter
 from stillfresh.engine import Resource
 from stillfresh.testing.simulator import Observed, Process, Promise, Version, World
 
@@ -32,11 +32,29 @@ def prices(
         max_entries=len(keys) - 1,
         tags=lambda key: [f"shop:{key[:2]}"],
     )
-    async def price(ids: list[str]) -> dict[str, Version | Exception]:
-        return await process.load("price", ids)
+    async def price(ids: list[str]) -> dict[str, Version | Loaded[Version] | Exception]:
+        return dressed(process, await process.load("price", ids))
 
     process.world.always(Promise.BOUND, lambda: too_many(price, len(keys) - 1))
     return process.observe("price", price, lag=memory_for)
+
+
+def dressed(
+    process: Process, found: Mapping[str, Version | Exception]
+) -> dict[str, Version | Loaded[Version] | Exception]:
+    """Now and then with terms of its own, absent, or with the word to come back later."""
+    given: dict[str, Version | Loaded[Version] | Exception] = {}
+    for id_, it in found.items():
+        match process.dice.randrange(20):
+            case 0:
+                given[id_] = RetryAfter(process.dice.choice([0.5, 5.0]))
+            case 1 | 2 if isinstance(it, Version):
+                given[id_] = Loaded(it, fresh_for=1, stale_for=1)
+            case 3:
+                pass
+            case _:
+                given[id_] = it
+    return given
 
 
 def too_many(resource: Resource[str, Version], most: int) -> str | None:
@@ -66,6 +84,8 @@ async def use(process: Process, resource: Observed, keys: Sequence[str]) -> None
                 await impatient(resource, key, world.dice.choice([0.001, 0.03, 0.4]))
             case 5 if world.dice.random() < 0.3:
                 await resource.delete(key)
+            case 6 if world.dice.random() < 0.5:
+                resource.peek(key)
             case _:
                 await resource.get(key)
 

@@ -211,6 +211,13 @@ class Observed:
         self._served(reading, answer)
         return answer
 
+    def peek(self, key: str) -> Answer[Version] | None:
+        """What memory holds, however old; as fresh only what this process has not invalidated."""
+        answer = self.resource.peek(key)
+        if answer is not None and answer.verdict is Verdict.FRESH:
+            self._served(self._process.reading(self._kind, key, lag=float("inf")), answer)
+        return answer
+
     async def get_many(self, keys: Sequence[str]) -> dict[str, Answer[Version]]:
         asked = {key: self._process.reading(self._kind, key, lag=self._lag) for key in keys}
         answers = await self.resource.get_many(keys)
