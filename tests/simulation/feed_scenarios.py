@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 
-from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.errors import LoadFailed, NotOpen, StillfreshError
 from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.freshness import Verdict
-from stillfresh.testing.simulator import Process, Promise, World
+from stillfresh.testing.simulator import Blow, Process, Promise, World
 
 UUID = "topic"
 
@@ -22,15 +22,23 @@ class Network:
         self.topics: dict[str, Topic] = {}
         self.announced: list[tuple[float, str]] = []
         """Comments, and when it had been said that what is here is old."""
+        self.written: list[tuple[float, str]] = []
+        """Our own, and when they had been accepted: shown from then on, however old the rest."""
+        unsound = {Blow.FULL, Blow.AWAY, Blow.JUMP}
+        self.is_sound = not any(it.blow in unsound for it in world.plan.strikes) and not any(
+            world.plan.skews
+        )
+        """The disk takes what is written, and all agree for how long it is protected (F8)."""
         self.count = 0
 
     def new(self) -> Comment:
         self.count += 1
         return Comment(f"c{self.count}", UUID, "ann", int(self.world.wall()))
 
-    def missing(self, asked: float, shown: Sequence[Comment]) -> list[str]:
+    def missing(self, asked: float, shown: Sequence[Comment], verdict: Verdict) -> list[str]:
         ids = {comment.comment_uuid for comment in shown}
-        return [id_ for ended, id_ in self.announced if ended <= asked and id_ not in ids]
+        known = self.written + (self.announced if verdict is Verdict.FRESH else [])
+        return [id_ for ended, id_ in known if ended <= asked and id_ not in ids]
 
 
 class Source:
@@ -85,32 +93,46 @@ async def of_a_feed(world: World) -> None:
     network = Network(world)
 
     async def app(process: Process) -> None:
-        cache = FeedCache.open(world.folder / "feed.db", clock=process.clock, fresh_for=5)
-        engine = FeedEngine(cache, Source(process, network))
+        cache = FeedCache.open(world.folder / "feed.db", clock=process.clock, fresh_for=8)
         process.at_end(cache.close)
-        process.at_close(engine.close)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(2):
-                group.create_task(read(process, engine, network))
+        for _ in range(world.dice.choice([1, 2])):
+            engine = FeedEngine(cache, Source(process, network))
+            process.at_close(engine.close)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(2):
+                    group.create_task(read(process, engine, network))
+                if world.dice.random() < 0.3:
+                    group.create_task(close(world, engine))
 
     world.launch(app, 2)
+
+
+async def close(world: World, engine: FeedEngine) -> None:
+    """In the midst of everything."""
+    await asyncio.sleep(world.dice.uniform(0, 10))
+    await engine.close()
 
 
 async def read(process: Process, engine: FeedEngine, network: Network) -> None:
     world = process.world
     for _ in world.steps(12):
         await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
-        match world.dice.randrange(8):
-            case 0:
-                await comment(process, engine, network)
-            case 1:
-                await heard(process, engine, network)
-            case 2:
-                await topic(process, engine, network)
-            case 3:
-                await listed(engine)
-            case _:
-                await look(process, engine, network)
+        with suppress(NotOpen):
+            await act(process, engine, network)
+
+
+async def act(process: Process, engine: FeedEngine, network: Network) -> None:
+    match process.world.dice.randrange(8):
+        case 0:
+            await comment(process, engine, network)
+        case 1:
+            await heard(process, engine, network)
+        case 2:
+            await topic(process, engine, network)
+        case 3:
+            await listed(engine)
+        case _:
+            await look(process, engine, network)
 
 
 async def comment(process: Process, engine: FeedEngine, network: Network) -> None:
@@ -122,8 +144,8 @@ async def comment(process: Process, engine: FeedEngine, network: Network) -> Non
     except (ConnectionError, StillfreshError):
         return
     world.note(process, f"has commented {new.comment_uuid}")
-    if not (world.weather.is_full or world.weather.is_away):
-        network.announced.append((world.time(), new.comment_uuid))
+    if network.is_sound:
+        network.written.append((world.time(), new.comment_uuid))
 
 
 async def heard(process: Process, engine: FeedEngine, network: Network) -> None:
@@ -159,7 +181,7 @@ async def look(process: Process, engine: FeedEngine, network: Network) -> None:
         return
     ids = [it.comment_uuid for it in answer.comments]
     world.note(process, f"is shown {','.join(ids)}, {answer.verdict}")
-    if answer.verdict is Verdict.FRESH and (missing := network.missing(asked, answer.comments)):
+    if missing := network.missing(asked, answer.comments, answer.verdict):
         world.broken(
             Promise.FRESH, f"asked at {asked:.3f}, process {process.number} misses {missing}"
         )

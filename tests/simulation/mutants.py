@@ -235,4 +235,4 @@ def the_lease_of_the_dead_never_ends(patch: pytest.MonkeyPatch) -> None:
 @mutant(Promise.WHOLE, "over_a_network")
 def a_read_fails_and_nobody_is_told(patch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: whoever asked had given up when the store failed."""
-    patch.setattr(reads, "_looked_at", lambda _: None)
+    patch.setattr(reads, "looked_at", lambda _: None)

@@ -1,7 +1,9 @@
 """T1: the page cache: visitors, renders that fail and take long, pages that are purged."""
 
 import asyncio
+from contextlib import suppress
 
+from stillfresh.errors import NotOpen
 from stillfresh.freshness import Verdict
 from stillfresh.isr import Page, PageCache, ServedPage
 from stillfresh.testing.simulator import Process, Version, World
@@ -29,30 +31,46 @@ async def of_pages(world: World) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
                 group.create_task(visit(process, pages))
+            if world.dice.random() < 0.3:
+                group.create_task(reopen(world, pages))
 
     world.launch(app, 2)
+
+
+async def reopen(world: World, pages: PageCache) -> None:
+    """E13: closed in the midst of visits."""
+    for _ in world.steps(2):
+        await asyncio.sleep(world.dice.uniform(0, 6))
+        await pages.close()
+        await asyncio.sleep(world.dice.choice([0, 0.3]))
+        await pages.open()
 
 
 async def visit(process: Process, pages: PageCache) -> None:
     world = process.world
     for _ in world.steps(12):
         await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
-        path = world.dice.choice(PATHS)
-        match world.dice.randrange(8):
-            case 0:
-                world.change("page", path)
-                async with process.invalidating("page", [path], soft=True):
-                    await pages.revalidate(path)
-            case 1:
-                world.change("page", path)
-                async with process.invalidating("page", [path]):
-                    await pages.purge(path)
-            case 2:
-                world.change("page", path)
-                async with process.invalidating("page", [path]):
-                    await pages.outdate(path)
-            case _:
-                await see(process, pages, path)
+        with suppress(NotOpen):
+            await act(process, pages, world.dice.choice(PATHS))
+
+
+async def act(process: Process, pages: PageCache, path: str) -> None:
+    world = process.world
+    match world.dice.randrange(8):
+        case 0:
+            world.change("page", path)
+            async with process.invalidating("page", [path], soft=True):
+                await pages.revalidate(path)
+        case 1:
+            world.change("page", path)
+            async with process.invalidating("page", [path]):
+                await pages.purge(path)
+        case 2:
+            world.change("page", path)
+            async with process.invalidating("page", [path]):
+                await pages.outdate(path)
+        case _:
+            await see(process, pages, path)
 
 
 async def see(process: Process, pages: PageCache, path: str) -> None:

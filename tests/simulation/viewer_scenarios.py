@@ -8,7 +8,7 @@ from math import ceil
 
 from stillfresh.coordinator import Database, Hub, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.coordinator.hub import Connection
-from stillfresh.errors import StillfreshError
+from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.testing.simulator import Process, Promise, World
 
 IDS = ("a", "b", "c", "d", "e")
@@ -93,6 +93,10 @@ async def of_a_hub(world: World) -> None:
         for _ in world.steps(20):
             await asyncio.sleep(world.dice.choice([0, 0.1, 1.0, 4.0]))
             world.dice.choice(viewers).step(world)
+            if world.dice.random() < 0.02:
+                held = world.dice.choice(viewers)
+                with suppress(LoadFailed):
+                    await held.connection.get("shared", world.dice.choice(IDS))
         await kept_fresh(process, viewers)
         for viewer in viewers:
             viewer.connection.close()
@@ -225,6 +229,10 @@ async def scroll(
         case 11 if world.dice.random() < 0.3:
             ttl.reset()
             held.clear()
+        case 13 if world.dice.random() < 0.3:
+            held.clear()
+            await ttl.stop()
+            ttl.start()
         case 12 if world.dice.random() < 0.3:
             ttl.sign_out()
             held.clear()

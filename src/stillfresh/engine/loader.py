@@ -18,6 +18,7 @@ from stillfresh.engine.model import Loaded, RetryAfter
 from stillfresh.engine.results import ABSENT, error_text, results_of
 from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait
 from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Newer, Record
@@ -199,7 +200,7 @@ class Loader(Generic[K, V]):
         finally:
             guard.cancel()
             load.cancel()
-            load.add_done_callback(_looked_at)
+            load.add_done_callback(looked_at)
         return self._results(keys, load)
 
     def _results(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
@@ -315,9 +316,3 @@ class Loader(Generic[K, V]):
         errors = [it.error for it in landings.values() if it.error is not None]
         if errors:
             logger.warning("%d of %d failed; the first: %s", len(errors), len(landings), errors[0])
-
-
-def _looked_at(load: "asyncio.Task[Any]") -> None:
-    """Whatever a load that was given up still says is nobody's news."""
-    if not load.cancelled():
-        load.exception()

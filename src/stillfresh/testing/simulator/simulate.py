@@ -1,5 +1,6 @@
 """`simulate(scenario, seed=…)`: one run, exactly repeatable; a failing one made small (T1, T3)."""
 
+import gc
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -90,6 +91,8 @@ def run(scenario: Scenario, plan: Plan) -> Simulated:
         except Exception as exc:  # noqa: BLE001 (whatever a scenario raises has failed it)
             broken = Broken(Promise.WHOLE, f"the scenario failed: {exc!r}")
             broken.__cause__ = exc
+        else:
+            broken = world.unheard()
         finally:
             world.end()
     return Simulated(
@@ -139,16 +142,25 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _alone(world: World, seed: int) -> Iterator[None]:
-    """Dice that nobody was given come from the seed too; warnings of a bad world stay inside."""
+    """Dice that nobody was given come from the seed too; warnings of a bad world stay inside.
+
+    Garbage is collected at the end of a run: what it says of itself then is said at the same step.
+    """
     log, dice = logging.getLogger("stillfresh"), random.getstate()
     listener, propagates = _Listener(world), log.propagate
     random.seed(seed)
     log.addHandler(listener)
     log.propagate = False
+    is_collecting = gc.isenabled()
+    gc.disable()
+    gc.freeze()
     try:
         with inline_files(world):
             yield
     finally:
+        gc.unfreeze()
+        if is_collecting:
+            gc.enable()
         log.propagate = propagates
         log.removeHandler(listener)
         random.setstate(dice)

@@ -1,6 +1,7 @@
 """The world of a simulation: virtual time, processes that share a store, what befalls them (T1)."""
 
 import asyncio
+import gc
 import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -215,11 +216,21 @@ class World:
         for promise, check in self._checks:
             if (what := check()) is not None:
                 raise Broken(promise, what)
-        for owner, error in self.loop.errors:
-            if owner == WORLD or self.processes[owner - 1].is_alive:
-                raise Broken(Promise.WHOLE, error)
+        if self.loop.errors and (broken := self._heard()) is not None:
+            raise broken
         if self.loop.steps % LOOK_EVERY == 0:
             self._look()
+
+    def unheard(self) -> Broken | None:
+        """What was raised where nobody could hear it, as it is let go of."""
+        gc.collect()
+        return self._heard()
+
+    def _heard(self) -> Broken | None:
+        for owner, error in self.loop.errors:
+            if owner == WORLD or self.processes[owner - 1].is_alive:
+                return Broken(Promise.WHOLE, error)
+        return None
 
     def _look(self) -> None:
         if len(self.loop.tasks) > MAX_TASKS:
