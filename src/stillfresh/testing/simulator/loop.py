@@ -184,9 +184,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        if asyncio._get_running_loop() is not None:  # noqa: SLF001 (a loop's own business)
-            raise RuntimeError("simulate() runs a loop of its own; call it from plain code")
-        asyncio._set_running_loop(self)  # noqa: SLF001
+        asyncio._set_running_loop(self)  # noqa: SLF001 (a loop's own business)
         self._is_running = True
         try:
             yield

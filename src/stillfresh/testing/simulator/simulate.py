@@ -1,5 +1,6 @@
 """`simulate(scenario, seed=…)`: one run, exactly repeatable; a failing one made small (T1, T3)."""
 
+import asyncio
 import gc
 import logging
 import random
@@ -113,6 +114,8 @@ def _breaks(scenario: Scenario, plan: Plan, promise: str) -> bool:
 
 
 def _checked(scenario: object, seed: object, faults: object) -> int:
+    if asyncio._get_running_loop() is not None:  # noqa: SLF001 (asks without raising)
+        raise RuntimeError("simulate() runs a loop of its own; call it from plain code")
     if not callable(scenario):
         raise ConfigError(f"scenario: an async function of a world, not {shown(scenario)}")
     if faults is not None and not isinstance(faults, Faults):
