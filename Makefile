@@ -6,7 +6,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test check format diagrams bench explore simulate pins clean
+.PHONY: help demo examples test check format diagrams bench explore simulate pins clean screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,10 +41,14 @@ format: $(VENV)/.dev ## format the code and mend what can be mended
 
 diagrams: $(VENV)/.dev ## write what the docs take from the code: diagrams and tables
 	$(BIN)/python scripts/diagrams.py
+	$(BIN)/python scripts/cli_help.py
 	$(BIN)/python tests/waiting/waiting_page.py
 
 bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write
+
+screenshots: $(VENV)/.dev ## take the pictures of the demo and the dashboard in docs/images, anew
+	$(BIN)/python scripts/screenshots.py
 
 explore: $(VENV)/.dev ## check the waiting rules further than the tests do: make explore DEEPER=2
 	$(BIN)/python tests/waiting/waiting_explorations.py --deeper $(or $(DEEPER),1)

@@ -17,6 +17,7 @@ from benchmarks import (
     dynamodb,
     engine,
     feed,
+    live,
     pages,
     redis_store,
     ttl_cache,
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Callable[[Progress], Section]] = {
     "feed": feed.section,
     "waiting": waiting.section,
     "pages": pages.section,
+    "live": live.section,
     "behaviours": behaviours.section,
 }
 PEERS = [

@@ -1,4 +1,4 @@
-"""I16: hits of the page cache against a bare ASGI app, Starlette and nginx, by wrk; and memory.
+"""I16: hits of the page cache against a bare ASGI app, Starlette, nginx and Next.js; and memory.
 
 The servers run side by side, one process each on the same server with the same bytes, and are
 asked in turns, so that a ratio compares neighbours in time.
@@ -20,6 +20,7 @@ from statistics import median
 from typing import IO, Any, cast
 
 from benchmarks.harness import Figures, Progress, Row, Section
+from benchmarks.pages_next import Missing, next_isr, version
 from benchmarks.pages_sites import BODY
 
 __all__ = ["section"]
@@ -29,6 +30,7 @@ STARLETTE = "Starlette returning the bytes"
 MEMORY = "stillfresh, memory://"
 SQLITE = "stillfresh, sqlite://, the store asked at every hit"
 NGINX = "nginx proxy_cache, one worker"
+NEXT = "Next.js ISR, `next start`"
 ROUNDS = 9
 CONNECTIONS = 32
 PAGES = 10_000
@@ -82,7 +84,16 @@ def asked(port: int, seconds: float) -> tuple[float, float]:
     """Requests a second, and the 99th percentile of their time in milliseconds."""
     wrk = shutil.which("wrk") or ""
     url = f"http://127.0.0.1:{port}/pricing"
-    command = [wrk, "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", url]
+    command = [
+        wrk,
+        "-t1",
+        f"-c{CONNECTIONS}",
+        f"-d{seconds}s",
+        "--timeout",
+        "10s",
+        "--latency",
+        url,
+    ]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     if "Non-2xx" in said or "Socket errors" in said:
         raise RuntimeError(said)
@@ -95,8 +106,8 @@ def asked(port: int, seconds: float) -> tuple[float, float]:
     return float(rate[1]), float(p99[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[p99[2]]
 
 
-def races(progress: Progress) -> tuple[Figures, Figures]:
-    """Medians of rates and of 99th percentiles, by name."""
+def races(progress: Progress) -> tuple[Figures, Figures, str]:
+    """Medians of rates and of 99th percentiles, by name; what Next.js was, or why it was not."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
@@ -109,6 +120,13 @@ def races(progress: Progress) -> tuple[Figures, Figures]:
         if shutil.which("nginx"):
             upstream = stack.enter_context(site("expiring"))
             ports[NGINX] = stack.enter_context(nginx(folder, upstream))
+        progress("pages: Next.js is installed and built")
+        try:
+            (folder / "next").mkdir()
+            ports[NEXT] = stack.enter_context(next_isr(folder / "next"))
+            told = f"{version(folder / 'next')}, a static route handler."
+        except Missing as exc:
+            told = f"Next.js ISR was not measured: {exc}."
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ports}
         dice, order = random.Random(1), list(ports)
         for port in ports.values():
@@ -119,7 +137,7 @@ def races(progress: Progress) -> tuple[Figures, Figures]:
             for name in order:
                 taken[name].append(asked(ports[name], 1))
     rates = {name: median(rate for rate, _ in values) for name, values in taken.items()}
-    return rates, {name: median(p99 for _, p99 in values) for name, values in taken.items()}
+    return rates, {name: median(p99 for _, p99 in it) for name, it in taken.items()}, told
 
 
 async def fill(count: int) -> object:
@@ -177,7 +195,7 @@ def section(progress: Progress) -> Section:
     rows = [Row("I16", f"memory for {PAGES:,} pages of 10 KB, to their size", memory(), 1.3)]
     if shutil.which("wrk") is None:
         return Section(title, rows, notes="Rates were not measured: wrk is not installed.")
-    rates, p99 = races(progress)
+    rates, p99, told = races(progress)
     rows += [
         Row("I16", f"{MEMORY}: rate to {BARE}", rates[MEMORY] / rates[BARE], 0.9, at_least=True),
         Row(
@@ -192,9 +210,13 @@ def section(progress: Progress) -> Section:
     ]
     if NGINX in rates:
         rows.append(Row("I16", f"{MEMORY}: rate to {NGINX}", rates[MEMORY] / rates[NGINX]))
+    if rates.get(NEXT):
+        ratio = rates[MEMORY] / rates[NEXT]
+        rows.append(Row("I16", f"{MEMORY}: rate to {NEXT}", ratio, 15.0, at_least=True))
+    if NGINX not in rates:
+        told += " nginx is not installed."
     notes = (
-        f"wrk, one thread, {CONNECTIONS} connections, {ROUNDS} rounds of a second in turns. "
-        "Next.js ISR is not measured here: it needs npm and a build of its own."
+        f"wrk, one thread, {CONNECTIONS} connections, {ROUNDS} rounds of a second in turns. {told}"
     )
     figures = {"requests a second": rates, "99th percentile, ms": p99}
     return Section(title, rows, figures, notes)

@@ -1,6 +1,6 @@
 """An evening of games: watch "next game" stay right while hardly anybody is asked.
 
-Run it: `make examples`. A real service's tables in SQLite, its events straight into the cache, and no
+Run it: `make examples`. A real service's tables in SQLite, its events straight into the cache, no
 network. Ann plays one game again and again (nobody is asked), then two by turns (as often as they
 come back), then the service fails for a moment.
 """

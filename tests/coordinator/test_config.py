@@ -102,6 +102,10 @@ class TestC1Code:
             {"fresh_for": 0},
             {"max_batch": 0},
             {"max_batch": True},
+            {"stale_for": "soon"},
+            {"error_for": -1},
+            {"absent_for": "never"},
+            {"memory_for": None},
             {"fetch": None},
         ],
     )

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ttl_kit import START, turns
 
 from stillfresh import Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.coordinator import Hub, HubUpdate, Kind
+from stillfresh.coordinator.hub_kinds import joined
 from stillfresh.testing import ManualClock
 
 WORKER = Path(__file__).parent / "hub_worker.py"
@@ -148,6 +149,33 @@ class TestC14Hub:
             assert await news(guest) == {"a": 1}
             with pytest.raises(ConfigError, match="a guest is none"):
                 guest.subscribe("inbox", "1")
+
+    async def test_a_view_may_be_read_without_a_connection(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
+        """One or many, as that viewer sees them; a guest's are those for all."""
+        one = await hub.get("inbox", "a", "ann")
+        many = await hub.get_many("price", ["a", "absent"])
+        assert one.value == "ann's a"
+        assert {id_: answer.found for id_, answer in many.items()} == {"a": True, "absent": False}
+        with pytest.raises(ConfigError, match="sign in"):
+            await hub.get("inbox", "a")
+        with pytest.raises(ConfigError, match="not declared"):
+            await hub.get_many("cost", [])
+        assert (len(hub), upstream.inboxes) == (0, [("ann", ["a"])])
+
+    async def test_a_kind_has_its_own_terms(self, clock: ManualClock, upstream: Upstream) -> None:
+        """How long it is served stale, and how long absence is believed."""
+        terms: dict[str, Any] = {"fresh_for": 10, "stale_for": 5, "error_for": 0, "absent_for": 3}
+        async with Cache("memory://", clock=clock) as cache:
+            hub = Hub(cache, kinds=[Kind("price", fetch=upstream.price, **terms)])
+            await hub.get_many("price", ["a", "absent"])
+            clock.advance(4)
+            await hub.get("price", "absent")
+            assert upstream.prices == [["a", "absent"], ["absent"]]
+            clock.advance(12)
+            upstream.version = 2
+            assert (await hub.get("price", "a")).value == 2
 
     async def test_subscriptions_end_with_the_connection(
         self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
@@ -351,6 +379,88 @@ class TestC14Hub:
         with pytest.raises(NotOpen):
             hub.connect()
         assert len(asyncio.all_tasks()) == 1
+
+
+async def comes(is_so: Callable[[], object]) -> None:
+    """What must come to be, soon."""
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0)
+
+
+class TestC14Take:
+    async def test_all_the_news_at_once(self, hub: Hub, upstream: Upstream) -> None:
+        """Who wants to be told is told, and takes the newest of each, some at a time."""
+        told: list[None] = []
+        with hub.connect(tell=lambda: told.append(None)) as connection:
+            for id_ in ("a", "b", "c"):
+                connection.subscribe("price", id_)
+            await comes(lambda: len(told) == 3)
+            upstream.version = 2
+            await hub.resource("price").refresh("a")
+            assert told
+            first = connection.take(2)
+            taken = {update.id: update.answer.value for update in first + connection.take(2)}
+            assert len(first) == 2
+            assert taken == {"a": 2, "b": 1, "c": 1}
+            assert connection.take(2) == []
+
+    async def test_what_there_is_is_shown(self, hub: Hub) -> None:
+        """Without a load; not the copy that the viewer has, and not what is not subscribed."""
+        fetched_at = (await hub.get("price", "a")).fetched_at
+        await hub.get("price", "b")
+        with hub.connect() as connection:
+            for id_ in ("a", "b", "new"):
+                connection.subscribe("price", id_)
+            await connection.show("price", {"a": fetched_at, "b": None, "new": None, "no": None})
+            assert [update.id for update in connection.take(9)] == ["b"]
+            assert await news(connection) == {"new": 1}
+
+    async def test_a_failure_is_told_to_who_takes(self, hub: Hub, upstream: Upstream) -> None:
+        """Once for a row of them, with the view that is left; who iterates sees views only."""
+        with hub.connect("ann") as ann:
+            ann.subscribe("inbox", "1")
+            assert await news(ann) == {"1": "ann's 1"}
+            upstream.failing = {"ann"}
+            for _ in range(2):
+                await hub.resource("inbox").invalidate(joined("ann", "1"))
+                await comes(lambda: ann._news.failed["inbox"])
+            await turns()
+            [failed] = ann.take(9)
+            assert failed.answer.value == "ann's 1"
+            assert failed.answer.error is not None
+            upstream.failing = set()
+            await hub.resource("inbox").refresh(joined("ann", "1"))
+            [well] = ann.take(9)
+            assert well.answer.error is None
+
+    async def test_what_is_for_all_is_taken_over(self, hub: Hub, upstream: Upstream) -> None:
+        """Who signs in keeps what they look at, and its news; nothing that was another's."""
+        with hub.connect("ann") as ann, hub.connect("bob") as bob:
+            ann.subscribe("price", "a")
+            ann.subscribe("price", "a")
+            ann.subscribe("inbox", "1")
+            await comes(lambda: ann._news.fresh["price"] and ann._news.fresh["inbox"])
+            bob.take_over(ann)
+            ann.close()
+            assert bob.subscribed == {("price", "a"): 2}
+            assert [(it.kind, it.answer.value) for it in bob.take(9)] == [("price", 1)]
+            upstream.version = 2
+            await hub.resource("price").refresh("a")
+            assert [it.answer.value for it in bob.take(9)] == [2]
+
+    async def test_who_catches_up_goes_on_as_another(self, hub: Hub, upstream: Upstream) -> None:
+        """What changed while nobody looked is told to who they are now."""
+        with hub.connect("ann") as ann, hub.connect("bob") as bob:
+            ann.subscribe("price", "a")
+            assert await news(ann) == {"a": 1}
+            ann.set_visible(False)
+            upstream.version = 2
+            await hub.resource("price").refresh("a")
+            ann.set_visible(True)
+            bob.take_over(ann)
+            ann.close()
+            assert await news(bob) == {"a": 2}
 
 
 class TestC14Processes:

@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
 
 from stillfresh.demo.approvals import Approvals
 from stillfresh.demo.assembly import Demo, demo
-from stillfresh.demo.guard import HEADER
+from stillfresh.demo.guard import HEADER, Guard
 from stillfresh.demo.pace import Pace
 from stillfresh.demo.upstream import MODES
 from stillfresh.demo.visitors import MOST_VISITORS, Visitors
@@ -216,6 +217,15 @@ class TestG8Guard:
         assert answer.status_code == 403
         assert made.upstream.switch.mode == "fine"
 
+    async def test_bound_everywhere_it_answers_to_addresses_not_to_names(self) -> None:
+        """A name can be anybody's; an address cannot be made to point here."""
+        guard = Guard(PlainTextResponse("here"), ("0.0.0.0",))  # noqa: S104 (not bound)
+        transport = httpx.ASGITransport(guard)
+        async with httpx.AsyncClient(transport=transport) as client:
+            assert (await client.get("http://192.0.2.7:8000/")).status_code == 200
+            assert (await client.get("http://[2001:db8::7]:8000/")).status_code == 200
+            assert (await client.get("http://evil.example:8000/")).status_code == 403
+
     async def test_the_own_page_does(self, made: Demo, client: httpx.AsyncClient) -> None:
         """Same origin, with the header that only it can send."""
         headers = {HEADER: "1", "origin": "http://127.0.0.1:8000"}
@@ -250,9 +260,15 @@ class TestG8Visitors:
         await first.playing.state()
         for _ in range(MOST_VISITORS):
             visitors.welcome()
-        assert visitors.find(first.token) is None
         await made.parts.tick()
-        assert visitors.authenticate("made up") is None
+        names = {task.get_name() for task in asyncio.all_tasks()}
+        assert "stillfresh-waiting-client" not in names
+        assert visitors.authenticate(first.token) not in {None, first.id}
+
+    @pytest.mark.parametrize("token", ["", "made up", "x" * 31, "x" * 33, "é" * 32, "../" * 11])
+    async def test_a_token_that_is_none_of_ours_is_nobody(self, made: Demo, token: str) -> None:
+        """Whatever a cookie or a client says."""
+        assert made.parts.visitors.authenticate(token) is None
 
     async def test_a_session_is_found_by_its_cookie_only(
         self, made: Demo, client: httpx.AsyncClient
@@ -312,6 +328,37 @@ class TestG8Games:
                 await asyncio.sleep(0.01)
         assert games.index(first) >= 3
         assert second not in games
+
+    async def test_only_what_waits_can_be_opened(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """Not a game that is made up, nor another visitor's."""
+        await settled(client)
+        async with client_of(made) as other:
+            await other.get("/")
+            theirs: str = (await settled(other))["next"][0]["id"]
+        for game_id in ("made-up", theirs):
+            said = (await client.post(f"/demo/games/{game_id}/open", headers=OURS)).json()
+            assert "does not wait" in said["refused"]
+            assert said["current"] is None
+
+    async def test_a_game_is_played_to_its_end_and_another_follows(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """What is over stays on screen as it ended, and is not asked for again."""
+        await play_the_next(client)
+        async with asyncio.timeout(30):
+            while True:
+                board = (await client.get("/demo/games")).json()["board"]
+                if board["result"]:
+                    break
+                if board["my_turn"]:
+                    cell = board["cells"].index(".")
+                    await client.post("/demo/games/play", json={"cell": cell}, headers=OURS)
+                await asyncio.sleep(0.01)
+        asked = made.upstream.switch.requests["games"]
+        assert (await client.get("/demo/games")).json()["board"] == board
+        assert made.upstream.switch.requests["games"] == asked
 
     async def test_a_move_while_the_service_is_down_is_taken_back(
         self, made: Demo, client: httpx.AsyncClient

@@ -1,4 +1,4 @@
-"""What memory keeps, what is counted, what is explained: E9, E10, E12, and the calls of E14."""
+"""What memory keeps, what is counted (also for G6), what is explained: E9, E10, E12, E14."""
 
 import asyncio
 import re

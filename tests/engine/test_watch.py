@@ -41,6 +41,12 @@ async def passes(
 
 
 class TestC14Watch:
+    async def test_a_resource_knows_what_is_watched(self, prices: Resource[str, Price]) -> None:
+        """Each key once, however many watch it, and only as long as somebody does."""
+        with prices.watch("sku-1", "sku-2"), prices.watch("sku-2"):
+            assert sorted(prices.watched) == ["sku-1", "sku-2"]
+        assert prices.watched == ()
+
     async def test_a_cold_key_is_loaded_and_then_kept_fresh(
         self,
         prices: Resource[str, Price],

@@ -262,6 +262,88 @@ class TestI14Freshness:
         missing = await visit("/other", headers={"cache-control": "only-if-cached"})
         assert missing.status_code == 504
 
+    @pytest.mark.parametrize(
+        ("asked", "status"),
+        [
+            ("only-if-cached", 504),
+            ("only-if-cached, max-stale=9", 504),
+            ("only-if-cached, max-stale=10", 200),
+            ("only-if-cached, max-stale", 200),
+            ("only-if-cached, max-stale, max-age=5", 200),
+            ("only-if-cached, max-stale, min-fresh=1", 504),
+            ("only-if-cached, max-stale, no-cache", 504),
+        ],
+    )
+    async def test_only_what_is_stored(
+        self, pages: PageCache, site: Site, clock: ManualClock, asked: str, status: int
+    ) -> None:
+        """RFC 9111 §5.2.1.7, with a page that is past its time by ten seconds: nothing is asked."""
+        site.says("Cache-Control: max-age=60")
+        visit = as_it_says(site, pages)
+        await visit()
+        clock.advance(70)
+        assert (await visit(headers={"cache-control": asked})).status_code == status
+        assert site.renders == 1
+
+    @pytest.mark.parametrize("field", ["Cache-Control", "CDN-Cache-Control"])
+    @pytest.mark.parametrize("said", ["must-revalidate", "proxy-revalidate", "s-maxage=60"])
+    async def test_some_pages_are_never_taken_stale(
+        self, pages: PageCache, site: Site, clock: ManualClock, field: str, said: str
+    ) -> None:
+        """RFC 9111 §5.2.2.2 and §5.2.2.8, RFC 9213: whoever would take it."""
+        site.says(f"{field}: max-age=60, {said}")
+        visit = as_it_says(site, pages)
+        await visit()
+        clock.advance(61)
+        stored = await visit(headers={"cache-control": "only-if-cached, max-stale"})
+        assert stored.status_code == 504
+        assert (await visit(headers={"cache-control": "max-stale"})).text == "page 2"
+
+    async def test_only_what_is_stored_of_ones_own_variant(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """RFC 9111 §4.1."""
+        site.says("Cache-Control: max-age=60", "Vary: Accept-Language")
+        visit = as_it_says(site, pages)
+        for language in ("de", "en"):
+            page = await visit(headers={"accept-language": language})
+            asked = {"accept-language": language, "cache-control": "only-if-cached"}
+            assert (await visit(headers=asked)).text == page.text
+        asked = {"accept-language": "fr", "cache-control": "only-if-cached"}
+        assert (await visit(headers=asked)).status_code == 504
+
+    async def test_every_page_varies_by_its_host(self, pages: PageCache, site: Site) -> None:
+        """It is in the key already: no second Host is told to the app, no page rendered twice."""
+        site.says("Cache-Control: max-age=60", "Vary: Host")
+        visit = as_it_says(site, pages)
+        answers = [await visit() for _ in range(2)]
+        assert [it.text for it in answers] == ["page 1"] * 2
+        assert site.seen("host") == ["example.com"]
+        assert answers[1].headers["vary"] == "Host"
+
+    @pytest.mark.parametrize(("status", "then"), [(429, 200), (403, 403), (404, 404), (410, 410)])
+    async def test_too_many_requests_is_a_failure(
+        self, pages: PageCache, site: Site, clock: ManualClock, status: int, then: int
+    ) -> None:
+        """The page before it stays; that a page is forbidden or gone is news, and replaces it."""
+        visit = in_front(site, pages)
+        await visit()
+        clock.advance(61)
+        site.says("Retry-After: 30", status=status)
+        assert (await visit()).text == "page 1"
+        await idle(pages)
+        assert site.renders == 2
+        assert (await visit()).status_code == then
+
+    async def test_too_many_requests_is_never_stored(self, pages: PageCache, site: Site) -> None:
+        """RFC 6585 §4, whatever it says; who has nothing better is told, and when to come again."""
+        site.says("Cache-Control: max-age=60", "Retry-After: 30", status=429)
+        for visit in (in_front(site, pages), as_it_says(site, pages)):
+            answer = await visit()
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
+        site.says("Cache-Control: max-age=60")
+        assert (await as_it_says(site, pages)("/other")).status_code == 200
+
     async def test_a_client_cannot_force_a_render_of_a_route(
         self, pages: PageCache, site: Site
     ) -> None:

@@ -24,7 +24,7 @@ async def table(aws: "Aws") -> str:
 
 @pytest.fixture
 async def shelf(aws: "Aws", table: str, clock: ManualClock) -> AsyncIterator[PageCache]:
-    async with PageCache(aws.store(table, clock), clock=clock) as pages:
+    async with PageCache(aws.store(table, clock), clock=clock, store_timeout="30s") as pages:
         yield pages
 
 

@@ -116,6 +116,21 @@ class TestI12Starlette:
                 assert "content-encoding" not in plain.headers
             assert count.renders == 2
 
+    async def test_a_client_that_takes_several_encodings_gets_the_one_the_app_has(self) -> None:
+        """I13: and never one that it did not offer, whoever came before."""
+        async with PageCache("memory://") as pages:
+            visit = Visitor(starlette(Counter(), pages))
+            for asked, got in (
+                ("br, gzip", "gzip"),
+                ("br", None),
+                ("gzip;q=0, *;q=0.1", None),
+                ("gzip, br;q=0.5", "gzip"),
+                ("gzip", "gzip"),
+                ("", None),
+            ):
+                page = await visit(headers={"accept-encoding": asked})
+                assert page.headers.get("content-encoding") == got
+
     async def test_a_streamed_page_is_kept_whole(self) -> None:
         """Part by part from the app, at once from the cache."""
         count = Counter()

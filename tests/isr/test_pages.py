@@ -188,7 +188,8 @@ class TestI10StoreHangs:
     async def test_it_is_taken_for_away(self, site: Site, clock: ManualClock) -> None:
         """What memory has is served; what it has not is rendered, and changes get their answer."""
         store: Any = Hanging(clock)
-        async with PageCache(store, clock=clock, store_timeout=0.01, lease_for=0.01) as pages:
+        short: dict[str, Any] = {"store_timeout": 0.01, "lease_for": 0.01}
+        async with asyncio.timeout(10), PageCache(store, clock=clock, **short) as pages:
             visit = in_front(site, pages)
             await visit()
             store.is_hanging = True

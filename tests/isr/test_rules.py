@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from stillfresh import ConfigError
 from stillfresh.isr import Headers, Page, Route
-from stillfresh.isr.rules_fields import date_text, directives, http_date, members, number
+from stillfresh.isr.rules_fields import Raw, date_text, directives, http_date, members, number
 from stillfresh.isr.rules_freshness import Terms, Wish, is_good_enough, stated, wish_of
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_keys import (
+    ENCODINGS,
     canonical_host,
     canonical_path,
     canonical_query,
@@ -23,7 +24,13 @@ from stillfresh.isr.rules_keys import (
 from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_routes import Routes, Site
 from stillfresh.isr.rules_storage import Shared, Unshared, judged
-from stillfresh.isr.rules_validation import etag_of, is_refresh, not_modified, refreshed
+from stillfresh.isr.rules_validation import (
+    etag_of,
+    if_range_holds,
+    is_refresh,
+    not_modified,
+    refreshed,
+)
 
 NOW = 1_700_000_000.0
 OWN = Terms(60, 100, 100)
@@ -177,7 +184,12 @@ class TestI13Judged:
         """Partial, not final, or an error."""
         assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, OWN), Unshared)
 
-    @pytest.mark.parametrize("status", [400, 401, 403, 429])
+    @pytest.mark.parametrize("status", [428, 429, 431])
+    def test_what_is_about_who_asks_is_never_kept(self, status: int) -> None:
+        """RFC 6585 §3 to §5, whatever it says of itself."""
+        assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, None), Unshared)
+
+    @pytest.mark.parametrize("status", [400, 401, 403])
     def test_a_refusal_is_kept_only_if_it_says_so_itself(self, status: int) -> None:
         """A route's duration is for pages: one bad request must not take a page down."""
         assert isinstance(judged(status, (), NOW, OWN), Unshared)
@@ -282,6 +294,36 @@ class TestI13Keys:
         assert not is_allowed("evilexample.com", allowed)
         assert not is_allowed("notshop.example", allowed)
 
+    @pytest.mark.parametrize(
+        ("asked", "offered"),
+        [
+            ("gzip, deflate, br, zstd", "br, zstd, gzip"),
+            ("br;q=0.1, GZIP", "br, gzip"),
+            ("gzip,br", "br, gzip"),
+            ("br;q=0, gzip", "gzip"),
+            ("br;q=0.0, *", "zstd, gzip"),
+            ("gzip, *;q=0", "gzip"),
+            ("gzip, gzip;q=0", ""),
+            ("gzip;q=0.00001", ""),
+            ("gzip;q=no, br; q=1.000", "br"),
+            ("x-gzip", "gzip"),
+            ("identity, made-up", ""),
+            ("", ""),
+        ],
+    )
+    def test_an_app_is_offered_what_the_client_takes(self, asked: str, offered: str) -> None:
+        """I13, RFC 9110 §12.5.3: whichever it chooses, the client can read it."""
+        assert normalised("accept-encoding", raw(f"accept-encoding: {asked}")) == offered
+
+    @given(st.lists(st.sampled_from([*"brzstdgip,;q=01.* -x"]), max_size=40).map("".join))
+    def test_nobody_is_offered_what_he_did_not_name(self, asked: str) -> None:
+        """And there are eight variants at most, whatever is asked for."""
+        offered = normalised("accept-encoding", raw(f"accept-encoding: {asked}"))
+        assert offered is not None
+        chosen = offered.split(", ") if offered else []
+        assert chosen == [it for it in ENCODINGS if it in chosen]
+        assert all(it in asked or "*" in asked for it in chosen)
+
     def test_headers_that_mean_the_same_are_the_same(self) -> None:
         """Encodings by what an app is offered, languages by rank, others by their words."""
         assert normalised("accept-encoding", raw("accept-encoding: deflate, GZIP;q=0.5")) == "gzip"
@@ -367,7 +409,31 @@ class TestI14Validation:
         assert not is_refresh(stored, raw('etag: "v2"'))
 
 
+MONDAY, TUESDAY = b"Mon, 01 Jan 2024 00:00:00 GMT", b"Tue, 02 Jan 2024 00:00:00 GMT"
+
+
 class TestI15Ranges:
+    @pytest.mark.parametrize(
+        ("asked", "stored", "holds"),
+        [
+            (b'"a"', ((b"etag", b'"a"'),), True),
+            (b'"a"', ((b"etag", b'"b"'),), False),
+            (b'"a"', ((b"etag", b'W/"a"'),), False),
+            (b'W/"a"', ((b"etag", b'W/"a"'),), False),
+            (b'W/"a"', ((b"etag", b'"a"'),), False),
+            (b'"a"', (), False),
+            (MONDAY, ((b"last-modified", MONDAY), (b"date", TUESDAY)), True),
+            (TUESDAY, ((b"last-modified", MONDAY), (b"date", TUESDAY)), False),
+            (MONDAY, ((b"last-modified", MONDAY), (b"date", MONDAY)), False),
+            (MONDAY, ((b"last-modified", MONDAY),), False),
+            (MONDAY, ((b"etag", b'"a"'),), False),
+            (b"rubbish", ((b"last-modified", b"rubbish"), (b"date", TUESDAY)), False),
+        ],
+    )
+    def test_if_range(self, asked: bytes, stored: Raw, holds: bool) -> None:
+        """RFC 9110 §13.1.5: by strong comparison; a date is strong if it was over when told."""
+        assert if_range_holds(((b"if-range", asked),), stored) is holds
+
     @pytest.mark.parametrize(
         ("asked", "expected"),
         [
@@ -383,6 +449,12 @@ class TestI15Ranges:
             (b"lines=0-1", Asked.WHOLE),
             (b"bytes=-", Asked.WHOLE),
             (b"rubbish", Asked.WHOLE),
+            (b"bytes=2-" + b"9" * 5_000, (2, 10)),
+            (b"bytes=-" + b"9" * 5_000, (0, 10)),
+            (b"bytes=" + b"9" * 5_000 + b"-", Asked.UNSATISFIABLE),
+            (b"bytes=" + b"0" * 5_000 + b"-1", (0, 2)),
+            (b"bytes=" + b"0-," * 5_000, Asked.WHOLE),
+            (b"bytes=0-5,3-9,0-9", Asked.WHOLE),
         ],
     )
     def test_of_ten_bytes(self, asked: bytes, expected: object) -> None:

@@ -6,59 +6,17 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlencode
 
 import httpx
 import pytest
+from serve_kit import CLI, Proxy
 
+from stillfresh.cli import main
 from stillfresh.isr import PageCache
-
-WORKER = Path(__file__).parent / "upstream_worker.py"
-CLI = [sys.executable, "-m", "stillfresh.cli", "serve"]
-
-
-def started(stack: ExitStack, command: list[str]) -> tuple["subprocess.Popen[str]", str]:
-    """A process, and the first line it says; ended when the test is over."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    def end() -> None:
-        process.kill()
-        process.communicate(timeout=30)
-
-    stack.callback(end)
-    assert process.stdout is not None
-    return process, process.stdout.readline().strip()
-
-
-class Proxy:
-    """A site, a cache in front of it, and a client."""
-
-    def __init__(self, stack: ExitStack, *options: str, upstream: str | None = None) -> None:
-        self._stack = stack
-        if upstream is None:
-            upstream = f"http://127.0.0.1:{started(stack, [sys.executable, str(WORKER)])[1]}"
-        self.upstream = upstream
-        self.process, said = started(
-            stack, [*CLI, "--upstream", self.upstream, "--port", "0", *options]
-        )
-        found = re.match(r"(http://\S+) in front of", said)
-        assert found, said
-        self.url = found[1]
-        self.client = stack.enter_context(httpx.Client(base_url=self.url, timeout=30))
-
-    def get(
-        self, path: str, headers: dict[str, str] | None = None, /, **says: str
-    ) -> httpx.Response:
-        query = f"?{urlencode({name.replace('_', '-'): it for name, it in says.items()})}"
-        return self.client.get(path + (query if says else ""), headers=headers)
-
-    def count(self, path: str) -> int:
-        return int(self.client.get(f"/count?{path}").text)
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +213,45 @@ class TestI15Streams:
         assert status >= 500
 
 
+MISTAKES = [
+    (["--upstream", ""], "--upstream: must be text"),
+    (["--upstream", "ftp://x"], "write http://host:port"),
+    (["--upstream", "http://x/path"], "write http://host:port"),
+    (["--upstream", "http://user@x"], "write http://host:port"),
+    (["--upstream", "http://x:99999"], "not a URL"),
+    (["--upstream", "http://[::1"], "not a URL"),
+    (["--upstream", "http://a..b"], "not a host's name"),
+    (["--upstream", f"http://{'a' * 64}.example"], "not a host's name"),
+    (["--port", "x"], "--port"),
+    (["--port", "65536"], "--port"),
+    (["--port", "-1"], "--port"),
+    (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid"),
+    (["--store", "ftp://x"], "not a store's address"),
+    (["--store", "redis://x:99999/0"], "a port that is none"),
+    (["--store", "dynamodb://"], "write dynamodb://table"),
+    (["--site-host", ""], "--site-host: must be text"),
+    (["--site-host", "a/b"], "--site-host: write example.com"),
+    (["--site-host", "a:b"], "--site-host: write example.com"),
+    (["--route", "/blog"], "PATH=DURATION"),
+    (["--route", "blog=1m"], "route 'blog'"),
+    (["--route", "/a*b=1m"], "* stands at the end only"),
+    (["--route", "/blog=soon"], "--route.\"/blog\": cannot read 'soon'"),
+    (["--route", "/blog=0s"], '--route."/blog": must be more than zero'),
+    (["--query", ""], "--query"),
+    (["--memory-for", "soon"], "--memory-for: cannot read 'soon'"),
+    (["--tenant", "a#b"], "tenant"),
+    (["--tenant", ""], "tenant"),
+    (["--max-body", "x"], "--max-body"),
+    (["--max-body", "0"], "--max-body"),
+    (["--timeout", "x"], "--timeout"),
+    (["--timeout", "0"], "--timeout: must be more than zero"),
+    (["--timeout", "nan"], "--timeout: cannot read nan"),
+    (["--trusted-proxy", "10.0.0.1/8"], "--trusted-proxy: '10.0.0.1/8'"),
+    (["--nope"], "--nope"),
+    (["more"], "more: No such file"),
+]
+
+
 class TestI12CommandLine:
     def test_it_ends_cleanly(self) -> None:
         """SIGTERM and SIGINT: no error, nothing left."""
@@ -285,28 +282,50 @@ class TestI12CommandLine:
         proxy = Proxy(stack, upstream=f"http://127.0.0.1:{port}")
         assert proxy.get("/a").status_code == 502
 
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            (["--upstream", "ftp://x"], "write http://host:port"),
-            (["--upstream", "http://x/path"], "write http://host:port"),
-            (["--upstream", "http://x:99999"], "not a URL"),
-            (["--upstream", "http://x", "--route", "/blog"], "PATH=DURATION"),
-            (["--upstream", "http://x", "--route", "/blog=soon"], "cannot read 'soon'"),
-            (["--upstream", "http://x", "--store", "ftp://x"], "not a store's address"),
-            (["--upstream", "http://x", "--store", "sqlite:////proc/none/x.db"], "x.db"),
-            (["--upstream", "http://x", "--tenant", "a#b"], "tenant"),
-            ([], "--upstream"),
-        ],
-    )
-    def test_a_mistake_is_one_sentence(self, options: list[str], said: str) -> None:
-        """And no traceback."""
+    @pytest.mark.parametrize(("wrong", "said"), MISTAKES)
+    def test_a_mistake_is_one_line(
+        self, wrong: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """That says which option, and status 2; no usage, no traceback."""
+        given = [*([] if "--upstream" in wrong else ["--upstream", "http://x"]), "--port", "0"]
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", *given, *wrong])
+        assert ended.value.code == 2
+        told = capfd.readouterr().err
+        assert said in told
+        assert len(told.splitlines()) == 1
+
+    def test_every_option_is_in_the_docs(self) -> None:
+        """And every one that the docs name is there."""
+        text = (Path(__file__).parents[2] / "docs" / "isr.md").read_text()
+        rows = re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
+        told = {name for row in rows for name in re.findall(r"`(--[a-z-]+)`", row)}
+        assert told == {
+            it.opts[0] for it in main.commands["serve"].params if it.param_type_name == "option"
+        }
+
+    def test_a_site_must_be_named(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """Nothing can be guessed."""
+        with pytest.raises(SystemExit) as ended:
+            main(["serve"])
+        assert ended.value.code == 2
+        told = capfd.readouterr().err
+        assert told.startswith("Error: name a FILE of settings, or --upstream URL.")
+
+    def test_a_store_that_cannot_be_written(self, tmp_path: Path) -> None:
+        """One line, and status 1: the words are right, the world is not."""
+        (tmp_path / "file").write_text("")
+        store = f"sqlite:///{tmp_path}/file/pages.db"
         done = subprocess.run(
-            [*CLI, "--port", "0", *options], capture_output=True, text=True, timeout=30, check=False
+            [*CLI, "--upstream", "http://x", "--port", "0", "--store", store],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
-        assert done.returncode != 0
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+        assert done.returncode == 1
+        assert "pages.db" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
     def test_a_port_that_is_taken(self) -> None:
         """Is named."""

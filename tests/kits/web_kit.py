@@ -22,15 +22,15 @@ async def running(app: ASGIApp, config: uvicorn.Config | None = None) -> AsyncIt
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(config or server_config(app))
     task = asyncio.create_task(server.serve(sockets=[listener]))
-    async with asyncio.timeout(30):
-        while not server.started and not task.done():
-            await asyncio.sleep(0)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await task
-            listener.close()
+    try:
+        async with asyncio.timeout(60):
+            while not server.started and not task.done():
+                await asyncio.sleep(0)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS: Final = [
@@ -78,10 +78,32 @@ def expected_errors() -> list[str]:
     return []
 
 
+class Complaints(list[str]):
+    """What pages did that they should not, until the test is over."""
+
+    is_over = False
+
+    def note(self, text: str) -> None:
+        if not self.is_over:
+            self.append(text)
+
+
+KEY: Final = pytest.StashKey[Complaints]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """What a page says when its server goes is no mistake of the page's."""
+    if (complaints := item.stash.get(KEY, None)) is not None:
+        complaints.is_over = True
+
+
 @pytest.fixture
-async def new_page(browser: Browser, expected_errors: list[str]) -> AsyncIterator[NewPage]:
+async def new_page(
+    request: pytest.FixtureRequest, browser: Browser, expected_errors: list[str]
+) -> AsyncIterator[NewPage]:
     """`await new_page(color_scheme="dark", viewport={"width": 360, "height": 640})`"""
-    complaints: list[str] = []
+    complaints = request.node.stash[KEY] = Complaints()
     contexts = []
 
     async def made(**options: Any) -> Page:
@@ -98,20 +120,19 @@ async def new_page(browser: Browser, expected_errors: list[str]) -> AsyncIterato
     assert not unexpected, unexpected
 
 
-def _listen(page: Page, complaints: list[str]) -> None:
+def _listen(page: Page, complaints: Complaints) -> None:
     def asked(url: str) -> None:
         if urlsplit(url).hostname not in OURS:
-            complaints.append(f"a request to another host: {url}")
+            complaints.note(f"a request to another host: {url}")
+
+    def said(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            complaints.note(f"console: {message.text}")
 
     page.on("request", lambda request: asked(request.url))
     page.on("websocket", lambda socket: asked(socket.url))
-    page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
-    page.on(
-        "console",
-        lambda message: (
-            complaints.append(f"console: {message.text}") if message.type == "error" else None
-        ),
-    )
+    page.on("pageerror", lambda error: complaints.note(f"uncaught: {error}"))
+    page.on("console", said)
 
 
 @pytest.fixture

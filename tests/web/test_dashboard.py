@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from stillfresh import Cache
+from stillfresh import Cache, StoreError
 from stillfresh.coordinator import Kind
 from stillfresh.isr import Page, PageCache
 from stillfresh.isr.model import Head, Stored
@@ -211,6 +211,23 @@ class TestG6Gauge:
             await gauge.look()
             assert store.asked == 1
             ticks.advance(0.2)
+            await gauge.look()
+            assert store.asked == 2
+
+    async def test_one_that_is_away_is_asked_again_soon(self) -> None:
+        """However long it took to say so."""
+        ticks = ManualClock()
+
+        class Away(Sized):
+            async def stats(self) -> StoreStats:
+                await super().stats()
+                raise StoreError("no route to the store")
+
+        store = Away(ticks, took=2.0)
+        async with Cache(store) as cache:
+            gauge = Gauge(cache, ticks)
+            assert await gauge.look() == {"error": "no route to the store"}
+            ticks.advance(5.1)
             await gauge.look()
             assert store.asked == 2
 
@@ -434,6 +451,40 @@ class TestG6Actions:
             await pages.get("/a", render, "10m")
             await until(lambda: len(rendered) == 2)
 
+    async def test_a_call_is_marked_stale(self) -> None:
+        """Its id does not say how to call the function again: nothing is called with a guess."""
+        cache = Cache("memory://")
+        called: list[int] = []
+
+        @cache.cached("square", fresh_for=30, stale_for=30)
+        async def square(number: int) -> int:
+            called.append(number)
+            return number * number
+
+        app = gateway(cache)
+        async with cache, app, client_of(app, "localhost", "127.0.0.1", **OURS) as client:
+            await square(7)
+            (row,) = (await client.get("api/entries")).json()["entries"]
+            told = (await client.post(path_of("square", row["id"], "refresh"))).json()
+        assert (told["entry"]["verdict"], told["entry"]["can_refresh"]) == ("stale", False)
+        assert called == [7]
+
+    @pytest.mark.parametrize("id_", ["abc", "007", "\uff17", "+7", "7 "])
+    async def test_a_number_has_one_name(self, id_: str) -> None:
+        """`7` is an id of whole numbers; what only reads like it is none."""
+        cache = Cache("memory://")
+
+        @cache.batched("number", fresh_for=30)
+        async def numbers(ids: list[int]) -> dict[int, str]:
+            return {number: str(number) for number in ids}
+
+        app = gateway(cache)
+        async with cache, app, client_of(app, "localhost", "127.0.0.1", **OURS) as client:
+            await numbers(7)
+            assert (await client.post(path_of("number", "7", "refresh"))).status_code == 200
+            assert (await client.post(path_of("number", id_, "delete"))).status_code == 404
+            assert await every(client) == ["7"]
+
     @pytest.mark.parametrize("action", ["", "explode", "Refresh"])
     async def test_there_are_three(self, action: str) -> None:
         """Anything else is not found."""
@@ -577,6 +628,14 @@ class TestG6Token:
             refused = await client.post(path_of("price", "a", "refresh"), headers=evil)
         assert refused.status_code == 403
         assert len(world.asked) == 2
+
+    async def test_behind_a_proxy_that_gives_another_name(self) -> None:
+        """What the browser says of where its request is from counts, not how the proxy calls us."""
+        world = World(token=TOKEN)
+        own = {"Origin": "https://fresh.example", "Sec-Fetch-Site": "same-origin"}
+        async with world.client("127.0.0.1:8080", **BEARER, **own) as client:
+            await world.read("a")
+            assert (await client.post(path_of("price", "a", "delete"))).status_code == 200
 
     async def test_it_is_never_in_an_address(self) -> None:
         """A token in the query opens nothing."""

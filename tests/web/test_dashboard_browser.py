@@ -107,8 +107,12 @@ def slot(page: Page, name: str) -> Any:
     return page.locator(f'[data-slot="{name}"]')
 
 
-NO_SOCKETS = """window.WebSocket = class extends EventTarget {
+NO_SOCKET = """window.WebSocket = class extends EventTarget {
   constructor() { super(); setTimeout(() => this.dispatchEvent(new Event("close"))); }
+};"""
+SILENT = """window.WebSocket = class extends EventTarget {
+  constructor() { super(); setTimeout(() => this.dispatchEvent(new Event("open"))); }
+  send() {}
 };"""
 
 
@@ -145,22 +149,42 @@ class TestG6Live:
         health = page.locator("#health-text")
         await expect(health).to_contain_text("Upstream failing for 1 kind (user)")
         await expect(page.locator("#health")).to_have_attribute("data-level", "bad")
+        await expect(page.locator("#health-detail")).to_have_text("user: RuntimeError: boom")
         await expect(slot(page, "queue.failing")).to_have_text("1")
         world.error = None
         await world.app.hub.resource("user").refresh("new")
         await expect(health).not_to_contain_text("failing")
+        await expect(page.locator("#health-detail")).to_be_empty()
 
+    @pytest.mark.parametrize("socket", [NO_SOCKET, SILENT], ids=["none", "silent"])
     async def test_without_a_socket_it_polls(
-        self, new_page: NewPage, url: str, world: World
+        self, new_page: NewPage, url: str, world: World, socket: str
     ) -> None:
-        """The same numbers, a little later."""
+        """The same numbers, a little later; also where the socket is there but tells nothing."""
         page = await new_page()
-        await page.add_init_script(NO_SOCKETS)
+        await page.add_init_script(socket)
         await page.goto(url)
         await expect(page.locator("#link")).to_have_text("polling")
         await world.read("post", "ann:1")
         await expect(slot(page, "reads.total")).to_have_text("43")
         await page.close()
+
+    async def test_only_what_means_something_new_is_read_out(
+        self, page: Page, world: World
+    ) -> None:
+        """A number in the line at the top changes; who listens hears of it once."""
+        news = page.locator("#news")
+        await expect(news).to_contain_text("fresh")
+        heard = await news.inner_text()
+        for _ in range(2):
+            total = slot(page, "reads.total")
+            before = await total.inner_text()
+            await world.read("post", "ann:1")
+            await expect(total).not_to_have_text(before)
+        assert await news.inner_text() == heard
+        world.error = RuntimeError("boom")
+        await world.read("user", "new")
+        await expect(news).to_contain_text("Upstream failing")
 
     async def test_a_gateway_that_ends_is_said_to_be_away(
         self, new_page: NewPage, expected_errors: list[str]

@@ -24,6 +24,7 @@ from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError, StoreError
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.web import Gateway, gateway
+from stillfresh.web.serving import server_config
 
 TOKEN = "sesame"  # noqa: S105 (of a test)
 
@@ -222,6 +223,28 @@ class TestG1Life:
             await client.get("/v1/price/a")
         assert len(asyncio.all_tasks()) == 1
 
+    async def test_a_request_under_way_when_it_ends_is_answered(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """503 once the server's time is over, and no traceback."""
+        begun = asyncio.Event()
+
+        async def never(ids: list[str]) -> dict[str, Any]:
+            begun.set()
+            await asyncio.Event().wait()
+            return dict.fromkeys(ids)
+
+        app = gateway(kinds=[Kind("slow", fetch=never, fresh_for=1)])
+        config = server_config(app)
+        config.timeout_graceful_shutdown = 0
+        async with httpx.AsyncClient(trust_env=False) as client:
+            async with running(app, config) as url:
+                asking = asyncio.create_task(client.get(f"{url}/v1/slow/a"))
+                await begun.wait()
+            answer = await asking
+        assert (answer.status_code, answer.json()["code"]) == (503, "ending")
+        assert not [it for it in caplog.records if it.exc_info]
+
     @pytest.mark.parametrize(
         ("options", "said"),
         [
@@ -231,6 +254,7 @@ class TestG1Life:
             ({"token": ""}, "token: must be"),
             ({"token": "a b"}, "token: must be"),
             ({"token": 1}, "token: must be"),
+            ({"max_connections": 0}, "max_connections"),
             ({"kinds": [1]}, "kinds: takes a list"),
             ({"kinds": [a_kind(), a_kind()]}, "two are named 'price'"),
             ({"store": "ftp://x"}, "not a store's address"),

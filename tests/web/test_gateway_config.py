@@ -1,5 +1,6 @@
 """G1: `stillfresh.toml`, right and wrong: every mistake is found, and each is one line."""
 
+import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ site_hosts = ["example.com"]
 tenant = "blog"
 max_body = 1000
 timeout = "5s"
+trusted_proxies = ["10.0.0.0/8"]
 
 [kinds.post]
 batch_url = "http://127.0.0.1:8080/v0/stream/posts/by_ids"
@@ -60,6 +62,7 @@ port = 9000
 origins = ["https://example.com"]
 token = "hush-hush"
 authenticate_url = "http://127.0.0.1:8080/who"
+max_connections = 500
 """
 
 WRONG: dict[tuple[str, str], list[Any]] = {
@@ -70,6 +73,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("pages", "query"): ["page", [1], [""]],
     ("pages", "site_hosts"): ["example.com", [""], [1]],
     ("pages", "tenant"): ["a#b", 1, ""],
+    ("pages", "trusted_proxies"): ["10.0.0.0/8", ["10.0.0.1/8"], ["proxy"], [1]],
     ("pages", "max_body"): [0, -1, "1MB", True, 2**40],
     ("pages", "timeout"): ["never", 0, -1, 100_000],
     ("kinds", "batch_url"): ["x", 1, "ftp://x/y", "http://", "http://a:b@x/", "http://[x"],
@@ -83,7 +87,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("kinds", "max_batch"): [0, 1.5, "20", True, 1_001],
     ("kinds", "timeout"): [0, "soon", "31s"],
     ("kinds", "max_bytes"): [0, "1MB", True],
-    ("kinds", "headers"): ["x", {"a b": "c"}, {"a": 1}, {"a": "x\ny"}],
+    ("kinds", "headers"): ["x", {"a b": "c"}, {"a": 1}, {"a": "x\ny"}, {"Host": "x"}],
     ("kinds", "per_viewer"): ["yes", 1],
     ("kinds", "viewer_field"): ["", 1],
     ("server", "host"): ["", 1],
@@ -92,6 +96,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("server", "token"): ["", "with space", 1, "ü"],
     ("server", "token_file"): ["", 1, "/nowhere/at/all"],
     ("server", "authenticate_url"): ["x", 1, "ftp://x"],
+    ("server", "max_connections"): [0, "many", True, 1.5],
 }
 
 
@@ -126,6 +131,7 @@ class TestG1GoodFile:
             "blog",
             1000,
             5,
+            ("10.0.0.0/8",),
         )
         assert settings.kinds == (
             KindSettings(
@@ -147,7 +153,12 @@ class TestG1GoodFile:
             ),
         )
         assert settings.server == ServerSettings(
-            "127.0.0.1", 9000, ("https://example.com",), "hush-hush", "http://127.0.0.1:8080/who"
+            "127.0.0.1",
+            9000,
+            ("https://example.com",),
+            "hush-hush",
+            "http://127.0.0.1:8080/who",
+            500,
         )
 
     def test_little_is_enough(self) -> None:
@@ -359,3 +370,23 @@ class TestG1BadFile:
         for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
             with pytest.raises(ConfigError, match=said):
                 load(path)
+
+
+KEY = re.compile(r"^\| `((?:store|pages|kinds|server)\.[\w.]+)` \|", re.MULTILINE)
+
+
+class TestG1Documented:
+    PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+
+    def test_every_key_is_on_the_page(self) -> None:
+        """Each once, in the order of its table."""
+        named = KEY.findall(self.PAGE)
+        tables = {"store": STORE, "pages": PAGES, "kinds.NAME": KIND, "server": SERVER}
+        assert named == [f"{table}.{key}" for table, keys in tables.items() for key in keys]
+
+    def test_every_example_is_fine(self) -> None:
+        """What is shown can be copied."""
+        blocks = re.findall(r"^```toml\n(.*?)^```$", self.PAGE, re.MULTILINE | re.DOTALL)
+        assert blocks
+        for block in blocks:
+            settings_of(tomllib.loads(block), {})

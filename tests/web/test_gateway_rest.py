@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from web_kit import client_of
+from web_kit import client_of, running
 
 from stillfresh.coordinator import Kind
 from stillfresh.engine import RetryAfter
@@ -311,6 +311,22 @@ class TestG2Batch:
                 "/v1/price/batch", content=b'{"ids": ["a"]}', headers={"content-type": kind}
             )
         assert told(answer) == (415, "not_json")
+
+    async def test_a_body_that_never_ends_is_not_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """408, over a socket that says no more."""
+        monkeypatch.setattr("stillfresh.web.rest.BODY_WITHIN", 0.05)
+        async with running(World().gateway) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+            writer.write(
+                b"POST /v1/price/batch HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b'content-length: 100\r\n\r\n{"ids": ['
+            )
+            first = await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+        assert first.startswith(b"HTTP/1.1 408")
 
 
 class TestG2PerViewer:

@@ -8,13 +8,13 @@ try:
 except ModuleNotFoundError as exc:
     raise SystemExit("stillfresh: the commands need click: pip install 'stillfresh[cli]'") from exc
 
-from stillfresh.cli.bench import bench
-from stillfresh.cli.explain import explain
-from stillfresh.cli.inspect import inspect
-from stillfresh.cli.invalidate import evict, invalidate
+from stillfresh.cli.explaining import explain
+from stillfresh.cli.inspecting import inspect
+from stillfresh.cli.invalidating import evict, invalidate
+from stillfresh.cli.measuring import bench
 from stillfresh.cli.program import Program
-from stillfresh.cli.serve import check, demo, serve
-from stillfresh.cli.table import table
+from stillfresh.cli.serving import check, demo, serve
+from stillfresh.cli.tables import table
 
 __all__ = ["main"]
 

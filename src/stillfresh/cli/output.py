@@ -12,6 +12,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
+
+from stillfresh.cli.extras import extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,13 +86,16 @@ def moment_text(at: float | None, now: float) -> str:
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (whatever JSON can say)
-    click.echo(json.dumps(document, indent=2))
+    """Indented for people; by the line for programs, which is much faster."""
+    plain_document = msgspec.to_builtins(document, str_keys=True)
+    click.echo(json.dumps(plain_document, indent=2 if sys.stdout.isatty() else None))
 
 
 def console(*, err: bool = False) -> "Console":
-    from rich.console import Console  # noqa: PLC0415 (a tenth of a second that --help need not wait)
-
-    found = Console(stderr=err, highlight=False, soft_wrap=False)
+    """Imported when something is printed: a tenth of a second that --help need not wait."""
+    found: Console = extra("rich.console", "cli").Console(
+        stderr=err, highlight=False, soft_wrap=False
+    )
     if not found.is_terminal:
         found.width = WIDE
     return found
@@ -99,17 +105,17 @@ def print_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
 ) -> None:
     """Columns named in `right` hold numbers; a verdict has its colour where there are colours."""
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(head))
+    text_of = extra("rich.text", "cli").Text
+    table = extra("rich.table", "cli").Table(
+        box=None, pad_edge=False, header_style="bold", show_header=any(head)
+    )
     for name in head:
         is_number = name in right
         table.add_column(
             name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
         )
     for row in rows:
-        table.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in map(plain, row)))
+        table.add_row(*(text_of(cell, style=COLOURS.get(cell, "")) for cell in map(plain, row)))
     place = console()
     with place.capture() as text:
         place.print(table)
@@ -123,14 +129,10 @@ def working(what: str) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description} {task.completed:,}"),
-        TimeElapsedColumn(),
-    )
-    bar = Progress(*columns, console=console(err=True), transient=True)
+    shown = extra("rich.progress", "cli")
+    counted = shown.TextColumn("{task.description} {task.completed:,}")
+    columns = shown.SpinnerColumn(), counted, shown.TimeElapsedColumn()
+    bar = shown.Progress(*columns, console=console(err=True), transient=True)
     task = bar.add_task(what, total=None)
     late = threading.Timer(PATIENCE, bar.start)
     late.daemon = True

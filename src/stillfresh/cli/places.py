@@ -2,18 +2,26 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from stillfresh.errors import ConfigError
 from stillfresh.stores.contract import Entry, Record, Store, StoreStats
 from stillfresh.stores.listing import MOST_LISTED
 from stillfresh.stores.urls import store_for
 
-__all__ = ["Readable", "looked_into", "opened", "pages_of", "quiet", "without_password"]
+__all__ = [
+    "Readable",
+    "file_of",
+    "looked_into",
+    "opened",
+    "pages_of",
+    "quietly",
+    "without_password",
+]
 
 
 class Readable(Protocol):
@@ -41,7 +49,7 @@ class Readable(Protocol):
 @asynccontextmanager
 async def looked_into(address: str) -> AsyncIterator[Readable]:
     """To read only: a file is not changed, not even one that is damaged."""
-    path = _file_of(address)
+    path = file_of(address)
     async with _open(_view(path) if path is not None else _named(address)) as found:
         yield found
 
@@ -49,9 +57,9 @@ async def looked_into(address: str) -> AsyncIterator[Readable]:
 @asynccontextmanager
 async def opened(address: str) -> AsyncIterator[Store]:
     """To change what is in it."""
-    if (path := _file_of(address)) is not None:
+    if (path := file_of(address)) is not None:
         async with _open(_view(path)):
-            address = f"sqlite:///{path}"  # it is there, and ours
+            address = f"sqlite:///{quote(path)}"  # it is there, and ours
     store = _named(address)
     async with _open(store):
         yield store
@@ -59,21 +67,28 @@ async def opened(address: str) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def _open(store: Readable) -> AsyncIterator[Readable]:
-    quiet()
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
+    with quietly():
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
 
 
-def quiet() -> None:
+@contextmanager
+def quietly() -> Iterator[None]:
     """What a store would log, the command's error says, in a line."""
-    logging.getLogger("stillfresh").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("stillfresh")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _named(address: str) -> Store:
-    if urlsplit(address).scheme == "memory":
+    if address.startswith("memory:"):
         raise ConfigError(
             "store memory://: lives in the process that uses it; look at it there, on its dashboard"
         )
@@ -86,9 +101,9 @@ def _view(path: str) -> Readable:
     return SqliteView(path)
 
 
-def _file_of(address: str) -> str | None:
+def file_of(address: str) -> str | None:
     """The file of a SQLite store; its name alone will do, if there is such a file."""
-    if "://" not in address and Path(address).exists():
+    if "://" not in address and Path(address).is_file():
         return address
     is_store = address.startswith("sqlite:") and store_for(address, time.time) is not None
     return unquote(urlsplit(address).path[1:]) if is_store else None

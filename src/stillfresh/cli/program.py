@@ -6,9 +6,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from errno import EPIPE
-from importlib import import_module
-from types import ModuleType
 from typing import Any, Final, NoReturn
 
 import click
@@ -16,11 +13,27 @@ import click
 from stillfresh.cli.output import plain
 from stillfresh.errors import ConfigError, StillfreshError
 
-__all__ = ["WRONG_USE", "Command", "Program", "Topic", "extra"]
+__all__ = ["TEXT", "WRONG_USE", "Command", "Program", "Topic"]
 
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
 """As shells tell of a process that SIGINT ended."""
+
+
+class Text(click.ParamType[str]):
+    """What a store can have a name for; a shell may hand on bytes that are none."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{value!a} is not UTF-8.", param, ctx)
+        return value
+
+
+TEXT: Final = Text()
 
 
 class Exemplary(click.Command):
@@ -66,17 +79,14 @@ class Program(Topic):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(errors="backslashreplace")  # ids are anybody's, terminals are ASCII
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            with _translated():
+                code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.ClickException as exc:
             click.echo(_line(exc), err=True)
             sys.exit(exc.exit_code)
         except click.Abort:
             sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
-
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 (whatever a command returns)
-        with _translated():
-            return super().invoke(ctx)
 
 
 @contextmanager
@@ -87,8 +97,6 @@ def _translated() -> Iterator[None]:
         ended = WrongUse if isinstance(exc, ConfigError) else click.ClickException
         raise ended(str(exc)) from exc
     except OSError as exc:
-        if exc.errno == EPIPE:
-            raise  # click knows: whoever read us has seen enough
         raise click.ClickException(": ".join(_parts(exc))) from exc
 
 
@@ -108,14 +116,3 @@ def _line(exc: click.ClickException) -> str:
     if isinstance(exc, click.UsageError) and exc.ctx is not None:
         lines[-1] += f" Try: {exc.ctx.command_path} --help"
     return "\n".join(f"Error: {line}" for line in lines)
-
-
-def extra(module: str, named: str = "aws") -> ModuleType:
-    """A part that needs libraries of its own; who lacks them is told which."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] == "stillfresh":
-            raise
-        needed = f"pip install 'stillfresh[{named}]'"
-        raise StillfreshError(f"this command needs {exc.name}: {needed}") from exc

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from stillfresh.coordinator.hub_kinds import key_of, parts
 from stillfresh.coordinator.model import Kind
-from stillfresh.coordinator.news import HubUpdate, is_as_had, is_news, slices, taken
+from stillfresh.coordinator.news import HubUpdate, News, is_as_had, is_news, slices
 from stillfresh.engine import Answer, Resource, Update, Watch
 from stillfresh.errors import NotOpen, StillfreshError
 
@@ -55,16 +55,15 @@ class Connection:
         self.viewer_id = viewer_id
         self._hub = hub
         self._is_visible = visible
-        self._tell_owner = tell or _nothing
         self._closed = closed
         self._counts: dict[str, dict[str, int]] = {kind: {} for kind in hub.kinds}
         self._total = 0
-        self._news: dict[tuple[str, str], HubUpdate] = {}
-        self._failures: dict[tuple[str, str], HubUpdate] = {}
+        self._news = News(hub.kinds)
         self._seen: dict[str, dict[str, Answer[Any]]] = {kind: {} for kind in hub.kinds}
         """The last that was told, or got, of what is subscribed."""
         self._catching_up: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._tell_owner = tell or self._changed.set
         self._is_open = True
         self._watches = {kind: self._watched(kind) for kind in hub.kinds}
 
@@ -94,8 +93,7 @@ class Connection:
         elif count:
             del counts[id_]
             self._total -= 1
-            self._news.pop((kind, id_), None)
-            self._failures.pop((kind, id_), None)
+            self._news.forget(kind, id_)
             self._seen[kind].pop(id_, None)
             self._watches[kind].discard(key)
 
@@ -131,20 +129,19 @@ class Connection:
         if visible == self._is_visible:
             return
         self._stop_catching_up()
-        for kind, ids in self._ids_by_key().items():
-            watch = self._watches[kind]
-            if visible:
-                watch.add(*ids)
-                catching_up = self._catch_up(kind, ids)
-                self._catching_up.append(asyncio.get_running_loop().create_task(catching_up))
-            else:
-                watch.discard(*ids)
         self._is_visible = visible
+        by_kind = self._ids_by_key()
+        for kind, ids in by_kind.items():
+            watch = self._watches[kind]
+            (watch.add if visible else watch.discard)(*ids)
+        if visible:
+            self._begin_catching_up(by_kind)
 
     def reset(self) -> None:
         """Another route: nothing is subscribed any more."""
         self._stop_catching_up()
         self._clear()
+        self._news.clear()
         for watch in self._watches.values():
             watch.discard(*watch.keys)
 
@@ -169,7 +166,7 @@ class Connection:
 
     def take(self, limit: int) -> list[HubUpdate]:
         """Up to so many news, and failures to refresh: there `answer.error` says why."""
-        return [*taken(self._news, limit), *taken(self._failures, limit)]
+        return self._news.take(limit)
 
     def take_over(self, other: "Connection") -> None:
         """What another connection is subscribed to, of what is the same for every viewer."""
@@ -180,19 +177,18 @@ class Connection:
                 self._seen[kind] |= other._seen[kind]  # noqa: SLF001
                 if self._is_visible:
                     self._watches[kind].add(*counts)
-                news, failures = other._news, other._failures  # noqa: SLF001
-                self._news |= {it: new for it, new in news.items() if it[0] == kind}
-                self._failures |= {it: new for it, new in failures.items() if it[0] == kind}
+                self._news.fresh[kind] |= other._news.fresh[kind]  # noqa: SLF001
+                self._news.failed[kind] |= other._news.failed[kind]  # noqa: SLF001
+        if any(not task.done() for task in other._catching_up):  # noqa: SLF001
+            self._begin_catching_up(self._ids_by_key())
 
     def close(self) -> None:
         """The viewer has gone, and their subscriptions with them."""
         if not self._is_open:
             return
         self._is_open = False
-        news = dict(self._news)
         self._stop_catching_up()
-        self._clear()
-        self._news = news  # who iterates may still see it
+        self._clear()  # but for the news: who iterates may still see it
         for watch in self._watches.values():
             watch.close()
         self._closed(self)
@@ -219,20 +215,27 @@ class Connection:
         return self
 
     async def __anext__(self) -> HubUpdate:
-        while not self._news:
+        while (news := self._news.next()) is None:
             if not self._is_open:
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
-        return self._news.pop(next(iter(self._news)))
+        return news
 
     def _watched(self, kind: str) -> Watch[str, Any]:
         """Also of what nothing is subscribed of yet: it ends with the cache."""
         resource = self._hub.resource(kind)
         is_own = self._hub.is_per_viewer(kind)
+        seen, fresh, failed = self._seen[kind], self._news.fresh[kind], self._news.failed[kind]
+        told = self._tell_owner
 
         def tell(update: Update[str, Any]) -> None:
-            self._note(kind, parts(update.key)[1] if is_own else update.key, update.answer)
+            """Run for each viewer of each new copy: as short as can be."""
+            id_ = parts(update.key)[1] if is_own else update.key
+            seen[id_] = fresh[id_] = update.answer
+            if failed:
+                failed.pop(id_, None)
+            told()
 
         def fail(update: Update[str, Any]) -> None:
             self._note_failure(kind, parts(update.key)[1] if is_own else update.key, update.answer)
@@ -241,9 +244,8 @@ class Connection:
 
     def _note(self, kind: str, id_: str, answer: Answer[Any]) -> None:
         self._seen[kind][id_] = answer
-        self._news[kind, id_] = HubUpdate(kind, id_, answer)
-        self._failures.pop((kind, id_), None)
-        self._changed.set()
+        self._news.fresh[kind][id_] = answer
+        self._news.failed[kind].pop(id_, None)
         self._tell_owner()
 
     def _note_failure(self, kind: str, id_: str, answer: Answer[Any]) -> None:
@@ -252,7 +254,7 @@ class Connection:
         if before is not None and before.error is not None:
             return
         self._seen[kind][id_] = answer
-        self._failures[kind, id_] = HubUpdate(kind, id_, answer)
+        self._news.failed[kind][id_] = answer
         self._tell_owner()
 
     async def _catch_up(self, kind: str, ids: dict[str, str]) -> None:
@@ -278,6 +280,11 @@ class Connection:
                 elif answer.error is None:
                     seen[id_] = answer
 
+    def _begin_catching_up(self, by_kind: Mapping[str, dict[str, str]]) -> None:
+        loop = asyncio.get_running_loop()
+        for kind, ids in by_kind.items():
+            self._catching_up.append(loop.create_task(self._catch_up(kind, ids)))
+
     def _stop_catching_up(self) -> None:
         for task in self._catching_up:
             task.cancel()
@@ -285,8 +292,6 @@ class Connection:
 
     def _clear(self) -> None:
         self._total = 0
-        self._news.clear()
-        self._failures.clear()
         for kind in self._counts:
             self._counts[kind].clear()
             self._seen[kind].clear()
@@ -309,7 +314,3 @@ class Connection:
     def _check_open(self) -> None:
         if not self._is_open:
             raise NotOpen("this connection is closed")
-
-
-def _nothing() -> None:
-    """Nobody wants to be told: they iterate."""

@@ -1,6 +1,6 @@
 """What is news to a viewer of a hub (C14): the update itself, and what makes it one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ import msgspec
 from stillfresh.engine import Answer
 from stillfresh.freshness import Verdict
 
-__all__ = ["HubUpdate", "is_as_had", "is_news", "slices", "taken"]
+__all__ = ["HubUpdate", "News", "is_as_had", "is_news", "slices"]
 
 SLICE: Final = 50
 """Views read at once for who looks again."""
@@ -24,12 +24,38 @@ class HubUpdate(msgspec.Struct, frozen=True):
     """`value` is the view; `found` is False if it does not exist (any more)."""
 
 
-def taken(news: dict[tuple[str, str], HubUpdate], limit: int) -> list[HubUpdate]:
-    if len(news) <= limit:
-        taken = list(news.values())
-        news.clear()
+class News:
+    """What waits for one viewer: the newest of each id, and of what failed the first time."""
+
+    __slots__ = ("failed", "fresh")
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self.fresh: dict[str, dict[str, Answer[Any]]] = {kind: {} for kind in kinds}
+        self.failed: dict[str, dict[str, Answer[Any]]] = {kind: {} for kind in self.fresh}
+
+    def forget(self, kind: str, id_: str) -> None:
+        self.fresh[kind].pop(id_, None)
+        self.failed[kind].pop(id_, None)
+
+    def clear(self) -> None:
+        for waiting in (*self.fresh.values(), *self.failed.values()):
+            waiting.clear()
+
+    def take(self, limit: int) -> list[HubUpdate]:
+        """Up to so many."""
+        taken: list[HubUpdate] = []
+        for by_kind in (self.fresh, self.failed):
+            for kind, waiting in by_kind.items():
+                for id_ in list(islice(waiting, limit - len(taken))):
+                    taken.append(HubUpdate(kind, id_, waiting.pop(id_)))  # noqa: PERF401 (it pops)
         return taken
-    return [news.pop(it) for it in list(islice(news, limit))]
+
+    def next(self) -> HubUpdate | None:
+        """One new view; failures are for who takes."""
+        for kind, waiting in self.fresh.items():
+            for id_ in waiting:
+                return HubUpdate(kind, id_, waiting.pop(id_))
+        return None
 
 
 def slices(keys: list[str]) -> Iterator[list[str]]:

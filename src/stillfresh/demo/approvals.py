@@ -8,6 +8,7 @@ import random
 import secrets
 import time
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Final
 
 from stillfresh.clock import Clock
@@ -33,8 +34,8 @@ class Approvals:
     def __init__(self, ttl: Duration, dice: random.Random, clock: Clock = time.monotonic) -> None:
         self._ttl = seconds(ttl)
         self._clock = clock
-        self._dice = dice
         self._last = float("-inf")
+        self._asks = cycle(dice.sample(ASKS, len(ASKS)))
         self.expired = 0
         self.decided = 0
         self._pending = TtlCache[str, Ask](
@@ -47,7 +48,7 @@ class Approvals:
         now = self._clock()
         if now - self._last >= self._ttl / 3 and len(self._pending) < AT_ONCE:
             self._last = now
-            self._pending.insert(secrets.token_hex(8), Ask(*self._dice.choice(ASKS), now))
+            self._pending.insert(secrets.token_hex(8), Ask(*next(self._asks), now))
         pending = [
             {
                 "id": key,

@@ -8,17 +8,19 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
 
-from stillfresh.coordinator import Kind, NexusClient
+from stillfresh.coordinator import Hub, Kind, NexusClient
 from stillfresh.coordinator.rules import by_id, post_id, user_id
 from stillfresh.demo.guard import Guard
 from stillfresh.demo.pace import Pace
 from stillfresh.demo.parts import MAX_BATCH, Parts
+from stillfresh.demo.patience import Patient, soon
 from stillfresh.demo.playing import Playing, boards_of
 from stillfresh.demo.site import site
 from stillfresh.demo.tables import Tables
@@ -28,6 +30,7 @@ from stillfresh.demo.upstream_app import upstream_app
 from stillfresh.demo.visitors import Visitors
 from stillfresh.demo.world import World
 from stillfresh.engine import Cache
+from stillfresh.errors import StillfreshError
 from stillfresh.feed import FeedCache, FeedEngine
 from stillfresh.feed.http import HttpFeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
@@ -57,9 +60,13 @@ async def demo(directory: Path, pace: Pace, hosts: tuple[str, ...] = ()) -> Asyn
     """Opened from the upstream up to the gateway, closed the other way round."""
     dice = random.Random(pace.seed)  # noqa: S311 (likes and bots, no secrets)
     world, switch = World(int(time.time()), dice), Switch(pace, dice)
-    async with Games(directory / "games.db") as games:
+    with TemporaryDirectory(
+        prefix="upstream-", dir=directory
+    ) as own:  # it forgets, as its world does
+        games = Games(Path(own) / "games.db")
         tables = Tables(games, pace.bot_thinks, dice)
         async with (
+            games,
             Upstream(upstream_app(world, games, tables), switch) as upstream,
             running(changes(world, pace)),
             running(tables.run()),
@@ -73,29 +80,27 @@ async def site_of(
     directory: Path, pace: Pace, hosts: tuple[str, ...], *, world: World, upstream: Upstream
 ) -> AsyncIterator[Demo]:
     """What stands in front of the upstream."""
+    pause = pace.seconds_of("retry_after")
     feed_file = FeedCache.open(directory / "feed.db", fresh_for=pace.feed_fresh_for)
     with feed_file:
         async with (
             httpx.AsyncClient(base_url=upstream.url, timeout=15, limits=NO_KEEPING) as http,
             NexusClient(upstream.url, timeout=PATIENCE) as nexus,
             HttpFeedSource(upstream.url, timeout=PATIENCE) as source,
-            FeedEngine(feed_file, source) as engine,
+            FeedEngine(feed_file, Patient(source, pause)) as engine,
             Cache(f"sqlite:///{directory / 'entries.db'}") as cache,
         ):
-            boards = boards_of(cache, http)
+            boards = boards_of(cache, http, pause)
 
             def playing_of(user: str) -> Playing:
-                def tell() -> None:
-                    if (push := getattr(app.live, "push", None)) is not None:
-                        push(user, InvalidatedNews())
-
-                return Playing(user, http, boards, tell)
+                return Playing(user, http, boards, lambda: app.live.push(user, InvalidatedNews()))
 
             visitors = Visitors(playing_of, pace.approval_for, world.dice)
             parts = Parts(
                 pace=pace,
                 post_ids=tuple(world.posts),
                 users=len(world.users),
+                changes=lambda: world.changes,
                 upstream=upstream,
                 http=http,
                 feed=lambda tell: Topics(engine, tell),
@@ -111,7 +116,7 @@ async def site_of(
                 page_cache=pages,
                 authenticate=visitors.authenticate,
             )
-            async with app, running(ticks(parts)):
+            async with app, running(ticks(parts)), running(wakings(parts, app.hub)):
                 try:
                     yield Demo(app, parts, upstream)
                 finally:
@@ -125,12 +130,13 @@ NO_KEEPING: Final = httpx.Limits(max_connections=100, max_keepalive_connections=
 
 def kinds_of(nexus: NexusClient, pace: Pace) -> list[Kind]:
     """Posts and users, the same for every visitor."""
+    pause = pace.seconds_of("retry_after")
 
     async def posts(ids: list[str]) -> dict[str, object]:
-        return by_id("post", ids, await nexus.posts_by_ids(ids), post_id)
+        return by_id("post", ids, await soon(nexus.posts_by_ids(ids), pause), post_id)
 
     async def users(ids: list[str]) -> dict[str, object]:
-        return by_id("user", ids, await nexus.users_by_ids(ids), user_id)
+        return by_id("user", ids, await soon(nexus.users_by_ids(ids), pause), user_id)
 
     return [
         Kind("post", fetch=posts, fresh_for=pace.post_fresh_for, max_batch=MAX_BATCH),
@@ -149,6 +155,20 @@ async def ticks(parts: Parts) -> None:
     while True:
         await asyncio.sleep(1)
         await parts.tick()
+
+
+async def wakings(parts: Parts, hub: Hub) -> None:
+    """C9 asks for what has failed one by one: here everybody knows that the upstream is back."""
+    while True:
+        await parts.recovered.wait()
+        parts.recovered.clear()
+        await asyncio.gather(*(refresh_watched(hub, kind) for kind in hub.kinds))
+
+
+async def refresh_watched(hub: Hub, kind: str) -> None:
+    resource = hub.resource(kind)
+    with suppress(StillfreshError):  # switched off again meanwhile
+        await resource.refresh(*resource.watched)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ so it turns no switch here, also not by a name that it made point at this machin
 """
 
 from collections.abc import Iterable
+from ipaddress import ip_address
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +17,7 @@ __all__ = ["HEADER", "Guard"]
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without being asked by the browser whether it may."""
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
 SAFE: Final = frozenset({"GET", "HEAD"})
 SAID: Final = {
     "Content-Security-Policy": (
@@ -29,11 +31,15 @@ SAID: Final = {
 
 
 class Guard:
-    """`hosts`: names that the site may be asked by, besides those of loopback."""
+    """`hosts`: names that the site may be asked by, besides those of loopback.
+
+    Bound to all addresses, it may be asked by each of them, but by no name: that can be anybody's.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
         self._app = app
         self._hosts = LOOPBACK | set(hosts)
+        self._by_address = bool(self._hosts & EVERYWHERE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,7 +52,8 @@ class Guard:
     def _refusal(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if _name(host) not in self._hosts:
+        name = _name(host)
+        if name not in self._hosts and not (self._by_address and _is_address(name)):
             return "this demo is not called by that name"
         if scope["method"] in SAFE:
             return None
@@ -59,6 +66,14 @@ class Guard:
 
 def _name(host: str) -> str:
     return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _saying(send: Send) -> Send:

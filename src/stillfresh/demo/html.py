@@ -22,11 +22,15 @@ def front_page(token: str, post_ids: Sequence[str], pace: Pace) -> str:
         token=escape(token),
         posts="\n".join(map(_post, post_ids)),
         count=len(post_ids),
-        post_fresh_for=pace.seconds_of("post_fresh_for"),
-        user_fresh_for=pace.seconds_of("user_fresh_for"),
-        feed_fresh_for=pace.seconds_of("feed_fresh_for"),
-        page_fresh_for=pace.seconds_of("page_fresh_for"),
+        post_fresh_for=_shown(pace, "post_fresh_for"),
+        user_fresh_for=_shown(pace, "user_fresh_for"),
+        feed_fresh_for=_shown(pace, "feed_fresh_for"),
+        page_fresh_for=_shown(pace, "page_fresh_for"),
     )
+
+
+def _shown(pace: Pace, name: str) -> str:
+    return f"{pace.seconds_of(name):g}"
 
 
 def _post(post_id: str) -> str:
@@ -46,7 +50,7 @@ def prices_page(prices: Mapping[str, int], rendered_at: float, pace: Pace) -> st
         rendered_at=f"{rendered_at:.3f}",
         time=time.strftime("%H:%M:%S", time.localtime(rendered_at)),
         took=f"{time.time() - rendered_at:.1f}",
-        page_fresh_for=pace.seconds_of("page_fresh_for"),
+        page_fresh_for=_shown(pace, "page_fresh_for"),
     )
 
 

@@ -18,6 +18,7 @@ DURATIONS: Final = (
     "page_fresh_for",
     "approval_for",
     "change_every",
+    "retry_after",
 )
 SPANS: Final = ("lookup", "slow_lookup", "bot_thinks")
 
@@ -34,6 +35,8 @@ class Pace:
     lookup: tuple[float, float] = (1.0, 3.0)
     """The shortest and the longest lookup of an upstream that is well."""
     slow_lookup: tuple[float, float] = (5.0, 8.0)
+    retry_after: Duration = "2s"
+    """A lookup that failed is tried again after this."""
     change_every: Duration = "700ms"
     """One thing in the upstream's world changes so often."""
     bot_thinks: tuple[float, float] = (2.0, 12.0)

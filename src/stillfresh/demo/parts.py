@@ -52,15 +52,19 @@ class Parts:
         feed: Callable[[Callable[[], None]], Topics],
         visitors: Visitors,
         watched: Callable[[], Mapping[str, Any]],
+        changes: Callable[[], int],
     ) -> None:
         self.pace = pace
         self.post_ids = post_ids
         self.visitors = visitors
         self.closing = asyncio.Event()
+        self.recovered = asyncio.Event()
+        """The upstream was switched on again: what is on a screen need not wait any longer."""
         self.feed = feed(self.tell)
         self._upstream = upstream
         self._http = http
         self._watched = watched
+        self._changes = changes
         self._ledger = Ledger(pace, len(post_ids), users)
         self._news = asyncio.Event()
 
@@ -78,11 +82,13 @@ class Parts:
 
     async def turn(self, mode: str) -> None:
         await self._upstream.turn(mode)
+        if self._upstream.switch.mode == "fine":
+            self.recovered.set()
         self.tell()
 
     async def tick(self) -> None:
         """Once a second."""
-        self._ledger.tick(self._watched()["connections"])
+        self._ledger.tick(self._watched()["signed_in"])
         await self.visitors.sweep()
 
     def state(self) -> dict[str, Any]:
@@ -94,6 +100,7 @@ class Parts:
             "polled": round(polled.each),
             "polled_in_batches": round(polled.in_batches),
             "watched": dict(self._watched()),
+            "changes": self._changes(),
             "news": self.feed.news,
         }
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 
 from stillfresh.demo.upstream_app import PLAYER
-from stillfresh.engine import Cache
+from stillfresh.engine import Cache, RetryAfter
 from stillfresh.engine.resource import Function
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.waiting.cache import WaitingCache
@@ -31,14 +31,17 @@ class Refused(StillfreshError):
     """The move was not made; the sentence is for the visitor."""
 
 
-def boards_of(cache: Cache, http: httpx.AsyncClient) -> Boards:
+def boards_of(cache: Cache, http: httpx.AsyncClient, pause: float) -> Boards:
     """The boards, each by its player and its id."""
 
     @cache.cached("board", fresh_for="10s", stale_for="1h", error_for="1h", max_entries=1_000)
     async def board(user: str, game_id: str) -> dict[str, Any]:
-        answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
+        try:
+            answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
+        except httpx.HTTPError as exc:
+            raise RetryAfter(pause, f"the game service does not answer: {exc!r}") from exc
         if answer.status_code != 200:
-            raise LoadFailed(f"the game service answered {answer.status_code}")
+            raise RetryAfter(pause, f"the game service answered {answer.status_code}")
         shown: dict[str, Any] = answer.json()
         return shown
 
@@ -49,7 +52,7 @@ class Playing:
     """Begun with the first look, ended with the visitor; `tell` hears of every change."""
 
     def __init__(
-        self, user: str, http: httpx.AsyncClient, boards: Boards, tell: Callable[[], None]
+        self, user: str, http: httpx.AsyncClient, boards: Boards, tell: Callable[[], object]
     ) -> None:
         self._user = user
         self._http = http
@@ -60,6 +63,8 @@ class Playing:
         self._is_seated = False
         self._is_outdated = False
         """The service told something since the board was asked for."""
+        self._over: dict[str, Any] = {}
+        """The board on screen, once its game has ended."""
         self._beginning = asyncio.Lock()
         self.current: str | None = None
         self.moves = 0
@@ -73,18 +78,19 @@ class Playing:
             "proof": str(there.proof),
             "pending": there.pending,
             "current": self.current,
-            "board": None if self.current is None else await self._board(self.current),
+            "board": await self._shown(),
             "moves": self.moves,
         }
 
     async def open(self, game_id: str) -> None:
         """A game comes on screen; shown as it was if the service is away."""
-        await self._begun()
-        if self._client is None:
-            raise Refused("the game service is away")
+        waiting = await self._begun()
+        if game_id not in waiting.state.pool:
+            raise Refused("this game does not wait for you any more")
         self.current = game_id
-        with suppress(StillfreshError):
-            await self._client.look(game_id)
+        if self._client is not None:
+            with suppress(StillfreshError):
+                await self._client.look(game_id)
 
     async def play(self, cell: int) -> None:
         """The header moves on at once, on trust; a move that fails is taken back."""
@@ -125,6 +131,17 @@ class Playing:
     def _changed(self, _: WaitingCache) -> None:
         self._is_outdated = True
         self._tell()
+
+    async def _shown(self) -> dict[str, Any] | None:
+        """None: no game is open, or nothing is kept of it. What is over is not asked for again."""
+        if self.current is None or self._over.get("id") == self.current:
+            return self._over or None
+        try:
+            board = await self._board(self.current)
+        except LoadFailed:
+            return None
+        self._over = board if board["result"] else {}
+        return board
 
     async def _board(self, game_id: str) -> dict[str, Any]:
         if self._is_outdated:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import uvicorn
-
 from stillfresh.demo.assembly import Demo, demo
 from stillfresh.demo.pace import Pace
+from stillfresh.demo.quiet import QuietServer
 from stillfresh.errors import ConfigError
-from stillfresh.web.serving import server_config
+from stillfresh.web.serving import address, bound, server_config
 
 __all__ = ["run"]
 
@@ -39,15 +38,15 @@ def run(
     """
     pace = Pace().faster(speed)
     logging.getLogger("stillfresh").setLevel(logging.ERROR)  # its trouble is on purpose, and shown
-    with _directory(store) as directory, _bound(host, port) as listener:
-        address = _address(host, listener.getsockname()[1])
+    with _directory(store) as directory, bound(host, port) as listener:
+        where = address(host, listener.getsockname()[1])
 
         def listening() -> None:
-            say(f"stillfresh demo: {address}")
-            say(f"its dashboard:   {address}_stillfresh/")
+            say(f"stillfresh demo: {where}/")
+            say(f"its dashboard:   {where}/_stillfresh/")
             say("Ctrl-C ends it")
             if open_browser:
-                webbrowser.open(address)
+                asyncio.get_running_loop().run_in_executor(None, webbrowser.open, where)
 
         asyncio.run(_served(directory, pace, host, listener, listening))
 
@@ -75,7 +74,7 @@ async def _until(
 ) -> None:
     config = server_config(made.app)
     config.lifespan, config.timeout_graceful_shutdown = "off", GRACE
-    server = Server(config, listening)
+    server = QuietServer(config, listening)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ending = asyncio.create_task(told.wait())
     await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -83,22 +82,6 @@ async def _until(
     made.parts.close()
     server.should_exit = True
     await serving
-
-
-class Server(uvicorn.Server):
-    """Says when it listens; signals are heard by who runs it."""
-
-    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._listening = listening
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._listening()
 
 
 @contextlib.contextmanager
@@ -113,19 +96,3 @@ def _directory(store: str | None) -> Iterator[Path]:
     except OSError as exc:
         raise ConfigError(f"store: {store} cannot be the demo's directory: {exc}") from exc
     yield path.absolute()
-
-
-def _address(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as exc:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {exc}") from exc
-    return listener

@@ -49,6 +49,7 @@ def site(parts: Parts) -> Starlette:
         Route("/", it.front),
         Route("/prices", it.prices),
         Route("/demo/events", it.events),
+        Route("/demo/state", it.state),
         Route("/demo/upstream", it.turn, methods=["POST"]),
         Route("/demo/topics", it.topics),
         Route("/demo/topics/{uuid}", it.topic),
@@ -103,6 +104,10 @@ class _Site:
         except StillfreshError:
             return HTMLResponse(away_page(), 503)
         return HTMLResponse(prices_page(said["prices"], rendered_at, self._parts.pace))
+
+    async def state(self, _: Request) -> Response:
+        """Once, for who writes scripts."""
+        return _json(self._parts.state())
 
     async def events(self, request: Request) -> Response:
         visitor = self._visitor(request)

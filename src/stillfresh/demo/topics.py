@@ -41,7 +41,7 @@ class Topics:
 
     async def say(self, uuid: str, body: str) -> dict[str, Any]:
         """In the file at once, then upstream; taken back if upstream does not take it."""
-        comment = Comment(secrets.token_hex(8), uuid, "you", int(time.time()), body)
+        comment = Comment(secrets.token_hex(8), uuid, "a visitor", int(time.time()), body)
         await self._engine.add_comment(uuid, comment)
         return await self.comments(uuid)
 

@@ -7,16 +7,17 @@ closes its port and every connection, until it is switched on again.
 import asyncio
 import contextlib
 import random
-import socket
 from collections import Counter
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.demo.pace import Pace
+from stillfresh.demo.quiet import QuietServer
 from stillfresh.errors import ConfigError, shown
+from stillfresh.web.serving import bound
 
 __all__ = ["MODES", "Mode", "Switch", "Upstream"]
 
@@ -77,22 +78,6 @@ async def _fail(send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class Server(uvicorn.Server):
-    """One among others in this process: signals are not its own."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.is_listening.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Upstream:
     """`async with Upstream(app, switch) as upstream:`; `await upstream.turn("down")`."""
 
@@ -100,7 +85,7 @@ class Upstream:
         self.switch = switch
         self._app = breakable(app, switch)
         self._port = 0
-        self._server: Server | None = None
+        self._server: QuietServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._turning = asyncio.Lock()
 
@@ -130,7 +115,7 @@ class Upstream:
     async def _listen(self) -> None:
         """Always on the same port, once it has one."""
         self.switch.hung_up.clear()
-        listener = _bound(self._port)
+        listener = bound("127.0.0.1", self._port)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
@@ -139,9 +124,10 @@ class Upstream:
             log_config=None,
             access_log=False,
         )
-        self._server = Server(config)
+        is_listening = asyncio.Event()
+        self._server = QuietServer(config, is_listening.set)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        await self._server.is_listening.wait()
+        await is_listening.wait()
 
     async def _hang_up(self) -> None:
         """As a machine that loses its power: no farewell to anybody."""
@@ -155,14 +141,3 @@ class Upstream:
             connection.transport.abort()
         server.should_exit = server.force_exit = True
         await asyncio.wait([serving])
-
-
-def _bound(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-    except OSError as exc:
-        listener.close()
-        raise ConfigError(f"the upstream cannot listen on port {port} again: {exc}") from exc
-    return listener

@@ -4,6 +4,7 @@ Sessions are a `TtlCache` themselves. What an old one held open is closed by the
 """
 
 import random
+import re
 import secrets
 from collections.abc import Callable
 from typing import Final
@@ -17,6 +18,8 @@ __all__ = ["MOST_VISITORS", "Visitor", "Visitors"]
 
 MOST_VISITORS: Final = 64
 KEPT_FOR: Final = "1h"
+TOKEN: Final = re.compile(r"[\w-]{32}", re.ASCII)
+"""As we make them."""
 
 
 class Visitor:
@@ -44,14 +47,19 @@ class Visitors:
         )
 
     def find(self, token: str | None) -> Visitor | None:
-        """Seen again: kept for another hour."""
-        visitor = None if token is None else self._sessions.get(token)
-        if visitor is not None:
-            self._sessions.insert(visitor.token, visitor)
+        """Seen again: kept for another hour. One that was forgotten begins anew: its page is open,
+        and goes on after a restart.
+        """
+        if token is None or not TOKEN.fullmatch(token):
+            return None
+        visitor = self._sessions.get(token)
+        if visitor is None:
+            return self.welcome(token)
+        self._sessions.insert(token, visitor)
         return visitor
 
-    def welcome(self) -> Visitor:
-        id_, token = secrets.token_hex(8), secrets.token_urlsafe(24)
+    def welcome(self, token: str | None = None) -> Visitor:
+        id_, token = secrets.token_hex(8), token or secrets.token_urlsafe(24)
         approvals = Approvals(self._approvals_for, self._dice)
         visitor = Visitor(id_, token, self._playing_of(id_), approvals)
         self._sessions.insert(token, visitor)

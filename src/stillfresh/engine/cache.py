@@ -54,7 +54,7 @@ class Cache:
         dice: Callable[[], float] = random.random,
         grace: Duration = GRACE,
     ) -> None:
-        self._clock = checked_clock(clock)
+        self.clock = checked_clock(clock)
         self._private = isinstance(store, str) and store.startswith("memory:")
         self._store = store_for(store, clock)
         self._sleep = sleep
@@ -112,7 +112,7 @@ class Cache:
                 return checked_text(kind, key, key_type)
 
             core = self.declare(spec, text, cast("Callable[[str], K]", key_type))
-            return Resource(core, self._clock)
+            return Resource(core, self.clock)
 
         return decorate
 
@@ -164,7 +164,7 @@ class Cache:
             )
             spec = replace(spec, by_id=False)
             core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
-            return Function(core, signature, self._clock)
+            return Function(core, signature, self.clock)
 
         return decorate
 
@@ -200,7 +200,7 @@ class Cache:
         self._runtime = Runtime(
             loop=asyncio.get_running_loop(),
             store=self._store,
-            clock=self._clock,
+            clock=self.clock,
             read_now=getattr(self._store, "read_now", None),
             read_lagging=getattr(self._store, "read_lagging", None),
             sleep=self._sleep,
@@ -213,7 +213,7 @@ class Cache:
         for core in self._cores.values():
             core.open(self._runtime)
         if getattr(self._store, "needs_eviction", True):
-            self._tasks.spawn(evict_now_and_then(self._store, self._clock), None)
+            self._tasks.spawn(evict_now_and_then(self._store, self.clock), None)
         self._opening = None
         return self._runtime
 
@@ -264,7 +264,7 @@ class Cache:
     async def evict(self) -> int:
         """Drop from the store what nobody can be served any more; return how many."""
         runtime = await self.runtime()
-        return await runtime.store.evict(self._clock())
+        return await runtime.store.evict(self.clock())
 
     @property
     def cores(self) -> Mapping[str, Core[Any, Any]]:
@@ -289,7 +289,7 @@ class Cache:
     ) -> list[Listed]:
         """E12: what is in the store, page by page; `after` is the last one's (kind, id)."""
         found = await (await self.runtime()).store.entries(kind, search, after, limit)
-        return listed(found, self._clock())
+        return listed(found, self.clock())
 
     def from_thread(
         self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
@@ -334,7 +334,7 @@ class Cache:
         answers: Answers[H, V] = Answers(
             spec.kind,
             spec.codec,
-            self._clock,
+            self.clock,
             max_entries=spec.max_entries,
             memory_for=spec.memory_for,
             private=self._private,

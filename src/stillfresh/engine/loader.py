@@ -234,10 +234,11 @@ class Loader(Generic[K, V]):
             return self._failed(flight, result)
         self._meter.failing.ended(flight.id)
         generation = lease.token if lease is not None else uuid.uuid4().hex
+        terms = self._spec.terms
         if result is ABSENT:
             self._meter.absent += 1
-            return Landing(Copy(generation, sent, Policy(self._spec.terms.absent_for), None))
-        terms = self._spec.terms
+            gone = Policy(terms.absent_for, terms.absent_stale_for)
+            return Landing(Copy(generation, sent, gone, None))
         own = own_policy(terms, result) if isinstance(result, Loaded) else None
         raw: Any = result.value if isinstance(result, Loaded) else result
         policy = jittered(terms, self._runtime.dice(), own)

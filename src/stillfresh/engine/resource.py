@@ -144,6 +144,11 @@ class Resource(Generic[K, V]):
         """
         return Watch(self._core.watcher, _flat(keys), tell=tell, fail=fail, end=end)
 
+    @property
+    def watched(self) -> tuple[K, ...]:
+        """The keys that somebody watches now."""
+        return tuple(self._core.watcher.watches)
+
     def of(self, key: K) -> Handle[V]:
         """One entry's handle."""
         return Handle(self._core, key)

@@ -48,6 +48,8 @@ class Terms(Struct, frozen=True):
     policy: Policy
     absent_for: float
     jitter: float
+    absent_stale_for: float = 0.0
+    """Past `absent_for`: absent still, and asked for behind."""
 
 
 class Serve(Struct, frozen=True):

@@ -76,6 +76,8 @@ class Tower(Generic[K, V]):
         flight = self.queue.add(key, id_)
         if is_new:
             flight.saw(record)
+            if record.copy is None:  # deleted, by whatever process: no load may build on it
+                self._shelf.front.drop(key)
         self._flush_soon()
         return flight
 

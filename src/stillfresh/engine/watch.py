@@ -4,6 +4,7 @@ What somebody holds in the hand; what keeps the keys fresh is in `watcher.py` (C
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
@@ -15,6 +16,8 @@ from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.events import Events
 
 __all__ = ["Update", "Watch", "Watching"]
+
+logger = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -64,11 +67,10 @@ class Watch(Generic[K, V]):
     ) -> None:
         self._watcher = watcher
         self._keys = dict.fromkeys(keys)
-        self._told: Events[Update[K, V]] = Events()
+        self._tell = tell
         self._ended: Events[None] = Events()
         if tell is not None:
             _check_plain("tell", tell, "iterate over the watch")
-            self._told.subscribe(tell)
         self._failed: Events[Update[K, V]] = Events()
         if fail is not None:
             _check_plain("fail", fail, "start a task of your own in it")
@@ -115,11 +117,14 @@ class Watch(Generic[K, V]):
         """Kept until it is looked at, or passed on at once; nothing once it is closed."""
         if not self._is_open:
             return
-        if len(self._told):
-            self._told.emit(update)
+        if self._tell is None:
+            self._news[update.key] = update
+            self._changed.set()
             return
-        self._news[update.key] = update
-        self._changed.set()
+        try:
+            self._tell(update)
+        except Exception:
+            logger.exception("listener %r failed on %r", self._tell, update)
 
     @property
     def hears_failures(self) -> bool:

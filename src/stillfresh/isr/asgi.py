@@ -16,6 +16,7 @@ from stillfresh.isr.model import PageKey, Stored
 from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
 from stillfresh.isr.rendering import App, Receive, Renderer
 from stillfresh.isr.responses import Message, Send, ready, send_page, send_stored
+from stillfresh.isr.rules_bounds import Seats
 from stillfresh.isr.rules_fields import values
 from stillfresh.isr.rules_headers import cache_status
 from stillfresh.isr.rules_pages import age_at, too_busy, ttl_at
@@ -26,7 +27,9 @@ __all__ = ["IsrMiddleware"]
 
 MAX_BODY: Final = 1_048_576
 MAX_HOSTS: Final = 1_000
-"""Hosts of which one process keeps pages; those beyond pass."""
+"""Hosts of which one process keeps pages at a time; those beyond pass."""
+MOST_HOT: Final = 512
+"""Bytes of a request line and host that are kept at hand; what is longer takes the long way."""
 FRESH: Final = Verdict.FRESH
 SAFE: Final = frozenset({"OPTIONS", "TRACE"})
 SLOW: Final = frozenset(
@@ -57,6 +60,7 @@ class IsrMiddleware:
         hosts: Collection[str] | None = None,
         max_body: int = MAX_BODY,
         max_variants: int = 32,
+        max_queries: int = 1_000,
     ) -> None:
         if not isinstance(pages, PageCache):
             raise ConfigError(f"pages: a PageCache, not {shown(pages)}")
@@ -64,10 +68,11 @@ class IsrMiddleware:
         self._pages = pages
         self._site = Site(routes, hosts)
         self._renderer = Renderer(app, pages.clock, max_body=max_body, keep_for=pages.keep_for)
-        self._visits = Visits(pages, self._renderer, max_variants=max_variants)
+        limits = {"max_variants": max_variants, "max_queries": max_queries}
+        self._visits = Visits(pages, self._renderer, **limits)
         self._lifespan = Lifespan(app, self._open, self._close)
         self._clock = pages.clock
-        self._hosts: set[str] = set()
+        self._hosts = Seats(MAX_HOSTS)
         self._hot: dict[tuple[Any, ...], tuple[PageKey, Entry[PageKey, Stored]]] = {}
         self._most_hot = pages.core.spec.max_entries
 
@@ -121,7 +126,7 @@ class IsrMiddleware:
         self, scope: Scope, receive: Receive, send: Send, hot: tuple[Any, ...] | None
     ) -> None:
         visit = self._site.visit(scope)
-        if visit is None or not self._is_known(visit.host):
+        if visit is None or not self._hosts.has(visit.host, self._clock()):
             await self._app(scope, receive, send)
             return
         try:
@@ -147,16 +152,12 @@ class IsrMiddleware:
                     is_head=visit.is_head,
                 )
 
-    def _is_known(self, host: str) -> bool:
-        """I13: whoever makes up hosts does not fill the store."""
-        if len(self._hosts) < MAX_HOSTS:
-            self._hosts.add(host)
-        return host in self._hosts
-
     def _remember(self, hot: tuple[Any, ...] | None, found: Found) -> None:
         """Next time these very bytes lead straight to the entry."""
         entry = self._pages.core.shelf.front.entries.get(found.key)
         if hot is None or found.stored.head.vary or entry is None:
+            return
+        if sum(len(part) for part in hot if part is not None) > MOST_HOT:
             return
         if len(self._hot) >= self._most_hot:
             self._hot.clear()

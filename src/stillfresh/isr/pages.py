@@ -13,6 +13,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
+from msgspec import structs
+
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Answer, Cache, CacheStats, Explanation, Loaded
@@ -28,7 +30,7 @@ from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, S
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import canonical_url, checked_tenant, plain_path
 from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
-from stillfresh.isr.rules_storage import private
+from stillfresh.isr.rules_storage import is_failure, is_of_gateway, private
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
 
@@ -36,7 +38,9 @@ __all__ = ["Busy", "PageCache", "told_to"]
 
 KIND: Final = "page"
 UNSHARED_FOR: Final = 30.0
-"""Seconds for which a page that may not be shared is rendered for each who asks, side by side."""
+"""Seconds; after that, one asks behind whether a page that may not be shared still may not."""
+UNSHARED_KEPT: Final = 86_400.0
+"""Seconds for which it is rendered for each who asks, side by side, in the meantime."""
 CONCURRENCY: Final = 64
 MOST_PATH: Final = 65_536
 """Bytes; a longer path is a mistake."""
@@ -103,7 +107,8 @@ class PageCache:
             lease_for=lease_for,
             load_timeout=render_timeout,
         )
-        spec = replace(spec, light=PageKey.light, by_id=False)
+        terms = structs.replace(spec.terms, absent_stale_for=UNSHARED_KEPT)
+        spec = replace(spec, light=PageKey.light, by_id=False, terms=terms)
         self.core: Core[PageKey, Stored] = self.cache.declare(spec, lambda key: key.id, PageKey)
 
     async def get(
@@ -192,8 +197,13 @@ class PageCache:
         await self.core.delete([PageKey(id_) for id_ in ids])
 
     async def outdate(self, id_: str) -> None:
-        """I12: a page was changed through its own URL: no copy of before is served any more."""
-        await self.core.invalidate([PageKey(self._prefix + id_)], soft=False)
+        """I12: a page was changed through its own URL: no copy of before is served any more.
+
+        Of a page that is not shared there is none: nobody need wait to know that it is still not.
+        """
+        key = PageKey(self._prefix + id_)
+        kept = await self.core.look(key)
+        await self.core.invalidate([key], soft=kept is not None and not kept.found)
         await self.cache.invalidate_tag(self._tag("key", id_))
 
     async def explain(self, key: str) -> Explanation:
@@ -236,7 +246,7 @@ class PageCache:
         key.had_old = old is not None
         made = await key.render(old)
         page, head = made.page, made.page.head
-        if head.status >= 500:
+        if is_failure(head.status):
             raise self._refused(key, page)
         if not made.is_shared:
             key.own = page
@@ -247,7 +257,8 @@ class PageCache:
 
     def _refused(self, key: PageKey, page: Stored) -> PageFailed:
         """I13: an error, too, may be for one alone; the others hear that there was one."""
-        if private(page.head.headers) is None:
+        headers = page.head.headers
+        if private(headers) is None or is_of_gateway(headers):
             return PageFailed(_opened(page))
         key.own = page
         return PageFailed(bare(_opened(page)))

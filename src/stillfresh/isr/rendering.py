@@ -17,7 +17,7 @@ from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import normalised
 from stillfresh.isr.rules_pages import rendered, unshared
 from stillfresh.isr.rules_routes import Visit
-from stillfresh.isr.rules_storage import Unshared, judged
+from stillfresh.isr.rules_storage import Unshared, is_failure, judged
 from stillfresh.isr.rules_validation import conditions, is_refresh, refreshed
 
 __all__ = ["App", "Receive", "Renderer", "given_to"]
@@ -57,8 +57,7 @@ class Answer:
         self.status = message["status"]
         fields = message.get("headers", ())
         self.headers = tuple((bytes(name).lower(), bytes(value)) for name, value in fields)
-        is_final = 500 <= self.status <= 599 or self.status == NOT_MODIFIED
-        if is_final:
+        if self.status == NOT_MODIFIED or (is_failure(self.status) and self.status <= 599):
             return
         lengths = values(self.headers, b"content-length")
         is_big = bool(lengths) and lengths[0].isdigit() and int(lengths[0]) > self._max_body
@@ -193,7 +192,7 @@ def _scope(
         "type": "http",
         "method": "GET",
         "scheme": visit.scheme,
-        "path": visit.path,
+        "path": visit.app_path,
         "raw_path": visit.raw_path.encode("ascii"),
         "query_string": visit.query.encode("ascii"),
         "headers": [(b"host", visit.host.encode("ascii")), *agent, *told, *asked],

@@ -5,16 +5,18 @@ from typing import Any, TypeAlias
 
 from stillfresh.isr.model import Page, Stored
 from stillfresh.isr.rules_fields import Raw, values
-from stillfresh.isr.rules_freshness import Terms
+from stillfresh.isr.rules_freshness import Terms, longest_lifetime
 from stillfresh.isr.rules_headers import cache_status, not_modified_headers, policy_headers
 from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_validation import if_range_holds, not_modified
 
-__all__ = ["Message", "Ready", "Send", "ready", "send_page", "send_stored"]
+__all__ = ["Message", "Ready", "Send", "ready", "refuse", "send_page", "send_stored"]
 
 Message: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 BODILESS = frozenset({204, 304})
+FAULTS = {502: b"destination_unavailable", 504: b"http_response_timeout"}
+"""RFC 9209 §2.3: what went wrong between here and the site."""
 
 
 class Ready:
@@ -63,17 +65,27 @@ async def send_stored(
 ) -> None:
     """As the request's conditions ask for it (RFC 9110 §13.2.2)."""
     made, status = ready(stored), stored.head.status
-    fields = made.told(age, what)
-    if is_outdated and stored.head.is_own:  # a cache behind this one would keep it for the rest
-        fields = policy_headers(fields, Terms(0.0, stored.head.stale_for, stored.head.error_for))
+    fields = _outdated(stored, made, age, what) if is_outdated else made.told(age, what)
     if status == 200:
         if not_modified(request, made.etag, made.modified):
             return await _send(send, 304, not_modified_headers(fields), b"")
         ranges = values(request, b"range")
-        if ranges and not is_head and if_range_holds(request, made.etag, made.modified):
+        if len(ranges) == 1 and not is_head and if_range_holds(request, made.fields):
             return await _send_part(send, stored, fields, ranges[0])
     body = b"" if is_head else bytes(stored.body)
     return await _send(send, status, (*fields, *made.length), body)
+
+
+def _outdated(stored: Stored, made: Ready, age: float, what: str) -> Raw:
+    """Else a cache behind this one would keep it for the rest of its time.
+
+    By our policy it is told so; what the site said is passed on, and the age says it (§5.2).
+    """
+    head = stored.head
+    if head.is_own:
+        gone = Terms(0.0, head.stale_for, head.error_for)
+        return policy_headers(made.told(age, what), gone)
+    return made.told(max(age, longest_lifetime(head.headers)), what)
 
 
 async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> None:
@@ -105,3 +117,11 @@ async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None
 async def _send(send: Send, status: int, fields: Raw, body: bytes, is_head: bool = False) -> None:
     await send({"type": "http.response.start", "status": status, "headers": list(fields)})
     await send({"type": "http.response.body", "body": b"" if is_head else body})
+
+
+async def refuse(send: Send, status: int, text: bytes, *, kind: bytes = b"text/plain") -> None:
+    """What a proxy says on its own."""
+    fields: Raw = ((b"content-type", kind), (b"cache-control", b"no-store"))
+    if (fault := FAULTS.get(status)) is not None:
+        fields = (*fields, (b"proxy-status", b"stillfresh; error=" + fault))
+    await _send(send, status, _sized(fields, len(text)), text)

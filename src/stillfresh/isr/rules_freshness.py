@@ -10,7 +10,16 @@ from typing import Final
 
 from stillfresh.isr.rules_fields import Raw, directives, http_date, members, number, values
 
-__all__ = ["Terms", "Wish", "initial_age", "is_good_enough", "stated", "wish_of"]
+__all__ = [
+    "Terms",
+    "Wish",
+    "controls",
+    "initial_age",
+    "is_good_enough",
+    "longest_lifetime",
+    "stated",
+    "wish_of",
+]
 
 FOR_EVER: Final = float("inf")
 
@@ -56,6 +65,15 @@ def _lifetime(headers: Raw, known: Mapping[str, str], fetched_at: float) -> floa
     if values(headers, b"cdn-cache-control") and known:
         return None
     return _until_expires(headers, fetched_at)
+
+
+def longest_lifetime(headers: Raw) -> float:
+    """How long any cache or browser could take it for fresh, by whichever statement it goes."""
+    fields = (
+        directives(values(headers, name)) for name in (b"cache-control", b"cdn-cache-control")
+    )
+    ages = [number(known, name) or 0.0 for known in fields for name in ("max-age", "s-maxage")]
+    return max(*ages, _until_expires(headers, FOR_EVER) or 0.0)
 
 
 def _until_expires(headers: Raw, fetched_at: float) -> float | None:

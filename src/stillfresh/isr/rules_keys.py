@@ -14,6 +14,8 @@ from stillfresh.isr.rules_fields import Raw, members, values
 
 __all__ = [
     "ENCODINGS",
+    "HOST",
+    "HOST_LENGTH",
     "PERSONAL",
     "canonical_host",
     "canonical_path",
@@ -37,8 +39,10 @@ NEVER_ENCODED: Final = frozenset(b"/\\\x7f") | frozenset(range(0x20))
 PERSONAL: Final = frozenset({"cookie", "authorization"})
 """Who varies by these is shared only among those who send none."""
 ENCODINGS: Final = ("br", "zstd", "gzip")
-"""In the order in which an app is offered them."""
+"""In the order in which an app is offered those that the client takes: eight variants at most."""
 LONGEST_HEADER: Final = 1_024
+WEIGHT: Final = re.compile(r";\s*q\s*=([^;]*)", re.IGNORECASE)
+QUALITY: Final = re.compile(r"\s*[01](?:\.[0-9]{0,3})?\s*")
 
 
 def canonical_host(headers: Raw, scheme: str) -> str | None:
@@ -146,18 +150,28 @@ def normalised(name: str, headers: Raw) -> str | None:
         return None
     parts = [part.decode("latin-1") for part in members(lines)]
     if name == "accept-encoding":
-        accepted = {it.partition(";")[0].strip().lower() for it in parts if _quality(it)}
-        return next((it for it in ENCODINGS if it in accepted), "")
+        return _encodings(parts)
     if name == "accept-language":
         ranked = sorted((it for it in parts if _quality(it)), key=_quality, reverse=True)
         return ", ".join(it.partition(";")[0].strip().lower() for it in ranked)
     return ", ".join(" ".join(part.split()) for part in parts)
 
 
+def _encodings(parts: Iterable[str]) -> str:
+    """RFC 9110 §12.5.3: those of ours that the client takes; what it does not name, `*` is for."""
+    said: dict[str, bool] = {}
+    for part in parts:
+        name = part.partition(";")[0].strip().lower()
+        said[name] = said.get(name, True) and _quality(part) > 0
+    others = said.get("*", False)
+    return ", ".join(it for it in ENCODINGS if said.get(it, said.get(f"x-{it}", others)))
+
+
 def _quality(part: str) -> float:
-    """RFC 9110 §12.4.2."""
-    found = re.search(r";\s*q=([01](?:\.[0-9]{0,3})?)\s*$", part, re.IGNORECASE)
-    return float(found[1]) if found else 1.0
+    """RFC 9110 §12.4.2; a weight that is none is taken for a refusal."""
+    if (found := WEIGHT.search(part)) is None:
+        return 1.0
+    return float(found[1]) if QUALITY.fullmatch(found[1]) else 0.0
 
 
 def variant(names: Iterable[str], headers: Raw) -> Mapping[str, str] | None:

@@ -10,7 +10,9 @@ from typing import Final, TypeAlias
 
 __all__ = ["WHOLE", "Asked", "Part", "part_asked"]
 
-SPEC: Final = re.compile(rb"bytes=\s*([0-9]{0,19})-([0-9]{0,19})\s*", re.IGNORECASE)
+SPEC: Final = re.compile(rb"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE)
+DIGITS: Final = 18
+"""More of them are past the end of any page."""
 
 
 class Asked(Enum):
@@ -30,10 +32,15 @@ def part_asked(value: bytes, length: int) -> Part | Asked:
     if found is None or not (found[1] or found[2]):
         return WHOLE
     if not found[1]:
-        first, end = max(0, length - int(found[2])), length
-        return (first, end) if int(found[2]) and length else Asked.UNSATISFIABLE
-    first = int(found[1])
-    last = int(found[2]) if found[2] else length - 1
+        size = _number(found[2])
+        return (max(0, length - size), length) if size and length else Asked.UNSATISFIABLE
+    first = _number(found[1])
+    last = _number(found[2]) if found[2] else length - 1
     if found[2] and last < first:
         return WHOLE
     return (first, min(last + 1, length)) if first < length else Asked.UNSATISFIABLE
+
+
+def _number(digits: bytes) -> int:
+    digits = digits.lstrip(b"0") or b"0"
+    return int(digits) if len(digits) <= DIGITS else 10**DIGITS

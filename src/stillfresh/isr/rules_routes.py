@@ -3,6 +3,7 @@
 Pure: an ASGI scope in, a `Visit` out, or None: the request passes as if there were no cache.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeAlias
@@ -26,6 +27,7 @@ CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
 MOST_KEY: Final = 16_384
 """Characters; a request that would need a longer key passes."""
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 Scope: TypeAlias = Mapping[str, Any]
 
 
@@ -86,6 +88,8 @@ class Place:
 
     url: str
     path: str
+    app_path: str
+    """The same, unless an outer layer has rewritten it: what the app is asked for."""
     raw_path: str
     query: str
     host: str
@@ -116,8 +120,9 @@ class Site:
 
     def place(self, scope: Scope) -> Place | None:
         """None: not for the cache, or not to be trusted with a key."""
-        raw = scope.get("raw_path") or quote(scope["path"], safe="/%").encode()
-        path = canonical_path(raw.partition(b"?")[0])
+        whole = scope.get("raw_path") or quote(scope["path"], safe="/%").encode()
+        raw = whole.partition(b"?")[0]
+        path = canonical_path(raw)
         if path is None or (route := self._routes.of(unquote(path))) is None:
             return None
         headers: Raw = tuple((name.lower(), value) for name, value in scope["headers"])
@@ -129,7 +134,9 @@ class Site:
         if query is None:
             return None
         url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
-        return Place(url, unquote(path), path, query, host, scheme, headers, route)
+        asked = unquote(path)
+        given = asked if scope["path"] == unquote(raw.decode("latin-1")) else scope["path"]
+        return Place(url, asked, given, path, query, host, scheme, headers, route)
 
     def visit(self, scope: Scope) -> Visit | None:
         """None: for the app alone."""
@@ -138,9 +145,10 @@ class Site:
         headers = place.headers
         declared = variant((name.lower() for name in place.route.vary), headers)
         names = {name for name, _ in headers}
-        if declared is None or names & CONDITIONAL:
+        if declared is None or names & CONDITIONAL or CONTROL.search(place.app_path):
             return None
-        if len(id_ := key_of_variant(place.url, declared)) > MOST_KEY:
+        rewritten = {} if place.app_path == place.path else {":path": place.app_path}
+        if len(id_ := key_of_variant(place.url, {**declared, **rewritten})) > MOST_KEY:
             return None
         return Visit(
             **{it.name: getattr(place, it.name) for it in fields(Place)},

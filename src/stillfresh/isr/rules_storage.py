@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from stillfresh.isr.rules_fields import Raw, directives, members, values
-from stillfresh.isr.rules_freshness import Terms, stated
+from stillfresh.isr.rules_freshness import Terms, controls, stated
 
 __all__ = [
     "Judgement",
@@ -17,12 +17,17 @@ __all__ = [
     "Unshared",
     "allows_authorized",
     "forbids_stale",
+    "is_failure",
+    "is_of_gateway",
     "judged",
     "private",
 ]
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """What a route's duration applies to: not refusals, which are about who asks, nor bad requests."""
+TOO_MANY: Final = 429
+NEVER: Final = frozenset({428, TOO_MANY, 431})
+"""RFC 6585: about who asks, and not to be stored."""
 MOST_HEADERS: Final = 32_768
 """Bytes; a response with more is passed on, not kept."""
 NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -76,9 +81,16 @@ def private(headers: Raw) -> str | None:
     return None
 
 
+def is_of_gateway(headers: Raw) -> bool:
+    """RFC 9209 §2.1.1: an error that was made here, of which nothing is anybody's."""
+    told = values(headers, b"proxy-status")
+    is_ours = any(line.startswith(b"stillfresh; error=") for line in told)
+    return is_ours and not values(headers, b"set-cookie")
+
+
 def _unfit(status: int, headers: Raw) -> str | None:
     """Not whole, not final, not well-formed, or not of an end."""
-    if status < 200 or status in {206, 304} or status >= 500:
+    if status < 200 or status in {206, 304} or status in NEVER or is_failure(status):
         return f"status {status}"
     if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
         return "too many header fields"
@@ -91,8 +103,11 @@ def _unfit(status: int, headers: Raw) -> str | None:
 
 
 def _varies(headers: Raw) -> tuple[str, ...]:
-    """Lower case and sorted; what is encoded varies by that, whether it says so or not."""
-    named = {it.decode("latin-1").lower() for it in members(values(headers, b"vary"))}
+    """Lower case and sorted; what is encoded varies by that, whether it says so or not.
+
+    The host is in every key.
+    """
+    named = {it.decode("latin-1").lower() for it in members(values(headers, b"vary"))} - {"host"}
     coded = {it.lower() for it in members(values(headers, b"content-encoding"))} - {b"identity"}
     return tuple(sorted(named | ({"accept-encoding"} if coded else set())))
 
@@ -101,13 +116,18 @@ def _has_validator(headers: Raw) -> bool:
     return any(name in {b"etag", b"last-modified"} for name, _ in headers)
 
 
+def is_failure(status: int) -> bool:
+    """I8: says nothing of the page; the one before it goes on."""
+    return status >= 500 or status == TOO_MANY
+
+
 def allows_authorized(headers: Raw) -> bool:
     """§3.5: shared even with those who identify themselves."""
-    known = directives(values(headers, b"cache-control"))
-    return bool(known.keys() & {"public", "s-maxage", "must-revalidate"})
+    return bool(controls(headers).keys() & {"public", "s-maxage", "must-revalidate"})
 
 
 def forbids_stale(headers: Raw) -> bool:
     """§5.2.2.2, §5.2.2.8: not even to a request that would take it."""
-    known = directives(values(headers, b"cache-control"))
-    return bool(known.keys() & {"must-revalidate", "proxy-revalidate", "no-cache", "s-maxage"})
+    return bool(
+        controls(headers).keys() & {"must-revalidate", "proxy-revalidate", "no-cache", "s-maxage"}
+    )

@@ -37,14 +37,22 @@ def _weak(tag: bytes) -> bytes:
     return tag.removeprefix(b"W/")
 
 
-def if_range_holds(request: Raw, etag: bytes | None, modified: bytes | None) -> bool:
+def if_range_holds(request: Raw, stored: Raw) -> bool:
     """§13.1.5: strong comparison; without the header there is no condition."""
     if not (lines := values(request, b"if-range")):
         return True
     asked = lines[0].strip()
     if ETAG.fullmatch(asked):
-        return not asked.startswith(b"W/") and asked == etag
-    return modified is not None and http_date(asked) == http_date(modified)
+        return not asked.startswith(b"W/") and asked in values(stored, b"etag")
+    modified, date = _date(stored, b"last-modified"), _date(stored, b"date")
+    if modified is None or date is None or date - modified < 1:  # §8.8.2.2: weak
+        return False
+    return http_date(asked) == modified
+
+
+def _date(headers: Raw, name: bytes) -> float | None:
+    found = values(headers, name)
+    return http_date(found[0]) if found else None
 
 
 def conditions(stored: Raw) -> Raw:

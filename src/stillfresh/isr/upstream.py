@@ -5,6 +5,7 @@ fields stay behind, Via and Date are added. Needs `stillfresh[web]`.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -14,18 +15,18 @@ import httpx
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rendering import Receive
-from stillfresh.isr.responses import Message, Send
+from stillfresh.isr.responses import Send, refuse
 from stillfresh.isr.rules_fields import Raw, date_text, values
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_routes import Scope
 
 __all__ = ["Upstream", "checked_upstream"]
 
+logger = logging.getLogger(__name__)
+
 CONNECTIONS: Final = 100
 VIA: Final = b"1.1 stillfresh"
-OURS: Final = frozenset(
-    {b"host", b"via", b"expect", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"}
-)
+OURS: Final = frozenset({b"host", b"via", b"expect", b"x-forwarded-host", b"x-forwarded-proto"})
 """Request headers that a proxy answers for itself."""
 
 
@@ -39,7 +40,12 @@ def checked_upstream(url: str) -> httpx.URL:
     is_site = parts.scheme in {"http", "https"} and parts.hostname and parts.username is None
     if not is_site or parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise ConfigError(f"upstream {shown(url)}: write http://host:port or https://host")
-    return httpx.URL(f"{parts.scheme}://{parts.netloc}")
+    try:
+        found = httpx.URL(f"{parts.scheme}://{parts.netloc}")
+        _ = found.raw_host.decode("ascii").encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as exc:
+        raise ConfigError(f"upstream {shown(url)}: not a host's name ({exc})") from None
+    return found
 
 
 class Upstream:
@@ -52,6 +58,7 @@ class Upstream:
         self._origin = f"{self._base.scheme}://".encode() + self._base.netloc
         self._clock = clock
         self._keep_host = keep_host
+        self._is_reached = True
         self._timeout = dict.fromkeys(("connect", "read", "write", "pool"), timeout)
         limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
         self._transport = httpx.AsyncHTTPTransport(limits=limits)
@@ -74,20 +81,30 @@ class Upstream:
         try:
             response = await self._answer(scope, receive)
         except httpx.TimeoutException:
-            await _refuse(send, 504, b"The site did not answer in time.\n")
+            await refuse(send, 504, b"The site did not answer in time.\n")
             return
-        except (httpx.InvalidURL, UnicodeError):
-            await _refuse(send, 400, b"This is not a path.\n")
+        except httpx.LocalProtocolError:
+            await refuse(send, 400, b"This cannot be passed on.\n")
             return
         except httpx.TransportError as exc:
-            await _refuse(
+            self._note(exc)
+            await refuse(
                 send, 502, f"The site cannot be reached ({type(exc).__name__}).\n".encode()
             )
             return
+        self._note(None)
         try:
             await self._stream(response, scope, receive, send)
+        except httpx.TransportError as exc:
+            raise ConnectionError(f"{self._base}: broke off its answer: {exc!r}") from exc
         finally:
             await response.aclose()
+
+    def _note(self, error: httpx.TransportError | None) -> None:
+        """Told once, not for each request."""
+        if error is not None and self._is_reached:
+            logger.warning("%s: cannot be reached: %r", self._base, error)
+        self._is_reached = error is None
 
     async def _answer(self, scope: Scope, receive: Receive) -> httpx.Response:
         """A connection that was kept too long is no reason to fail a request without a body."""
@@ -102,23 +119,26 @@ class Upstream:
 
     def _request(self, scope: Scope, receive: Receive) -> httpx.Request:
         raw: Raw = tuple(scope["headers"])
-        target = scope["raw_path"] or b"/"
-        if scope["query_string"]:
-            target += b"?" + scope["query_string"]
         host = b"".join(values(raw, b"host")[:1]) if self._keep_host else b""
         kept = [it for it in end_to_end(raw) if it[0] not in OURS]
+        told = [(b"via", _via(raw)), (b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
+        if host:  # only where it is in the key of what is asked for
+            told.append((b"x-forwarded-host", host))
         return httpx.Request(
             scope["method"],
-            self._base.copy_with(raw_path=target),
-            headers=[(b"host", host or self._base.netloc), *kept, *_forwarded(scope, raw)],
+            self._base,
+            headers=[(b"host", host or self._base.netloc), *kept, *told],
             content=_sent(receive) if _has_body(scope) else None,
-            extensions={"timeout": self._timeout},
+            extensions={"timeout": self._timeout, "target": _target(scope)},
         )
 
     async def _stream(
         self, response: httpx.Response, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """To its end, or until nobody listens any more."""
+        if not 200 <= response.status_code <= 599:  # RFC 9110 §15: no such answer can be final
+            await refuse(send, 502, b"The site answered with a status that is none.\n")
+            return
         headers = self._told(response)
         start = {"type": "http.response.start", "status": response.status_code}
         await send({**start, "headers": headers})
@@ -135,11 +155,10 @@ class Upstream:
 
     def _told(self, response: httpx.Response) -> list[tuple[bytes, bytes]]:
         raw: Raw = tuple((name.lower(), value) for name, value in response.headers.raw)
-        via = b", ".join([*values(raw, b"via"), VIA])
         headers = [self._relative(it) for it in end_to_end(raw) if it[0] != b"via"]
         if not values(raw, b"date"):
             headers.append((b"date", date_text(self._clock())))
-        return [*headers, (b"via", via)]
+        return [*headers, (b"via", _via(raw))]
 
     def _relative(self, field: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         """Where the site is told its own name, its redirects to itself lead here."""
@@ -156,13 +175,15 @@ def _has_body(scope: Scope) -> bool:
     )
 
 
-def _forwarded(scope: Scope, raw: Raw) -> list[tuple[bytes, bytes]]:
-    """What the client said of this itself is not believed."""
-    told = [(b"via", b", ".join([*values(raw, b"via"), VIA]))]
-    told += [(b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
-    if client := scope.get("client"):
-        told.append((b"x-forwarded-for", str(client[0]).encode("ascii")))
-    return told
+def _via(raw: Raw) -> bytes:
+    return b", ".join([*values(raw, b"via"), VIA])
+
+
+def _target(scope: Scope) -> bytes:
+    """Byte for byte as it was asked for: what an escape means is the site's to say."""
+    query = scope["query_string"]
+    target: bytes = (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
+    return target
 
 
 async def _sent(receive: Receive) -> AsyncIterator[bytes]:
@@ -204,11 +225,3 @@ def _parts(response: httpx.Response) -> AsyncIterator[bytes]:
     stream: Any = response.stream
     parts: AsyncIterator[bytes] = aiter(stream)
     return parts
-
-
-async def _refuse(send: Send, status: int, text: bytes) -> None:
-    headers = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store")]
-    headers.append((b"content-length", b"%d" % len(text)))
-    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": text})

@@ -11,16 +11,19 @@ from stillfresh.freshness import Verdict
 from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, Stored
 from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache, told_to
 from stillfresh.isr.rendering import Renderer, given_to
+from stillfresh.isr.rules_bounds import SeatsOf
 from stillfresh.isr.rules_freshness import is_good_enough
 from stillfresh.isr.rules_keys import variant
 from stillfresh.isr.rules_pages import age_at, is_changed, is_of, may_serve, too_busy, ttl_at
 from stillfresh.isr.rules_routes import MOST_KEY, Visit, key_of_variant
-from stillfresh.isr.rules_storage import allows_authorized, forbids_stale
+from stillfresh.isr.rules_storage import allows_authorized, forbids_stale, is_of_gateway
 
 __all__ = ["Found", "Unavailable", "Visits"]
 
 KNOWN_KEYS: Final = 10_000
 """Pages of which this process counts the variants."""
+KNOWN_PATHS: Final = 256
+"""Paths of which it counts the queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +49,21 @@ class Unavailable:
 class Visits:
     """Finds pages for requests; None means that a request has to be answered by the app itself."""
 
-    def __init__(self, pages: PageCache, renderer: Renderer, *, max_variants: int) -> None:
+    def __init__(
+        self, pages: PageCache, renderer: Renderer, *, max_variants: int, max_queries: int
+    ) -> None:
         self._pages = pages
         self._renderer = renderer
-        self._max_variants = max_variants
-        self._variants: dict[str, set[str]] = {}
+        self._variants = SeatsOf(max_variants, most=KNOWN_KEYS)
+        self._queries = SeatsOf(max_queries, most=KNOWN_PATHS)
         self._unshared: dict[str, None] = {}
 
     async def find(self, visit: Visit, state: Mapping[str, Any]) -> Found | Unavailable | None:
         key = self._key(visit, state, visit.id, given_to(visit))
         if visit.wish.no_store or visit.wish.only_if_cached:
-            return await self._only_stored(visit, key)
+            return await self._only_stored(visit, state, key)
+        if self._is_one_too_many(visit):
+            return None
         found = await self._variant(visit, state, key)
         return found if not visit.is_authorized or _is_for_all(found) else None
 
@@ -71,7 +78,7 @@ class Visits:
         if is_of(found.stored, values):
             return found
         id_ = _variant_id(visit, found.stored.head.vary, values or {})
-        if values is None or not self._has_room(visit.id, id_):
+        if values is None or not self._has_room(visit, id_):
             return None
         varied = self._key(visit, state, id_, {**given_to(visit), **values})
         found = await self._answer(visit, varied)
@@ -123,28 +130,41 @@ class Visits:
         answer = await self._pages.core.look(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.EXPIRED:
             return None
-        made = answer.value, answer.fetched_at, self._pages.clock(), answer.verdict
-        if (
-            is_changed(*made)
-            or forbids_stale(answer.value.head.headers)
-            or not self._suits(visit, answer)
-        ):
-            return None
-        return self._hit(key, answer)
+        return self._hit(key, answer) if self._is_takeable(visit, answer) else None
 
-    async def _only_stored(self, visit: Visit, key: PageKey) -> Found | Unavailable | None:
+    def _is_takeable(self, visit: Visit, answer: Answer[Stored]) -> bool:
+        """EXPIRED, and all the same what this visitor takes."""
+        made = answer.value, answer.fetched_at, self._pages.clock(), answer.verdict
+        if is_changed(*made) or forbids_stale(answer.value.head.headers):
+            return False
+        return visit.wish.max_stale > 0 and self._suits(visit, answer)
+
+    async def _only_stored(
+        self, visit: Visit, state: Mapping[str, Any], key: PageKey
+    ) -> Found | Unavailable | None:
         """RFC 9111 §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
         answer = await self._pages.core.look(key)
-        wish = visit.wish
-        if answer is not None and answer.found and self._suits(visit, answer):
-            head, found = answer.value.head, self._hit(key, answer)
-            is_allowed = not visit.is_authorized or _is_for_all(found)
-            is_variant = is_of(answer.value, variant(head.vary, visit.headers))
-            if is_allowed and is_variant and answer.verdict is not Verdict.EXPIRED:
-                return found
-        if wish.only_if_cached:
+        if answer is not None and answer.found and (vary := answer.value.head.vary):
+            values = variant(vary, visit.headers)
+            if not is_of(answer.value, values):
+                id_ = _variant_id(visit, vary, values or {})
+                key = self._key(visit, state, id_, values or {})
+                answer = None if values is None else await self._pages.core.look(key)
+        if answer is not None and answer.found and self._may_have(visit, answer):
+            return self._hit(key, answer)
+        if visit.wish.only_if_cached:
             return Unavailable(_gateway_timeout("Not in the cache.\n"), "fwd=request")
         return None
+
+    def _may_have(self, visit: Visit, answer: Answer[Stored]) -> bool:
+        head = answer.value.head
+        if visit.is_authorized and not allows_authorized(head.headers):
+            return False
+        if not is_of(answer.value, variant(head.vary, visit.headers)):
+            return False
+        if answer.verdict is Verdict.EXPIRED:
+            return self._is_takeable(visit, answer)
+        return self._suits(visit, answer)
 
     def _is_too_old(self, visit: Visit, answer: Outcome[Stored]) -> bool:
         if isinstance(answer, LoadFailed) or not answer.found or answer.error is not None:
@@ -188,7 +208,8 @@ class Visits:
             what = f"fwd={why}; {'stored' if answer.origin is Origin.LOADED else 'collapsed'}"
             what += f"; ttl={int(ttl)}"
         age = age_at(stored, answer.fetched_at, now)
-        is_outdated = answer.verdict is not Verdict.FRESH and age < stored.head.fresh_for
+        is_over = now - answer.fetched_at >= stored.head.fresh_for
+        is_outdated = answer.verdict is not Verdict.FRESH and not is_over
         return Found(key, stored, age, what, is_outdated)
 
     def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Unavailable | None:
@@ -196,9 +217,10 @@ class Visits:
 
         Where nobody said that the page is for all, it may only have failed for want of who asks.
         """
-        if visit.route.revalidate is None:
-            return None
         cause = error.__cause__
+        is_ours = isinstance(cause, PageFailed) and is_of_gateway(cause.page.headers.raw)
+        if visit.route.revalidate is None and not is_ours:
+            return None
         if isinstance(cause, PageFailed):
             return Unavailable(told_to(key, cause), "fwd=miss")
         if isinstance(cause, TimeoutError):
@@ -208,17 +230,16 @@ class Visits:
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self._pages.clock()
         return Unavailable(too_busy(pause), "fwd=miss; detail=cooling")
 
-    def _has_room(self, id_: str, variant_id: str) -> bool:
+    def _has_room(self, visit: Visit, variant_id: str) -> bool:
         """I13: whoever makes up header values does not fill the store."""
-        if len(variant_id) > MOST_KEY:
+        is_short = len(variant_id) <= MOST_KEY
+        return is_short and self._variants.has(visit.id, variant_id, self._pages.clock())
+
+    def _is_one_too_many(self, visit: Visit) -> bool:
+        """I13: nor does who makes up queries."""
+        if not visit.query:
             return False
-        if len(self._variants) >= KNOWN_KEYS and id_ not in self._variants:
-            self._variants.clear()
-        known = self._variants.setdefault(id_, set())
-        if variant_id not in known and len(known) >= self._max_variants:
-            return False
-        known.add(variant_id)
-        return True
+        return not self._queries.has(visit.host + visit.path, visit.query, self._pages.clock())
 
 
 def _is_for_all(found: Found | Unavailable | None) -> bool:

@@ -49,9 +49,13 @@ def gateway(
     authenticate: Authenticate | None = None,
     origins: Iterable[str] = (),
     token: str | None = None,
+    max_connections: int = 10_000,
     clock: Clock = time.time,
 ) -> "Gateway":
-    """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`."""
+    """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`.
+
+    A cache that is given has its own clock, and stays its maker's to close.
+    """
     return Gateway(
         store if isinstance(store, Cache) else Cache(store, clock=clock),
         owns_cache=not isinstance(store, Cache),
@@ -61,7 +65,7 @@ def gateway(
         authenticate=authenticate,
         origins=checked_origins(origins),
         token=checked_token(token),
-        clock=clock,
+        max_connections=max_connections,
     )
 
 
@@ -79,8 +83,9 @@ class Gateway:
         authenticate: Authenticate | None,
         origins: tuple[str, ...],
         token: str | None,
-        clock: Clock,
+        max_connections: int,
     ) -> None:
+        clock = cache.clock
         self.cache = cache
         self.page_cache = page_cache
         self.hub = Hub(cache, kinds=kinds)
@@ -100,6 +105,7 @@ class Gateway:
             origins=origins,
             stats=self.dashboard.snapshot,
             is_operator=self._is_operator,
+            max_connections=max_connections,
         )
         caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
         self._health = Health(caches, self._live_now)
@@ -258,7 +264,5 @@ def checked_token(token: str | None) -> str | None:
 
 def path_of(scope: Scope) -> str:
     """Without the prefix under which the gateway is mounted."""
-    path, root = scope["path"], scope.get("root_path", "").rstrip("/")
-    if root and path.startswith(f"{root}/"):
-        return str(path[len(root) :])
-    return str(path)
+    path, root = str(scope["path"]), scope.get("root_path", "").rstrip("/")
+    return path.removeprefix(root) or "/" if f"{path}/".startswith(f"{root}/") else path

@@ -62,6 +62,7 @@ class PagesSettings:
     tenant: str | None = None
     max_body: int = MAX_BODY
     timeout: float = 30.0
+    trusted_proxies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class ServerSettings:
     origins: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     authenticate_url: str | None = None
+    max_connections: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,11 @@ PAGES: Final = {
     "upstream": Field(fields.upstream),
     "routes": Field(fields.routes, {}),
     "query": Field(fields.texts, ()),
-    "site_hosts": Field(fields.texts, ()),
+    "site_hosts": Field(fields.hosts, ()),
     "tenant": Field(fields.tenant, None),
     "max_body": Field(fields.whole(1, 2**30), MAX_BODY),
     "timeout": Field(fields.positive(3_600), 30.0),
+    "trusted_proxies": Field(fields.networks, ()),
 }
 KIND: Final = {
     "batch_url": Field(fields.url),
@@ -142,6 +145,7 @@ SERVER: Final = {
     "token": Field(fields.secret, None),
     "token_file": Field(fields.text, None),
     "authenticate_url": Field(fields.url, None),
+    "max_connections": Field(fields.whole(1, 1_000_000), 10_000),
 }
 TABLES: Final = ("store", "pages", "kinds", "server")
 

@@ -173,12 +173,15 @@ async def _reload(core: Core[Any, Any], key: object) -> None:
 
 
 def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource has its own)
+    """An id that another is written as as well (`07`) is none."""
+    said = f"{id_!r} is no id of {core.spec.kind}"
     try:
         key = core.key(id_)
         core.check([key])
     except (ConfigError, ValueError) as exc:
-        said = f"{id_!r} is no id of {core.spec.kind}"
         raise Problem(404, "not_found", "Not found", said) from exc
+    if isinstance(key, int) and str(key) != id_:
+        raise Problem(404, "not_found", "Not found", said)
     return key
 
 

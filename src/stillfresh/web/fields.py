@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 from stillfresh.coordinator.endpoint import checked_url
 from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError, shown
+from stillfresh.isr.rules_edge import checked_networks, is_host
 from stillfresh.isr.rules_keys import checked_tenant
 from stillfresh.isr.rules_routes import Routes
 from stillfresh.isr.upstream import checked_upstream
@@ -27,6 +28,8 @@ __all__ = [
     "duration",
     "flag",
     "headers",
+    "hosts",
+    "networks",
     "origins",
     "path",
     "positive",
@@ -45,6 +48,9 @@ __all__ = [
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()
+OURS: Final = {"accept-encoding", "connection", "content-length", "content-type", "host"} | {
+    "transfer-encoding"
+}
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
@@ -169,14 +175,30 @@ def tenant(value: object, key: str) -> str:
 
 def headers(value: object, key: str) -> dict[str, str]:
     found: dict[str, str] = _keyed(key, lambda: checked_headers(value))
+    if taken := sorted(OURS & {name.lower() for name in found}):
+        raise ConfigError(f"{key}: {', '.join(taken)} is written by stillfresh itself")
     return found
 
 
 def routes(value: object, key: str) -> dict[str, float]:
     if not isinstance(value, dict):
         raise ConfigError(f'{key}: must be like {{ "/blog/*" = "10m" }}, not {shown(value)}')
-    found = {path: seconds(it, name=f'{key}."{path}"') for path, it in value.items()}
+    found = {path: seconds(it, name=f'{key}."{path}"', positive=True) for path, it in value.items()}
     _keyed(key, lambda: Routes(found))
+    return found
+
+
+def hosts(value: object, key: str) -> tuple[str, ...]:
+    found = texts(value, key)
+    for host in found:
+        if not is_host(host.removeprefix("*.").encode("latin-1", "replace")):
+            raise ConfigError(f"{key}: write example.com or *.example.com, not {shown(host)}")
+    return found
+
+
+def networks(value: object, key: str) -> tuple[str, ...]:
+    found = texts(value, key)
+    _keyed(key, lambda: checked_networks(found))
     return found
 
 

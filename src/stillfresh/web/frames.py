@@ -5,7 +5,7 @@ who sends. What is kept is bounded in number and in size.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from stillfresh.coordinator import HubUpdate
@@ -18,6 +18,7 @@ MOST: Final = 10_000
 MOST_CHARACTERS: Final = 16_000_000
 SAME_AGE: Final = 0.05
 """An age this much older is not written anew."""
+MOST_TOGETHER: Final = 32
 LARGEST_FRAME: Final = 256_000
 """Characters of one frame, unless a single view is larger."""
 FAILED: Final = "the last refresh failed; it is tried again"
@@ -45,12 +46,38 @@ class Made:
         return self.text
 
 
+class Together:
+    """What one viewer was sent at once, as frames: the next one is often sent the same."""
+
+    __slots__ = ("answers", "at", "frames")
+
+    def __init__(self, answers: list[Answer[Any]], frames: list[str], at: float) -> None:
+        self.answers = answers
+        self.frames = frames
+        self.at = at
+
+
 class Frames:
     """What was encoded of late."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], Made] = {}
         self._characters = 0
+        self._together: dict[tuple[object, ...], Together] = {}
+
+    def of(self, news: Sequence[HubUpdate], now: float, *, together: bool) -> Sequence[str]:
+        """The news as frames; the same news, at the same moment, are written once for all."""
+        answers = [it.answer for it in news]
+        key = (together, *map(id, answers))
+        kept = self._together.get(key)
+        if kept is not None and 0 <= now - kept.at < SAME_AGE:
+            return kept.frames
+        frames = list(batched([self.text(it, now) for it in news], together=together))
+        self._together.pop(key, None)
+        self._together[key] = Together(answers, frames, now)  # whose ids are taken while it is kept
+        if len(self._together) > MOST_TOGETHER:
+            del self._together[next(iter(self._together))]
+        return frames
 
     def text(self, news: HubUpdate, now: float) -> str:
         """A message: `update`, `absent` or, where there is nothing to show, `error`."""

@@ -20,8 +20,8 @@ SECRET: Final = re.compile(r"[\x21-\x7e]+")
 """What a token is made of: anything that a header field can carry whole."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 PASSED_ON: Final = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
-OWN_SITES: Final = frozenset({"", "same-origin", "none"})
-"""`Sec-Fetch-Site` of this page's own requests, of an address typed in, and of no browser."""
+OWN_SITES: Final = frozenset({"same-origin", "none"})
+"""`Sec-Fetch-Site` of this page's own requests, and of an address typed in."""
 
 
 def bearer(scope: Scope) -> str | None:
@@ -44,9 +44,13 @@ def is_local(scope: Scope) -> bool:
 
 
 def is_of_this_page(scope: Scope) -> bool:
-    """Not asked by a page of another origin: the browser says so, in one field or the other."""
-    if header(scope, b"sec-fetch-site") not in OWN_SITES:
-        return False
+    """Not asked by a page of another origin.
+
+    Browsers say so in a field that no script can set; where they do not (plain HTTP), the origin
+    is compared with the name that was asked for.
+    """
+    if site := header(scope, b"sec-fetch-site"):
+        return site in OWN_SITES
     origin = header(scope, b"origin")
     return not origin or origin.partition("://")[2].lower() == header(scope, b"host").lower()
 

@@ -122,7 +122,7 @@ class Live:
             await send({"type": "websocket.accept"})
             await session.run(receive, send)
         except OSError:  # gone before it was here
-            session.viewing.connection.close()
+            pass
         finally:
             self._forget(session)
 
@@ -181,6 +181,7 @@ class Live:
         return None
 
     def _forget(self, session: Session) -> None:
+        session.viewing.connection.close()
         self._sessions.discard(session)
         self._watching_stats.discard(session)
         if not self._sessions:

@@ -55,13 +55,13 @@ class Numbers:
 
     async def snapshot(self) -> dict[str, Any]:
         """Totals since the start; who looks makes rates of them."""
-        stores = {name: await gauge.look() for name, gauge in self._gauges.items()}
+        looked = await asyncio.gather(*(gauge.look() for gauge in self._gauges.values()))
         return {
             "at": self._clock(),
             "started_at": self._started_at,
             "age_buckets": AGE_BUCKETS,
             "resources": self._resources(),
-            "stores": stores,
+            "stores": dict(zip(self._gauges, looked, strict=True)),
             "live": self._live(),
         }
 
@@ -117,25 +117,24 @@ class Gauge:
         return self._last
 
     async def _ask(self) -> None:
-        began, pause = self._ticks(), ASKED_EVERY
+        """One that is away is asked again soon, however long that took."""
+        began = self._ticks()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):
                 stats = await (await self._cache.runtime()).store.stats()
         except TimeoutError:
-            self._last = {"error": f"no answer within {ANSWERS_WITHIN:g} s"}
+            self._note({"error": f"no answer within {ANSWERS_WITHIN:g} s"}, ASKED_EVERY)
         except StillfreshError as exc:
-            self._last = {"error": str(exc)}
+            self._note({"error": str(exc)}, ASKED_EVERY)
         else:
-            is_paid = stats.costs is not None
-            pause = PAID_EVERY if is_paid else ASKED_EVERY
-            self._last = {
-                "copies": stats.copies,
-                "leases": stats.leases,
-                "bytes": stats.bytes,
-                "is_paid": is_paid,
-            }
-        ended = self._ticks()
-        self._due = ended + max(pause, SHARE * (ended - began))
+            pause = ASKED_EVERY if stats.costs is None else PAID_EVERY
+            told = {"copies": stats.copies, "leases": stats.leases, "bytes": stats.bytes}
+            told["is_paid"] = stats.costs is not None
+            self._note(told, max(pause, SHARE * (self._ticks() - began)))
+
+    def _note(self, told: dict[str, Any], pause: float) -> None:
+        self._last = told
+        self._due = self._ticks() + pause
 
 
 def _plain(stats: ResourceStats) -> dict[str, Any]:

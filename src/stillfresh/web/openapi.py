@@ -109,15 +109,23 @@ def openapi(kinds: Mapping[str, bool], *, version: str, root: str, has_token: bo
 
 def _one(kind: str, *, per_viewer: bool) -> Schema:
     named = {"name": "id", "in": "path", "required": True}
+    id_ = {**named, "schema": {"$ref": "#/components/schemas/Id"}}
+    return {"parameters": [id_], **_reads(kind, kind, per_viewer=per_viewer)}
+
+
+def _reads(kind: str, name: str, *, per_viewer: bool) -> Schema:
     asked = {"name": "If-None-Match", "in": "header", "schema": {"type": "string"}}
+    summaries = {"get": f"One {kind}, as fresh as it is.", "head": "Its header fields."}
     return {
-        "parameters": [{**named, "schema": {"$ref": "#/components/schemas/Id"}}, asked],
-        "get": _signed(_read(kind, "get", f"One {kind}, as fresh as it is."), per_viewer),
-        "head": _signed(_read(kind, "head", f"The header fields of one {kind}."), per_viewer),
+        method: {
+            **_signed(_read(kind, f"{method}_{name}", method, summary), per_viewer),
+            "parameters": [asked],
+        }
+        for method, summary in summaries.items()
     }
 
 
-def _read(kind: str, method: str, summary: str) -> Schema:
+def _read(kind: str, name: str, method: str, summary: str) -> Schema:
     headers = {
         name: {"description": what, "schema": schema} for name, (what, schema) in HEADERS.items()
     }
@@ -131,7 +139,7 @@ def _read(kind: str, method: str, summary: str) -> Schema:
         "422": _problem("Not an id.", method),
         "503": _problem("The upstream failed, and nothing is kept.", method, RETRY),
     }
-    return _operation(kind, f"{method}_{kind}", summary, responses)
+    return _operation(kind, name, summary, responses)
 
 
 def _batch(kind: str, *, per_viewer: bool) -> Schema:
@@ -139,6 +147,7 @@ def _batch(kind: str, *, per_viewer: bool) -> Schema:
     responses = {
         "200": {"description": "Each, by itself.", "content": {"application/json": items}},
         "400": _problem("The request broke off."),
+        "408": _problem("It did not come whole in time."),
         "413": _problem("Too long."),
         "415": _problem("Not application/json."),
         "422": _problem("Not a batch, or not an id in it."),
@@ -148,7 +157,10 @@ def _batch(kind: str, *, per_viewer: bool) -> Schema:
     operation = _operation(kind, f"batch_{kind}", summary, responses)
     asked = {"schema": {"$ref": "#/components/schemas/Ids"}}
     body = {"required": True, "content": {"application/json": asked}}
-    return {"post": _signed({**operation, "requestBody": body}, per_viewer)}
+    return {
+        "post": _signed({**operation, "requestBody": body}, per_viewer),
+        **_reads(kind, f"{kind}_called_batch", per_viewer=per_viewer),
+    }
 
 
 def _operation(kind: str, name: str, summary: str, responses: Schema) -> Schema:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stillfresh.coordinator import Connection
-from stillfresh.web.frames import Frames
+from stillfresh.web.frames import Frames, batched
 from stillfresh.web.messages import Notice, encode
 
 __all__ = ["Outbox"]
@@ -51,12 +51,11 @@ class Outbox:
         self._figures = text
         self.wake.set()
 
-    def take(self, connection: Connection, now: float) -> Iterator[list[str]]:
-        """What there is to send, some of it at a time."""
-        if first := self._others():
-            yield first
+    def take(self, connection: Connection, now: float, *, together: bool) -> Iterator[str]:
+        """What there is to send, frame by frame; news are taken when it is their turn."""
+        yield from batched(self._others(), together=together)
         while news := connection.take(AT_ONCE):
-            yield [self._frames.text(it, now) for it in news]
+            yield from self._frames.of(news, now, together=together)
 
     def _others(self) -> list[str]:
         figures = [self._figures] if self._figures is not None else []

@@ -1,5 +1,6 @@
 """`GET /v1/{kind}/{id}` and `POST /v1/{kind}/batch`: reads that say how fresh they are (G2)."""
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -39,6 +40,8 @@ __all__ = ["Authenticate", "Rest"]
 Authenticate: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 
 MAX_BODY: Final = 1_048_576
+BODY_WITHIN: Final = 30.0
+"""Seconds for a request to come whole."""
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +149,11 @@ class Rest:
         if header(scope, b"content-type").partition(";")[0].strip().lower() != "application/json":
             raise Problem(415, "not_json", "Not JSON", "send content-type: application/json")
         try:
-            asked = msgspec.json.decode(await read_body(receive, MAX_BODY), type=Asked)
+            async with asyncio.timeout(BODY_WITHIN):
+                body = await read_body(receive, MAX_BODY)
+            asked = msgspec.json.decode(body, type=Asked)
+        except TimeoutError as exc:
+            raise Problem(408, "too_slow", "Too slow", "the request did not come whole") from exc
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise Problem(422, "bad_body", "Not a batch", f'send {{"ids": […]}}: {exc}') from exc
         if not 0 < len(asked.ids) <= MAX_IDS:

@@ -81,7 +81,7 @@ def pulse(
         return Pulse.GONE
     if now - heard_at < limits.heartbeat:
         return Pulse.FINE
-    if asked_at is None or asked_at < heard_at:
+    if asked_at is None or asked_at <= heard_at:
         return Pulse.ASK
     return Pulse.GONE if now - asked_at >= limits.heartbeat else Pulse.FINE
 

@@ -7,7 +7,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,10 +22,11 @@ from stillfresh.isr.rules_fields import date_text
 from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.config import Settings
 from stillfresh.web.kinds import kind_for
+from stillfresh.web.replies import Problem, problem_reply
 from stillfresh.web.signing import Authority
 from stillfresh.web.site import page_cache_of, site_of
 
-__all__ = ["gateway_of", "serve", "server_config"]
+__all__ = ["Server", "address", "bound", "gateway_of", "serve", "server_config"]
 
 GRACE: Final = 10
 """Seconds that requests under way are given when the server is told to end."""
@@ -39,7 +40,7 @@ LONGEST_FRAME: Final = 1_048_576
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Until SIGTERM or SIGINT; what cannot work is told before anything is served."""
-    listener = _bound(settings.server.host, settings.server.port)
+    listener = bound(settings.server.host, settings.server.port)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ending = Ending()
         before = {it: signal.signal(it, ending) for it in (signal.SIGTERM, signal.SIGINT)}
@@ -63,13 +64,14 @@ def gateway_of(settings: Settings, client: httpx.AsyncClient) -> Gateway:
         authenticate=Authority(client, url) if url is not None else None,
         origins=server.origins,
         token=server.token,
+        max_connections=server.max_connections,
     )
 
 
 def server_config(app: ASGIApp) -> uvicorn.Config:
     """How a gateway is run: without compression of messages, which costs memory by the viewer."""
     return uvicorn.Config(
-        dated(app),
+        finished(app),
         http="httptools",
         ws="websockets-sansio",
         ws_max_size=LONGEST_FRAME,
@@ -84,20 +86,39 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-def dated(app: ASGIApp) -> ASGIApp:
-    """A page keeps the Date that it was made at; everything else gets one here."""
+def finished(app: ASGIApp) -> ASGIApp:
+    """Every answer has a Date (a page the one it was made at), and every request an answer.
 
-    async def with_date(scope: Scope, receive: Receive, send: Send) -> None:
+    What is still under way when the server's time is over is cancelled by uvicorn: told as 503.
+    """
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        is_begun = False
+
         async def tell(message: Message) -> None:
+            nonlocal is_begun
             if message["type"] == "http.response.start":
-                headers = message["headers"] = list(message.get("headers", ()))
-                if not any(name == b"date" for name, _ in headers):
-                    headers.append((b"date", date_text(time.time())))
+                message["headers"] = with_date(message.get("headers", ()))
+                is_begun = True
             await send(message)
 
-        await app(scope, receive, tell)
+        try:
+            await app(scope, receive, tell)
+        except asyncio.CancelledError:
+            if scope["type"] != "http" or is_begun:
+                raise
+            ending = Problem(503, "ending", "The server ends", retry_after="5")
+            await problem_reply(ending).send(scope, tell)
 
-    return with_date
+    return answered
+
+
+def with_date(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """RFC 9110 §6.6.1."""
+    found = list(headers)
+    if any(name == b"date" for name, _ in found):
+        return found
+    return [*found, (b"date", date_text(time.time()))]
 
 
 class Server(uvicorn.Server):
@@ -126,7 +147,7 @@ class Ending:
 async def _run(
     settings: Settings, listener: socket.socket, ending: Ending, say: Callable[[str], None]
 ) -> None:
-    where = _address(settings.server.host, listener.getsockname()[1])
+    where = address(settings.server.host, listener.getsockname()[1])
 
     def listening() -> None:
         for line in _said(settings, where):
@@ -143,13 +164,19 @@ async def _run(
 
 async def _opened(app: Gateway, ending: Ending) -> bool:
     """False: told to end before that."""
-    ending.starting = asyncio.ensure_future(app.open())
+    ending.starting = asyncio.ensure_future(_open(app))
     await asyncio.wait([ending.starting])
     opening, ending.starting = ending.starting, None
     if opening.cancelled():
         return False
     opening.result()
     return True
+
+
+async def _open(app: Gateway) -> None:
+    """The store first: what is wrong with it is told once."""
+    await app.cache.open()
+    await app.open()
 
 
 def _said(settings: Settings, where: str) -> Iterator[str]:
@@ -167,11 +194,11 @@ def _without_password(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
 
 
-def _address(host: str, port: int) -> str:
+def address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

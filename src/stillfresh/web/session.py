@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub
 from stillfresh.errors import NotOpen, StillfreshError
-from stillfresh.web.frames import Frames, batched
+from stillfresh.web.frames import Frames
 from stillfresh.web.messages import (
     ClientMessage,
     Error,
@@ -137,10 +137,9 @@ class Session:
             await outbox.wake.wait()
             outbox.wake.clear()
             self._sending_since = now = clock()
-            for texts in outbox.take(self.viewing.connection, now):
-                for frame in batched(texts, together=self._together):
-                    await send({"type": "websocket.send", "text": frame})
-                    self._sending_since = clock()
+            for frame in outbox.take(self.viewing.connection, now, together=self._together):
+                await _sent(send, {"type": "websocket.send", "text": frame})
+                self._sending_since = clock()
             self._sending_since = None
             if not self.viewing.connection.is_open:
                 self.end(Close.RESTART, "the service restarts")
@@ -153,7 +152,7 @@ class Session:
         code, reason = self._ends
         try:
             async with asyncio.timeout(CLOSING):
-                await send({"type": "websocket.close", "code": int(code), "reason": reason})
+                await _sent(send, {"type": "websocket.close", "code": int(code), "reason": reason})
         except (TimeoutError, OSError):  # it has gone already
             pass
 
@@ -247,3 +246,11 @@ class Session:
         self._bad += is_bad
         if self._bad >= self._house.limits.max_bad:
             self.end(Close.POLICY, "too many bad messages")
+
+
+async def _sent(send: Send, message: Message) -> None:
+    """A server that has closed by itself, before we heard of it, says so in its own way."""
+    try:
+        await send(message)
+    except RuntimeError as exc:
+        raise ConnectionResetError("the server has closed this connection") from exc

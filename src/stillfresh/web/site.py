@@ -3,10 +3,12 @@
 Needs httpx, as all of this package.
 """
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from stillfresh.isr.asgi import IsrMiddleware
+from stillfresh.isr.edge import Edge
 from stillfresh.isr.pages import PageCache
+from stillfresh.isr.rules_edge import checked_networks
 from stillfresh.isr.rules_routes import Route
 from stillfresh.isr.upstream import Upstream, checked_upstream
 from stillfresh.web.config import PagesSettings, StoreSettings
@@ -38,16 +40,5 @@ def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
         hosts=settings.site_hosts or None,
         max_body=settings.max_body,
     )
-    return isr if keep_host else _of_one_host(isr, checked_upstream(settings.upstream).netloc)
-
-
-def _of_one_host(app: ASGIApp, host: bytes) -> ASGIApp:
-    """Without a list of hosts there is one site, whatever it is called."""
-
-    async def one(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            kept = [it for it in scope["headers"] if it[0] != b"host"]
-            scope = {**scope, "headers": [(b"host", host), *kept]}
-        await app(scope, receive, send)
-
-    return one
+    host = None if keep_host else checked_upstream(settings.upstream).netloc
+    return Edge(isr, host=host, trusted=checked_networks(settings.trusted_proxies))

@@ -99,7 +99,14 @@ function paint(board, refused = null) {
     button.setAttribute("aria-label", `Cell ${cell + 1}: ${mark || "free"}`);
   });
   write(byId("turn"), capital(refused ?? says(board)));
-  if (board.age !== undefined) stamp(byId("board-badge"), { ...board, freshFor: FRESH_FOR });
+  const badge = byId("board-badge");
+  if (board.result) {
+    forget(badge);
+    badge.dataset.verdict = "gone";
+    write(badge, "over");
+  } else if (board.age !== undefined) {
+    stamp(badge, { ...board, freshFor: FRESH_FOR });
+  }
 }
 
 function says(board) {

@@ -8,8 +8,8 @@ import * as page from "./page.js";
 import * as topics from "./topics.js";
 
 const WORDS = {
-  fine: ["ok", "Upstream well: 1 to 3 seconds a lookup."],
-  slow: ["warn", "Upstream slow: 5 to 8 seconds. The site is not."],
+  fine: ["ok", "Upstream well: a lookup takes 1 to 3 s."],
+  slow: ["warn", "Upstream slow: 5 to 8 s. The site is not."],
   failing: ["bad", "Upstream failing, with errors only. The site stays."],
   down: ["bad", "Upstream down. The site stays, and says its age."],
 };

@@ -31,10 +31,10 @@ function again() {
 
 function show(headers, text, took) {
   const page = new DOMParser().parseFromString(text, "text/html");
-  const table = page.querySelector("#prices table");
-  if (table) byId("page").replaceChildren(document.importNode(table, true));
+  const { took: rendering } = page.getElementById("prices").dataset;
+  byId("page").replaceChildren(document.importNode(page.querySelector("#prices table"), true));
   const status = headers.get("Cache-Status") ?? "";
   const error = status.includes("refresh-failed");
   stamp(byId("page-badge"), { age: Number(headers.get("Age") ?? 0), freshFor, error });
-  write(byId("page-word"), `Served in ${Math.max(1, Math.round(took))} ms. ${status}`);
+  write(byId("page-word"), `Rendered in ${rendering} s, served in ${Math.max(1, Math.round(took))} ms. ${status}`);
 }

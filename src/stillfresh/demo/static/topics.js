@@ -66,7 +66,9 @@ async function open(topic) {
   write(byId("talk-title"), topic.title);
   byId("comments").replaceChildren(make("li", "Asking the upstream …", { class: "muted" }));
   const answer = await ask(`/demo/topics/${encodeURIComponent(topic.id)}`);
-  if (opened?.id === topic.id) showTalk(answer);
+  if (opened?.id !== topic.id) return;
+  showTalk(answer);
+  byId("talk").scrollIntoView({ block: "nearest" });
 }
 
 function showTalk(answer) {

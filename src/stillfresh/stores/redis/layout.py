@@ -107,15 +107,18 @@ class Places:
         found = GLOB.sub(rb"\\\g<0>", search.encode(errors="surrogatepass"))
         return b"%b??}:%b%b*" % (self.every[:-1], kinds.encode(), found)
 
-    def named(self, key: bytes) -> tuple[str, str] | None:
-        """The kind and the id that a key names; None: none of ours."""
-        member = key[len(self.bases[0]) :]
+    def member(self, key: bytes) -> tuple[bytes, bytes]:
+        """The kind and the id that a key seems to name; they sort as their texts do."""
+        kind, _, id_ = key[len(self.bases[0]) :].partition(b":")
+        return kind, id_
+
+    def named(self, kind: bytes, id_: bytes) -> tuple[str, str] | None:
+        """Their texts; None if no key of ours can have them."""
         try:
-            kind, id_ = name_of(member)
+            name = _text(kind), _text(id_)
         except UnicodeDecodeError:
             return None
-        is_ours = KIND.fullmatch(kind) and self.of(kind, [id_])[0].key == key
-        return (kind, id_) if is_ours else None
+        return name if KIND.fullmatch(name[0]) else None
 
     def tagged(self, tag: str) -> list[tuple[bytes, bytes]]:
         """For each bucket its base, and the key of its ids that have the tag."""

@@ -3,14 +3,17 @@
 Names only; then the first bytes of those that are listed. No slice is long for the server.
 """
 
-from typing import Final
+from collections.abc import AsyncIterator
+from heapq import nsmallest
+from typing import Final, TypeAlias
 
 from stillfresh.stores.contract import Entry
-from stillfresh.stores.listing import is_listed
 from stillfresh.stores.redis.layout import Command, Place, Places, listed
 from stillfresh.stores.redis.link import Link
 
 __all__ = ["list_entries"]
+
+Member: TypeAlias = tuple[bytes, bytes]
 
 SLICE: Final = 1_000
 FIRST_BYTES: Final = 4_096
@@ -26,24 +29,48 @@ async def list_entries(
     after: tuple[str, str] | None,
     limit: int,
 ) -> list[Entry]:
-    first: list[tuple[str, str]] = []
-    pattern, at = places.pattern(kind, search), b""
-    while at != b"0":
-        walk = ("SCAN", at or 0, "MATCH", pattern, "COUNT", SLICE, "TYPE", "string")
-        ((at, keys),) = await link.run([walk])
-        names = {name for key in keys if (name := places.named(key)) is not None}
-        listed_too = {name for name in names if is_listed(name, kind, search, after)}
-        first = sorted({*first, *listed_too})[:limit] if listed_too else first
-    found = await _described(link, places, first)
-    if len(found) < len(first) == limit:  # some went while we looked: that is no end
-        found += await list_entries(
-            link, places, kind=kind, search=search, after=first[-1], limit=limit - len(found)
-        )
+    start = None if after is None else (_bytes(after[0]), _bytes(after[1]))
+    pattern, wanted = places.pattern(kind, search), _bytes(search)
+    found: list[Entry] = []
+    while (left := limit - len(found)) > 0:
+        names = _names(link, places, pattern, wanted)
+        first = await _first(names, start, left)
+        found += await _described(link, places, first)
+        if len(first) < left:
+            break  # else some were none of ours, or went while we looked: that is no end
+        start = first[-1]
     return found
 
 
-async def _described(link: Link, places: Places, names: list[tuple[str, str]]) -> list[Entry]:
+async def _names(
+    link: Link, places: Places, pattern: bytes, search: bytes
+) -> AsyncIterator[list[Member]]:
+    """What the keys seem to name, slice by slice."""
+    at = b""
+    while at != b"0":
+        walk = ("SCAN", at or 0, "MATCH", pattern, "COUNT", SLICE, "TYPE", "string")
+        ((at, keys),) = await link.run([walk])
+        yield [member for member in map(places.member, keys) if search in member[1]]
+
+
+async def _first(
+    names: AsyncIterator[list[Member]], start: Member | None, limit: int
+) -> list[Member]:
+    """The first ones behind `start`, of all that there are."""
+    first: set[Member] = set()
+    last: Member | None = None
+    async for members in names:
+        behind = (each for each in members if start is None or each > start)
+        first.update(each for each in behind if last is None or each < last)
+        if len(first) >= limit:
+            first = set(nsmallest(limit, first))
+            last = max(first)
+    return sorted(first)
+
+
+async def _described(link: Link, places: Places, members: list[Member]) -> list[Entry]:
     """One that went since its name was read is left out, as any that is not ours."""
+    names = [name for member in members if (name := places.named(*member)) is not None]
     asked = [command for kind, id_ in names for command in _asks(places.of(kind, [id_])[0])]
     replies = await link.run(asked)
     found = [
@@ -55,3 +82,7 @@ async def _described(link: Link, places: Places, names: list[tuple[str, str]]) -
 
 def _asks(place: Place) -> list[Command]:
     return [("GETRANGE", place.key, 0, FIRST_BYTES - 1), ("STRLEN", place.key)]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")

@@ -4,6 +4,7 @@ Never makes a file, never begins an empty one, never sets a damaged one aside, a
 that a writer would wait for.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -32,8 +33,7 @@ class SqliteView:
         self._connection: apsw.Connection | None = None
 
     async def open(self) -> None:
-        if not self._path.exists():
-            raise StoreError(f"{self._path}: there is no such file")
+        self._check_place()
         try:
             self._connection = connect_viewer(self._path)
             is_begun = STORE.is_begun(self._connection, self._path)
@@ -45,6 +45,14 @@ class SqliteView:
         if not is_begun:
             await self.close()
             raise StoreError(f"{self._path}: is empty, and not a store yet")
+
+    def _check_place(self) -> None:
+        if not self._path.exists():
+            raise StoreError(f"{self._path}: there is no such file")
+        if not self._path.is_file():
+            raise StoreError(f"{self._path}: is not a file")
+        if not os.access(self._path, os.R_OK):
+            raise StoreError(f"{self._path}: permission denied")
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

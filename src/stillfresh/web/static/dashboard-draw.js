@@ -137,7 +137,7 @@ export function spark(target, points, label) {
   const line = points.map(([ago, value]) => `${x(ago)} ${y(value)}`).join(" L");
   const [area, stroke] = target.children;
   stroke.setAttribute("d", points.length > 1 ? `M${line}` : "");
-  area.setAttribute("d", points.length > 1 ? `M${line} L300 31 L${x(points[0][0])} 31 Z` : "");
+  area.setAttribute("d", points.length > 1 ? `M${line} L${x(points.at(-1)[0])} 31 L${x(points[0][0])} 31 Z` : "");
   target.setAttribute("aria-label", `${label} over the last five minutes, at most ${rate(most)} a second`);
 }
 

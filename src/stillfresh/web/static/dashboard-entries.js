@@ -280,7 +280,7 @@ export class Entries {
     for (const button of buttons) button.disabled = true;
     this.#isActing = true;
     this.#looked += 1;
-    this.#said("");
+    this.#said(action === "refresh" ? "Asking upstream …" : "");
     let told = null;
     try {
       told = await this.#ask(this.#path(entry, action), { method: "POST" });

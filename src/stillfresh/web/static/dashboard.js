@@ -2,7 +2,7 @@
 
 import {
   VERDICTS, bound, byId, bytes, count, duration, element, figure, histogram, percent, plural, put, quantile, rate,
-  shares, spark,
+  shares, spark, visible,
 } from "./dashboard-draw.js";
 import { Entries } from "./dashboard-entries.js";
 
@@ -10,6 +10,9 @@ const KEPT = 300; // seconds of history
 const RECENT = 10; // seconds over which a rate is taken
 const POLL = 2_000;
 const LONGEST_PAUSE = 30_000;
+const SILENCE = 5_000; // the socket tells every second; after so long it is not relied upon
+const MOST_KINDS = 5; // in a card
+const MOST_DETAIL = 300; // characters of what upstream said
 const TOKEN = "stillfresh-token";
 const COUNTERS = [
   "loads", "loaded", "failed", "absent", "coalesced", "superseded", "leases_won", "leases_denied", "store_errors",
@@ -138,7 +141,8 @@ function health({ told, kinds, sum }) {
   if (failing.length) {
     const names = failing.slice(0, 3).join(", ") + (failing.length > 3 ? ", …" : "");
     const lost = recent.gone ? `; ${plural(recent.gone, "read")} went unanswered in the last minute` : "; what is kept is served";
-    return [recent.gone ? "bad" : "warn", `Upstream failing for ${plural(failing.length, "kind")} (${names})${lost}.`];
+    const detail = told.resources.filter((row) => row.error).slice(0, 2).map((row) => `${row.kind}: ${row.error}`).join("; ");
+    return [recent.gone ? "bad" : "warn", `Upstream failing for ${plural(failing.length, "kind")} (${names})${lost}.`, detail];
   }
   if (!kinds.size) return ["none", "Nothing is declared to be cached."];
   if (!reads) return ["ok", "Quiet: nobody has read anything in the last minute."];
@@ -155,15 +159,25 @@ let ageOf = "recent";
 
 function draw(moment) {
   const { told, sum } = moment;
-  const [level, text] = health(moment);
-  byId("health").dataset.level = level;
-  put(byId("health-text"), text);
+  tellHealth(...health(moment));
   put(byId("uptime"), `up ${duration(Math.max(0, told.at - told.started_at))}`);
   drawAge(told, sum);
   drawReads(sum);
   drawUpstream(sum);
   drawRest(told, sum);
   drawKinds(moment);
+}
+
+/** Read out only when it means something else than before: not with every number in it. */
+function tellHealth(level, text, detail = "") {
+  const meaning = text.replace(/[\d.,<>%]+/g, "");
+  if (byId("news").dataset.meaning !== meaning) {
+    byId("news").dataset.meaning = meaning;
+    put(byId("news"), text);
+  }
+  byId("health").dataset.level = level;
+  put(byId("health-text"), text);
+  put(byId("health-detail"), visible(detail).slice(0, MOST_DETAIL));
 }
 
 function drawAge(told, sum) {
@@ -209,8 +223,10 @@ function drawRest(told, sum) {
 
   const viewers = told.live ?? {};
   figure(slot("live.connections"), count(viewers.connections ?? 0), " connected");
-  drawFacts(byId("subscriptions"), Object.entries(viewers.subscriptions ?? {}).slice(0, 6)
-    .map(([kind, number]) => [kind, count(number)]), "nothing subscribed");
+  const kinds = Object.entries(viewers.subscriptions ?? {}).filter(([, number]) => number).sort(([, a], [, b]) => b - a);
+  const more = kinds.slice(MOST_KINDS).reduce((all, [, number]) => all + number, 0);
+  const rows = kinds.slice(0, MOST_KINDS).map(([kind, number]) => [kind, count(number)]);
+  drawFacts(byId("subscriptions"), more ? [...rows, ["other kinds", count(more)]] : rows, "nothing subscribed");
 
   figure(slot("queue.loading"), count(sum.loading), " now");
   say("queue.queued", count(sum.queued));
@@ -310,6 +326,7 @@ for (const [id, which] of [["age-recent", "recent"], ["age-all", "all"]]) {
 let polling = null;
 let socket = null;
 let pause = 1_000;
+let heardAt = 0;
 
 function linked(state, text) {
   byId("link").dataset.state = state;
@@ -331,6 +348,7 @@ function listen() {
     if (message.type === "ping") socket.send(JSON.stringify({ type: "pong" }));
     if (message.type !== "stats") return;
     pause = 1_000;
+    heardAt = performance.now();
     stopPolling();
     linked("live", "live");
     heard(message);
@@ -341,6 +359,10 @@ function listen() {
     setTimeout(listen, pause);
     pause = Math.min(LONGEST_PAUSE, pause * 2);
   });
+}
+
+function watchSocket() {
+  if (performance.now() - heardAt > SILENCE) startPolling();
 }
 
 function startPolling() {
@@ -361,8 +383,7 @@ async function poll() {
   } catch (error) {
     if (polling === null) return;
     linked("away", error instanceof Refused ? "refused" : "gateway away");
-    byId("health").dataset.level = "bad";
-    put(byId("health-text"), error instanceof Refused ? error.message : "The gateway does not answer; these numbers are old.");
+    tellHealth("bad", error instanceof Refused ? error.message : "The gateway does not answer; these numbers are old.");
   }
   polling = setTimeout(poll, POLL);
 }
@@ -390,7 +411,9 @@ async function begin() {
     return;
   }
   if (byId("sign-in").open) byId("sign-in").close();
+  heardAt = performance.now();
   listen();
+  setInterval(watchSocket, 1_000);
   entries.load();
 }
 

@@ -17,7 +17,7 @@ from stillfresh.cli.output import (
     size_text,
 )
 from stillfresh.cli.places import looked_into
-from stillfresh.cli.program import Command
+from stillfresh.cli.program import TEXT, Command
 from stillfresh.engine.explain import explain as explained
 from stillfresh.engine.model import Explanation
 from stillfresh.stores.contract import Record
@@ -35,8 +35,8 @@ __all__ = ["explain"]
     ],
 )
 @click.argument("store")
-@click.argument("kind")
-@click.argument("id_", metavar="ID")
+@click.argument("kind", type=TEXT)
+@click.argument("id_", metavar="ID", type=TEXT)
 @as_json
 def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     """Say why one entry is as it is.

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stillfresh.cli.extras import extra
 from stillfresh.cli.output import as_json, print_json
-from stillfresh.cli.program import Command, Topic, extra
+from stillfresh.cli.program import Command, Topic
 from stillfresh.stores.urls import dynamodb_options
 
 if TYPE_CHECKING:

@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
 
 from stillfresh.cli.output import age_text, as_json, print_json, print_table, size_text, working
 from stillfresh.cli.places import looked_into, pages_of, without_password
-from stillfresh.cli.program import Command
+from stillfresh.cli.program import TEXT, Command
 from stillfresh.engine.listing import Listed, listed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import StoreStats
@@ -19,7 +19,8 @@ from stillfresh.stores.listing import MOST_LISTED
 __all__ = ["inspect"]
 
 VERDICTS: Final = tuple(Verdict)
-COUNTED: Final = MOST_LISTED
+COUNTED: Final = 10_000
+PAGE: Final = MOST_LISTED
 
 
 @dataclass
@@ -51,8 +52,8 @@ class Seen:
     ],
 )
 @click.argument("store")
-@click.option("--kind", help="Only entries of this kind.")
-@click.option("--search", default="", help="Only entries with this text in their id.")
+@click.option("--kind", type=TEXT, help="Only entries of this kind.")
+@click.option("--search", default="", type=TEXT, help="Only entries with this text in their id.")
 @click.option(
     "--limit", default=20, show_default=True, help="Entries to list.", type=click.IntRange(0)
 )
@@ -90,11 +91,11 @@ async def _look(
 ) -> Seen:
     async with looked_into(address) as store:
         seen = Seen(await store.stats())
-        async for page in pages_of(store, kind, search):
+        async for page in pages_of(store, kind, search, PAGE):
             seen.count(listed(page, time.time()), shown)
             advance(len(page))
             if most is not None and seen.counted >= most:
-                seen.is_complete = len(page) < MOST_LISTED
+                seen.is_complete = len(page) < PAGE
                 break
     return seen
 
@@ -108,7 +109,7 @@ def _document(address: str, seen: Seen) -> dict[str, Any]:
         "counted": seen.counted,
         "complete": seen.is_complete,
         "kinds": {kind: _counts(counts) for kind, counts in sorted(seen.kinds.items())},
-        "entries": [asdict(entry) for entry in seen.entries],
+        "entries": seen.entries,
     }
 
 

@@ -7,17 +7,17 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Final, TypeAlias
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 from uuid import uuid4
 
 import click
 
 from stillfresh.cli.output import as_json, print_json, print_table, working
-from stillfresh.cli.places import quiet, without_password
+from stillfresh.cli.places import file_of, quietly, without_password
 from stillfresh.cli.program import Command
 from stillfresh.engine.cache import Cache
 from stillfresh.stores.urls import store_for
@@ -73,7 +73,7 @@ def bench(*, stores: tuple[str, ...], quick: bool, is_json: bool) -> None:
             row for store in stores or DEFAULT for row in asyncio.run(_measured(store, advance))
         ]
     if is_json:
-        print_json([asdict(row) for row in rows])
+        print_json(rows)
         return
     head = ("store", "operation", "a second", "median", "p99")
     lines = [
@@ -103,11 +103,11 @@ def _us(microseconds: float) -> str:
 
 async def _measured(address: str, advance: Callable[[int], None]) -> list[Measured]:
     name = without_password(address if address != TEMPORARY else "sqlite (temporary file)")
-    with _own_file(address) as place:
-        async with _bench(place) as (operations, ids):
+    with quietly(), _own_file(address) as place:
+        async with _bench(place) as operations:
             rows = []
             for operation, step in operations.items():
-                times = await _timed(step, ids, advance)
+                times = await _timed(step, advance)
                 slow = quantiles(times, n=100)[98]
                 rows.append(Measured(name, operation, len(times), median(times), slow))
     return rows
@@ -116,50 +116,57 @@ async def _measured(address: str, advance: Callable[[int], None]) -> list[Measur
 @contextmanager
 def _own_file(address: str) -> Iterator[str]:
     """A SQLite store is measured beside itself: its file keeps no trace of it."""
-    if not address.startswith("sqlite:"):
+    path = None if address == TEMPORARY else file_of(address)
+    if path is None and address != TEMPORARY:
         yield address
         return
-    store_for(address if address != TEMPORARY else f"{TEMPORARY}x", time.time)
-    beside = None if address == TEMPORARY else Path(unquote(urlsplit(address).path[1:])).parent
+    beside = None if path is None else Path(path).absolute().parent
     with tempfile.TemporaryDirectory(prefix=".stillfresh-bench-", dir=beside) as directory:
         yield f"sqlite:///{quote(str(Path(directory) / 'bench.db'))}"
 
 
 @asynccontextmanager
-async def _bench(address: str) -> AsyncIterator[tuple[dict[str, Step], list[str]]]:
-    """Operations that take an id; those that were written are deleted in the end."""
-    quiet()
+async def _bench(address: str) -> AsyncIterator[dict[str, Step]]:
+    """Operations that take an id; what they wrote is deleted in the end."""
     is_memory = address.startswith("memory:")
     store, ids = store_for(address, time.time), [uuid4().hex]
-    async with Cache(address if is_memory else store) as cache:
+    cache = Cache(address if is_memory else store)
 
-        @cache.batched(KIND, fresh_for="1h")
-        async def load(keys: list[str]) -> dict[str, int]:
-            return dict.fromkeys(keys, 1)
+    @cache.batched(KIND, fresh_for="1h")
+    async def load(keys: list[str]) -> dict[str, int]:
+        return dict.fromkeys(keys, 1)
 
-        async def hit(_: str) -> object:
-            return await load(ids[0])
+    async def hit(_: str) -> object:
+        return await load(ids[0])
 
-        async def read(_: str) -> object:
-            return await store.read(KIND, ids[:1])
+    async def miss(id_: str) -> object:
+        ids.append(id_)
+        return await load(id_)
 
-        if not is_memory:
-            await read("")  # one that is away is told now
-        await load(ids[0])
-        reads: dict[str, Step] = {} if is_memory else {"read of the store": read}
+    async def read(_: str) -> object:
+        return await store.read(KIND, ids[:1])
+
+    reads: dict[str, Step] = {} if is_memory else {"read of the store": read}
+    try:
+        await cache.open()
+        for step in reads.values():
+            await step("")  # a store that is away is told now
         try:
-            yield {"hit": hit, **reads, "miss, loaded and stored": load}, ids
+            await load(ids[0])
+            yield {"hit": hit, **reads, "miss, loaded and stored": miss}
         finally:
             for first in range(0, 0 if is_memory else len(ids), SLICE):
                 await store.delete(KIND, ids[first : first + SLICE])
+    finally:
+        await cache.close()  # also waits for an opening that was given up
 
 
-async def _timed(step: Step, ids: list[str], advance: Callable[[int], None]) -> list[float]:
+async def _timed(step: Step, advance: Callable[[int], None]) -> list[float]:
     """Microseconds of each, for half a second."""
     times: list[float] = []
     began = time.perf_counter()
     while len(times) < MOST and (time.perf_counter() - began < LASTS or len(times) < FEWEST):
-        ids.append(id_ := uuid4().hex)
+        id_ = uuid4().hex
         before = time.perf_counter_ns()
         await step(id_)
         times.append((time.perf_counter_ns() - before) / 1000)

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import click
 
+from stillfresh.cli.extras import extra
 from stillfresh.cli.output import as_json, plain, print_json
-from stillfresh.cli.program import WRONG_USE, Command, extra
+from stillfresh.cli.program import WRONG_USE, Command
 from stillfresh.errors import ConfigError
 
 __all__ = ["check", "demo", "serve"]
@@ -21,6 +22,7 @@ TABLES: Final = {
         "tenant": "tenant",
         "max_body": "max_body",
         "timeout": "timeout",
+        "trusted_proxy": "trusted_proxies",
     },
     "server": {"host": "host", "port": "port"},
 }
@@ -37,7 +39,7 @@ def routes_of(texts: tuple[str, ...]) -> dict[str, str]:
 
 def tables_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The options that were given, as a file would say them."""
-    given = {name: value for name, value in options.items() if value not in {None, ()}}
+    given = {name: value for name, value in options.items() if value is not None and value != ()}
     if "route" in given:
         given["route"] = routes_of(given["route"])
     lists = {name: list(it) if isinstance(it, tuple) else it for name, it in given.items()}
@@ -46,6 +48,20 @@ def tables_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         for table, names in TABLES.items()
     }
     return {name: table for name, table in tables.items() if table}
+
+
+def as_options(exc: ConfigError, tables: Mapping[str, Mapping[str, Any]]) -> ConfigError:
+    """What is wrong with an option is told of the option, not of the key that it stands for."""
+    names = {
+        f"{table}.{key}": f"--{option.replace('_', '-')}"
+        for table, options in TABLES.items()
+        for option, key in options.items()
+        if key in tables.get(table, {})
+    }
+    lines = str(exc).splitlines()
+    for key, option in names.items():
+        lines = [option + it.removeprefix(key) if it.startswith(key) else it for it in lines]
+    return ConfigError("\n".join(lines))
 
 
 @click.command(
@@ -69,6 +85,9 @@ def tables_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 @click.option("--tenant", help="Whose pages these are, on a store of several.")
 @click.option("--max-body", type=int, help="Bytes; more is not kept.  [default: 1048576]")
 @click.option("--timeout", type=float, help="Seconds for the site to answer.  [default: 30]")
+@click.option(
+    "--trusted-proxy", multiple=True, help="Whose X-Forwarded-* counts, as 10.0.0.0/8; repeatable."
+)
 def serve(file: str | None, **options: Any) -> None:  # noqa: ANN401 (as declared above)
     """Serve pages and entities, kept fresh.
 
@@ -81,7 +100,10 @@ def serve(file: str | None, **options: Any) -> None:  # noqa: ANN401 (as declare
         raise click.UsageError("name a FILE of settings, or --upstream URL.")
     tables, config = tables_of(options), extra("stillfresh.web.config", "web")
     serving = extra("stillfresh.web.serving", "web")
-    settings = config.load(file, tables) if file is not None else config.settings_of(tables)
+    try:
+        settings = config.load(file, tables) if file is not None else config.settings_of(tables)
+    except config.Mistakes as exc:
+        raise as_options(exc, tables) from exc
     serving.serve(settings, click.echo)
 
 
@@ -112,17 +134,18 @@ def check(ctx: click.Context, file: str, *, is_json: bool) -> None:
 
 
 @click.command(
-    cls=Command, examples=["stillfresh demo", "stillfresh demo --port 0 --keep ~/stillfresh-demo"]
+    cls=Command, examples=["stillfresh demo", "stillfresh demo --port 0 --store ~/stillfresh-demo"]
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="0: any free one.")
-@click.option("--keep", metavar="DIR", help="A directory to keep its data in; else nothing stays.")
+@click.option("--store", metavar="DIR", help="A directory to keep its data in; else nothing stays.")
+@click.option("--speed", default=1.0, show_default=True, help="So many times as fast, for films.")
 @click.option("--open", "is_open", is_flag=True, help="Open it in a browser.")
-def demo(*, host: str, port: int, keep: str | None, is_open: bool) -> None:
+def demo(*, host: str, port: int, store: str | None, speed: float, is_open: bool) -> None:
     """Run a site to see what stillfresh does.
 
     Its upstream is slow, and breaks when you say so: open the address that it prints, and turn the
     upstream off.
     """
     site = extra("stillfresh.demo", "web")
-    site.run(host=host, port=port, store=keep, say=click.echo, open_browser=is_open)
+    site.run(host=host, port=port, store=store, say=click.echo, open_browser=is_open, speed=speed)

@@ -1,0 +1,239 @@
+"""G4: a thousand viewers of two hundred ids on one process, over real sockets (WebSocket).
+
+Server and load are processes of their own. The load counts what comes on every connection, and
+reads it, as a browser would, on some of them.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+from benchmarks.harness import Progress, Row, Section
+
+__all__ = ["section"]
+
+VIEWERS = 1_000
+READERS = 20
+"""Of them, those whose messages are read and timed."""
+IDS = [f"p{number}" for number in range(200)]
+FRESH_FOR = 2.0
+SECONDS = 8.0
+UPDATE = b'"type":"update"'
+
+
+class Server:
+    """The other process."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.port = int(self._line())
+
+    def figures(self) -> dict[str, Any]:
+        assert self._process.stdin is not None  # noqa: S101 (it was started with one)
+        self._process.stdin.write("figures\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._line())
+        return found
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None  # noqa: S101 (it was started with one)
+        return self._process.stdout.readline()
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    command = [sys.executable, "-m", "benchmarks.live_server", str(FRESH_FOR)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield Server(process)
+        finally:
+            process.stdin.close()  # type: ignore[union-attr]
+            process.wait(20)
+
+
+@dataclass
+class Load:
+    """What came, on all connections together."""
+
+    updates: int = 0
+    from_change: list[float] = field(default_factory=list)
+    """Seconds from an upstream's change to the viewer who sees it for the first time."""
+    from_answer: list[float] = field(default_factory=list)
+    """Seconds from an upstream's answer to the viewer."""
+    is_timed: bool = False
+
+    async def all_came(self, updates: int) -> None:
+        """So many at least."""
+        while self.updates < updates:  # noqa: ASYNC110 (an event for each would cost too much)
+            await asyncio.sleep(0.05)
+
+
+class Viewer(asyncio.Protocol):
+    """As little of a WebSocket client as can be: a load must cost less than what it measures."""
+
+    def __init__(self, load: Load, *, reads: bool) -> None:
+        self._load = load
+        self._reads = reads
+        self._buffer = bytearray()
+        self._is_open = False
+        self.ready = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        key = base64.b64encode(os.urandom(16)).decode()
+        self.transport.write(
+            f"GET /v1/live?batch=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\n"
+            f"Sec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._say({"type": "subscribe", "items": [["post", id_] for id_ in IDS]})
+            data = data.partition(b"\r\n\r\n")[2]
+            self.ready.set_result(None)
+        self._load.updates += data.count(UPDATE)
+        if self._reads:
+            self._buffer += data
+            self._read(time.time())
+
+    def _say(self, message: dict[str, Any]) -> None:
+        body, mask = json.dumps(message).encode(), b"\0\0\0\0"
+        head = b"\x81" + bytes([0x80 | 126]) + len(body).to_bytes(2, "big") + mask
+        self.transport.write(head + body)
+
+    def _read(self, now: float) -> None:
+        while len(self._buffer) >= 2:
+            size, at = self._buffer[1] & 127, 2
+            if size >= 126:
+                at = 4 if size == 126 else 10
+                size = int.from_bytes(self._buffer[2:at], "big")
+            if len(self._buffer) < at + size:
+                return
+            is_text = self._buffer[0] & 15 == 1
+            frame = bytes(self._buffer[at : at + size])
+            del self._buffer[: at + size]
+            if is_text and self._load.is_timed:
+                self._time(json.loads(frame), now)
+
+    def _time(self, messages: list[dict[str, Any]], now: float) -> None:
+        for message in messages:
+            if message["type"] == "update":
+                value = message["value"]
+                self._load.from_change.append(now - value["changed"])
+                self._load.from_answer.append(now - value["answered"])
+
+
+@dataclass(frozen=True)
+class Held:
+    """What so many viewers cost."""
+
+    requests: float
+    """Upstream, a second."""
+    updates: float
+    """A second, to all viewers together."""
+    resident: int
+    cpu: float
+    """Of one core, in hundredths."""
+    load: Load
+
+
+async def held(server: Server, viewers: int) -> Held:
+    """Connected, settled, then watched for a while."""
+    loop, load = asyncio.get_running_loop(), Load()
+    connected = []
+    for number in range(viewers):
+        made = await loop.create_connection(
+            partial(Viewer, load, reads=number < READERS), "127.0.0.1", server.port
+        )
+        connected.append(made[1])
+        await made[1].ready
+    await load.all_came(viewers * len(IDS))
+    await asyncio.sleep(FRESH_FOR)
+    before, began, seen = server.figures(), time.monotonic(), load.updates
+    load.is_timed = True
+    await asyncio.sleep(SECONDS)
+    after, took = server.figures(), time.monotonic() - began
+    for viewer in connected:
+        viewer.transport.abort()
+    return Held(
+        requests=(after["requests"] - before["requests"]) / took,
+        updates=(load.updates - seen) / took,
+        resident=after["resident"],
+        cpu=100 * (after["cpu"] - before["cpu"]) / took,
+        load=load,
+    )
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def section(progress: Progress) -> Section:
+    progress("live: one viewer")
+    with serving() as server:
+        idle = server.figures()["resident"]
+        one = asyncio.run(held(server, 1))
+    progress(f"live: {VIEWERS:,} viewers")
+    with serving() as server:
+        idle = server.figures()["resident"]
+        many = asyncio.run(held(server, VIEWERS))
+    per_connection = (many.resident - idle) / VIEWERS / 1024
+    answer = many.load.from_answer
+    change = many.load.from_change
+    return Section(
+        "Live updates (G4)",
+        rows=[
+            Row(
+                "G4",
+                f"upstream requests of {VIEWERS:,} viewers of {len(IDS)} ids, against one viewer's",
+                many.requests / one.requests,
+                1.1,
+            ),
+            Row("G4", "memory for each connection", per_connection, unit="KiB"),
+            Row(
+                "G4",
+                "p99 from the upstream's answer to the viewer",
+                1000 * percentile(answer, 0.99),
+                unit="ms",
+            ),
+            Row(
+                "G4",
+                f"p99 from a change upstream to the viewer ({FRESH_FOR:g} s of freshness)",
+                1000 * percentile(change, 0.99),
+                unit="ms",
+            ),
+        ],
+        figures={
+            f"{VIEWERS:,} viewers": {
+                "updates a second": many.updates,
+                "upstream requests a second": many.requests,
+                "CPU of the server, % of a core": many.cpu,
+                "median from the upstream's answer, ms": 1000 * median(answer),
+            },
+            "one viewer": {
+                "updates a second": one.updates,
+                "upstream requests a second": one.requests,
+                "CPU of the server, % of a core": one.cpu,
+            },
+        },
+        notes=(
+            f"One process serves {VIEWERS:,} WebSocket viewers who all look at the same "
+            f"{len(IDS)} ids, fresh for {FRESH_FOR:g} s; the load is another process. "
+            f"{READERS} of the viewers read and time every message, the others count them."
+        ),
+    )

@@ -1,0 +1,166 @@
+"""Takes the pictures in docs/images: the demo and its dashboard, light, dark and on a telephone.
+
+`make screenshots` runs it. Everything is real: the demo's own process, its slow upstream, and a
+browser; a few readers are added, so that the dashboard has something to show.
+"""
+
+import asyncio
+import random
+import shutil
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from playwright.async_api import Browser, Page, async_playwright
+
+IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
+MOST_BYTES: Final = 250_000
+WARM: Final = 60.0
+"""Seconds of life before the dashboard is looked at."""
+SCREEN: Final[dict[str, Any]] = {"viewport": {"width": 1360, "height": 860}}
+PHONE: Final[dict[str, Any]] = {
+    "viewport": {"width": 360, "height": 740},
+    "device_scale_factor": 2,
+    "is_mobile": True,
+    "has_touch": True,
+}
+LOOKS: Final[dict[str, dict[str, Any]]] = {
+    "light": {**SCREEN, "color_scheme": "light"},
+    "dark": {**SCREEN, "color_scheme": "dark"},
+    "phone": {**PHONE, "color_scheme": "light"},
+}
+READERS: Final = 4
+FLAGS: Final = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@asynccontextmanager
+async def demo() -> AsyncIterator[str]:
+    """Where it listens, as it says itself."""
+    command = Path(sys.executable).with_name("stillfresh")
+    process = await asyncio.create_subprocess_exec(command, "demo", "--port", "0", stdout=PIPE)
+    assert process.stdout is not None  # noqa: S101 (it is a pipe)
+    try:
+        async with asyncio.timeout(30):
+            said = (await process.stdout.readline()).decode()
+        yield said.split()[-1].rstrip("/")
+    finally:
+        process.send_signal(signal.SIGINT)
+        await process.wait()
+
+
+async def readers(url: str) -> None:
+    """Who reads over HTTP: some posts often, most of them now and then."""
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        told = await client.get("/_stillfresh/api/entries", params={"kind": "post", "limit": 500})
+        ids = [entry["id"] for entry in told.json()["entries"]]
+        while True:
+            rank = min(int(random.expovariate(0.15)), len(ids) - 1)
+            await client.get(f"/v1/post/{ids[rank]}")
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def looking(browser: Browser, look: str, url: str) -> AsyncIterator[Page]:
+    context = await browser.new_context(**LOOKS[look])
+    page = await context.new_page()
+    await page.goto(url)
+    yield page
+    await context.close()
+
+
+async def keep(page: Page, name: str) -> None:
+    path = IMAGES / f"{name}.png"
+    await page.screenshot(path=path, animations="disabled")
+    size = path.stat().st_size
+    print(f"{path.name}: {size:,} bytes")  # noqa: T201 (a script)
+    if size > MOST_BYTES:
+        sys.exit(f"{path.name} has {size:,} bytes, of {MOST_BYTES:,} allowed")
+
+
+async def take_demo(browser: Browser, url: str) -> None:
+    for look in LOOKS:
+        async with looking(browser, look, url) as page:
+            await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
+            if look != "phone":
+                await play(page)
+            await page.wait_for_timeout(3_000)
+            await keep(page, f"demo-{look}")
+
+
+async def play(page: Page) -> None:
+    """Two games are begun, and a topic is read."""
+    for cell in (4, 0):
+        await page.locator("#next:enabled").click()
+        await page.locator("#board button:enabled").nth(cell).click()
+        await page.wait_for_timeout(1_000)
+    await page.locator("#topics button").nth(1).click()
+
+
+async def take_dashboard(browser: Browser, url: str) -> None:
+    for look in LOOKS:
+        async with looking(browser, look, f"{url}/_stillfresh/") as page:
+            await page.wait_for_timeout(12_000)
+            await keep(page, f"dashboard-{look}")
+            if look == "light":
+                await take_entry(page)
+
+
+async def take_down(browser: Browser, url: str) -> None:
+    """The upstream switched off: the site stays, and the dashboard says so."""
+    async with looking(browser, "light", url) as page:
+        await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
+        await page.locator("#got-it").click()
+        await play(page)
+        await page.wait_for_timeout(4_000)
+        await page.get_by_label("Down").check()
+        await page.wait_for_timeout(25_000)
+        await keep(page, "demo-down")
+        async with looking(browser, "light", f"{url}/_stillfresh/") as board:
+            await board.wait_for_timeout(12_000)
+            await keep(board, "dashboard-down")
+
+
+async def take_entry(page: Page) -> None:
+    await page.locator("#kind").select_option("post")
+    await page.wait_for_timeout(1_000)
+    await page.locator(".entry-name").nth(3).click()
+    await page.locator("#panel-value").wait_for()
+    await keep(page, "dashboard-entry")
+
+
+async def scroll(page: Page) -> None:
+    """Through the feed, as somebody would: what came into view is kept from then on."""
+    for _ in range(12):
+        await page.wait_for_timeout(3_000)
+        await page.mouse.move(600, 500)
+        await page.mouse.wheel(0, 700)
+
+
+async def take() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        sys.exit("this machine has no chromium")
+    async with demo() as url, async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        async with looking(browser, "light", url) as visitor:
+            await scroll(visitor)
+            reading = asyncio.gather(*(readers(url) for _ in range(READERS)))
+            try:
+                await take_demo(browser, url)
+                await asyncio.sleep(WARM)
+                await take_dashboard(browser, url)
+                await take_down(browser, url)
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+        await browser.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(take())

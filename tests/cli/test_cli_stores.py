@@ -1,0 +1,347 @@
+"""G10: inspect, explain, invalidate and evict, on stores that others use."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_kit import call, fail, filled, neighbours, put, said, stillfresh
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from valkey_server import Server
+
+from stillfresh import Cache, Policy
+from stillfresh.cli import inspecting, invalidating
+from stillfresh.stores.contract import Ask, Failure, Store
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.sqlite.view import SqliteView
+from stillfresh.stores.urls import store_for
+
+if TYPE_CHECKING:
+    from aws_servers import Aws
+
+HOUR = Policy(3600, 3600, 3600)
+
+
+async def fill(store: Store) -> None:
+    """Prices, fresh and gone, one that is loading and one that failed; pages with a tag."""
+    now = time.time()
+    await put(store, "price", ["a", "b"], HOUR, now, "eu")
+    await put(store, "price", ["old"], HOUR, now - 5 * 3600)
+    await put(store, "page", ["https://example.org/"], HOUR, now - 3700, "path:/", "eu")
+    await store.acquire("price", [Ask("loading")], 1000)
+    await fail(store, "price", "broken", Failure(3, now + 60, "TimeoutError: no answer"))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return filled(tmp_path / "site.db", fill)
+
+
+def lines(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+class TestG10Inspect:
+    def test_counts_by_kind_and_verdict(self, site: Path) -> None:
+        """Copies, leases, bytes, and a table of kinds."""
+        found = lines(said("inspect", f"sqlite:///{site}"))
+        assert ["copies", "4"] in found
+        assert ["leases", "1"] in found
+        assert ["kind", "fresh", "stale", "expired", "gone", "values"] in found
+        assert ["page", "0", "1", "0", "0", "5", "B"] in found
+        assert ["price", "2", "0", "0", "3", "15", "B"] in found
+
+    def test_lists_entries(self, site: Path) -> None:
+        """Verdict, age, size, and what is the matter with each."""
+        text = said("inspect", str(site))
+        found = {line.split()[1]: line for line in text.splitlines()[9:]}
+        assert "stale" in found["https://example.org/"]
+        assert "fresh" in found["a"]
+        assert "being loaded" in found["loading"]
+        assert "failed 3 times: TimeoutError: no answer" in found["broken"]
+        assert "gone" in found["old"]
+
+    def test_takes_a_kind_a_search_and_a_limit(self, site: Path) -> None:
+        """What is counted is what was asked for; the store's own size is the store's."""
+        found = json.loads(said("inspect", str(site), "--kind", "price", "--json"))
+        assert [entry["id"] for entry in found["entries"]] == ["a", "b", "broken", "loading", "old"]
+        assert list(found["kinds"]) == ["price"]
+        found = json.loads(said("inspect", str(site), "--search", "example.org", "--json"))
+        assert [entry["kind"] for entry in found["entries"]] == ["page"]
+        found = json.loads(said("inspect", str(site), "--limit", "2", "--json"))
+        assert (len(found["entries"]), found["counted"], found["complete"]) == (2, 6, True)
+        assert "No entries." in said("inspect", str(site), "--search", "nothing like it")
+        assert len(said("inspect", str(site), "--limit", "0").splitlines()) == 8
+
+    def test_json_is_one_document_of_every_field(self, site: Path) -> None:
+        """Times as seconds since 1970, nothing for what is not there."""
+        entry, *_ = json.loads(said("inspect", str(site), "--kind", "price", "--json"))["entries"]
+        assert entry["verdict"] == "fresh"
+        assert 0 <= time.time() - entry["fetched_at"] < 100
+        assert entry["fresh_until"] == pytest.approx(entry["fetched_at"] + 3600)
+        assert (entry["size"], entry["error"], entry["held_until"]) == (5, None, None)
+
+    def test_counts_the_first_ones_or_all(
+        self, site: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And says which."""
+        monkeypatch.setattr(inspecting, "COUNTED", 4)
+        monkeypatch.setattr(inspecting, "PAGE", 2)
+        text = said("inspect", str(site), "--limit", "1")
+        assert "Of the first 4 entries; --all counts them all." in text
+        assert not json.loads(said("inspect", str(site), "--limit", "1", "--json"))["complete"]
+        found = json.loads(said("inspect", str(site), "--limit", "1", "--all", "--json"))
+        assert (found["counted"], found["complete"], len(found["entries"])) == (6, True, 1)
+
+    def test_only_looks(self, site: Path) -> None:
+        """Not a byte is changed, and nothing is left beside the file."""
+        before = neighbours(site)
+        said("inspect", str(site))
+        said("explain", str(site), "price", "a")
+        assert neighbours(site) == before
+
+    async def test_a_process_that_has_it_open_is_not_disturbed(self, tmp_path: Path) -> None:
+        """What it has just written is seen, and it goes on writing."""
+        async with Cache(f"sqlite:///{tmp_path}/site.db") as cache:
+
+            @cache.batched("price", fresh_for="5m")
+            async def prices(keys: list[str]) -> dict[str, int]:
+                return {key: len(key) for key in keys}
+
+            await prices("a")
+            found = await asyncio.to_thread(stillfresh, "inspect", f"{tmp_path}/site.db", "--json")
+            assert [entry["id"] for entry in json.loads(found.stdout)["entries"]] == ["a"]
+            assert await prices("bb") == 2
+
+    def test_nothing_in_an_id_reaches_the_terminal_as_a_command(self, tmp_path: Path) -> None:
+        """Colours, bells and markup are written out; other letters are as they are."""
+        ids = ["\x1b[31mred\x1b[0m", "a\nb", "[bold]x[/]", ":smile:", "ключ", "日本", "a\u202eb"]
+        path = filled(
+            tmp_path / "site.db", lambda store: put(store, "price", ids, HOUR, time.time())
+        )
+        text = said("inspect", str(path))
+        for shown in (r"\x1b[31mred\x1b[0m", r"a\nb", "[bold]x[/]", ":smile:", "ключ", "日本"):
+            assert shown in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "\x1b" not in said("explain", str(path), "price", ids[0])
+
+    def test_a_pipe_gets_whole_lines(self, tmp_path: Path) -> None:
+        """However long an id is; a terminal folds it."""
+        long = "x" * 3_000
+        path = filled(
+            tmp_path / "site.db", lambda store: put(store, "price", [long], HOUR, time.time())
+        )
+        assert long in said("inspect", str(path))
+
+    def test_redis(self, valkey: Server) -> None:
+        """The same, by its address."""
+        url = valkey.url()
+
+        async def work() -> None:
+            store = store_for(url, time.time)
+            await store.open()
+            await fill(store)
+            await store.close()
+
+        asyncio.run(work())
+        found = json.loads(said("inspect", url, "--json"))
+        assert (found["counted"], found["kinds"]["price"]["fresh"]) == (6, 2)
+        assert said("invalidate", url, "--tag", "eu") == "3 entries invalidated\n"
+        assert "invalidated" in said("explain", url, "price", "a")
+
+    def test_dynamodb(self, aws: "Aws") -> None:
+        """What has a copy."""
+        table = aws.new_table()
+
+        async def work() -> None:
+            store = aws.store(table, time.time)
+            await store.open()
+            await fill(store)
+            await store.close()
+
+        asyncio.run(work())
+        found = json.loads(said("inspect", aws.address(table), "--json"))
+        assert {entry["id"] for entry in found["entries"]} == {
+            "a",
+            "b",
+            "old",
+            "https://example.org/",
+        }
+        assert said("invalidate", aws.address(table), "price", "a", "c") == "1 entry invalidated\n"
+
+
+class TestG10View:
+    @settings(deadline=None, max_examples=30)
+    @given(
+        ids=st.sets(st.tuples(st.sampled_from(["a", "a1", "a_1"]), st.text("ab:\0é", max_size=3))),
+        kind=st.sampled_from(["a", "a1", "other", None]),
+        search=st.text("ab:é", max_size=2),
+        after=st.none() | st.tuples(st.sampled_from(["a", "a1"]), st.text("ab:", max_size=2)),
+        limit=st.integers(1, 5),
+    )
+    def test_lists_as_every_store_does(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        ids: set[tuple[str, str]],
+        kind: str | None,
+        search: str,
+        after: tuple[str, str] | None,
+        limit: int,
+    ) -> None:
+        """The view of a file, its store, and one in memory: the same names in the same order."""
+
+        async def work() -> None:
+            path = tmp_path_factory.mktemp("view") / "site.db"
+            stores: list[Any] = [MemoryStore(), SqliteStore(path)]
+            for store in stores:
+                await store.open()
+                for name, id_ in ids:
+                    await store.acquire(name, [Ask(id_)], 100)
+            view = SqliteView(path)
+            await view.open()
+            names = [
+                [(each.kind, each.id) for each in await store.entries(kind, search, after, limit)]
+                for store in (*stores, view)
+            ]
+            for store in (*stores, view):
+                await store.close()
+            assert names[0] == names[1] == names[2]
+
+        asyncio.run(work())
+
+
+class TestG10Explain:
+    def test_says_why_and_what_a_read_would_do(self, site: Path) -> None:
+        """The sentence of `explain`, and the record field by field."""
+        text = said("explain", str(site), "price", "a")
+        assert text.startswith("price 'a': a fresh copy, ")
+        found = lines(text)
+        assert ["verdict", "fresh"] in found
+        assert ["fresh", "for", "60", "min"] in found
+        assert ["size", "5", "B"] in found
+
+    def test_a_failure_and_a_lease(self, site: Path) -> None:
+        """Who loads it, and why it could not be loaded."""
+        assert "Another process is loading it" in said("explain", str(site), "price", "loading")
+        text = said("explain", str(site), "price", "broken")
+        assert "The last 3 load(s) failed (TimeoutError: no answer)" in text
+        assert "retry at" in text
+
+    def test_json(self, site: Path) -> None:
+        """Every field, and the sentence."""
+        found = json.loads(said("explain", str(site), "page", "https://example.org/", "--json"))
+        assert (found["kind"], found["id"]) == ("page", "https://example.org/")
+        assert (found["verdict"], found["size"], found["fresh_for"]) == ("stale", 5, 3600)
+        assert found["text"].startswith("page 'https://example.org/': a stale copy")
+
+    def test_what_is_not_there_is_explained_too(self, site: Path) -> None:
+        """An id that nobody asked for, a kind that is not in the store."""
+        for kind, id_ in (("price", "unknown"), ("unknown", "a")):
+            assert "there is no copy" in said("explain", str(site), kind, id_)
+
+    def test_an_id_may_begin_with_a_dash(self, tmp_path: Path) -> None:
+        """Behind two of them."""
+        path = filled(
+            tmp_path / "site.db", lambda store: put(store, "price", ["-1"], HOUR, time.time())
+        )
+        assert "a fresh copy" in said("explain", str(path), "price", "--", "-1")
+        assert said("invalidate", str(path), "price", "--", "-1", "-2") == "1 entry invalidated\n"
+
+
+class TestG10Invalidate:
+    def test_by_id(self, site: Path) -> None:
+        """Those that are there are counted; nobody is served them before a load."""
+        assert said("invalidate", str(site), "price", "a", "unknown") == "1 entry invalidated\n"
+        found = json.loads(said("explain", str(site), "price", "a", "--json"))
+        assert (found["verdict"], found["invalidated"]) == ("expired", True)
+        assert "a fresh copy" in said("explain", str(site), "price", "b")
+
+    def test_softly(self, site: Path) -> None:
+        """Served once more."""
+        said("invalidate", str(site), "price", "a", "--soft")
+        assert "a stale copy" in said("explain", str(site), "price", "a")
+
+    def test_by_tag(self, site: Path) -> None:
+        """In every kind, each once."""
+        found = said("invalidate", str(site), "--tag", "eu", "--tag", "path:/", "--json")
+        assert json.loads(found) == {"invalidated": 3}
+        assert said("invalidate", str(site), "--tag", "unknown") == "0 entries invalidated\n"
+
+    def test_a_whole_kind(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Page by page; other kinds are left alone."""
+        monkeypatch.setattr(invalidating, "PAGE", 2)
+        assert said("invalidate", str(site), "--kind", "price", "--all").startswith("5 entries")
+        found = json.loads(said("inspect", str(site), "--json"))
+        marks = {entry["id"]: entry["invalidated"] for entry in found["entries"]}
+        assert marks == {
+            "a": True,
+            "b": True,
+            "old": True,
+            "broken": False,
+            "https://example.org/": False,
+        }
+
+    def test_a_kind_that_is_not_there_stays_away(self, site: Path) -> None:
+        """A word that was mistyped makes no tables."""
+        before = {
+            entry["kind"] for entry in json.loads(said("inspect", str(site), "--json"))["entries"]
+        }
+        assert said("invalidate", str(site), "prise", "a").startswith("0")
+        assert said("invalidate", str(site), "--kind", "prise", "--all").startswith("0")
+
+        async def kinds(store: SqliteStore) -> None:
+            names = store._execute("SELECT name FROM sqlite_schema", ()).fetchall()
+            assert not [name for (name,) in names if "prise" in str(name)]
+
+        filled(site, kinds)
+        assert before == {"price", "page"}
+
+    async def test_a_running_process_sees_it_by_its_next_read(self, tmp_path: Path) -> None:
+        """And what it was loading meanwhile is not published."""
+        async with Cache(f"sqlite:///{tmp_path}/site.db") as cache:
+            loads: list[str] = []
+
+            @cache.batched("price", fresh_for="5m")
+            async def prices(keys: list[str]) -> dict[str, int]:
+                loads.extend(keys)
+                return {key: len(loads) for key in keys}
+
+            assert (await prices("a"), await prices("a")) == (1, 1)
+            done = await asyncio.to_thread(
+                stillfresh, "invalidate", f"{tmp_path}/site.db", "price", "a"
+            )
+            assert done.stdout == "1 entry invalidated\n"
+            assert await prices("a") == 2
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            [],
+            ["price"],
+            ["price", "a", "--tag", "eu"],
+            ["price", "a", "--all"],
+            ["--all"],
+            ["--kind", "price"],
+            ["--kind", "price", "--all", "--tag", "eu"],
+            ["price", "--all"],
+            ["--tag", "eu", "--kind", "price"],
+        ],
+    )
+    def test_what_to_invalidate_is_said_in_one_way(self, site: Path, arguments: list[str]) -> None:
+        """Anything else is wrong use: nothing is invalidated by a guess."""
+        result = call("invalidate", str(site), *arguments)
+        assert result.exit_code == 2
+        assert "or --kind KIND --all" in result.stderr
+
+
+class TestG10Evict:
+    def test_drops_what_is_gone(self, site: Path) -> None:
+        """And says how many; the rest stays."""
+        assert said("evict", str(site)) == "1 entry evicted\n"
+        assert json.loads(said("evict", str(site), "--json")) == {"evicted": 0}
+        assert json.loads(said("inspect", str(site), "--json"))["copies"] == 3

@@ -1,0 +1,119 @@
+"""I13, I16: what comes from outside takes so much room and no more, and locks nobody out."""
+
+import pytest
+from isr_kit import Site, Visitor, as_it_says, in_front
+
+from stillfresh.isr import IsrMiddleware, PageCache, Route
+from stillfresh.isr.rules_bounds import UNUSED_FOR, Seats, SeatsOf
+from stillfresh.testing import ManualClock
+
+
+async def kept(pages: PageCache) -> int:
+    return (await pages.stats()).resources["page"].entries
+
+
+class TestI13Seats:
+    def test_who_is_known_stays_and_who_was_not_seen_for_longest_makes_room(self) -> None:
+        """Not at once: whoever makes up names would push out those that are used."""
+        seats = Seats(2)
+        assert [seats.has("a", 0.0), seats.has("b", 1.0), seats.has("c", 2.0)] == [
+            True,
+            True,
+            False,
+        ]
+        assert seats.has("a", 3.0)
+        assert not seats.has("c", UNUSED_FOR)
+        assert seats.has("c", 1.0 + UNUSED_FOR)
+        assert seats.has("a", 2.0 + UNUSED_FOR)
+        assert not seats.has("b", 2.5 + UNUSED_FOR)
+
+    def test_what_the_seats_are_of_is_bounded_too(self) -> None:
+        """Who was asked for longest ago is forgotten first."""
+        rooms = SeatsOf(1, most=2)
+        assert rooms.has("/a", "1", 0.0)
+        assert rooms.has("/b", "1", 0.0)
+        assert not rooms.has("/a", "2", 0.0)
+        assert rooms.has("/c", "1", 0.0)  # in the place of /b
+        assert not rooms.has("/a", "2", 0.0)
+        assert rooms.has("/b", "2", 0.0)
+
+    def test_a_clock_that_was_set_back_locks_nobody_out(self) -> None:
+        """Times in the future count as now."""
+        seats = Seats(1)
+        assert seats.has("a", 10_000.0)
+        assert not seats.has("b", 0.0)
+        assert seats.has("b", UNUSED_FOR)
+
+
+class TestI13Bounds:
+    async def test_a_new_variant_takes_the_place_of_one_that_nobody_asks_for(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """Those who filled the page's places once do not keep others out for ever."""
+        site.says("Vary: User-Agent")
+        visit = in_front(site, pages, max_variants=2)
+
+        async def text(agent: str) -> str:
+            return (await visit(headers={"user-agent": agent} if agent else {})).text
+
+        for agent in ("", "a", "b"):
+            await text(agent)
+        assert await text("new") != await text("new")
+        clock.advance(UNUSED_FOR / 2)
+        await text("a")
+        clock.advance(UNUSED_FOR / 2)
+        renders = [await text("new"), await text("new")]
+        assert renders[0] == renders[1]
+        assert await text("b") != await text("b")
+
+    async def test_a_new_host_takes_the_place_of_one_that_nobody_asks_for(
+        self,
+        pages: PageCache,
+        site: Site,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Made-up hosts keep a real one out for a while at most."""
+        monkeypatch.setattr("stillfresh.isr.asgi.MAX_HOSTS", 3)
+        visit = in_front(site, pages)
+        for number in range(3):
+            await visit(headers={"host": f"{number}.example"})
+        real = {"host": "real.example"}
+        assert "cache-status" not in (await visit(headers=real)).headers
+        clock.advance(UNUSED_FOR)
+        await visit(headers=real)
+        assert "hit" in (await visit(headers=real)).headers["cache-status"]
+
+    async def test_made_up_queries_do_not_fill_the_store(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """So many for a path; those beyond pass for a while, other paths and no query do not."""
+        routes = {"/blog/*": Route("60s", query=None)}
+        visit = in_front(site, pages, routes=routes, max_queries=3)
+        answers = [await visit(f"/blog/a?q={number}") for number in range(10)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert await kept(pages) == 3
+        assert answers[-1].headers["cache-status"] == "stillfresh; fwd=bypass"
+        assert "hit" in (await visit("/blog/a?q=0")).headers["cache-status"]
+        for path in ("/blog/a", "/blog/b?q=9"):
+            await visit(path)
+            assert "hit" in (await visit(path)).headers["cache-status"]
+        clock.advance(UNUSED_FOR)
+        await visit("/blog/a?q=9")
+        assert "hit" in (await visit("/blog/a?q=9")).headers["cache-status"]
+
+    async def test_a_limit_is_a_number(self, pages: PageCache, site: Site) -> None:
+        """Zero: pages with a query pass."""
+        visit = as_it_says(site, pages, max_queries=0)
+        site.says("Cache-Control: max-age=60")
+        assert (await visit("/?a=1")).text != (await visit("/?a=1")).text
+
+    async def test_long_urls_are_not_kept_at_hand(self, pages: PageCache, site: Site) -> None:
+        """They are served from the cache, and take no more memory than their pages do."""
+        isr = IsrMiddleware(site, pages, routes={"/blog/*": "60s"})
+        visit = Visitor(isr)
+        for _ in range(3):
+            for path in ("/blog/a", "/blog/" + "b" * 600, "/blog/c?" + "d" * 600):
+                assert (await visit(path)).status_code == 200
+        assert site.renders == 3
+        assert [hot[3] for hot in isr._hot] == ["/blog/a"]

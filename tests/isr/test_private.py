@@ -1,0 +1,172 @@
+"""I8, I13: pages of each visitor's own, and errors of the cache's own: who waits for what."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+from engine_kit import turns, until
+from isr_kit import Site, as_it_says, in_front
+
+from stillfresh.isr import PageCache
+from stillfresh.isr.pages import UNSHARED_FOR
+from stillfresh.isr.rendering import Receive
+from stillfresh.isr.responses import Send
+from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.upstream import Upstream
+from stillfresh.testing import ManualClock
+
+
+async def idle(pages: PageCache) -> None:
+    while (await pages.stats()).resources["page"].loading:
+        await asyncio.sleep(0)
+
+
+async def begun(site: Site, renders: int) -> None:
+    """Until so many renders are under way, though none has ended."""
+    async with asyncio.timeout(10):
+        await until(lambda: site.renders >= renders)
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """Nobody listens there, and nobody else can."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+class TestI13SlowPrivatePages:
+    @pytest.mark.parametrize("line", ["Set-Cookie: a=1", "Cache-Control: private"])
+    async def test_each_visitor_waits_for_one_render_of_his_own(
+        self, pages: PageCache, site: Site, clock: ManualClock, line: str
+    ) -> None:
+        """However long ago the page was found private, a crowd queues behind nobody."""
+        visit = in_front(site, pages)
+        site.says(line)
+        await visit()
+        for passed in (1, UNSHARED_FOR, UNSHARED_FOR + 3_600):
+            clock.advance(passed)
+            before = site.renders
+            site.hold()
+            crowd = [asyncio.ensure_future(visit()) for _ in range(8)]
+            await begun(site, before + 8)
+            site.let_go()
+            answers = await asyncio.gather(*crowd)
+            await idle(pages)
+            assert site.renders <= before + 9  # the ninth: whether it is still so
+            assert len({answer.text for answer in answers}) == 8
+
+    async def test_whether_it_is_still_so_is_asked_behind(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """Once in a while, by one; what became public is shared from then on."""
+        visit = in_front(site, pages)
+        site.says("Cache-Control: private")
+        await visit()
+        clock.advance(UNSHARED_FOR)
+        before = site.renders
+        await visit()
+        await idle(pages)
+        await visit()
+        assert site.renders == before + 3
+        site.says("Content-Type: text/html")
+        clock.advance(UNSHARED_FOR)
+        await visit()
+        await idle(pages)
+        assert "hit" in (await visit()).headers["cache-status"]
+
+    async def test_a_render_behind_that_fails_fails_nobody(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """The page stays each visitor's own."""
+        failing = False
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            site.status = 500 if failing and b"cookie" not in dict(scope["headers"]) else 200
+            await site(scope, receive, send)
+
+        visit = in_front(app, pages)
+        site.says("Cache-Control: private")
+        await visit()
+        failing = True
+        clock.advance(UNSHARED_FOR)
+        for _ in range(3):
+            assert (await visit(headers={"cookie": "a=1"})).status_code == 200
+            await idle(pages)
+
+    async def test_a_change_of_a_private_page_makes_nobody_wait(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """There was no copy that could be out of date."""
+        visit = in_front(site, pages)
+        site.says("Cache-Control: private")
+        await visit()
+        await visit(method="POST")
+        before = site.renders
+        site.hold()
+        crowd = [asyncio.ensure_future(visit()) for _ in range(4)]
+        await begun(site, before + 4)
+        site.let_go()
+        await asyncio.gather(*crowd)
+        await idle(pages)
+
+    async def test_a_function_s_private_page_is_rendered_for_each_at_once(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """`PageCache.get`, as by HTTP."""
+        site.says("Set-Cookie: a=1")
+        await pages.get("/me", site.render, revalidate=60)
+        clock.advance(UNSHARED_FOR)
+        before = site.renders
+        site.hold()
+        crowd = [
+            asyncio.ensure_future(pages.get("/me", site.render, revalidate=60)) for _ in range(4)
+        ]
+        await begun(site, before + 4)
+        site.let_go()
+        assert len({page.body for page in await asyncio.gather(*crowd)}) == 4
+        await idle(pages)
+
+
+class TestI8ErrorsOfOurOwn:
+    @pytest.mark.parametrize("is_routed", [True, False])
+    async def test_a_dead_site_is_asked_once_for_all_who_wait(
+        self, pages: PageCache, clock: ManualClock, dead_port: int, *, is_routed: bool
+    ) -> None:
+        """What the proxy says of it holds nothing of anybody: all who waited are told."""
+        upstream = Upstream(f"http://127.0.0.1:{dead_port}", clock=clock)
+        gate, asked = asyncio.Event(), 0
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal asked
+            asked += 1
+            await gate.wait()
+            await upstream(scope, receive, send)
+
+        visit = in_front(app, pages) if is_routed else as_it_says(app, pages)
+        crowd = [asyncio.ensure_future(visit()) for _ in range(5)]
+        await until(lambda: asked > 0)
+        await turns(300)
+        gate.set()
+        answers = await asyncio.gather(*crowd)
+        assert {answer.status_code for answer in answers} == {502}
+        assert len({answer.text for answer in answers}) == 1
+        assert "cannot be reached" in answers[0].text
+        assert answers[0].headers["cache-control"] == "no-store"
+        assert answers[0].headers["proxy-status"].startswith("stillfresh; error=")
+        assert asked == 1
+
+    async def test_a_spoofed_one_with_a_cookie_is_for_one_alone(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """I13: a site that speaks as this proxy shares no cookie by it."""
+        visit = in_front(site, pages)
+        site.says("Proxy-Status: stillfresh; error=x", "Set-Cookie: a=1", status=502)
+        site.hold()
+        crowd = [asyncio.ensure_future(visit()) for _ in range(3)]
+        await site.asked.wait()
+        await turns()
+        site.let_go()
+        answers = await asyncio.gather(*crowd)
+        assert len([answer for answer in answers if "set-cookie" in answer.headers]) == 1

@@ -1,0 +1,100 @@
+"""I15: which slow answers a visitor sees as they come, and which he waits for."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.isr.rendering import App, Receive
+from stillfresh.isr.responses import Message, Send
+from stillfresh.isr.rules_routes import Scope
+
+
+class Slow:
+    """An app that says one part, and the next when it is let go."""
+
+    def __init__(self, *fields: tuple[bytes, bytes]) -> None:
+        self.fields = list(fields)
+        self.gate = asyncio.Event()
+        self.said = asyncio.Event()
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.fields})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        self.said.set()
+        await self.gate.wait()
+        await send({"type": "http.response.body", "body": b"two"})
+
+
+class Reader:
+    """A visitor who notes what comes, when it comes."""
+
+    def __init__(self, app: App) -> None:
+        self.parts: list[bytes] = []
+        self.first = asyncio.Event()
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "GET",
+            "scheme": "http",
+            "path": "/slow",
+            "raw_path": b"/slow",
+            "query_string": b"",
+            "headers": [(b"host", b"example.com")],
+        }
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self.parts.append(message.get("body", b""))
+            self.first.set()
+
+
+PRIVATE = (b"cache-control", b"private")
+
+
+class TestI15Streams:
+    @pytest.mark.parametrize(
+        ("routes", "field"),
+        [
+            (None, (b"x-says", b"nothing")),
+            (None, PRIVATE),
+            ({"/slow": 60}, PRIVATE),
+            ({"/slow": 60}, (b"set-cookie", b"a=1")),
+            ({"/slow": 60}, (b"content-type", b"text/event-stream")),
+            ({"/slow": 60}, (b"content-length", b"6")),  # above the limit below
+            ({}, (b"x-on", b"no route")),
+        ],
+    )
+    async def test_what_is_not_kept_is_seen_as_it_comes(
+        self, pages: PageCache, routes: Any, field: tuple[bytes, bytes]
+    ) -> None:
+        """The first part reaches the visitor while the app still makes the second."""
+        app = Slow(field)
+        reader = Reader(IsrMiddleware(app, pages, routes, max_body=4))
+        async with asyncio.timeout(10):
+            await reader.first.wait()
+        assert reader.parts == [b"one"]
+        app.gate.set()
+        await reader.task
+        assert b"".join(reader.parts) == b"onetwo"
+
+    @pytest.mark.parametrize(
+        ("routes", "field"),
+        [({"/slow": 60}, (b"x-on", b"a route")), (None, (b"cache-control", b"max-age=60"))],
+    )
+    async def test_what_is_kept_is_seen_when_it_is_whole(
+        self, pages: PageCache, routes: Any, field: tuple[bytes, bytes]
+    ) -> None:
+        """With its length and its ETag, and the same for all who waited; never a part of it."""
+        app = Slow(field)
+        isr = IsrMiddleware(app, pages, routes)
+        readers = [Reader(isr) for _ in range(3)]
+        await app.said.wait()
+        assert not any(reader.parts for reader in readers)
+        app.gate.set()
+        await asyncio.gather(*(reader.task for reader in readers))
+        assert [reader.parts for reader in readers] == [[b"onetwo"]] * 3

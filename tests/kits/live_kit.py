@@ -1,0 +1,141 @@
+"""A gateway on a real port, an upstream that counts, and a viewer on its WebSocket."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from stillfresh.coordinator import Kind
+
+__all__ = ["Upstream", "Viewer", "free_socket", "served", "until", "viewing"]
+
+PATIENCE = 30.0
+"""Seconds that a test waits for what must come."""
+
+
+class Upstream:
+    """Prices for all and an inbox for each; every call is counted."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.inboxes: list[tuple[str, list[str]]] = []
+        self.version = 1
+        self.is_down = False
+        self.padding = ""
+
+    async def price(self, ids: list[str]) -> dict[str, Any]:
+        self.calls.append(list(ids))
+        if self.is_down:
+            raise ConnectionError("the upstream is at secret.internal:9")
+        return {
+            id_: {"name": id_, "n": self.version, "details": {"content": f"<b>{id_}</b>"}}
+            for id_ in ids
+            if id_ != "absent"
+        }
+
+    async def word(self, ids: list[str]) -> dict[str, str]:
+        return {id_: f"{id_} {self.version}{self.padding}" for id_ in ids}
+
+    async def inbox(self, ids: list[str], viewer_id: str) -> dict[str, str]:
+        self.inboxes.append((viewer_id, list(ids)))
+        return {id_: f"{viewer_id}'s {id_}" for id_ in ids}
+
+    def kinds(self, fresh_for: float = 3600) -> list[Kind]:
+        return [
+            Kind("price", fetch=self.price, fresh_for=fresh_for, max_batch=50),
+            Kind("word", fetch=self.word, fresh_for=fresh_for),
+            Kind("inbox", fetch=self.inbox, fresh_for=fresh_for, per_viewer=True),
+        ]
+
+    @property
+    def asked(self) -> set[str]:
+        """Every id that was ever asked for."""
+        return {id_ for ids in self.calls for id_ in ids}
+
+
+def free_socket(port: int = 0) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
+    listening.listen(2048)
+    return listening
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, port: int = 0, **options: Any) -> AsyncIterator[int]:
+    """On this port, or a free one: listening before it is given out."""
+    listening = free_socket(port)
+    settings = {"log_config": None, "lifespan": "on", "timeout_graceful_shutdown": 5, **options}
+    server = uvicorn.Server(uvicorn.Config(app, **settings))
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+        listening.close()
+
+
+class Viewer:
+    """Speaks and hears in messages."""
+
+    def __init__(self, socket_: ClientConnection) -> None:
+        self.socket = socket_
+
+    async def say(self, type_: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": type_, **fields}))
+
+    async def sign_in(self, token: str) -> None:
+        await self.say("sign_in", token=token)
+
+    async def watch(self, *ids: str, kind: str = "price") -> None:
+        await self.say("subscribe", items=[[kind, id_] for id_ in ids])
+
+    async def hear(self) -> dict[str, Any]:
+        async with asyncio.timeout(PATIENCE):
+            heard: dict[str, Any] = json.loads(await self.socket.recv())
+        return heard
+
+    async def hear_all(self, count: int) -> list[dict[str, Any]]:
+        return [await self.hear() for _ in range(count)]
+
+    async def nothing(self) -> None:
+        """Said so far; what follows a ping is answered after it."""
+        await self.say("ping")
+        if (heard := await self.hear()) != {"type": "pong"}:
+            raise AssertionError(heard)
+
+    async def end(self) -> tuple[list[dict[str, Any]], int, str]:
+        """What is heard until the server closes, and how it closed."""
+        heard = []
+        try:
+            while True:
+                heard.append(await self.hear())
+        except ConnectionClosed as exc:
+            return heard, *((exc.rcvd.code, exc.rcvd.reason) if exc.rcvd else (1006, ""))
+
+
+@asynccontextmanager
+async def viewing(port: int, path: str = "/v1/live", **options: Any) -> AsyncIterator[Viewer]:
+    """Welcomed already."""
+    url = f"ws://127.0.0.1:{port}{path}"
+    async with connect(url, open_timeout=PATIENCE, proxy=None, **options) as socket_:
+        viewer = Viewer(socket_)
+        first: Any = await viewer.hear()
+        if (first[0] if isinstance(first, list) else first)["type"] != "welcome":
+            raise AssertionError(first)
+        yield viewer
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """What must come to be, soon."""
+    async with asyncio.timeout(PATIENCE):
+        while not is_so():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,95 @@
+"""What the proxy's tests share: `stillfresh serve` as a process, in front of a site in another."""
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlencode
+
+import httpx
+
+WORKER = Path(__file__).parent.parent / "isr" / "upstream_worker.py"
+CLI = [sys.executable, "-m", "stillfresh.cli", "serve"]
+
+
+def started(
+    stack: ExitStack, command: list[str], log: IO[bytes] | None = None
+) -> tuple["subprocess.Popen[str]", str]:
+    """A process, and the first line it says; ended when the test is over."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def end() -> None:
+        process.kill()
+        process.communicate(timeout=30)
+
+    stack.callback(end)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+class Proxy:
+    """A site, a cache in front of it, and a client."""
+
+    def __init__(self, stack: ExitStack, *options: str, upstream: str | None = None) -> None:
+        self._stack = stack
+        if upstream is None:
+            upstream = f"http://127.0.0.1:{started(stack, [sys.executable, str(WORKER)])[1]}"
+        self.upstream = upstream
+        self._log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        command = [*CLI, "--upstream", self.upstream, "--port", "0", *options]
+        self.process, said = started(stack, command, self._log)
+        found = re.match(r"(http://\S+) in front of", said)
+        assert found, said + self.log()
+        self.url = found[1]
+        self.client = stack.enter_context(httpx.Client(base_url=self.url, timeout=30))
+
+    def get(
+        self, path: str, headers: dict[str, str] | None = None, /, **says: str
+    ) -> httpx.Response:
+        query = f"?{urlencode({name.replace('_', '-'): it for name, it in says.items()})}"
+        return self.client.get(path + (query if says else ""), headers=headers)
+
+    def count(self, path: str) -> int:
+        return int(self.client.get(f"/count?{path}").text)
+
+    def log(self) -> str:
+        """What it said on its standard error so far."""
+        self._log.seek(0)
+        return self._log.read().decode()
+
+    def raw(self, request: bytes) -> bytes:
+        """The answer to these very bytes, as it came."""
+        port = int(self.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(request)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := client.recv(65_536):
+                    answer += part
+        return answer
+
+
+def raw_site(stack: ExitStack, answers: Callable[[bytes], bytes]) -> str:
+    """A site that answers a request's bytes with bytes, and closes; its address."""
+    site = socket.create_server(("127.0.0.1", 0))
+    stack.callback(site.close)
+
+    def run() -> None:
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
+                connection, _ = site.accept()
+                with connection, contextlib.suppress(OSError):
+                    request = b""
+                    while b"\r\n\r\n" not in request and (part := connection.recv(65_536)):
+                        request += part
+                    connection.sendall(answers(request))
+
+    threading.Thread(target=run, daemon=True).start()
+    return f"http://127.0.0.1:{site.getsockname()[1]}"

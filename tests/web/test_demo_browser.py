@@ -1,0 +1,338 @@
+"""The demo in a real browser: a real `stillfresh demo` process and headless Chromium (G9).
+
+It runs ten times as fast as for visitors; what happens is waited for, never for how long.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.async_api import Page, expect
+
+READY = re.compile(r"(http://[\d.]+:\d+/)")
+SECONDS = 20_000
+
+
+class Demo:
+    """A process of its own; ended with the test, however it ends."""
+
+    def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "stillfresh", "demo", "--port", str(port)]
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        self.process = subprocess.Popen(
+            [*command, "--speed", "10", *options],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        said = ""
+        while not (found := READY.search(said)):
+            line = self.process.stdout.readline()
+            assert line, f"the demo ended: {said}"
+            said += line
+        self.url = found[1]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2].strip("/"))
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+        """Its exit code, and what it said since it was ready."""
+        self.process.send_signal(number)
+        said, _ = self.process.communicate(timeout=30)
+        return self.process.returncode, said
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate(timeout=30)
+
+
+@contextmanager
+def started(folder: Path, *options: str, port: int = 0) -> Iterator[Demo]:
+    demo = Demo(folder, *options, port=port)
+    try:
+        yield demo
+    finally:
+        demo.kill()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """One demo for the tests that leave it as they found it."""
+    with started(tmp_path_factory.mktemp("demo")) as demo:
+        yield demo
+
+
+@pytest.fixture
+async def demo(shared: Demo) -> Demo:
+    """Well again, whatever the test before it did."""
+    await turn(shared.url, "fine")
+    return shared
+
+
+async def turn(url: str, mode: str) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=url, headers={"X-Stillfresh-Demo": "1"}) as client:
+        said: dict[str, Any] = (await client.post("/demo/upstream", json={"mode": mode})).json()
+        return said
+
+
+async def shown(page: Page, url: str) -> None:
+    """The page is there, and the first post has come."""
+    await page.goto(url)
+    badge = page.locator("[data-post] [data-badge]").first
+    await expect(badge).to_contain_text(re.compile("fresh|stale"), timeout=SECONDS)
+
+
+ON_SCREEN = """() => {
+  const inside = (element) => {
+    const box = element.getBoundingClientRect();
+    return box.bottom > 0 && box.top < innerHeight && box.height > 0;
+  };
+  const posts = [...document.querySelectorAll("[data-post]")].filter(inside);
+  const people = [...document.querySelectorAll("[data-fresh]")].filter(inside);
+  const ids = posts.map((it) => `post:${it.dataset.post}`);
+  ids.push(...people.map((it) => it.dataset.fresh));
+  const chips = [...document.querySelectorAll("#watching li")].map((it) => it.textContent);
+  return [[...new Set(ids)].sort(), chips.sort()];
+}"""
+IS_EXACT = f"""() => {{
+  const [onScreen, watched] = ({ON_SCREEN})();
+  return onScreen.length > 0 && onScreen.join() === watched.join();
+}}"""
+
+
+class TestG9Feed:
+    async def test_what_is_visible_is_subscribed_and_nothing_else(
+        self, demo: Demo, page: Page
+    ) -> None:
+        """On arrival, and again after scrolling half way down: exactly what is on screen."""
+        await shown(page, demo.url)
+        await page.wait_for_function(IS_EXACT, timeout=SECONDS)
+        before = (await page.evaluate(ON_SCREEN))[1]
+        await page.evaluate("scrollTo(0, document.body.scrollHeight / 2)")
+        await page.wait_for_function(IS_EXACT, timeout=SECONDS)
+        after = (await page.evaluate(ON_SCREEN))[1]
+        assert not {it for it in before if it.startswith("post:")} & set(after)
+
+    async def test_scrolling_asks_for_what_comes_on_screen_only(
+        self, demo: Demo, page: Page
+    ) -> None:
+        """The last posts are drawn; those that were passed over were never asked for."""
+        await shown(page, demo.url)
+        await page.evaluate(
+            "document.querySelector('[data-post]:nth-last-of-type(1)').scrollIntoView()"
+        )
+        last = page.locator("[data-post]").last
+        await expect(last.locator("[data-badge]")).to_contain_text("fresh", timeout=SECONDS)
+        passed_over = page.locator("[data-post]").nth(120).locator("[data-badge]")
+        await expect(passed_over).to_have_text("not asked yet")
+
+    async def test_an_upstream_change_appears_without_a_reload(
+        self, demo: Demo, page: Page
+    ) -> None:
+        """Somewhere on screen a number changes by itself, in the same document."""
+        await shown(page, demo.url)
+        await page.evaluate("window.isTheSame = true")
+        counts = (
+            "[...document.querySelectorAll('[data-count]')].slice(0, 8).map((it) => it.textContent)"
+        )
+        before = await page.evaluate(f"{counts}.join()")
+        await page.wait_for_function(
+            f"(before) => {counts}.join() !== before", arg=before, timeout=SECONDS
+        )
+        assert await page.evaluate("window.isTheSame")
+
+    async def test_a_hidden_tab_stops_refreshing(self, tmp_path: Path, page: Page) -> None:
+        """Nobody looks: the upstream is asked for no post any more; looked at again, it is."""
+        with started(tmp_path) as demo:
+            await shown(page, demo.url)
+            await hide(page, hidden=True)
+            before = (await changed(demo.url, 5))["asked"]
+            assert (await changed(demo.url, 40))["asked"] == before
+            await hide(page, hidden=False)
+            await until(demo.url, lambda now: now["asked"] > before)
+            await page.close()
+
+
+async def hide(page: Page, *, hidden: bool) -> None:
+    """As when another tab comes to the front: headless Chromium has no front."""
+    await page.evaluate(
+        """(hidden) => {
+          const value = hidden ? "hidden" : "visible";
+          Object.defineProperty(document, "visibilityState", {value, configurable: true});
+          Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
+async def state(url: str) -> dict[str, Any]:
+    """What the demo counts."""
+    async with httpx.AsyncClient(base_url=url) as client:
+        said: dict[str, Any] = (await client.get("/demo/state")).json()
+        return said
+
+
+async def until(url: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async with asyncio.timeout(SECONDS / 1000):
+        while True:
+            now = await state(url)
+            if holds(now):
+                return now
+            await asyncio.sleep(0.05)
+
+
+async def changed(url: str, times: int) -> dict[str, Any]:
+    """When the upstream's world has changed so often again; posts are fresh for 14 changes."""
+    before = (await state(url))["changes"]
+    return await until(url, lambda now: now["changes"] >= before + times)
+
+
+class TestG9Trouble:
+    async def test_down_shows_stale_with_its_age(self, tmp_path: Path, page: Page) -> None:
+        """The switch on the page; the text stays, the badge says stale, and the age grows."""
+        with started(tmp_path) as demo:
+            await shown(page, demo.url)
+            first = page.locator("[data-post]").first
+            text = await first.locator(".text").text_content()
+            await expect(page.locator("#page tr")).to_have_count(6, timeout=SECONDS)
+            await page.get_by_label("Down").check()
+            badge = first.locator("[data-badge]")
+            await expect(badge).to_have_text(re.compile(r"stale · [3-9] s"), timeout=SECONDS)
+            assert await first.locator(".text").text_content() == text
+            await expect(page.locator("#word")).to_contain_text("The site stays")
+            await page.reload()
+            await expect(badge).to_have_text(re.compile(r"stale · \d+ s"), timeout=SECONDS)
+            assert await first.locator(".text").text_content() == text
+            await page.get_by_label("Fine").check()
+            await expect(badge).to_have_text(re.compile("fresh"), timeout=SECONDS)
+            await page.close()
+
+    async def test_it_reconnects_after_the_gateway_restarts(
+        self, tmp_path: Path, page: Page, expected_errors: list[str]
+    ) -> None:
+        """The same page goes on by itself when the demo is back on its port."""
+        expected_errors += [
+            "ERR_CONNECTION_REFUSED",
+            "WebSocket",
+            "ERR_INCOMPLETE_CHUNKED_ENCODING",
+        ]
+        expected_errors += ["net::ERR", "Failed to load resource"]
+        kept = str(tmp_path / "kept")
+        with started(tmp_path, "--store", kept) as demo:
+            await shown(page, demo.url)
+            await page.evaluate("window.isTheSame = true")
+            demo.end()
+        with started(tmp_path, "--store", kept, port=demo.port):
+            await page.wait_for_function(IS_EXACT, timeout=SECONDS)
+            badge = page.locator("[data-post] [data-badge]").first
+            await expect(badge).to_contain_text(re.compile("fresh · 0 s"), timeout=SECONDS)
+            assert await page.evaluate("window.isTheSame")
+            await page.close()
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    async def test_it_ends_and_leaves_nothing(
+        self, tmp_path: Path, page: Page, expected_errors: list[str], number: signal.Signals
+    ) -> None:
+        """With a page open: exit code 0, the port free, no file, no process, no traceback."""
+        expected_errors += ["ERR_", "WebSocket", "Failed to load resource"]
+        with started(tmp_path) as demo:
+            await shown(page, demo.url)
+            code, said = demo.end(number)
+            assert code == 0
+            assert "Traceback" not in said
+            assert "Error" not in said
+            assert list(tmp_path.iterdir()) == []
+            with socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", demo.port))
+
+
+class TestG9Games:
+    async def test_the_next_game_is_never_the_current_one(self, demo: Demo, page: Page) -> None:
+        """Eight games are opened and played; what is offered is always another."""
+        await shown(page, demo.url)
+        offered, board = page.locator("#next"), page.locator("#board")
+        for _ in range(8):
+            await expect(offered).to_be_enabled(timeout=SECONDS)
+            game = await offered.get_attribute("data-game")
+            await offered.click()
+            await expect(board).to_have_attribute("data-game", game or "", timeout=SECONDS)
+            await page.wait_for_function(NOT_CURRENT, timeout=SECONDS)
+            free = board.locator("button:not([disabled])").first
+            if await free.count():
+                await free.click()
+            await page.wait_for_function(NOT_CURRENT, timeout=SECONDS)
+            waiting = await page.locator("#queue button").evaluate_all(
+                "(all) => all.map((it) => it.dataset.game)"
+            )
+            assert await board.get_attribute("data-game") not in waiting
+
+
+NOT_CURRENT = """() =>
+  document.getElementById("next").dataset.game !== document.getElementById("board").dataset.game"""
+
+
+class TestG9Page:
+    async def test_every_part_is_filled_and_says_how_fresh_it_is(
+        self, demo: Demo, page: Page
+    ) -> None:
+        """Topics, comments, the slow page, an approval with its time."""
+        await shown(page, demo.url)
+        fresh = re.compile(r"(fresh|stale) · \d+ s")
+        await expect(page.locator("#topics li").first).to_be_visible(timeout=SECONDS)
+        await expect(page.locator("#topics-badge")).to_have_text(fresh, timeout=SECONDS)
+        await page.locator("#topics button").first.click()
+        await expect(page.locator("#talk-badge")).to_have_text(fresh, timeout=SECONDS)
+        await expect(page.locator("#page tr")).to_have_count(6, timeout=SECONDS)
+        await expect(page.locator("#page-badge")).to_have_text(fresh, timeout=SECONDS)
+        await expect(page.locator("#approvals li").first).to_be_visible(timeout=SECONDS)
+
+    @pytest.mark.parametrize("width", [360, 768, 1024, 1440])
+    async def test_no_width_scrolls_sideways(
+        self, demo: Demo, new_page: Callable[..., Any], width: int
+    ) -> None:
+        """From a telephone to a desk."""
+        page = await new_page(viewport={"width": width, "height": 700})
+        await shown(page, demo.url)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+
+    async def test_the_keyboard_reaches_everything(self, demo: Demo, page: Page) -> None:
+        """N opens the next game; the switch is turned by an arrow, and keeps its focus."""
+        await shown(page, demo.url)
+        await expect(page.locator("#next")).to_be_enabled(timeout=SECONDS)
+        game = await page.locator("#next").get_attribute("data-game")
+        await page.keyboard.press("n")
+        await expect(page.locator("#board")).to_have_attribute(
+            "data-game", game or "", timeout=SECONDS
+        )
+        await page.locator("#switch :checked").focus()
+        await page.keyboard.press("ArrowRight")
+        await expect(page.locator("body")).to_have_attribute("data-mode", "slow", timeout=SECONDS)
+        assert await page.evaluate("document.activeElement.value") == "slow"
+
+    async def test_a_telephone_shows_one_part_at_a_time(
+        self, demo: Demo, new_page: Callable[..., Any]
+    ) -> None:
+        """The tabs at the bottom choose it; what is not shown is not kept fresh."""
+        page = await new_page(viewport={"width": 360, "height": 700})
+        await shown(page, demo.url)
+        await page.get_by_role("link", name="Games", exact=True).click()
+        await expect(page.locator("#board")).to_be_visible()
+        await expect(page.locator("#feed")).to_be_hidden()
+        await expect(page.locator("#watched")).to_have_text("0 posts, 0 people", timeout=SECONDS)

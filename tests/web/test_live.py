@@ -1,0 +1,508 @@
+"""G3, G4: the live socket on a real port: what is told to whom, and when."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from live_kit import Upstream, served, until, viewing
+from websockets.exceptions import InvalidStatus
+
+from stillfresh import Cache, ConfigError
+from stillfresh.coordinator import Hub
+from stillfresh.testing import ManualClock
+from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
+from stillfresh.web.live import Live
+
+TOKEN = "t"  # noqa: S105 (of a test)
+Start = Callable[..., Awaitable[tuple[Live, int]]]
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+@pytest.fixture
+async def cache() -> AsyncIterator[Cache]:
+    async with Cache("memory://") as cache:
+        yield cache
+
+
+@pytest.fixture
+async def hub(cache: Cache, upstream: Upstream) -> Hub:
+    return Hub(cache, kinds=upstream.kinds())
+
+
+@pytest.fixture
+async def start(hub: Hub) -> AsyncIterator[Start]:
+    """`live, port = await start(heartbeat=5)`"""
+    async with AsyncExitStack() as stack:
+
+        async def started(**options: Any) -> tuple[Live, int]:
+            live = Live(hub, **options)
+            port = await stack.enter_async_context(served(live, lifespan="off"))
+            stack.push_async_callback(live.close)
+            return live, port
+
+        yield started
+
+
+async def ann_or_bob(token: str) -> str | None:
+    return {"a": "ann", "b": "bob"}.get(token)
+
+
+class TestG3Subscribe:
+    async def test_what_there_is_comes_at_once(self, start: Start, upstream: Upstream) -> None:
+        """Loaded if it has to be, from memory if it is there; each message with its fields."""
+        _, port = await start()
+        async with viewing(port) as first, viewing(port) as second:
+            await first.watch("a")
+            update = await first.hear()
+            assert update["value"]["n"] == 1
+            assert set(update) == {"type", "kind", "id", "value", "fetched_at", "verdict", "age"}
+            assert (update["type"], update["verdict"]) == ("update", "fresh")
+            await second.watch("a", "absent")
+            assert [it["type"] for it in await second.hear_all(2)] == ["update", "absent"]
+        assert upstream.calls == [["a"], ["absent"]]
+
+    async def test_what_changes_is_told(self, start: Start, hub: Hub, upstream: Upstream) -> None:
+        """Until it is not subscribed any more."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a")
+            await viewer.hear()
+            upstream.version = 2
+            await hub.resource("price").invalidate("a")
+            assert (await viewer.hear())["value"]["n"] == 2
+            await viewer.say("unsubscribe", items=[["price", "a"], ["price", "never"], ["x", "y"]])
+            await viewer.nothing()
+            await hub.resource("price").refresh("a")
+            await viewer.nothing()
+
+    async def test_the_copy_that_it_has_is_not_sent_again(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
+        """After a reconnect a viewer says which copies it has, and is told what it missed."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a", "b")
+            had = {it["id"]: it["fetched_at"] for it in await viewer.hear_all(2)}
+        upstream.version = 2
+        await hub.resource("price").refresh("b")
+        async with viewing(port) as viewer:
+            await viewer.say("subscribe", items=[["price", id_, at] for id_, at in had.items()])
+            missed = await viewer.hear()
+            assert (missed["id"], missed["value"]["n"]) == ("b", 2)
+            await viewer.nothing()
+
+    async def test_the_same_copy_that_is_not_fresh_any_more_is_told(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
+        """It is not as good as the viewer thinks."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a")
+            had = (await viewer.hear())["fetched_at"]
+        await hub.resource("price").invalidate("a", soft=True)
+        upstream.is_down = True
+        async with viewing(port) as viewer:
+            await viewer.say("subscribe", items=[["price", "a", had]])
+            assert (await viewer.hear())["verdict"] == "stale"
+
+    async def test_hidden_viewers_cost_nothing(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
+        """And are told what changed when they look again."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a")
+            await viewer.hear()
+            await viewer.say("visible", visible=False)
+            await viewer.nothing()
+            upstream.version = 2
+            await hub.resource("price").invalidate("a")
+            await viewer.nothing()
+            assert len(upstream.calls) == 1
+            await viewer.say("visible", visible=True)
+            assert (await viewer.hear())["value"]["n"] == 2
+
+    async def test_another_route_ends_the_subscriptions(self, start: Start) -> None:
+        """The first one, and the same one, do not (C8)."""
+        live, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a")
+            await viewer.hear()
+            for path, left in (("/", 1), ("/", 1), ("/other", 0)):
+                await viewer.say("route", path=path)
+                await viewer.nothing()
+                assert live.snapshot()["subscriptions"]["price"] == left
+
+    async def test_a_subscription_is_there_or_not(self, start: Start) -> None:
+        """Twice is once, whatever the kind: a screen shows it or does not."""
+        live, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a", "a")
+            await viewer.watch("a")
+            await viewer.say("unsubscribe", items=[["price", "a"]])
+            await until(lambda: live.snapshot()["subscriptions"]["price"] == 0)
+
+    async def test_several_messages_in_a_frame(self, start: Start) -> None:
+        """In their order; and with ?batch=1 the answers come together too."""
+        _, port = await start()
+        subscribe = {"type": "subscribe", "items": [["word", str(n)] for n in range(20)]}
+        async with viewing(port) as viewer:
+            await viewer.socket.send(json.dumps([subscribe, {"type": "ping"}]))
+            kinds = [it["type"] for it in await viewer.hear_all(21)]
+            assert sorted(kinds) == ["pong"] + ["update"] * 20
+        async with viewing(port, "/v1/live?batch=1") as viewer:
+            await viewer.socket.send(json.dumps(subscribe))
+            frames: list[Any] = []
+            while len(frames) < 20:
+                frame: Any = await viewer.hear()
+                assert len(frame) > 1
+                frames += frame
+            assert {it["value"] for it in frames} == {f"{n} 1" for n in range(20)}
+
+
+class TestG3Failure:
+    async def test_a_failure_is_told_once_with_what_is_left(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
+        """The old view with an error, or an error alone; not again while it goes on failing."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a")
+            await viewer.hear()
+            upstream.is_down = True
+            await hub.resource("price").invalidate("a")
+            left = await viewer.hear()
+            assert (left["type"], left["value"]["n"], left["verdict"]) == ("update", 1, "expired")
+            assert "secret" not in left["error"]
+            await viewer.watch("b")
+            failed = await viewer.hear()
+            assert (failed["code"], failed["kind"], failed["id"]) == ("load_failed", "price", "b")
+            await hub.resource("price").invalidate("a")
+            await viewer.nothing()
+            upstream.is_down = False
+            await hub.resource("price").refresh("a", "b")
+            again = {it["id"]: it for it in await viewer.hear_all(2)}
+            assert "error" not in again["a"]
+
+    async def test_who_comes_while_it_fails_is_told_at_once(
+        self, start: Start, upstream: Upstream
+    ) -> None:
+        """Without a request upstream: it is cooling."""
+        _, port = await start()
+        upstream.is_down = True
+        async with viewing(port) as first, viewing(port) as second:
+            await first.watch("a")
+            await first.hear()
+            calls = len(upstream.calls)
+            await second.watch("a")
+            assert (await second.hear())["code"] == "load_failed"
+            assert len(upstream.calls) == calls
+
+
+class TestG3SignIn:
+    async def test_per_viewer_kinds_are_for_who_signs_in(self, start: Start) -> None:
+        """A guest is refused; each sees their own; signing out drops them, and nothing else."""
+        live, port = await start(authenticate=ann_or_bob)
+        async with viewing(port) as viewer:
+            await viewer.watch("1", kind="inbox")
+            assert (await viewer.hear())["code"] == "sign_in_needed"
+            await viewer.watch("w", kind="word")
+            await viewer.hear()
+            await viewer.sign_in("a")
+            welcome = await viewer.hear()
+            assert (welcome["viewer_id"], welcome["per_viewer"]) == ("ann", ["inbox"])
+            await viewer.watch("1", kind="inbox")
+            assert (await viewer.hear())["value"] == "ann's 1"
+            await viewer.sign_in("b")
+            assert (await viewer.hear())["viewer_id"] == "bob"
+            assert live.snapshot()["subscriptions"] == {"price": 0, "word": 1, "inbox": 0}
+            await viewer.watch("1", kind="inbox")
+            assert (await viewer.hear())["value"] == "bob's 1"
+            await viewer.say("sign_out")
+            assert (await viewer.hear())["viewer_id"] is None
+            assert live.snapshot() == {
+                "connections": 1,
+                "signed_in": 0,
+                "subscriptions": {"price": 0, "word": 1, "inbox": 0},
+            }
+
+    async def test_what_is_for_all_goes_on_across_signing_in(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
+        """The subscription stays, nothing is asked for anew, and changes are told."""
+        _, port = await start(authenticate=ann_or_bob)
+        async with viewing(port) as viewer:
+            await viewer.watch("a")
+            await viewer.hear()
+            await viewer.sign_in("a")
+            await viewer.hear()
+            assert upstream.calls == [["a"]]
+            upstream.version = 2
+            await hub.resource("price").refresh("a")
+            assert (await viewer.hear())["value"]["n"] == 2
+
+    async def test_without_a_hook_everybody_is_a_guest(self, start: Start) -> None:
+        """And is told so."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.sign_in("a")
+            assert (await viewer.hear())["code"] == "sign_in_failed"
+
+    async def test_guessing_tokens_ends(self, start: Start) -> None:
+        """Ten wrong ones are ten bad messages."""
+        _, port = await start(authenticate=ann_or_bob)
+        async with viewing(port) as viewer:
+            for _ in range(10):
+                await viewer.sign_in("wrong")
+            heard, code, _ = await viewer.end()
+            assert [it["code"] for it in heard] == ["sign_in_failed"] * 10
+            assert code == 1008
+
+    @pytest.mark.parametrize("answer", ["raises", "hangs", "a number", "nothing"])
+    async def test_a_hook_that_breaks_breaks_nothing(
+        self, start: Start, answer: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Signing in fails, in time, and the connection goes on as a guest's."""
+        monkeypatch.setattr("stillfresh.web.live.SIGN_IN_TIMEOUT", 0.05)
+
+        async def hook(token: str) -> Any:
+            if answer == "raises":
+                raise ConnectionError(token)
+            if answer == "hangs":
+                await asyncio.Event().wait()
+            return {"a number": 7, "nothing": ""}[answer]
+
+        _, port = await start(authenticate=hook)
+        async with viewing(port) as viewer:
+            await viewer.sign_in("secret")
+            error = await viewer.hear()
+            assert error["code"] == "sign_in_failed"
+            assert "secret" not in error["message"]
+            await viewer.nothing()
+
+
+class TestG3Push:
+    async def test_to_every_connection_of_a_viewer_and_no_other(self, start: Start) -> None:
+        """Typed as the contract of the waiting cache has them."""
+        live, port = await start(authenticate=ann_or_bob)
+        async with viewing(port) as one, viewing(port) as two, viewing(port) as bob:
+            for viewer, token in ((one, "a"), (two, "a"), (bob, "b")):
+                await viewer.sign_in(token)
+                await viewer.hear()
+            assert live.push("ann", YourTurnNews("g", 3)) == 2
+            assert live.push("ann", InvalidatedNews()) == 2
+            assert live.push("ann", GameStateNews("g", my_turn=True, version=4)) == 2
+            for viewer in (one, two):
+                assert await viewer.hear_all(3) == [
+                    {"type": "your_turn", "game_id": "g", "version": 3},
+                    {"type": "long_wait_invalidated"},
+                    {"type": "game_state", "game_id": "g", "my_turn": True, "version": 4},
+                ]
+            await bob.nothing()
+            assert live.push("nobody", InvalidatedNews()) == 0
+            with pytest.raises(ConfigError, match="push: takes"):
+                live.push("ann", "your_turn")  # type: ignore[arg-type]
+
+    async def test_not_after_signing_out(self, start: Start) -> None:
+        """Nor after leaving."""
+        live, port = await start(authenticate=ann_or_bob)
+        async with viewing(port) as viewer:
+            await viewer.sign_in("a")
+            await viewer.hear()
+            await viewer.say("sign_out")
+            await viewer.hear()
+            assert live.push("ann", InvalidatedNews()) == 0
+            await viewer.sign_in("a")
+            await viewer.hear()
+        await until(lambda: live.push("ann", InvalidatedNews()) == 0)
+
+
+class TestG3Doors:
+    async def test_origins(self, start: Start) -> None:
+        """Pages of this host and of named ones, and who is no browser."""
+        _, port = await start(origins=["https://named.example"])
+        for origin in (f"http://127.0.0.1:{port}", "https://named.example", None):
+            async with viewing(port, origin=origin):
+                pass
+        for origin in ("https://evil.example", "null", f"https://127.0.0.1:{port + 1}"):
+            with pytest.raises(InvalidStatus) as refused:
+                async with viewing(port, origin=origin):
+                    pass
+            assert refused.value.response.status_code == 403
+
+    async def test_no_more_than_so_many_connections(self, start: Start) -> None:
+        """The next one is told to come later; a place that is left is given away."""
+        live, port = await start(max_connections=2)
+        async with viewing(port):
+            async with viewing(port):
+                with pytest.raises(InvalidStatus) as refused:
+                    async with viewing(port):
+                        pass
+                assert refused.value.response.status_code == 503
+            await until(lambda: live.snapshot()["connections"] == 1)
+            async with viewing(port):
+                pass
+
+    async def test_no_more_than_so_many_subscriptions(self, start: Start) -> None:
+        """The others stand; each refused one is named; who leaves some may have others."""
+        _, port = await start(max_subscriptions=2)
+        async with viewing(port) as viewer:
+            await viewer.watch("a", "b", "c", kind="word")
+            heard = await viewer.hear_all(3)
+            refused = [it for it in heard if it["type"] == "error"]
+            assert [(it["code"], it["id"]) for it in refused] == [("too_many_subscriptions", "c")]
+            await viewer.say("unsubscribe", items=[["word", "a"]])
+            await viewer.watch("c", kind="word")
+            assert (await viewer.hear())["id"] == "c"
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"max_message": 0},
+            {"max_connections": True},
+            {"max_subscriptions": "9"},
+            {"heartbeat": 0},
+            {"patience": "soon"},
+            {"origins": "https://a.example"},
+        ],
+    )
+    async def test_bad_settings_say_which(self, hub: Hub, options: dict[str, Any]) -> None:
+        """When it is made, not when it is used."""
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            Live(hub, **options)
+
+
+class TestG3Heartbeat:
+    async def test_the_silent_are_asked_and_then_let_go(self, start: Start) -> None:
+        """Any message is a sign of life."""
+        clock = ManualClock()
+        live, port = await start(clock=clock, sleep=never, heartbeat=25)
+        async with viewing(port) as lively, viewing(port) as dead:
+            clock.advance(25)
+            live.tick()
+            for viewer in (lively, dead):
+                assert await viewer.hear() == {"type": "ping"}
+            await lively.say("pong")
+            await lively.nothing()
+            clock.advance(25)
+            live.tick()
+            assert (await dead.end())[1] == 4408
+            assert await lively.hear() == {"type": "ping"}
+
+    async def test_a_ping_is_answered(self, start: Start) -> None:
+        """By either side."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.nothing()
+
+
+async def never(_: float) -> None:
+    """Tests tick themselves."""
+    await asyncio.Event().wait()
+
+
+class TestG3Stats:
+    async def test_figures_are_for_the_operator(self, start: Start) -> None:
+        """Now and every second, one reading for all; others are refused."""
+        taken = 0
+
+        async def stats() -> dict[str, Any]:
+            nonlocal taken
+            taken += 1
+            return {"reads": taken}
+
+        ticks: asyncio.Queue[None] = asyncio.Queue()
+
+        async def sleep(pause: float) -> None:
+            if pause == 1:
+                await ticks.get()
+            else:
+                await asyncio.Event().wait()
+
+        _, port = await start(stats=stats, is_operator=lambda _, it: it == TOKEN, sleep=sleep)
+        async with viewing(port) as one, viewing(port) as two, viewing(port) as other:
+            await one.say("stats", token=TOKEN)
+            assert await one.hear() == {"type": "stats", "reads": 1}
+            await two.say("stats", token=TOKEN)
+            await two.nothing()
+            ticks.put_nowait(None)
+            for viewer in (one, two):
+                assert await viewer.hear() == {"type": "stats", "reads": 2}
+            await other.say("stats")
+            assert (await other.hear())["code"] == "forbidden"
+
+
+class TestG3Close:
+    async def test_closing_tells_everybody_and_leaves_nothing(self, start: Start, hub: Hub) -> None:
+        """1012: come again; no session and no task stays behind."""
+        before = asyncio.all_tasks()
+        live, port = await start()
+        async with viewing(port) as one, viewing(port) as two:
+            await one.watch("a")
+            await one.hear()
+            await live.close()
+            for viewer in (one, two):
+                assert (await viewer.end())[1] == 1012
+        assert live.snapshot()["connections"] == 0
+        assert len(hub) == 0
+        names = {str(task.get_coro()) for task in asyncio.all_tasks() - before}
+        assert not any("Session" in name or "Live." in name for name in names)
+
+    async def test_the_cache_closes_under_it(self, start: Start, cache: Cache) -> None:
+        """Viewers are told, and who comes later is refused."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a")
+            await viewer.hear()
+            await cache.close()
+            assert (await viewer.end())[1] == 1012
+        with pytest.raises(InvalidStatus) as refused:
+            async with viewing(port):
+                pass
+        assert refused.value.response.status_code == 503
+
+    async def test_who_leaves_takes_their_subscriptions_along(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
+        """Nothing is refreshed for who has gone."""
+        _, port = await start()
+        async with viewing(port) as viewer:
+            await viewer.watch("a")
+            await viewer.hear()
+        await until(lambda: len(hub) == 0)
+        calls = len(upstream.calls)
+        await hub.resource("price").invalidate("a")
+        assert len(upstream.calls) == calls
+
+
+class TestG4OneRefresh:
+    async def test_many_viewers_cost_what_one_costs(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
+        """Forty viewers of two hundred ids: the same requests upstream as for one."""
+        ids = [f"p{number}" for number in range(200)]
+        _, port = await start()
+        async with viewing(port) as first:
+            await first.watch(*ids)
+            await first.hear_all(200)
+            one = len(upstream.calls)
+            async with AsyncExitStack() as stack:
+                others = [await stack.enter_async_context(viewing(port)) for _ in range(40)]
+                for viewer in others:
+                    await viewer.watch(*ids)
+                for viewer in others:
+                    await viewer.hear_all(200)
+                assert len(upstream.calls) == one
+                upstream.version = 2
+                await hub.resource("price").refresh(*ids)
+                for viewer in (first, *others):
+                    heard = await viewer.hear_all(200)
+                    assert {it["value"]["n"] for it in heard} == {2}
+        assert len(upstream.calls) == 2 * one

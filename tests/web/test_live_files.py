@@ -1,0 +1,107 @@
+"""G3, G5: docs and types say of the messages what they are, and all of it is shipped."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from stillfresh.web.messages import (
+    Absent,
+    ClientMessage,
+    Code,
+    Error,
+    Notice,
+    Ping,
+    Pong,
+    Update,
+    Welcome,
+)
+from stillfresh.web.rules_live import Close
+
+ROOT = Path(__file__).parent.parent.parent
+STATIC = ROOT / "src" / "stillfresh" / "web" / "static"
+SAID = {tag.__struct_config__.tag: tag for tag in get_args(ClientMessage)}
+HEARD = {
+    tag.__struct_config__.tag: tag
+    for tag in (Welcome, Update, Absent, Error, Ping, Pong, *get_args(Notice))
+}
+
+
+def fields_of(message: Any) -> set[str]:
+    names = {field.encode_name for field in msgspec.structs.fields(message)}
+    return names | {"age"} if message is Update else names
+
+
+def typed(part: str) -> dict[str, set[str]]:
+    """The interfaces of one half of the types: tag -> fields."""
+    found = {}
+    for body in re.findall(r"interface \w+Message(?:<.*?>)? \{(.*?)\n\}", part, re.DOTALL):
+        plain = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
+        names = set(re.findall(r"^  (\w+)\??:", plain, re.MULTILINE))
+        [tag] = re.findall(r'type: "(\w+)"', plain)
+        found[tag] = names - {"type"}
+    return found
+
+
+def documented(heading: str) -> dict[str, str]:
+    """The rows of a table of docs/live.md: tag -> fields, as written."""
+    page = (ROOT / "docs" / "live.md").read_text()
+    table = page.partition(heading)[2].partition("\n\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+    return {tag: row[1] for row in rows[2:] for tag in re.findall(r"`(\w+)`", row[0])}
+
+
+class TestG3Documented:
+    @pytest.mark.parametrize(
+        ("heading", "messages"), [("What a viewer says:", SAID), ("What the server says:", HEARD)]
+    )
+    def test_every_field_is_in_the_docs(self, heading: str, messages: dict[str, Any]) -> None:
+        """And no type is there that is not."""
+        rows = documented(heading)
+        assert set(rows) == set(messages) | {"stats"}
+        for tag, message in messages.items():
+            named = set(re.findall(r"`(\w+)`", rows[tag]))
+            assert named == fields_of(message), tag
+
+    def test_every_field_is_in_the_types(self) -> None:
+        """Both halves of stillfresh.d.ts."""
+        said, heard = (STATIC / "stillfresh.d.ts").read_text().split("// What the server tells")
+        mine = typed(said)
+        assert mine == {tag: fields_of(message) for tag, message in SAID.items()}
+        theirs = typed(heard)
+        del theirs["stats"]
+        assert theirs == {
+            tag: fields_of(message) for tag, message in HEARD.items() if tag not in {"ping", "pong"}
+        }
+
+    def test_every_code_is_in_both(self) -> None:
+        """What an error is about, and why a connection was closed."""
+        page = (ROOT / "docs" / "live.md").read_text()
+        types = (STATIC / "stillfresh.d.ts").read_text()
+        for code in get_args(Code):
+            assert f"| `{code}` |" in page
+            assert f'| "{code}"' in types
+        for close in set(Close) - {Close.FULL}:
+            assert f"| {close.value} |" in page
+
+
+class TestG5Shipped:
+    def test_the_wheel_has_the_files(self, tmp_path: Path) -> None:
+        """Everything that a browser loads is in the package."""
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+        [wheel] = tmp_path.glob("*.whl")
+        names = set(zipfile.ZipFile(wheel).namelist())
+        for file in STATIC.iterdir():
+            assert f"stillfresh/web/static/{file.name}" in names
+
+    def test_nothing_from_upstream_is_ever_html(self) -> None:
+        """The client has no way to write any."""
+        source = (STATIC / "stillfresh.js").read_text()
+        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert way not in source

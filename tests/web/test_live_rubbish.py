@@ -1,0 +1,372 @@
+"""G3 against rubbish, floods, huge messages and readers that do not read: all is bounded."""
+
+import asyncio
+import json
+import logging
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from live_kit import Upstream, served, until, viewing
+
+from stillfresh import Cache
+from stillfresh.coordinator import Hub
+from stillfresh.testing import ManualClock
+from stillfresh.waiting.messages import YourTurnNews
+from stillfresh.web.live import BURST, Live
+from stillfresh.web.outbox import MOST_NOTICES, MOST_REPLIES, Outbox
+
+Start = Callable[..., Awaitable[tuple[Live, int]]]
+
+
+@pytest.fixture(autouse=True)
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever a viewer does is no error of the server's."""
+    yield
+    assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+@pytest.fixture
+async def hub(upstream: Upstream) -> AsyncIterator[Hub]:
+    async with Cache("memory://") as cache:
+        yield Hub(cache, kinds=upstream.kinds())
+
+
+@pytest.fixture
+async def start(hub: Hub) -> AsyncIterator[Start]:
+    async with AsyncExitStack() as stack:
+
+        async def started(**options: Any) -> tuple[Live, int]:
+            live = Live(hub, **options)
+            port = await stack.enter_async_context(served(live, lifespan="off"))
+            stack.push_async_callback(live.close)
+            return live, port
+
+        yield started
+
+
+async def never(_: float) -> None:
+    await asyncio.Event().wait()
+
+
+class TestG3BadMessages:
+    async def test_ten_bad_messages_and_it_is_over(self, start: Start) -> None:
+        """Each has its error; nine are forgiven, and good ones between them change nothing."""
+        _, port = await start()
+        bad: list[str | bytes] = ["rubbish", b"\x00binary", "[" * 50_000, '{"type":"nope"}', "5"]
+        async with viewing(port) as viewer:
+            for message in (bad * 2)[:9]:
+                await viewer.socket.send(message)
+                assert (await viewer.hear())["code"] == "bad_message"
+                await viewer.nothing()
+            await viewer.socket.send("the tenth")
+            heard, code, reason = await viewer.end()
+            assert [it["code"] for it in heard] == ["bad_message"]
+            assert (code, reason) == (1008, "too many bad messages")
+
+    async def test_kinds_and_ids_that_are_none(self, start: Start) -> None:
+        """Each says which, cut at a sane length; what is right in the same message is done."""
+        _, port = await start()
+        items = [
+            ["nope", "1"],
+            ["nope", "2"],
+            ["word", ""],
+            ["word", "x" * 1_001],
+            ["word", "a\nb"],
+            ["word", "right"],
+            ["n" * 5_000, "1"],
+        ]
+        async with viewing(port) as viewer:
+            await viewer.socket.send(json.dumps({"type": "subscribe", "items": items}))
+            heard = await viewer.hear_all(6)
+            codes = sorted(it.get("code", it["type"]) for it in heard)
+            assert codes == ["bad_id"] * 3 + ["unknown_kind"] * 2 + ["update"]
+            assert all(len(json.dumps(it)) < 1_000 for it in heard)
+
+    async def test_a_huge_message_is_too_big(self, start: Start) -> None:
+        """1009, whatever is in it."""
+        _, port = await start(max_message=1_000)
+        async with viewing(port) as viewer:
+            await viewer.socket.send(" " * 1_001)
+            assert (await viewer.end())[1] == 1009
+
+    async def test_a_flood_is_stopped(self, start: Start) -> None:
+        """Past the burst, and so soon, it is over; fast scrolling is far below."""
+        clock = ManualClock()
+        _, port = await start(clock=clock, sleep=never)
+        async with viewing(port) as viewer:
+            for _ in range(60 * 60):
+                clock.advance(1 / 60)
+            for _ in range(int(BURST) + 1):
+                await viewer.say("pong")
+            heard, code, _ = await viewer.end()
+            assert [it["code"] for it in heard] == ["flood"]
+            assert code == 1008
+
+    async def test_a_minute_of_scrolling_is_no_flood(self, start: Start) -> None:
+        """Sixty messages a second that swap twenty items each."""
+        clock = ManualClock()
+        live, port = await start(clock=clock, sleep=never)
+        async with viewing(port) as viewer:
+            for frame in range(60 * 60):
+                clock.advance(1 / 60)
+                swap = {"type": "unsubscribe", "items": [["price", str(frame)]] * 19}
+                await viewer.socket.send(json.dumps(swap))
+                if frame % 60 == 0:
+                    await viewer.nothing()
+            await viewer.nothing()
+            assert live.snapshot()["connections"] == 1
+
+    @settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(
+        st.lists(
+            st.one_of(
+                st.text(max_size=50),
+                st.binary(max_size=50),
+                st.fixed_dictionaries(
+                    {"type": st.sampled_from(["subscribe", "unsubscribe"])},
+                    optional={
+                        "items": st.lists(
+                            st.tuples(
+                                st.sampled_from(["price", "word", "inbox", "x"]),
+                                st.sampled_from(["a", "b", "absent", ""]),
+                            ),
+                            max_size=5,
+                        )
+                    },
+                ).map(json.dumps),
+                st.sampled_from(
+                    [
+                        '{"type":"visible","visible":false}',
+                        '{"type":"visible","visible":true}',
+                        '{"type":"route","path":"/a"}',
+                        '{"type":"route","path":"/b"}',
+                        '{"type":"sign_in","token":"ann"}',
+                        '{"type":"sign_out"}',
+                        '{"type":"ping"}',
+                    ]
+                ),
+            ),
+            max_size=30,
+        )
+    )
+    async def test_any_history_ends_well(self, hub: Hub, messages: list[str | bytes]) -> None:
+        """Answered or closed, never broken; and nothing is left behind."""
+        live = Live(hub, authenticate=lambda token: token, sleep=never)
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        inbox.put_nowait({"type": "websocket.connect"})
+        for message in messages:
+            field = "text" if isinstance(message, str) else "bytes"
+            inbox.put_nowait({"type": "websocket.receive", field: message})
+        inbox.put_nowait({"type": "websocket.disconnect", "code": 1001})
+        scope = {"type": "websocket", "headers": [], "query_string": b""}
+        async with asyncio.timeout(30):
+            await live(scope, inbox.get, send)
+        assert sent[0] == {"type": "websocket.accept"}
+        for frame in sent[1:]:
+            assert frame["type"] in {"websocket.send", "websocket.close"}
+        codes = [it["code"] for it in sent if it["type"] == "websocket.close"]
+        assert set(codes) <= {1008}
+        assert len(hub) == 0
+        await live.close()
+
+
+class TestG3SlowReaders:
+    async def test_a_slow_reader_gets_the_newest_of_each(
+        self, hub: Hub, upstream: Upstream
+    ) -> None:
+        """A hundred versions while it does not read: one more is waiting for it, the last."""
+        live = Live(hub, sleep=never)
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        reads = asyncio.Event()
+        reads.set()
+        heard: list[dict[str, Any]] = []
+
+        async def send(message: Any) -> None:
+            await reads.wait()
+            if message["type"] == "websocket.send":
+                heard.append(json.loads(message["text"]))
+
+        scope: Any = {"type": "websocket", "headers": [], "query_string": b""}
+        serving = asyncio.create_task(live(scope, inbox.get, send))
+        inbox.put_nowait({"type": "websocket.connect"})
+        subscribe = {"type": "subscribe", "items": [["price", "a"]]}
+        inbox.put_nowait({"type": "websocket.receive", "text": json.dumps(subscribe)})
+        await until(lambda: len(heard) == 2)
+        reads.clear()
+        for version in range(2, 102):
+            upstream.version = version
+            await hub.resource("price").refresh("a")
+            await asyncio.sleep(0)
+        reads.set()
+        await until(lambda: heard[-1]["value"]["n"] == 101)
+        assert len(heard) <= 4
+        inbox.put_nowait({"type": "websocket.disconnect", "code": 1001})
+        await serving
+        await live.close()
+
+    async def test_a_socket_that_never_reads_is_let_go(
+        self, start: Start, hub: Hub, upstream: Upstream
+    ) -> None:
+        """When it has left what was sent unread for too long; what waits is bounded till then."""
+        clock, upstream.padding = ManualClock(), "x" * 50_000
+        live, port = await start(clock=clock, sleep=never, patience=20)
+        raw = await handshaken(port)
+        try:
+            ids = [f"p{number}" for number in range(100)]
+            items = [["word", id_] for id_ in ids]
+            await sent_raw(raw, {"type": "subscribe", "items": items})
+            await until(lambda: live.snapshot()["subscriptions"]["word"] == 100)
+            [session] = live._sessions
+            while session._sending_since is None:
+                await hub.resource("word").refresh(*ids)
+                await asyncio.sleep(0.01)
+            for _ in range(20):
+                await hub.resource("word").refresh(*ids)
+            connection = session.viewing.connection
+            assert len(connection._news.fresh["word"]) <= 100
+            clock.advance(20)
+            live.tick()
+            await until(lambda: live.snapshot()["connections"] == 0)
+            assert len(hub) == 0
+        finally:
+            raw.close()
+
+    async def test_a_half_open_connection_is_let_go(self, start: Start, hub: Hub) -> None:
+        """It answers no ping: after two heartbeats its subscriptions are gone."""
+        clock = ManualClock()
+        live, port = await start(clock=clock, sleep=never)
+        raw = await handshaken(port)
+        try:
+            await sent_raw(raw, {"type": "subscribe", "items": [["price", "a"]]})
+            await until(lambda: live.snapshot()["subscriptions"]["price"] == 1)
+            for _ in range(2):
+                clock.advance(25)
+                live.tick()
+                await asyncio.sleep(0)
+            await until(lambda: live.snapshot()["connections"] == 0)
+            assert len(hub) == 0
+        finally:
+            raw.close()
+
+    async def test_closing_does_not_wait_for_who_does_not_read(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They have a moment, and no more."""
+        monkeypatch.setattr("stillfresh.web.live.GRACE", 0.05)
+        monkeypatch.setattr("stillfresh.web.session.CLOSING", 0.05)
+        live = Live(hub, sleep=never)
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        stuck = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            if message["type"] != "websocket.accept":
+                stuck.set()
+                await asyncio.Event().wait()
+
+        scope: Any = {"type": "websocket", "headers": [], "query_string": b""}
+        serving = asyncio.create_task(live(scope, inbox.get, send))
+        inbox.put_nowait({"type": "websocket.connect"})
+        await stuck.wait()
+        async with asyncio.timeout(30):
+            await live.close()
+            await serving
+        assert len(hub) == 0
+
+    @pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("after websocket.close")])
+    async def test_a_server_that_has_closed_by_itself(self, hub: Hub, error: Exception) -> None:
+        """However it says so, the session ends, and nothing is left of it."""
+        live = Live(hub, sleep=never)
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        inbox.put_nowait({"type": "websocket.connect"})
+
+        async def send(message: Any) -> None:
+            if message["type"] != "websocket.accept":
+                raise error
+
+        scope: Any = {"type": "websocket", "headers": [], "query_string": b""}
+        async with asyncio.timeout(30):
+            await live(scope, inbox.get, send)
+        assert len(hub) == 0
+        await live.close()
+
+    async def test_cancelled_in_the_middle(self, hub: Hub) -> None:
+        """Before it was accepted, or later: the hub forgets it, and no task is left."""
+        for last in ("websocket.accept", "websocket.send"):
+            live = Live(hub, sleep=never)
+            inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+            inbox.put_nowait({"type": "websocket.connect"})
+            arrived = asyncio.Event()
+
+            async def send(
+                message: Any, last: str = last, arrived: asyncio.Event = arrived
+            ) -> None:
+                if message["type"] == last:
+                    arrived.set()
+                    await asyncio.Event().wait()
+
+            scope: Any = {"type": "websocket", "headers": [], "query_string": b""}
+            before = asyncio.all_tasks()
+            serving = asyncio.create_task(live(scope, inbox.get, send))
+            await arrived.wait()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            assert len(hub) == 0
+            await live.close()
+            assert asyncio.all_tasks() == before
+
+    async def test_what_waits_for_a_viewer_is_bounded(self, hub: Hub) -> None:
+        """Answers: the newest hundred; notices: the newest of each game, and only so many."""
+        from stillfresh.web.frames import Frames  # noqa: PLC0415
+
+        outbox = Outbox(Frames())
+        for number in range(1_000):
+            outbox.reply({"n": number})
+        for version in range(1_000):
+            assert outbox.notify(YourTurnNews("same", version))
+        assert all(outbox.notify(YourTurnNews(f"g{n}", 1)) for n in range(MOST_NOTICES - 1))
+        assert not outbox.notify(YourTurnNews("one too many", 1))
+        with hub.connect() as connection:
+            texts = list(outbox.take(connection, 0.0, together=False))
+        assert len(texts) == MOST_REPLIES + MOST_NOTICES
+        assert json.loads(texts[MOST_REPLIES])["version"] == 999
+
+
+async def handshaken(port: int) -> socket.socket:
+    """A raw socket after the handshake; nobody reads from it but for that."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)  # noqa: FBT003 (as it is called)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(raw, ("127.0.0.1", port))
+    request = (
+        f"GET /v1/live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        "Sec-WebSocket-Version: 13\r\n\r\n"
+    )
+    await loop.sock_sendall(raw, request.encode())
+    await loop.sock_recv(raw, 100)
+    return raw
+
+
+async def sent_raw(raw: socket.socket, message: dict[str, Any]) -> None:
+    """As one masked text frame."""
+    body, mask = json.dumps(message).encode(), random.randbytes(4)
+    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(body))
+    size = bytes([0x80 | len(body)]) if len(body) < 126 else b"\xfe" + len(body).to_bytes(2)
+    await asyncio.get_running_loop().sock_sendall(raw, b"\x81" + size + mask + masked)

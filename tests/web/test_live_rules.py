@@ -1,0 +1,264 @@
+"""G3: what is a message, what is allowed, and when a connection has ended; no loop, no socket."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh.coordinator import HubUpdate
+from stillfresh.engine import Answer
+from stillfresh.engine.model import Origin
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict
+from stillfresh.testing import ManualClock
+from stillfresh.web.frames import LARGEST_FRAME, Frames, batched
+from stillfresh.web.messages import Ping, Refused, SignOut, Subscribe, items_of, read
+from stillfresh.web.rules_live import Limits, Pace, Pulse, is_allowed_origin, pulse
+
+LIMITS = Limits(
+    max_message=1_000,
+    max_subscriptions=10,
+    max_id=100,
+    max_bad=10,
+    rate=10.0,
+    burst=20.0,
+    heartbeat=25.0,
+    patience=20.0,
+    sign_in_timeout=5.0,
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=10), inner),
+)
+TYPES = ["subscribe", "unsubscribe", "visible", "route", "sign_in", "sign_out", "stats", "ping"]
+
+
+class TestG3Messages:
+    def test_one_or_several(self) -> None:
+        """A frame is a message, or an array of them."""
+        assert read('{"type":"ping"}') == (Ping(),)
+        assert read('[{"type":"ping"},{"type":"sign_out"}]') == [Ping(), SignOut()]
+        [message] = read('{"type":"subscribe","items":[["price","a"],["price","b",1.5]]}')
+        assert message == Subscribe((("price", "a"), ("price", "b", 1.5)))
+        assert items_of([message]) == 2
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            None,
+            "",
+            "rubbish",
+            "null",
+            "[]",
+            "[[]]",
+            "{}",
+            '{"type":"nope"}',
+            '{"type":1}',
+            '{"type":"subscribe"}',
+            '{"type":"subscribe","items":{}}',
+            '{"type":"subscribe","items":["price:a"]}',
+            '{"type":"subscribe","items":[["price"]]}',
+            '{"type":"subscribe","items":[["price",1]]}',
+            '{"type":"subscribe","items":[["price","a","yesterday"]]}',
+            '{"type":"subscribe","items":[["price","a",1,2]]}',
+            '{"type":"subscribe","items":[],"extra":1}',
+            '{"type":"visible","visible":1}',
+            '{"type":"route","path":""}',
+            '{"type":"sign_in"}',
+            '{"type":"sign_in","token":""}',
+            '{"type":"ping"} {"type":"ping"}',
+            json.dumps([{"type": "ping"}] * 101),
+            "[" * 100_000,
+            '{"type":"subscribe","items":' + "[" * 5_000 + "]" * 5_000 + "}",
+        ],
+    )
+    def test_rubbish_is_refused_with_a_reason(self, text: str | None) -> None:
+        """Whatever it is: one error, one sentence."""
+        with pytest.raises(Refused, match="not a message: "):
+            read(text)
+
+    @given(st.text() | JSON.map(json.dumps))
+    def test_anything_is_a_message_or_refused(self, text: str) -> None:
+        """Nothing else is ever raised."""
+        with contextlib.suppress(Refused):
+            read(text)
+
+    @given(st.sampled_from(TYPES), st.dictionaries(st.sampled_from(["items", "path"]), JSON))
+    def test_a_type_with_any_fields_is_a_message_or_refused(
+        self, type_: str, fields: dict[str, Any]
+    ) -> None:
+        """What was accepted can be unpacked: kinds and ids are text."""
+        try:
+            messages = read(json.dumps({"type": type_, **fields}))
+        except Refused:
+            return
+        for message in messages:
+            for kind, id_, *_ in getattr(message, "items", ()):
+                assert isinstance(kind, str)
+                assert isinstance(id_, str)
+
+
+class TestG3Pace:
+    def test_a_burst_then_the_rate(self) -> None:
+        """Twenty at once, then ten a second; time that passes refills it, up to the burst."""
+        pace = Pace(LIMITS, now=0.0)
+        assert all(pace.spend(0, 0.0) for _ in range(20))
+        assert not pace.spend(0, 0.0)
+        pace = Pace(LIMITS, now=0.0)
+        assert all(pace.spend(0, second / 10) for second in range(1_000))
+
+    def test_items_count(self) -> None:
+        """A message of four hundred items is worth more than one of one."""
+        pace = Pace(LIMITS, now=0.0)
+        assert not pace.spend(400, 0.0)
+
+    def test_a_clock_set_back_takes_nothing_away(self) -> None:
+        """Only time that passed counts."""
+        pace = Pace(LIMITS, now=100.0)
+        assert all(pace.spend(0, 50.0) for _ in range(20))
+
+
+class TestG3Pulse:
+    @pytest.mark.parametrize(
+        ("heard", "asked", "sending", "now", "expected"),
+        [
+            (0.0, None, None, 24.9, Pulse.FINE),
+            (0.0, None, None, 25.0, Pulse.ASK),
+            (0.0, 25.0, None, 49.9, Pulse.FINE),
+            (0.0, 25.0, None, 50.0, Pulse.GONE),
+            (26.0, 25.0, None, 50.0, Pulse.FINE),
+            (26.0, 25.0, None, 51.0, Pulse.ASK),
+            (25.0, 25.0, None, 50.0, Pulse.ASK),
+            (10.0, None, 0.0, 19.9, Pulse.FINE),
+            (10.0, None, 0.0, 20.0, Pulse.GONE),
+        ],
+    )
+    def test_silence_is_asked_about_and_then_final(
+        self, heard: float, asked: float | None, sending: float | None, now: float, expected: Pulse
+    ) -> None:
+        """Asked after a heartbeat, gone after two; who does not read is gone sooner."""
+        assert pulse(heard, asked, sending, LIMITS, now) is expected
+
+
+class TestG3Origin:
+    @pytest.mark.parametrize(
+        ("origin", "host", "expected"),
+        [
+            ("", "shop.example", True),
+            ("https://shop.example", "shop.example", True),
+            ("https://shop.example", "shop.example:443", True),
+            ("http://shop.example:8000", "shop.example:8000", True),
+            ("http://SHOP.example", "shop.EXAMPLE", True),
+            ("http://[::1]:8000", "[::1]:8000", True),
+            ("https://named.example", "shop.example", True),
+            ("https://evil.example", "shop.example", False),
+            ("https://shop.example.evil", "shop.example", False),
+            ("http://shop.example:8001", "shop.example:8000", False),
+            ("http://shop.example", "shop.example:8000", False),
+            ("https://shop.example@evil.example", "shop.example", False),
+            ("null", "shop.example", False),
+            ("file://", "", False),
+            ("chrome-extension://shop.example", "shop.example", False),
+            ("http://[bad", "shop.example", False),
+            ("http://shop.example:port", "shop.example", False),
+        ],
+    )
+    def test_same_host_or_named(self, origin: str, host: str, expected: bool) -> None:
+        """Who sends no origin is no browser."""
+        assert is_allowed_origin(origin, host, {"https://named.example"}) is expected
+
+
+def made(value: object, clock: ManualClock, **options: Any) -> Answer[Any]:
+    given_ = {
+        "found": True,
+        "verdict": Verdict.FRESH,
+        "fetched_at": clock() - 1.5,
+        "origin": Origin.LOADED,
+        **options,
+    }
+    return Answer(value, clock=clock, **given_)
+
+
+class TestG4Frames:
+    def test_a_view_is_written_once_for_all(self) -> None:
+        """The same text, not an equal one, for every viewer of the same copy."""
+        clock, frames = ManualClock(100.0), Frames()
+        answer = made({"n": 1}, clock)
+        texts = [frames.text(HubUpdate("price", "a", answer), 0.0) for _ in range(3)]
+        assert texts[0] is texts[1] is texts[2]
+        assert json.loads(texts[0]) == {
+            "type": "update",
+            "kind": "price",
+            "id": "a",
+            "value": {"n": 1},
+            "fetched_at": 98.5,
+            "verdict": "fresh",
+            "age": 1.5,
+        }
+
+    def test_the_age_is_that_of_sending(self) -> None:
+        """A copy sent later is older."""
+        clock, frames = ManualClock(100.0), Frames()
+        news = HubUpdate("price", "a", made(1, clock))
+        frames.text(news, 0.0)
+        clock.advance(10)
+        assert json.loads(frames.text(news, 10.0))["age"] == 11.5
+
+    def test_another_copy_is_written_anew(self) -> None:
+        """By time, verdict, error or value."""
+        clock, frames = ManualClock(100.0), Frames()
+        same = {"n": 1}
+        changes: list[dict[str, Any]] = [
+            {},
+            {"fetched_at": 1.0},
+            {"verdict": Verdict.STALE},
+            {"error": LoadFailed("secret")},
+        ]
+        texts = [
+            frames.text(HubUpdate("price", "a", made(same, clock, **change)), 0.0)
+            for change in changes
+        ]
+        assert len(set(texts)) == 4
+        assert "secret" not in "".join(texts)
+        assert "error" in json.loads(texts[3])
+
+    def test_what_is_not_there(self) -> None:
+        """Absent, failed, or no JSON at all."""
+        clock, frames = ManualClock(100.0), Frames()
+        absent = made(None, clock, found=False)
+        failed = made(None, clock, found=False, error=LoadFailed("secret"))
+        strange = made(object(), clock)
+        said = [
+            json.loads(frames.text(HubUpdate("price", "a", it), 0.0))
+            for it in (absent, failed, strange)
+        ]
+        assert said[0] == {"type": "absent", "kind": "price", "id": "a", "fetched_at": 98.5}
+        assert [it.get("code") for it in said[1:]] == ["load_failed"] * 2
+        assert "secret" not in str(said)
+
+    def test_what_is_kept_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In number and in size; the newest stays."""
+        clock, frames = ManualClock(100.0), Frames()
+        monkeypatch.setattr("stillfresh.web.frames.MOST", 10)
+        monkeypatch.setattr("stillfresh.web.frames.MOST_CHARACTERS", 5_000)
+        for number in range(100):
+            frames.text(HubUpdate("price", str(number), made(number, clock)), 0.0)
+        assert len(frames._made) == 10
+        for number in range(100):
+            frames.text(HubUpdate("price", "large", made("x" * 1_000 + str(number), clock)), 0.0)
+        assert frames._characters == sum(len(it.head) for it in frames._made.values())
+        frames.text(HubUpdate("price", "huge", made("x" * 10_000, clock)), 0.0)
+        assert list(frames._made) == [("price", "huge")]
+
+    @given(st.lists(st.integers(1, LARGEST_FRAME), max_size=8))
+    def test_frames_hold_everything_in_order(self, sizes: list[int]) -> None:
+        """And none is larger than allowed, unless one message is."""
+        texts = ["1" * size for size in sizes]
+        frames = list(batched(texts, together=True))
+        assert [it for frame in frames for it in frame[1:-1].split(",") if it] == texts
+        for frame in frames:
+            assert len(frame) <= LARGEST_FRAME + len(texts) + 2 or "," not in frame
+        assert list(batched(texts, together=False)) == texts
