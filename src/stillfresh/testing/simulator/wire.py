@@ -1,73 +1,26 @@
-"""The way from a process to the store: every request takes time, and may meet trouble (T1).
+"""The shared store as one process sees it: over a network, or as a file (T1, S1)."""
 
-What the store does is done by the real `MemoryStore`, in the name of nobody: a process that is
-killed or paused does not take its requests back.
-"""
-
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import (
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
-    Held,
     Lease,
-    Newer,
     Record,
     StoreStats,
 )
-from stillfresh.testing.simulator.faults import Trouble
-from stillfresh.testing.simulator.loop import WORLD
-from stillfresh.testing.simulator.promises import Broken
+from stillfresh.testing.simulator.sending import Request, Sender, finished
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process
     from stillfresh.testing.simulator.world import World
 
-__all__ = ["InlineWire", "Wire", "finished"]
-
-T = TypeVar("T")
-
-READS: Final = frozenset({"read", "stats"})
-LATENCY: Final = (0.0005, 0.02)
-SLOW: Final = (1.0, 8.0)
-PATIENCE: Final = (0.05, 2.0)
-"""Seconds until a sender without an answer gives up."""
-
-
-def finished(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that never waits, as those of the memory store."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    work.close()
-    raise RuntimeError("a step of the simulated store waits for something")
-
-
-class Request:
-    """One on its way: what it does for which ids, and who waits for the answer."""
-
-    def __init__(
-        self,
-        step: str,
-        kind: str,
-        ids: Sequence[str],
-        effect: Callable[[Sequence[str]], Any],
-        tokens: Iterable[str] = (),
-    ) -> None:
-        self.step = step
-        self.kind = kind
-        self.ids = list(ids)
-        self.effect = effect
-        self.tokens = list(tokens)
-
-    def __str__(self) -> str:
-        return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
+__all__ = ["InlineWire", "Wire"]
 
 
 class Wire:
@@ -76,6 +29,7 @@ class Wire:
     def __init__(self, world: "World", process: "Process") -> None:
         self._world = world
         self._process = process
+        self._sender = Sender(world, process)
 
     async def open(self) -> None:
         """There is nothing to connect."""
@@ -89,7 +43,7 @@ class Wire:
         def effect(some: Sequence[str]) -> dict[str, Record]:
             return self._world.store.read_now(kind, some, known)
 
-        found: dict[str, Record] = await self._ask(Request("read", kind, ids, effect))
+        found: dict[str, Record] = await self._sender.ask(Request("read", kind, ids, effect))
         return found
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -102,7 +56,9 @@ class Wire:
             world.ledger.acquired(self._process.number, kind, grants, now)
             return grants
 
-        grants: dict[str, Grant] = await self._ask(Request("acquire", kind, list(by_id), effect))
+        grants: dict[str, Grant] = await self._sender.ask(
+            Request("acquire", kind, list(by_id), effect)
+        )
         self._world.ledger.granted(self._process.number, kind, grants)
         return grants
 
@@ -115,7 +71,7 @@ class Wire:
             return superseded
 
         tokens = [lease.token for lease, _ in copies.values()]
-        superseded: set[str] = await self._ask(
+        superseded: set[str] = await self._sender.ask(
             Request("publish", kind, list(copies), effect, tokens)
         )
         return superseded
@@ -128,7 +84,7 @@ class Wire:
             world.ledger.renewed(kind, those, lost, now + lease_for)
             return lost
 
-        lost: set[str] = await self._ask(Request("renew", kind, _ids(leases), effect))
+        lost: set[str] = await self._sender.ask(Request("renew", kind, _ids(leases), effect))
         return lost
 
     async def release(
@@ -139,14 +95,14 @@ class Wire:
             finished(self._world.store.release(kind, those, failures))
             self._world.ledger.released(kind, those)
 
-        await self._ask(Request("release", kind, _ids(leases), effect))
+        await self._sender.ask(Request("release", kind, _ids(leases), effect))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         def effect(some: Sequence[str]) -> None:
             finished(self._world.store.invalidate(kind, some, soft=soft))
             self._world.ledger.voided(kind, some)
 
-        await self._ask(Request("invalidate", kind, ids, effect))
+        await self._sender.ask(Request("invalidate", kind, ids, effect))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         def effect(_: Sequence[str]) -> list[tuple[str, str]]:
@@ -155,7 +111,9 @@ class Wire:
                 self._world.ledger.voided(kind, [id_])
             return found
 
-        found: list[tuple[str, str]] = await self._ask(Request("invalidate_tag", tag, [], effect))
+        found: list[tuple[str, str]] = await self._sender.ask(
+            Request("invalidate_tag", tag, [], effect)
+        )
         return found
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
@@ -163,121 +121,34 @@ class Wire:
             finished(self._world.store.delete(kind, some))
             self._world.ledger.voided(kind, some)
 
-        await self._ask(Request("delete", kind, ids, effect))
+        await self._sender.ask(Request("delete", kind, ids, effect))
 
     async def evict(self, before: float) -> int:
         def effect(_: Sequence[str]) -> int:
             return finished(self._world.store.evict(before))
 
-        dropped: int = await self._ask(Request("evict", "", [], effect))
+        dropped: int = await self._sender.ask(Request("evict", "", [], effect))
         return dropped
 
     async def stats(self) -> StoreStats:
         def effect(_: Sequence[str]) -> StoreStats:
             return finished(self._world.store.stats())
 
-        found: StoreStats = await self._ask(Request("stats", "", [], effect))
+        found: StoreStats = await self._sender.ask(Request("stats", "", [], effect))
         return found
 
-    async def _ask(self, request: Request) -> Any:  # noqa: ANN401 (whatever the step answers)
-        """Send it and wait; StoreError if there is no answer."""
-        world = self._world
-        if world.is_over:
-            raise StoreError("the simulation is over")
-        answer: asyncio.Future[Any] = world.loop.create_future()
-        number, trouble = world.weather.next_request()
-        if trouble is not None:
-            world.note(self._process, f"request {number} ({request}) {trouble}")
-        self._send(request, trouble, answer)
-        try:
-            return await answer
-        except (StoreError, asyncio.CancelledError):
-            self._unanswered(request)
-            raise
-
-    def _unanswered(self, it: Request) -> None:
-        ledger, number = self._world.ledger, self._process.number
-        match it.step:
-            case "acquire":
-                ledger.unleased(number, it.kind, it.ids)
-            case "read":
-                ledger.unread(number, it.kind, it.ids, self._world.time())
-            case "publish":
-                ledger.unstored(it.tokens)
-
-    def _send(
-        self, request: Request, trouble: Trouble | None, answer: "asyncio.Future[Any]"
-    ) -> None:
-        weather = self._world.weather
-        dice = weather.dice
-        there = dice.uniform(*LATENCY) + weather.slowness()
-        gives_up = dice.uniform(*PATIENCE)
-        some = request.ids
-        match trouble:
-            case Trouble.LOST:
-                self._give_up(answer, gives_up)
-                return
-            case Trouble.LATE:
-                self._give_up(answer, gives_up)
-                there = gives_up + dice.uniform(*SLOW)
-            case Trouble.UNANSWERED:
-                self._give_up(answer, max(gives_up, there))
-            case Trouble.SLOW:
-                there += dice.uniform(*SLOW)
-            case Trouble.HALF:
-                some = some[: len(some) // 2]
-                self._give_up(answer, max(gives_up, there))
-            case Trouble.TWICE:
-                self._arrive(request, some, there + dice.uniform(*SLOW), None)
-        is_answered = trouble in {None, Trouble.SLOW, Trouble.TWICE}
-        self._arrive(request, some, there, answer if is_answered else None)
-
-    def _arrive(
+    async def entries(
         self,
-        request: Request,
-        some: Sequence[str],
-        after: float,
-        answer: "asyncio.Future[Any] | None",
-    ) -> None:
-        with self._world.loop.acting(WORLD):
-            self._world.loop.call_later(after, self._take_effect, request, some, answer)
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        def effect(_: Sequence[str]) -> list[Entry]:
+            return finished(self._world.store.entries(kind, search, after, limit))
 
-    def _take_effect(
-        self, request: Request, some: Sequence[str], answer: "asyncio.Future[Any] | None"
-    ) -> None:
-        world = self._world
-        try:
-            result = self._done(request, some)
-        except StoreError as exc:
-            if answer is not None:
-                self._give_up(answer, world.weather.dice.uniform(*LATENCY), str(exc))
-            return
-        except Broken as exc:
-            world.fail(exc)
-            return
-        if answer is not None:
-            back = world.weather.dice.uniform(*LATENCY) + world.weather.slowness()
-            with world.loop.acting(self._process.number):
-                world.loop.call_later(back, _answered, answer, result)
-
-    def _done(self, request: Request, some: Sequence[str]) -> Any:  # noqa: ANN401
-        world = self._world
-        if world.weather.is_away:
-            raise StoreError("the store is away")
-        if world.weather.is_full and request.step not in READS:
-            raise StoreError("the store is full")
-        with world.asked_by(self._process):
-            result = request.effect(some)
-        if request.step != "read":
-            world.note(self._process, f"{request}{_told(result)}")
-        return result
-
-    def _give_up(
-        self, answer: "asyncio.Future[Any]", after: float, why: str = "no answer from the store"
-    ) -> None:
-        loop = self._world.loop
-        with loop.acting(self._process.number):
-            loop.call_later(after, _failed, answer, why)
+        found: list[Entry] = await self._sender.ask(Request("entries", "", [], effect))
+        return found
 
 
 class InlineWire(Wire):
@@ -288,7 +159,7 @@ class InlineWire(Wire):
     ) -> dict[str, Record]:
         world = self._world
         if world.is_over or world.weather.is_away:
-            self._unanswered(Request("read", kind, ids, len))
+            self._sender.unanswered(Request("read", kind, ids, len))
             raise StoreError("the store is away")
         return world.store.read_now(kind, ids, known)
 
@@ -298,35 +169,5 @@ class InlineWire(Wire):
         return self.read_now(kind, ids, known)
 
 
-def _answered(answer: "asyncio.Future[Any]", result: object) -> None:
-    if not answer.done():
-        answer.set_result(result)
-
-
-def _failed(answer: "asyncio.Future[Any]", why: str) -> None:
-    if not answer.done():
-        answer.set_exception(StoreError(why))
-
-
 def _ids(leases: Iterable[Lease]) -> list[str]:
     return [lease.id for lease in leases]
-
-
-def _told(result: object) -> str:
-    """What the store answered, for the trace."""
-    if isinstance(result, dict):
-        return " → " + ", ".join(f"{id_} {_grant(it)}" for id_, it in result.items())
-    if isinstance(result, set):
-        return f" → not {','.join(sorted(result))}" if result else ""
-    return ""
-
-
-def _grant(grant: object) -> str:
-    match grant:
-        case Lease():
-            return f"granted ({grant.token})"
-        case Held():
-            return "is held"
-        case Newer():
-            return "has a newer copy"
-    return "?"

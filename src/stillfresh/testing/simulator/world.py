@@ -17,8 +17,8 @@ from stillfresh.testing.simulator.ledger import Ledger
 from stillfresh.testing.simulator.loop import WORLD, VirtualLoop
 from stillfresh.testing.simulator.process import Process
 from stillfresh.testing.simulator.promises import Broken, Promise
+from stillfresh.testing.simulator.sending import finished
 from stillfresh.testing.simulator.weather import Weather
-from stillfresh.testing.simulator.wire import finished
 
 __all__ = ["App", "World"]
 
