@@ -238,9 +238,9 @@ class TestT1Shrinks:
 
         async def app(process: Process) -> None:
             resource = prices(process, process.cache())
-            for _ in process.world.steps(20):
+            for _ in process.world.steps(8):
                 await resource.get(KEYS[0])
-                await asyncio.sleep(1)
+                await asyncio.sleep(4)
 
         async def scenario(world: World) -> None:
             world.always("nobody is killed", lambda: "one was" if dead(world) else None)

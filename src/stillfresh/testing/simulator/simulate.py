@@ -81,24 +81,32 @@ def simulate(
 
 def run(scenario: Scenario, plan: Plan) -> Simulated:
     """Once, as planned."""
-    world, broken = World(plan), None
+    world = World(plan)
     with _alone(world, plan.seed):
         try:
-            world.run(scenario)
-        except Deadlock as exc:
-            broken = Broken(Promise.ALIVE, str(exc))
-        except Broken as exc:
-            broken = exc
-        except Exception as exc:  # noqa: BLE001 (whatever a scenario raises has failed it)
-            broken = Broken(Promise.WHOLE, f"the scenario failed: {exc!r}")
-            broken.__cause__ = exc
-        else:
-            broken = world.unheard()
+            return _simulated(world, _broken(world, scenario))
         finally:
             world.end()
+
+
+def _broken(world: World, scenario: Scenario) -> Broken | None:
+    try:
+        world.run(scenario)
+    except Deadlock as exc:
+        return Broken(Promise.ALIVE, str(exc))
+    except Broken as exc:
+        return exc
+    except Exception as exc:  # noqa: BLE001 (whatever a scenario raises has failed it)
+        broken = Broken(Promise.WHOLE, f"the scenario failed: {exc!r}")
+        broken.__cause__ = exc
+        return broken
+    return world.unheard()
+
+
+def _simulated(world: World, broken: Broken | None) -> Simulated:
     return Simulated(
-        plan.seed,
-        plan,
+        world.plan.seed,
+        world.plan,
         world.loop.steps,
         world.time(),
         world.weather.requests,
