@@ -1,20 +1,16 @@
 """`simulate(scenario, seed=…)`: one run, exactly repeatable; a failing one made small (T1, T3)."""
 
 import asyncio
-import gc
-import logging
-import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
 from stillfresh.testing.simulator.faults import Faults, Plan, planned
-from stillfresh.testing.simulator.files import inline_files
 from stillfresh.testing.simulator.loop import Deadlock
 from stillfresh.testing.simulator.promises import Broken, Promise
 from stillfresh.testing.simulator.shrink import shrunk
+from stillfresh.testing.simulator.surroundings import alone
 from stillfresh.testing.simulator.world import World
 
 __all__ = ["Scenario", "Simulated", "SimulationFailed", "simulate"]
@@ -82,7 +78,7 @@ def simulate(
 def run(scenario: Scenario, plan: Plan) -> Simulated:
     """Once, as planned."""
     world = World(plan)
-    with _alone(world, plan.seed):
+    with alone(world):
         try:
             return _simulated(world, _broken(world, scenario))
         finally:
@@ -135,43 +131,3 @@ def _checked(scenario: object, seed: object, faults: object) -> int:
 
 def _count(plan: Plan) -> int:
     return plan.size[0]
-
-
-class _Listener(logging.Handler):
-    """What stillfresh logs as an error of its own breaks the simulation."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(logging.ERROR)
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not self._world.is_over:
-            broken = Broken(Promise.WHOLE, record.getMessage())
-            broken.__cause__ = record.exc_info[1] if record.exc_info else None
-            self._world.fail(broken)
-
-
-@contextmanager
-def _alone(world: World, seed: int) -> Iterator[None]:
-    """Dice that nobody was given come from the seed too; warnings of a bad world stay inside.
-
-    Garbage is collected at the end of a run: what it says of itself then is said at the same step.
-    """
-    log, dice = logging.getLogger("stillfresh"), random.getstate()
-    listener, propagates = _Listener(world), log.propagate
-    random.seed(seed)
-    log.addHandler(listener)
-    log.propagate = False
-    is_collecting = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        with inline_files(world):
-            yield
-    finally:
-        gc.unfreeze()
-        if is_collecting:
-            gc.enable()
-        log.propagate = propagates
-        log.removeHandler(listener)
-        random.setstate(dice)
