@@ -1,6 +1,7 @@
 """What a hostile reading of the engine found, each kept as a test: E3, E5, E6, E8, E9."""
 
 import asyncio
+import gc
 from typing import Any
 
 from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until
@@ -182,3 +183,22 @@ class TestE13Closed:
             await cache.close()
             async with asyncio.timeout(10):
                 assert isinstance(await reading, Answer | NotOpen | LoadFailed)
+
+    async def test_a_store_that_cannot_be_opened_for_nobody_is_not_complained_of(
+        self, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """Whoever had opened the cache was cancelled before the store refused."""
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
+        store = SteppedStore(MemoryStore(clock=clock))
+        store.broken = {"open"}
+        store.hold("open")
+        opening = asyncio.create_task(cache_on(store, clock, sleeper).open())
+        await store.reached("open")
+        opening.cancel()
+        await asyncio.wait([opening])
+        del opening
+        store.let_go("open")
+        await turns()
+        gc.collect()
+        assert complaints == []
