@@ -111,7 +111,7 @@ async def take_dashboard(browser: Browser, url: str) -> None:
 
 
 async def take_down(browser: Browser, url: str) -> None:
-    """The upstream switched off: the site stays, and the dashboard says so."""
+    """The point: the upstream is switched off, the site stays, and says its age."""
     async with looking(browser, "light", url) as page:
         await page.locator('#feed [data-verdict="fresh"]').nth(2).wait_for(timeout=60_000)
         await page.locator("#got-it").click()
@@ -120,9 +120,16 @@ async def take_down(browser: Browser, url: str) -> None:
         await page.get_by_label("Down").check()
         await page.wait_for_timeout(25_000)
         await keep(page, "demo-down")
-        async with looking(browser, "light", f"{url}/_stillfresh/") as board:
-            await board.wait_for_timeout(12_000)
-            await keep(board, "dashboard-down")
+        await page.get_by_label("Fine").check()
+        await page.wait_for_timeout(4_000)
+
+
+async def take_dashboard_down(browser: Browser, visitor: Page, url: str) -> None:
+    await visitor.get_by_label("Down").check()
+    await visitor.wait_for_timeout(25_000)
+    async with looking(browser, "light", f"{url}/_stillfresh/") as board:
+        await board.wait_for_timeout(12_000)
+        await keep(board, "dashboard-down")
 
 
 async def take_entry(page: Page) -> None:
@@ -150,12 +157,13 @@ async def take() -> None:
         browser = await playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         async with looking(browser, "light", url) as visitor:
             await scroll(visitor)
+            await take_demo(browser, url)  # before the readers: its numbers are a visitor's
+            await take_down(browser, url)
             reading = asyncio.gather(*(readers(url) for _ in range(READERS)))
             try:
-                await take_demo(browser, url)
                 await asyncio.sleep(WARM)
                 await take_dashboard(browser, url)
-                await take_down(browser, url)
+                await take_dashboard_down(browser, visitor, url)
             finally:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)

@@ -14,6 +14,7 @@ import pytest
 
 import stillfresh
 import stillfresh.coordinator
+import stillfresh.demo
 import stillfresh.feed
 import stillfresh.feed.http
 import stillfresh.isr
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = (
     stillfresh,
     stillfresh.coordinator,
+    stillfresh.demo,
     stillfresh.feed,
     stillfresh.feed.http,
     stillfresh.isr,
@@ -128,6 +130,7 @@ def test_every_default_is_documented() -> None:
         asyncio.sleep: "asyncio.sleep",
         random.random: "random.random",
         random_uuid: "random_uuid",
+        print: "print",
     }
     actual = {
         (where, parameter.name): known.get(parameter.default, repr(parameter.default))

@@ -111,6 +111,15 @@ class TestG2One:
         assert (now.json()["cents"], now.headers["age"]) == (200, "0")
         assert len(world.prices.calls) == 2
 
+    async def test_many_at_once_are_one_load(self) -> None:
+        """Readers of one id share it, and readers of several share a batch."""
+        world = World()
+        async with client_of(world.gateway) as client:
+            paths = [f"/v1/price/{id_}" for id_ in "aabbb"]
+            answers = await asyncio.gather(*map(client.get, paths))
+        assert [it.json()["id"] for it in answers] == list("aabbb")
+        assert sorted(id_ for ids, _ in world.prices.calls for id_ in ids) == ["a", "b"]
+
     async def test_what_you_have_is_not_sent_again(self) -> None:
         """304 by ETag; another value has another tag."""
         world = World()

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Demo:
-    """A gateway to serve; `close` ends what its open pages wait for."""
+    """A gateway to serve, and what stands behind it."""
 
     def __init__(self, app: Gateway, parts: Parts, upstream: Upstream) -> None:
         self.app = app

@@ -67,7 +67,6 @@ class Playing:
         """The board on screen, once its game has ended."""
         self._beginning = asyncio.Lock()
         self.current: str | None = None
-        self.moves = 0
 
     async def state(self) -> dict[str, Any]:
         """What the header offers, why its order is right, and the board on screen."""
@@ -79,7 +78,6 @@ class Playing:
             "pending": there.pending,
             "current": self.current,
             "board": await self._shown(),
-            "moves": self.moves,
         }
 
     async def open(self, game_id: str) -> None:
@@ -105,7 +103,6 @@ class Playing:
             waiting.move_failed(game_id, version)
             raise
         self._is_outdated = True
-        self.moves += 1
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -39,8 +39,6 @@ EVERY: Final = 1.0
 MOST_BODY: Final = 4_096
 PRIVATE: Final = {"Cache-Control": "private, no-store"}
 
-Answer = Callable[[Request], Awaitable[Response]]
-
 
 def site(parts: Parts) -> Starlette:
     """An ASGI app; what it shows is opened and closed by who made it."""

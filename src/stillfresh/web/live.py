@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -22,12 +22,11 @@ from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.web.frames import Frames
 from stillfresh.web.messages import Notice
 from stillfresh.web.replies import header
+from stillfresh.web.rest import Authenticate
 from stillfresh.web.rules_live import Close, Limits, is_allowed_origin
 from stillfresh.web.session import House, Session, SignInFailed
 
-__all__ = ["Authenticate", "Live"]
-
-Authenticate: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
+__all__ = ["Live"]
 
 MAX_BAD: Final = 10
 MAX_ID: Final = 1_000

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -39,8 +39,10 @@ from stillfresh.web.viewing import Viewing
 
 __all__ = ["House", "Session", "SignInFailed"]
 
-CLOSING: float = 2.0
+CLOSING = 2.0
 """Seconds that saying goodbye may take."""
+IN_A_TURN: Final = 50
+"""Frames to one viewer, after which it is the others' turn: sending need not wait for anything."""
 
 logger = logging.getLogger(__name__)
 
@@ -137,9 +139,12 @@ class Session:
             await outbox.wake.wait()
             outbox.wake.clear()
             self._sending_since = now = clock()
-            for frame in outbox.take(self.viewing.connection, now, together=self._together):
+            frames = outbox.take(self.viewing.connection, now, together=self._together)
+            for count, frame in enumerate(frames, start=1):
                 await _sent(send, {"type": "websocket.send", "text": frame})
                 self._sending_since = clock()
+                if count % IN_A_TURN == 0:
+                    await asyncio.sleep(0)
             self._sending_since = None
             if not self.viewing.connection.is_open:
                 self.end(Close.RESTART, "the service restarts")
