@@ -54,7 +54,7 @@ explore: $(VENV)/.dev ## check the waiting rules further than the tests do: make
 	$(BIN)/python tests/waiting/waiting_explorations.py --deeper $(or $(DEEPER),1)
 
 simulate: $(VENV)/.dev ## every system in the simulator, more seeds than the tests: make simulate SEEDS=10000
-	$(BIN)/python tests/simulation/simulate_all.py --seeds $(or $(SEEDS),10000)
+	$(BIN)/python tests/simulation/simulate_all.py --seeds $(or $(SEEDS),10000) $(if $(WRITE),--write)
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
 	@for group in dev bench; do \

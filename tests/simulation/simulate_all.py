@@ -6,10 +6,12 @@ A seed that fails is printed at the end, made small, with what happened; the exi
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,9 @@ from scenarios import SCENARIOS
 from stillfresh.testing import SimulationFailed, simulate
 
 CHUNK = 5
+COLUMNS = ("scenario", "seeds", "steps", "requests", "faults", "virtual hours", "failed")
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
+BEGIN, END = "<!-- simulated -->", "<!-- end -->"
 
 
 class Done(NamedTuple):
@@ -44,8 +49,7 @@ def done(work: tuple[str, int]) -> Done:
         run, failure = simulate(SCENARIOS[name], seed=seed), None
     except SimulationFailed as exc:
         run, failure = exc.first, f"{name}, {exc}"
-    faults = len(run.plan.troubles) + len(run.plan.strikes)
-    return Done(name, seed, run.steps, run.seconds, run.requests, faults, failure)
+    return Done(name, seed, run.steps, run.seconds, run.requests, run.faults, failure)
 
 
 def works(count: int, start: int, names: list[str]) -> Iterator[tuple[str, int]]:
@@ -60,33 +64,60 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--only", choices=sorted(SCENARIOS))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--write", action="store_true", help="put the result into the docs")
     options = parser.parse_args()
     names = [options.only] if options.only else list(SCENARIOS)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ignoring = (signal.SIGINT, signal.SIG_IGN)
     began, console = time.monotonic(), Console()
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     found: list[Done] = []
     with (
-        multiprocessing.Pool(options.processes) as pool,
+        multiprocessing.Pool(options.processes, signal.signal, ignoring) as pool,
         Progress(*columns, console=console) as progress,
     ):
         bar = progress.add_task("", total=options.seeds)
         work = works(options.seeds, options.start, names)
-        for it in pool.imap_unordered(done, work, CHUNK):
-            found.append(it)
-            progress.advance(bar)
-            if it.failure:
-                console.print(f"[red]{it.name}, seed {it.seed}: failed[/red]")
-    report(console, found, time.monotonic() - began)
+        with suppress(KeyboardInterrupt):  # what was done until then is told
+            for it in pool.imap_unordered(done, work, CHUNK):
+                found.append(it)
+                progress.advance(bar)
+                if it.failure:
+                    console.print(f"[red]{it.name}, seed {it.seed}: failed[/red]")
+    took = time.monotonic() - began
+    report(console, found, took)
+    if options.write:
+        write(found, took)
     return int(any(it.failure for it in found))
 
 
-def report(console: Console, found: list[Done], took: float) -> None:
-    table = Table("scenario", "seeds", "steps", "requests", "faults", "virtual hours", "failed")
+def rows(found: list[Done]) -> Iterator[tuple[str, ...]]:
     for name in SCENARIOS:
         if ours := [it for it in found if it.name == name]:
-            table.add_row(*row(name, ours))
-    table.add_section()
-    table.add_row(*row("all", found))
+            yield row(name.replace("_", " "), ours)
+    yield row("all", found)
+
+
+def write(found: list[Done], took: float) -> None:
+    """Between the two marks of the page."""
+    seeds, cores = len(found), os.cpu_count()
+    version = ".".join(map(str, sys.version_info[:2]))
+    lines = [
+        f"{seeds:,} seeds in {took / 60:,.0f} minutes, on {cores} cores, Python {version}:",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        f"|{' --- |' * len(COLUMNS)}",
+        *(f"| {' | '.join(cells)} |" for cells in rows(found)),
+    ]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+
+
+def report(console: Console, found: list[Done], took: float) -> None:
+    table = Table(*COLUMNS)
+    for cells in rows(found):
+        table.add_row(*cells)
     console.print(table)
     console.print(f"{len(found):,} seeds in {took:,.0f} s")
     for it in sorted(found):

@@ -33,6 +33,8 @@ class Simulated:
     """That passed, all of them virtual."""
     requests: int
     loads: int
+    faults: int
+    """That came to pass, of those that were planned."""
     trace: tuple[str, ...]
     broken: Broken | None = None
 
@@ -107,6 +109,7 @@ def _simulated(world: World, broken: Broken | None) -> Simulated:
         world.time(),
         world.weather.requests,
         len(world.ledger.loads),
+        world.weather.faults,
         tuple(world.trace),
         broken,
     )

@@ -17,6 +17,8 @@ class Weather:
     def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
         self.dice = plan.dice("network")
         self.requests = 0
+        self.faults = 0
+        """That came to pass so far."""
         self._loop = loop
         self._troubles = dict(plan.troubles)
         self._until = {Blow.SLOW: 0.0, Blow.FULL: 0.0, Blow.AWAY: 0.0}
@@ -24,10 +26,13 @@ class Weather:
     def next_request(self) -> tuple[int, Trouble | None]:
         """Its number, and what happens to it."""
         number, self.requests = self.requests, self.requests + 1
-        return number, self._troubles.get(number)
+        trouble = self._troubles.get(number)
+        self.faults += trouble is not None
+        return number, trouble
 
     def strikes(self, strike: Strike) -> bool:
         """False if the blow is a process's."""
+        self.faults += 1
         if strike.blow in self._until:
             self._until[strike.blow] = self._loop.time() + strike.amount
         return strike.blow in self._until
