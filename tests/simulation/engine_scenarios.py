@@ -98,14 +98,18 @@ async def impatient(resource: Observed, key: str, patience: float) -> None:
         pass
 
 
+async def visited(process: Process, resources: Sequence[Observed]) -> None:
+    """By as many at once."""
+    async with asyncio.TaskGroup() as group:
+        for resource in resources:
+            group.create_task(use(process, resource, KEYS))
+
+
 async def over_a_network(world: World) -> None:
     """E2-E7 on a store like Redis."""
 
     async def app(process: Process) -> None:
-        resource = prices(process, process.cache())
-        async with asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(use(process, resource, KEYS))
+        await visited(process, [prices(process, process.cache())] * 3)
 
     world.launch(app, 3)
 
@@ -114,10 +118,7 @@ async def on_a_file(world: World) -> None:
     """The same on a store like SQLite, whose rows are read on the spot (E9)."""
 
     async def app(process: Process) -> None:
-        resource = prices(process, process.cache(inline=True))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(use(process, resource, KEYS))
+        await visited(process, [prices(process, process.cache(inline=True))] * 3)
 
     world.launch(app, 3)
 
@@ -126,10 +127,7 @@ async def from_memory(world: World) -> None:
     """With `memory_for`: another's invalidation may be missed for so long, one's own never (E9)."""
 
     async def app(process: Process) -> None:
-        resource = prices(process, process.cache(), memory_for=1.0)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(use(process, resource, KEYS))
+        await visited(process, [prices(process, process.cache(), memory_for=1.0)] * 3)
 
     world.launch(app, 2)
 
@@ -177,9 +175,7 @@ async def inside_another(world: World) -> None:
             return await process.load("part", ids)
 
         pages, parts = process.observe("page", page), process.observe("part", part)
-        async with asyncio.TaskGroup() as group:
-            for resource in (pages, pages, parts):
-                group.create_task(use(process, resource, KEYS))
+        await visited(process, [pages, pages, parts])
 
     world.launch(app, 2)
 

@@ -44,7 +44,7 @@ class Process:
         self._skew = skew
         self._set_back = 0.0
         """Seconds by which its clock went back: what memory may lag behind, it lags longer then."""
-        self._caches: list[Callable[[], Coroutine[Any, Any, object]]] = []
+        self._at_close: list[Callable[[], Coroutine[Any, Any, object]]] = []
         self._at_end: list[Callable[[], object]] = []
 
     def clock(self) -> float:
@@ -67,7 +67,7 @@ class Process:
 
     def at_close(self, close: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """When the scenario has ended and the process is alive: last come, first closed."""
-        self._caches.append(close)
+        self._at_close.append(close)
 
     def at_end(self, end: Callable[[], object]) -> None:
         """Whatever became of it: files are closed."""
@@ -165,7 +165,7 @@ class Process:
 
     async def close(self) -> None:
         self.is_closed = True
-        for close in reversed(self._caches):
+        for close in reversed(self._at_close):
             await close()
 
     def end(self) -> None:
