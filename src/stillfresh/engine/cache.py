@@ -263,8 +263,7 @@ class Cache:
 
     async def evict(self) -> int:
         """Drop from the store what nobody can be served any more; return how many."""
-        runtime = await self.runtime()
-        return await runtime.store.evict(self.clock())
+        return await (await self.runtime()).store.evict(self.clock())
 
     @property
     def cores(self) -> Mapping[str, Core[Any, Any]]:
