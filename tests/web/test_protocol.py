@@ -1,0 +1,110 @@
+"""G1, I13: what a connection to a gateway may take: time for a head, and requests in a row."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from web_kit import running
+
+from stillfresh.web.replies import Reply, read_body
+
+WHOLE = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
+UPLOAD = b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST = b"GET /z HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Says the target, the Host and the body back."""
+    if scope["type"] == "http":
+        body = await read_body(receive, 1_000_000)
+        host = dict(scope["headers"]).get(b"host", b"")
+        await Reply(200, body=scope["raw_path"] + b" " + host + b" " + body).send(scope, send)
+    else:
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            await send({"type": f"{message['type']}.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    async with running(app) as url:
+        yield int(url.rpartition(":")[2])
+
+
+async def said(port: int, *parts: bytes) -> bytes:
+    """All that comes back; each part is sent when the loop has turned a few times."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+class TestG1SlowHeads:
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("stillfresh.web.protocol.HEAD_TIME", 0.1)
+
+    @pytest.mark.parametrize(
+        "parts", [(WHOLE[:20],), (b"G",), (WHOLE[:5], WHOLE[5:9]), (WHOLE, WHOLE[:9])]
+    )
+    async def test_a_head_that_does_not_end(self, port: int, parts: tuple[bytes, ...]) -> None:
+        """408, also for the second request of a connection."""
+        answer = await said(port, *parts)
+        assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
+        assert b"\r\ndate: " in answer
+        assert answer.count(b"HTTP/1.1 200") == parts.count(WHOLE)
+
+    @pytest.mark.parametrize("parts", [(), (b"\r\n",), (b"\r\n", b"\r\n\r\n")])
+    async def test_who_says_nothing_is_not_waited_for(
+        self, port: int, parts: tuple[bytes, ...]
+    ) -> None:
+        """The connection is closed without a word."""
+        assert await said(port, *parts) == b""
+
+    async def test_a_body_is_no_head(self, port: int) -> None:
+        """It may take longer: here, until the head's time is over for another connection."""
+        upload = b"POST /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n\r\nh"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(upload)
+        assert await said(port) == b""
+        assert await said(port) == b""
+        writer.write(b"i")
+        assert (await reader.read()).endswith(b"/a h hi")
+        writer.close()
+
+
+class TestG1Requests:
+    async def test_in_a_row(self, port: int) -> None:
+        """Pipelined, and cut anywhere: each is answered, in its order."""
+        upload = (
+            b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
+        )
+        sent = WHOLE + upload + b"T: 1\r\n\r\n\r\n" + WHOLE + LAST
+        for at in range(1, len(sent), 7):
+            answer = await said(port, sent[:at], sent[at:])
+            assert answer.count(b"HTTP/1.1 200 OK") == 4
+            assert answer.endswith(b"/z h ")
+            assert b"/p h hi" in answer
+
+    @pytest.mark.parametrize(
+        ("target", "host"),
+        [
+            (b"/a", b"h"),
+            (b"http://b/a", b"b"),
+            (b"http://b:81/a?x=http://c/", b"b:81"),
+            (b"HTTP://[::1]:8/a", b"[::1]:8"),
+            (b"/a?x=http://c/", b"h"),
+            (b"/http://c/a", b"h"),
+        ],
+    )
+    async def test_whose_they_are(self, port: int, target: bytes, host: bytes) -> None:
+        """RFC 9112 §3.2.2."""
+        answer = await said(port, LAST.replace(b"/z", target))
+        assert answer.endswith(b"a " + host + b" ")
