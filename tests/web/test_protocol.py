@@ -14,9 +14,28 @@ UPLOAD = b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST = b"GET /z HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
 
 
+GONE: "set[asyncio.Future[None]]" = set()
+
+
+async def endless(receive: Receive, send: Send) -> None:
+    left = asyncio.ensure_future(until_gone(receive))
+    GONE.add(left)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while not left.done():
+        await send({"type": "http.response.body", "body": b"x" * 1_000, "more_body": True})
+        await asyncio.sleep(0)
+
+
+async def until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Says the target, the Host and the body back."""
-    if scope["type"] == "http":
+    if scope["type"] == "http" and scope["path"] == "/endless":
+        await endless(receive, send)
+    elif scope["type"] == "http":
         body = await read_body(receive, 1_000_000)
         host = dict(scope["headers"]).get(b"host", b"")
         await Reply(200, body=scope["raw_path"] + b" " + host + b" " + body).send(scope, send)
@@ -108,3 +127,36 @@ class TestG1Requests:
         """RFC 9112 §3.2.2."""
         answer = await said(port, LAST.replace(b"/z", target))
         assert answer.endswith(b"a " + host + b" ")
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+            b"nonsense\r\n\r\n",
+            UPLOAD + b"zz\r\n",
+        ],
+    )
+    @pytest.mark.parametrize("before", [b"", WHOLE])
+    async def test_bad_ones_are_told(self, port: int, before: bytes, bad: bytes) -> None:
+        """400 in its own place, also where an app already waits for the body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if before:
+            writer.write(before)
+            assert (await reader.readuntil(b"/a h ")).startswith(b"HTTP/1.1 200 OK")
+        writer.write(bad)
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert answer.count(b"HTTP/1.1") == 1
+        writer.close()
+
+    @pytest.mark.parametrize("after", [b"", WHOLE, WHOLE * 3])
+    async def test_who_leaves_leaves_them_all(self, port: int, after: bytes) -> None:
+        """The app that is under way hears it, whatever was asked for behind it."""
+        GONE.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(WHOLE.replace(b"/a", b"/endless") + after)
+        assert await reader.read(1)
+        writer.transport.abort()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*GONE)
