@@ -327,16 +327,20 @@ class Cache:
         return name
 
     def declare(
-        self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
+        self,
+        spec: Spec[H, V],
+        text: Callable[[H], str],
+        key: Callable[[str], H],
+        private: bool = False,
     ) -> Core[H, V]:
-        """For systems on the engine: keys of any kind, which may carry what loading them needs."""
+        """For systems on the engine: keys may carry what loading needs; `private`: our store."""
         answers: Answers[H, V] = Answers(
             spec.kind,
             spec.codec,
             self.clock,
             max_entries=spec.max_entries,
             memory_for=spec.memory_for,
-            private=self._private,
+            private=self._private or private,
             light=spec.light,
         )
         core = Core(spec, self, answers, text=text, key=key)

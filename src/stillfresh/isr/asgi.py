@@ -20,7 +20,7 @@ from stillfresh.isr.rules_bounds import Seats
 from stillfresh.isr.rules_fields import values
 from stillfresh.isr.rules_headers import cache_status
 from stillfresh.isr.rules_pages import age_at, too_busy, ttl_at
-from stillfresh.isr.rules_routes import Place, RoutesLike, Scope, Site
+from stillfresh.isr.rules_routes import Place, RoutesLike, Scope, Site, Visit
 from stillfresh.isr.visits import Found, Unavailable, Visits
 
 __all__ = ["IsrMiddleware"]
@@ -137,7 +137,8 @@ class IsrMiddleware:
             found = Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
         match found:
             case None:
-                await self._app(scope, receive, _marked(send, "fwd=bypass"))
+                marked = _marked(send, "fwd=bypass")
+                await self._app(scope, receive, self._heard(visit, marked))
             case Unavailable(page, what):
                 await send_page(send, page, what, is_head=visit.is_head)
             case Found():
@@ -151,6 +152,14 @@ class IsrMiddleware:
                     is_outdated=found.is_outdated,
                     is_head=visit.is_head,
                 )
+
+    def _heard(self, visit: Visit, send: Send) -> Send:
+        async def heard(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._visits.hear(visit, message["status"], tuple(message.get("headers", ())))
+            await send(message)
+
+        return heard
 
     def _remember(self, hot: tuple[Any, ...] | None, found: Found) -> None:
         """Next time these very bytes lead straight to the entry."""
@@ -202,7 +211,9 @@ def _hot_key(scope: Scope) -> tuple[Any, ...] | None:
             host = value
         elif name in SLOW:
             return None
-    return scope["scheme"], host, scope.get("raw_path"), scope["path"], scope["query_string"]
+    get = scope.get
+    raw, query, root = get("raw_path"), get("query_string"), get("root_path")
+    return get("scheme"), host, raw, scope["path"], query, root
 
 
 def _marked(send: Send, what: str) -> Send:
