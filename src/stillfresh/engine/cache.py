@@ -21,7 +21,7 @@ from stillfresh.engine.model import Loaded
 from stillfresh.engine.options import spec_of
 from stillfresh.engine.resource import Function, Resource
 from stillfresh.engine.spec import Runtime, Spec
-from stillfresh.engine.tasks import Tasks
+from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.engine.upkeep import evict_now_and_then
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores.contract import Store
@@ -183,6 +183,7 @@ class Cache:
             raise NotOpen("this cache is closed; open it again with async with, or open()")
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(looked_at)
         return await asyncio.shield(self._opening)
 
     @property
@@ -262,8 +263,7 @@ class Cache:
 
     async def evict(self) -> int:
         """Drop from the store what nobody can be served any more; return how many."""
-        runtime = await self.runtime()
-        return await runtime.store.evict(self.clock())
+        return await (await self.runtime()).store.evict(self.clock())
 
     @property
     def cores(self) -> Mapping[str, Core[Any, Any]]:

@@ -6,6 +6,7 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from stillfresh.engine.model import Loaded, RetryAfter
 from stillfresh.engine.results import ABSENT, UNKEPT, error_text, results_of
 from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait
 from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Newer, Record
@@ -200,7 +202,7 @@ class Loader(Generic[K, V]):
         finally:
             guard.cancel()
             load.cancel()
-            load.add_done_callback(_looked_at)
+            load.add_done_callback(looked_at)
         return self._results(keys, load)
 
     def _results(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
@@ -233,7 +235,7 @@ class Loader(Generic[K, V]):
         if isinstance(result, BaseException):
             return self._failed(flight, result)
         self._meter.failing.ended(flight.id)
-        generation = lease.token if lease is not None else ""
+        generation = lease.token if lease is not None else uuid.uuid4().hex
         terms = self._spec.terms
         if result is ABSENT or result is UNKEPT:
             self._meter.absent += 1
@@ -320,9 +322,3 @@ class Loader(Generic[K, V]):
         errors = [it.error for it in landings.values() if it.error is not None]
         if errors:
             logger.warning("%d of %d failed; the first: %s", len(errors), len(landings), errors[0])
-
-
-def _looked_at(load: "asyncio.Task[Any]") -> None:
-    """Whatever a load that was given up still says is nobody's news."""
-    if not load.cancelled():
-        load.exception()

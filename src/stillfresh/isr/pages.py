@@ -86,7 +86,7 @@ class PageCache:
         self._stale_for = seconds(stale_for, name="stale_for")
         self._error_for = seconds(error_for, name="error_for")
         self.store_timeout = seconds(store_timeout, name="store_timeout", positive=True)
-        self._sleep = sleep
+        self.rest = sleep
         self.keep_for = max(self._stale_for, self._error_for)
         is_private = isinstance(store, str) and store.startswith("memory:")
         most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
@@ -173,7 +173,7 @@ class PageCache:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
         work = self.core.reload([key]) if anew else self.core.answers([key])
         asking = asyncio.ensure_future(work)
-        resting = asyncio.ensure_future(self._sleep(self._wait))
+        resting = asyncio.ensure_future(self.rest(self._wait))
         try:
             await asyncio.wait([asking, resting], return_when=asyncio.FIRST_COMPLETED)
             if not asking.done() and not key.began:
@@ -189,9 +189,8 @@ class PageCache:
 
     async def revalidate(self, path: str) -> None:
         """I11: stale from now, in every variant; rendered anew at the next visit."""
-        await self.cache.invalidate_tag(
-            self._tag("path", plain_path(checked_path(path))), soft=True
-        )
+        tag = self._tag("path", plain_path(checked_path(path)))
+        await self.cache.invalidate_tag(tag, soft=True)
 
     async def revalidate_tag(self, tag: str) -> None:
         """The same for every page with this tag."""
@@ -215,6 +214,11 @@ class PageCache:
         kept = await self.core.look(key)
         await self.core.invalidate([key], soft=kept is not None and not kept.found)
         await self.cache.invalidate_tag(self._tag("key", id_))
+
+    def forget(self, id_: str) -> None:
+        """What memory has of this URL, in every variant, and what is under way for it."""
+        self.core.overtake([PageKey(self.name(id_))])
+        self.core.overtake_tagged(self._tag("key", id_))
 
     async def explain(self, key: str) -> Explanation:
         """Why this page, why now, who renders it, when."""

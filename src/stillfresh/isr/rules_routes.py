@@ -124,6 +124,10 @@ class Site:
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
         self._routes = Routes({"*": Route(query=None)} if routes is None else routes)
 
+    def is_named(self, host: str) -> bool:
+        """Written out in `hosts`: there is always room for it."""
+        return self._hosts is not None and host in self._hosts
+
     def place(self, scope: Scope) -> Place | None:
         """None: not for the cache, or not to be trusted with a key."""
         whole = scope.get("raw_path") or quote(scope["path"], safe="/%").encode()

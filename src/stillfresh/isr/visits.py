@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from stillfresh.engine import Answer, Origin
 from stillfresh.engine.flights import Outcome
@@ -27,7 +27,10 @@ from stillfresh.isr.rules_storage import (
     judged,
 )
 
-__all__ = ["Found", "Unavailable", "Visits"]
+__all__ = ["Found", "Seat", "Unavailable", "Visits"]
+
+Seat: TypeAlias = tuple[str, str, str]
+"""Host, path and query: the names from outside that a page is kept by."""
 
 KNOWN_KEYS: Final = 10_000
 """Pages of which this process counts the variants."""
@@ -289,9 +292,12 @@ class Visits:
 
     def _is_one_too_many(self, visit: Visit) -> bool:
         """I13: nor does who makes up queries."""
-        if not visit.query:
-            return False
-        return not self._queries.has(visit.host + visit.path, visit.query, self._pages.clock())
+        seat = visit.host, visit.path, visit.query
+        return not self.has_room_for(seat, self._pages.clock())
+
+    def has_room_for(self, seat: Seat, now: float) -> bool:
+        host, path, query = seat
+        return not query or self._queries.has(host + path, query, now)
 
 
 def _is_for_all(found: Found | Unavailable | None) -> bool:
