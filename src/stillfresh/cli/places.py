@@ -102,8 +102,8 @@ def _view(path: str) -> Readable:
 
 
 def file_of(address: str) -> str | None:
-    """The file of a SQLite store; its name alone will do, if there is such a file."""
-    if "://" not in address and Path(address).is_file():
+    """The file of a SQLite store; its name alone will do: what has a colon may be an address."""
+    if address and (":" not in address or ("://" not in address and Path(address).is_file())):
         return address
     is_store = address.startswith("sqlite:") and store_for(address, time.time) is not None
     return unquote(urlsplit(address).path[1:]) if is_store else None
