@@ -16,6 +16,7 @@ from stillfresh import Cache, Policy
 from stillfresh.cli import inspecting, invalidating
 from stillfresh.stores.contract import Ask, Copy, Failure, Lease, Store
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.redis import listing
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.stores.urls import store_for
@@ -339,6 +340,36 @@ class TestG10Invalidate:
             "old": True,
             "broken": False,
             "https://example.org/": False,
+        }
+
+    def test_a_whole_kind_on_redis_is_one_walk(
+        self, valkey: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page that is asked for costs a walk over the whole database: here there are none."""
+        walks: list[bytes] = []
+        url = valkey.url()
+        names = listing._names
+
+        def counted(link: Any, places: Any, pattern: bytes, search: bytes) -> Any:
+            walks.append(pattern)
+            return names(link, places, pattern, search)
+
+        async def work(store: Store) -> None:
+            await store.open()
+            await put(store, "price", [f"sku-{i}" for i in range(25)], HOUR, time.time())
+            await put(store, "page", ["x"], HOUR, time.time())
+            await store.close()
+
+        asyncio.run(work(store_for(url, time.time)))
+        monkeypatch.setattr(listing, "_names", counted)
+        monkeypatch.setattr(listing, "SLICE", 3)
+        monkeypatch.setattr(invalidating, "PAGE", 5)
+        done = said("invalidate", url, "--kind", "price", "--all")
+        assert (done, len(walks)) == ("25 entries invalidated\n", 1)
+        found = json.loads(said("inspect", url, "--limit", "100", "--json"))["entries"]
+        assert {(it["kind"], it["invalidated"]) for it in found} == {
+            ("price", True),
+            ("page", False),
         }
 
     def test_a_kind_that_is_not_there_stays_away(self, site: Path) -> None:

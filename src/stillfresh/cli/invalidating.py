@@ -9,7 +9,7 @@ import click
 
 from stillfresh.cli.hints import about_kind, about_names, about_tags, say
 from stillfresh.cli.output import as_json, print_json, working
-from stillfresh.cli.places import opened, pages_of
+from stillfresh.cli.places import all_of, opened
 from stillfresh.cli.program import TEXT, Command
 
 __all__ = ["evict", "invalidate"]
@@ -90,7 +90,7 @@ async def _by_tag(address: str, tags: Sequence[str], *, soft: bool) -> Reached:
 async def _whole(address: str, kind: str, advance: Callable[[int], None], *, soft: bool) -> Reached:
     count = 0
     async with opened(address) as store:
-        async for page in pages_of(store, kind, "", PAGE):
+        async for page in all_of(store, kind, PAGE):
             for first in range(0, len(page), SLICE):
                 ids = [entry.id for entry in page[first : first + SLICE]]
                 await store.invalidate(kind, ids, soft=soft)

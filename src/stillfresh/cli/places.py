@@ -15,6 +15,7 @@ from stillfresh.stores.urls import store_for
 
 __all__ = [
     "Readable",
+    "all_of",
     "file_of",
     "looked_into",
     "opened",
@@ -116,6 +117,13 @@ def without_password(address: str) -> str:
         return address
     user, _, host = parts.netloc.rpartition("@")
     return parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}").geturl()
+
+
+async def all_of(store: Readable, kind: str, size: int) -> AsyncIterator[list[Entry]]:
+    """In any order: in one walk, where a store has no order of its own."""
+    walk = getattr(store, "walk", None)
+    async for page in pages_of(store, kind, "", size) if walk is None else walk(kind):
+        yield page
 
 
 async def pages_of(
