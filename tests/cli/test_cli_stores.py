@@ -325,8 +325,8 @@ class TestG10Invalidate:
         """In every kind, each once."""
         found = said("invalidate", str(site), "--tag", "eu", "--tag", "path:/", "--json")
         assert json.loads(found) == {"invalidated": 3}
-        found = call("invalidate", str(site), "--tag", "unknown")
-        assert found.stdout == "0 entries invalidated\n"
+        nothing = call("invalidate", str(site), "--tag", "unknown")
+        assert nothing.stdout == "0 entries invalidated\n"
 
     def test_a_whole_kind(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Page by page; other kinds are left alone."""
