@@ -286,6 +286,7 @@ class TestG6Words:
         world.error = RuntimeError("out of order")
         await world.read("user", "new")
         await page.locator("#search").fill("new")
+        await expect(page.locator(".entry-name")).to_have_count(1)
         await expect(page.locator("#entries .badge")).to_have_text("no copy, failing")
         note = page.locator("#entries .clamp")
         await expect(note).to_have_text(re.compile(r"^RuntimeError: out of order; next try in"))
@@ -294,10 +295,11 @@ class TestG6Words:
         """Cut in the middle: the end is on screen, whole."""
         await world.read("user", "n" * 300 + "-first", "n" * 300 + "-second")
         await page.locator("#search").fill("nnn")
+        await expect(page.locator(".entry-name")).to_have_count(2)
         for end in ("first", "second"):
             tail = page.locator(".entry-name .id span:last-child", has_text=end)
             box = await tail.bounding_box()
-            name = await page.locator(".entry-name", has=tail).bounding_box()
+            name = await page.locator(".entry-name", has_text=end).bounding_box()
             assert box is not None
             assert name is not None
             assert box["x"] + box["width"] <= name["x"] + name["width"]
