@@ -10,8 +10,8 @@ import * as topics from "./topics.js";
 const WORDS = {
   fine: ["ok", "Upstream well: a lookup takes 1 to 3 s."],
   slow: ["warn", "Upstream slow: 5 to 8 s. The site is not."],
-  failing: ["bad", "Upstream failing, with errors only. The site stays."],
-  down: ["bad", "Upstream down. The site stays, and says its age."],
+  failing: ["bad", "Upstream failing. The site stays."],
+  down: ["bad", "Upstream down. The site stays."],
 };
 const number = new Intl.NumberFormat("en").format;
 let events = null;
