@@ -28,6 +28,7 @@ from stillfresh.web.protocol import Protocol
 from stillfresh.web.replies import Problem, problem_reply
 from stillfresh.web.signing import Authority
 from stillfresh.web.site import page_cache_of, site_of
+from stillfresh.web.sockets import SocketProtocol
 
 __all__ = ["Server", "address", "bound", "gateway_of", "serve", "server_config"]
 
@@ -79,7 +80,7 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         finished(app),
         http=Protocol,
-        ws="websockets-sansio",
+        ws=SocketProtocol,
         ws_max_size=LONGEST_FRAME,
         ws_per_message_deflate=False,
         lifespan="on",
@@ -111,9 +112,11 @@ def finished(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, tell)
         except asyncio.CancelledError:
-            if scope["type"] != "http":
+            if scope["type"] == "lifespan":
                 raise
-            if not is_begun:  # else it is cut, which the client can tell
+            if (
+                scope["type"] == "http" and not is_begun
+            ):  # else it is cut, which the client can tell
                 ending = Problem(503, "ending", "The server ends", retry_after="5")
                 await problem_reply(ending).send(scope, tell)
 
