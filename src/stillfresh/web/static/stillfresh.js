@@ -9,6 +9,7 @@
 
 const LARGEST_MESSAGE = 50_000; // characters; the server takes more
 const STABLE_AFTER = 10_000; // milliseconds; a connection that lasts so long starts the pauses anew
+const MOST_WARNINGS = 100;
 const KEPT_ALIVE = 25; // seconds, until the server says otherwise
 const LONGEST_PATH = 2_000; // characters; the server refuses more
 const LONGEST_ID = 1_000; // likewise
@@ -30,6 +31,7 @@ export function watch(element, kind, id, render) {
 
 let current = null;
 let automatic = null;
+const warned = new Set();
 
 export class Client {
   #url;
@@ -52,7 +54,7 @@ export class Client {
   #topics = new Map(); // what is on screen: key -> Topic
   #sent = new Set(); // the keys that the server knows of
   #refused = new Set(); // keys that the server has no place for
-  #bad = new Set(); // keys that are no ids, also for the next connection
+  #bad = new Map(); // keys that are no ids, also for the next connection -> why
   #isFull = false;
   #isAnyGone = false; // something was taken out of the document
   #barred = new Set(); // kinds that a guest may not see
@@ -62,7 +64,7 @@ export class Client {
   #frame = null;
   #path = null;
   #told = null;
-  #warned = new Set();
+  #warned = new Map(); // kinds that there are not -> why
   #onScreen;
   #inDocument;
   #undo = [];
@@ -257,6 +259,9 @@ export class Client {
     if (before?.watching === `${kind}\n${id}`) return;
     before?.off();
     this.#bound.delete(element);
+    if (!kind && element.dataset.fresh) {
+      warn(`data-fresh="${element.dataset.fresh}": write it as kind:id`);
+    }
     if (kind) {
       const off = this.watch(element, kind, id, bindText);
       this.#bound.set(element, { watching: `${kind}\n${id}`, off });
@@ -344,7 +349,7 @@ export class Client {
       if (this.#sent.has(key) || this.#refused.has(key) || !this.#mayAsk(key, topic)) continue;
       const { kind, id, view } = topic;
       if (this.#sent.size >= most) {
-        waiting.push([kind, id]);
+        waiting.push(key);
         continue;
       }
       this.#sent.add(key);
@@ -354,37 +359,36 @@ export class Client {
     this.#isFull = waiting.length > 0;
     if (this.#isFull && !wasFull) {
       const message = `at most ${most} at once: ${waiting.length} wait for a place`;
+      warn(message);
       this.#emit("error", { type: "error", code: "too_many_subscriptions", message });
     }
+    this.#fault(waiting, `waits for a place: at most ${most} at once`);
     return items;
   }
 
   /** What the server would refuse is not sent: it closes on who makes mistake after mistake. */
-  #mayAsk(key, { kind, id }) {
-    if (!this.#isOpen(kind) || this.#bad.has(key)) return false;
-    if (isId(id)) return true;
-    remember(this.#bad, key);
+  #mayAsk(key, topic) {
+    if (!this.#isOpen(topic)) return false;
+    const { kind, id, watches } = topic;
     const message = `an id is text of 1 to ${LONGEST_ID} printable characters`;
-    this.#complain({ type: "error", code: "bad_id", message, kind, id });
+    if (isId(id) && !this.#bad.has(key)) return true;
+    fault(watches, this.#bad.get(key) ?? message);
+    if (!this.#bad.has(key)) {
+      remember(this.#bad, key, message);
+      warn(`data-fresh of ${kind}: ${message}`);
+      this.#emit("error", { type: "error", code: "bad_id", message, kind, id });
+    }
     return false;
   }
 
-  #complain(error) {
-    this.#mark(error);
-    this.#emit("error", error);
-  }
-
-  #mark({ kind, id, message }) {
-    for (const { element } of this.#topics.get(`${kind}\n${id}`)?.watches ?? []) {
-      element.dataset.error = message;
-    }
-  }
-
-  #isOpen(kind) {
-    if (this.#welcome.kinds.includes(kind)) return !this.#barred.has(kind);
+  #isOpen({ kind, watches }) {
+    const { kinds } = this.#welcome;
+    if (kinds.includes(kind)) return !this.#barred.has(kind);
+    const message = `no such kind: ${kind}`;
+    fault(watches, message);
     if (!this.#warned.has(kind)) {
-      remember(this.#warned, kind);
-      const message = `no such kind: ${kind}`;
+      remember(this.#warned, kind, message);
+      warn(`${message}; there are: ${kinds.join(", ") || "none"}`);
       this.#emit("error", { type: "error", code: "unknown_kind", message, kind });
     }
     return false;
@@ -576,12 +580,11 @@ export class Client {
     const items = error.items ?? (id === undefined ? [] : [[kind, id]]);
     const keys = items.map(([kind, id]) => `${kind}\n${id}`);
     if (code === "load_failed") {
-      this.#mark(error);
+      this.#fault(keys, error.message);
       return;
     }
     if (code === "bad_id") {
-      this.#mark(error);
-      for (const key of keys) remember(this.#bad, key);
+      for (const key of keys) remember(this.#bad, key, error.message);
     } else if (code === "too_many_subscriptions") {
       for (const key of keys) this.#refused.add(key); // until there may be a place
     } else if (kind !== undefined) {
@@ -591,7 +594,12 @@ export class Client {
       this.#answered();
     }
     for (const key of keys) this.#sent.delete(key);
+    this.#fault(keys, error.message);
     if (keys.length > 0) this.#flushSoon(); // for those that wait
+  }
+
+  #fault(keys, message) {
+    for (const key of keys) fault(this.#topics.get(key)?.watches ?? [], message);
   }
 
   #age() {
@@ -626,9 +634,9 @@ function isId(id) {
 
 const UNPRINTABLE = /(?! )[\p{C}\p{Z}]/u;
 
-function remember(some, it) {
-  some.add(it);
-  if (some.size > MOST_REMEMBERED) some.delete(some.values().next().value);
+function remember(some, key, why) {
+  some.set(key, why);
+  if (some.size > MOST_REMEMBERED) some.delete(some.keys().next().value);
 }
 
 function viewOf(message) {
@@ -663,21 +671,44 @@ function mark(element, view) {
   else element.dataset.error = view.error;
 }
 
+/** Why nothing is shown, for a stylesheet and who looks for it; the next view takes it away. */
+function fault(watches, message) {
+  for (const { element } of watches) element.dataset.error = message;
+}
+
+/** For who writes the page: a mistake in it, once. */
+function warn(message) {
+  if (warned.size < MOST_WARNINGS && !warned.has(message)) {
+    warned.add(message);
+    console.warn(`stillfresh: ${message}`);
+  }
+}
+
 /** As text: the fields that are named, or the whole value where none is. */
 function bindText(view, element) {
   const fields = [...element.querySelectorAll("[data-fresh-field]")].filter(
     (inner) => inner.parentElement.closest("[data-fresh]") === element,
   );
   if (element.hasAttribute("data-fresh-field")) fields.push(element);
-  for (const inner of fields) inner.textContent = textOf(view.value, inner.dataset.freshField);
+  for (const inner of fields) {
+    const path = inner.dataset.freshField;
+    const value = valueAt(view.value, path);
+    if (view.found && value === undefined) warn(`a view of ${view.kind} has no field ${path}`);
+    inner.textContent = textOf(value);
+  }
   if (fields.length === 0 && typeof view.value !== "object") element.textContent = view.value;
   else if (fields.length === 0 && !view.found) element.textContent = "";
 }
 
-function textOf(value, path) {
+/** What stands there; undefined if nothing does. */
+function valueAt(value, path) {
   for (const name of path === "" ? [] : path.split(".")) {
-    value = value !== null && Object.hasOwn(Object(value), name) ? value[name] : null;
+    value = value !== null && Object.hasOwn(Object(value), name) ? value[name] : undefined;
   }
+  return value;
+}
+
+function textOf(value) {
   return value === null || value === undefined || typeof value === "object" ? "" : String(value);
 }
 
