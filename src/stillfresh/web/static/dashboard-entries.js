@@ -258,7 +258,7 @@ export class Entries {
       element("dt", { textContent: name }),
       element("dd", { textContent: value }),
     ]));
-    const [title, text] = valueOf(told.value);
+    const [title, text] = valueOf(told.value, told.cache === "pages");
     put(byId("panel-value-title"), title);
     put(byId("panel-value"), text);
     byId("panel-value").hidden = !text;
@@ -319,7 +319,7 @@ function noteOf(entry, passed) {
     const left = (entry.retry_in ?? 0) - passed;
     return `${visible(entry.error ?? "")}${left > 0 ? `; next try in ${duration(left)}` : ""}`;
   }
-  if (entry.is_absent) return "does not exist upstream";
+  if (entry.is_absent) return entry.cache === "pages" ? "not shared: each visitor is sent their own" : "does not exist upstream";
   return entry.is_invalidated ? "invalidated" : "";
 }
 
@@ -354,7 +354,7 @@ function span(seconds) {
   return seconds ? duration(seconds) : "–";
 }
 
-function valueOf(value) {
+function valueOf(value, isPage) {
   switch (value?.kind) {
     case "json":
       return [`Value, ${bytes(value.size)}${value.is_cut ? ", its beginning" : ""}`, value.text];
@@ -366,7 +366,7 @@ function valueOf(value) {
     case "bytes":
       return [`Value: ${bytes(value.size)}, not shown`, ""];
     case "absent":
-      return ["Value: upstream says that it does not exist", ""];
+      return [isPage ? "Not shared: each visitor is sent their own" : "Value: upstream says that it does not exist", ""];
     default:
       return ["No value", ""];
   }
