@@ -71,7 +71,7 @@ class TestG5PutBack:
         await page.evaluate(
             """async () => {
                 const element = document.querySelector("b");
-                await new Promise(requestAnimationFrame);
+                await new Promise((done) => setTimeout(done));
                 element.remove();
                 await Promise.resolve().then(() => null).then(() => null);
                 await new Promise(requestAnimationFrame);
