@@ -20,11 +20,10 @@ from stillfresh.engine.rules import (
     Fail,
     Load,
     Serve,
-    fresh_until,
-    is_due,
     plan_read,
-    refresh_at,
+    refresh_times,
     verdict_of,
+    watched_until,
 )
 from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.tower import Tower
@@ -133,13 +132,13 @@ class Core(Generic[K, V]):
         entry.hits += 1
         return entry.answer
 
-    async def known(self, keys: Iterable[K]) -> dict[K, Outcome[V]]:
+    async def known(self, keys: Iterable[K], unread: set[K] | None = None) -> dict[K, Outcome[V]]:
         """What can be said of each without a load; a key that needs one is left out."""
         runtime = await self.ready()
         now = runtime.clock()
         found: dict[K, Outcome[V]] = {}
         texts = self._unheld(keys, now, found)
-        records = await self._records(runtime, texts) if texts else {}
+        records = await self._records(runtime, texts, unread) if texts else {}
         for key, id_ in texts.items():
             match plan_read(records.get(id_, NOTHING), now):
                 case Serve() as plan if answer := self.shelf.serve(key, plan, now):
@@ -177,7 +176,8 @@ class Core(Generic[K, V]):
         texts = {key: self._text(key) for key in keys}
         records, now = await self._records(runtime, texts), runtime.clock()
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
-        stale = [key for key, id_ in texts.items() if is_due(records.get(id_, NOTHING), now)]
+        times = refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
+        stale = [key for key, at in times.items() if at <= now]
         for key in stale:
             self._tower.join(key, texts[key], records.get(texts[key], NOTHING), waiter)
         await self._tower.wait(waiter, stale)
@@ -188,7 +188,7 @@ class Core(Generic[K, V]):
         runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
         records, now = await self._records(runtime, texts), runtime.clock()
-        return {key: refresh_at(records.get(id_, NOTHING), now) for key, id_ in texts.items()}
+        return refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
 
     def check(self, keys: Iterable[K]) -> None:
         for key in keys:
@@ -199,7 +199,8 @@ class Core(Generic[K, V]):
             raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
     def _on_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
-        self.watcher.landed(key, answer, fresh_until(copy), self.shelf.now())
+        stale_at = watched_until(copy, self.spec.terms)
+        self.watcher.landed(key, answer, stale_at, self.shelf.now())
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""
@@ -292,8 +293,10 @@ class Core(Generic[K, V]):
         if self._runtime is not runtime:
             raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
-    async def _records(self, runtime: Runtime, texts: Mapping[K, str]) -> dict[str, Record]:
-        """What the store has (values that memory holds left out); or memory, if it is away (S5)."""
+    async def _records(
+        self, runtime: Runtime, texts: Mapping[K, str], unread: set[K] | None = None
+    ) -> dict[str, Record]:
+        """What the store has (but values in memory); or memory, if it is away: `unread` (S5)."""
         entries = self.shelf.front.entries
         held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
         known = {id_: copy.generation for id_, copy in held.items()}
@@ -305,6 +308,8 @@ class Core(Generic[K, V]):
         except StoreError:
             self._check_open(runtime)
             self.shelf.meter.store_errors += 1
+            if unread is not None:
+                unread.update(texts)
             return {id_: Record(copy) for id_, copy in held.items()}
 
     async def _read(
