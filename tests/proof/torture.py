@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torture_crowd import PATIENCE, Crowd, faults_of
 from torture_stages import STAGES, NotHere, Stage
-from torture_worker import FRESH_FOR, KEYS, KIND
+from torture_worker import FRESH_FOR, KIND
 from witness import Event, Log, MovedClock, events_of
 
 from stillfresh.stores.urls import store_for
@@ -83,17 +83,17 @@ def await_work(reader: Reader, pids: set[int], since: float) -> bool:
     return False
 
 
-async def found(url: str, clock: MovedClock) -> list[Event]:
+async def found(stage: Stage, clock: MovedClock) -> list[Event]:
     """What the store has of each key, seen from outside."""
-    store = store_for(url, clock)
+    store = store_for(stage.url, clock)
     await store.open()
     try:
         at = time.monotonic()
-        records = await store.read(KIND, KEYS)
+        records = await store.read(KIND, stage.keys)
     finally:
         await store.close()
     copies = {key: record.copy for key, record in records.items()}
-    tokens = {key: copy.generation if (copy := copies.get(key)) else "" for key in KEYS}
+    tokens = {key: copy.generation if (copy := copies.get(key)) else "" for key in stage.keys}
     return [Event("found", at, key=key, lease=token) for key, token in tokens.items()]
 
 
@@ -153,7 +153,7 @@ class Run:
 
     def _look_into_the_store(self) -> None:
         clock = MovedClock(self._crowd.clock)
-        self._log.tell(*asyncio.run(found(self._stage.url, clock)))
+        self._log.tell(*asyncio.run(found(self._stage, clock)))
 
     def _judge(self) -> None:
         self._reader.look()

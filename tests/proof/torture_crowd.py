@@ -3,21 +3,24 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Final
 
+import torture_worker
 from torture_stages import Fault, Stage, lasting
 from torture_worker import LEASE_FOR
 from witness import Event, Log, move_clock
 
 __all__ = ["PATIENCE", "Crowd", "faults_of"]
 
-WORKER: Final = Path(__file__).with_name("torture_worker.py")
+FORKS: Final = get_context("forkserver")
+FORKS.set_forkserver_preload(["stillfresh.stores.dynamodb.store", "stillfresh.stores.redis"])
+"""The libraries are imported once, and the workers forked from there."""
 PATIENCE: Final = 60.0
 """Seconds until everybody must work again after a fault, or have ended when told to."""
 MOVES: Final = (3600.0, -2.0, -20.0, 0.7)
@@ -30,61 +33,51 @@ class Crowd:
         self._stage = stage
         self._folder = folder
         self._dice = random.Random(seed)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ForkServerProcess] = []
         self._complaints = folder / "complaints"
         self.clock = folder / "clock"
         self.log = folder / "log"
+        self._complaints.touch()
         move_clock(self.clock, 0.0)
 
     def start(self, count: int) -> None:
         for _ in range(count):
-            arguments = (self._stage.url, self.log, self.clock, self._dice.random())
-            with self._complaints.open("ab") as complaints:
-                process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-W",
-                        "error",
-                        WORKER,
-                        *map(str, (*arguments, self._stage.pace)),
-                    ],
-                    env=self._environment(),
-                    stderr=complaints,
-                )
+            world = (self._stage.url, self.log, self.clock, self._complaints, dict(os.environ))
+            own = (self._stage.keys, self._dice.random(), self._stage.pace)
+            process = FORKS.Process(target=torture_worker.main, args=(*world, *own))
+            process.start()
             self._processes.append(process)
-
-    def _environment(self) -> dict[str, str]:
-        paths = os.pathsep.join([str(WORKER.parent), *sys.path])
-        return {**self._stage.environment, "PYTHONPATH": paths}
 
     @property
     def pids(self) -> set[int]:
-        return {process.pid for process in self._processes}
+        return {process.pid for process in self._processes if process.pid is not None}
 
     def kill(self, count: int) -> None:
         """`kill -9`, wherever they are; others take their place."""
         for process in self._dice.sample(self._processes, count):
             process.kill()
-            process.wait(PATIENCE)
+            process.join(PATIENCE)
             self._processes.remove(process)
             self.start(1)
 
-    def some(self) -> subprocess.Popen[bytes]:
+    def some(self) -> ForkServerProcess:
         return self._dice.choice(self._processes)
 
     def finish(self) -> list[str]:
         """Each is told to end, and ends; what they complained of."""
         for process in self._processes:
             process.terminate()
-        codes = [process.wait(PATIENCE) for process in self._processes]
-        self._processes.clear()
+        for process in self._processes:
+            process.join(PATIENCE)
+        codes = [process.exitcode for process in self._processes]
         said = [line for line in self._complaints.read_text().splitlines() if is_complaint(line)]
-        return [f"ended with {code}" for code in codes if code] + said
+        return [f"a process ended with {code}" for code in codes if code != 0] + said
 
     def end(self) -> None:
         for process in self._processes:
             process.kill()
-            process.wait(PATIENCE)
+            process.join(PATIENCE)
+            process.close()
 
 
 def is_complaint(line: str) -> bool:
@@ -97,13 +90,14 @@ def faults_of(stage: Stage, crowd: Crowd, workers: int, log: Log) -> dict[str, F
 
     @contextmanager
     def paused(dice: random.Random) -> Iterator[None]:
-        process = crowd.some()
-        process.send_signal(signal.SIGSTOP)
+        pid = crowd.some().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
         try:
             time.sleep(dice.uniform(1.5, 3) * LEASE_FOR)
             yield
         finally:
-            process.send_signal(signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
 
     @contextmanager
     def moved(dice: random.Random) -> Iterator[None]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
+from unittest.mock import patch
 
 from valkey_server import Server, binary_of
 
@@ -32,17 +33,12 @@ class Stage:
     """A store's address and the faults that are its own."""
 
     def __init__(
-        self,
-        url: str,
-        faults: Mapping[str, Fault],
-        *,
-        pace: float = 0.004,
-        environment: Mapping[str, str] | None = None,
+        self, url: str, faults: Mapping[str, Fault], *, keys: int = 32, pace: float = 0.004
     ) -> None:
         self.url = url
+        self.keys = tuple(f"sku-{number}" for number in range(keys))
         self.faults = dict(faults)
         self.pace = pace
-        self.environment = {**os.environ, **(environment or {})}
 
 
 @contextmanager
@@ -176,8 +172,8 @@ def dynamodb(folder: Path) -> Iterator[Stage]:
         }
         if is_small:
             faults["a full disk"] = lasting(lambda: filled(disk), roomy, 1.0, 2.0)
-        environment = aws_servers.ENVIRONMENT
-        yield Stage(aws.address(aws.new_table()), faults, pace=0.03, environment=environment)
+        stack.enter_context(patch.dict(os.environ, aws_servers.ENVIRONMENT))
+        yield Stage(aws.address(aws.new_table()), faults, keys=8, pace=0.02)
 
 
 STAGES: Final = {"sqlite": sqlite, "valkey": valkey, "dynamodb": dynamodb}

@@ -1,4 +1,4 @@
-"""One of several processes under load on one store: `URL LOG CLOCK SEED PACE` (T4).
+"""One of several processes under load on one store (T4).
 
 Visitors read and now and then invalidate, and the log is told what they were served. Ends cleanly
 when it is told to by SIGTERM; everything else is done to it.
@@ -11,7 +11,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,20 +23,23 @@ from stillfresh.engine.resource import Resource
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
 
-__all__ = ["FRESH_FOR", "KEYS", "KIND", "LEASE_FOR"]
+__all__ = ["FRESH_FOR", "KIND", "LEASE_FOR", "main"]
 
 KIND: Final = "price"
-KEYS: Final = tuple(f"sku-{number}" for number in range(32))
 FRESH_FOR: Final = 1.0
 LEASE_FOR: Final = 1.0
 VISITORS: Final = 4
+MANY: Final = 6
 LONGEST_LOAD: Final = 0.06
 
 
 class Life:
     """What one process does, from its start to its end."""
 
-    def __init__(self, url: str, log: Log, clock: MovedClock, seed: str) -> None:
+    def __init__(
+        self, url: str, log: Log, clock: MovedClock, keys: Sequence[str], seed: float
+    ) -> None:
+        self._keys = keys
         self._log = log
         self._clock = clock
         self._dice = random.Random(seed)
@@ -81,11 +85,11 @@ class Life:
         while not self._stop.is_set():
             fate = self._dice.random()
             if fate < 0.02:
-                await self._invalidate(self._dice.choice(KEYS))
+                await self._invalidate(self._dice.choice(self._keys))
             elif fate < 0.1:
-                await self._read(self._dice.sample(KEYS, 6))
+                await self._read(self._dice.sample(self._keys, MANY))
             else:
-                await self._read([self._dice.choice(KEYS)])
+                await self._read([self._dice.choice(self._keys)])
             await asyncio.sleep(self._dice.random() * 2 * pace)
 
     async def _invalidate(self, key: str) -> None:
@@ -126,9 +130,25 @@ class Life:
         return dict(await self._prices.get_many(keys))
 
 
-async def main(url: str, log: str, clock: str, seed: str, pace: str) -> None:
-    await Life(url, Log(Path(log)), MovedClock(Path(clock)), seed).live(float(pace))
+def main(
+    url: str,
+    log: Path,
+    clock: Path,
+    complaints: Path,
+    environment: dict[str, str],
+    keys: Sequence[str],
+    seed: float,
+    pace: float,
+) -> None:
+    """In a process of its own; what it complains of goes to a file."""
+    os.environ.update(environment)
+    warnings.simplefilter("error")
+    with complaints.open("ab") as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    asyncio.run(lived(url, Log(log), MovedClock(clock), keys, seed, pace))
 
 
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+async def lived(
+    url: str, log: Log, clock: MovedClock, keys: Sequence[str], seed: float, pace: float
+) -> None:
+    await Life(url, log, clock, keys, seed).live(pace)

@@ -87,7 +87,7 @@ class Answers(Generic[K, V]):
     def landed(
         self, key: K, copy: Copy, value: V | None, verdict: Verdict, now: float, *, stored: bool
     ) -> None:
-        """Keep what was just published; what could not be, for a moment, and no longer than fresh."""
+        """Keep what was just published; what could not be, for a moment, while it is fresh."""
         kept = self.made(copy, value, verdict, self._kept_origin)
         if stored:
             self._keep(key, kept, Serve(copy, verdict), now)
