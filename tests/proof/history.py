@@ -12,6 +12,8 @@ from typing import Final
 
 from witness import Event
 
+from stillfresh.freshness import MAX_SKEW
+
 __all__ = ["CHECKS", "History", "violations"]
 
 NEVER: Final = float("inf")
@@ -120,6 +122,9 @@ def ages(history: History) -> Iterator[str]:
         old = event.wall - event.fetched_at >= history.fresh_for
         if event.verdict == "fresh" and old and not history.moved(event.at, event.ended):
             yield f"{event.key}: {event.load} was fresh at {event.wall - event.fetched_at:.2f} s"
+        ahead = event.fetched_at - event.wall > MAX_SKEW and not event.blind
+        if event.verdict == "fresh" and ahead and not history.moved(event.at - 1, event.ended):
+            yield f"{event.key}: {event.load} was fresh, from the future"
         if event.fetched_at > load.wall + GRAIN and not history.moved(load.at - 5, load.at):
             yield f"{event.key}: {event.load} was said to be newer than its load"
 

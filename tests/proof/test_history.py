@@ -74,6 +74,13 @@ class TestT4History:
         )
         assert broken([*GOOD, newer]) == {"fresh for its time, never newer than it is"}
 
+    def test_a_value_from_the_future_is_noticed(self) -> None:
+        """The clock was set back: what came before is not fresh."""
+        ahead = Event(
+            "served", 5.0, 5.1, key="a", load="one", wall=90.0, verdict="fresh", fetched_at=100.0
+        )
+        assert broken([*GOOD, ahead]) == {"fresh for its time, never newer than it is"}
+
     @pytest.mark.parametrize(
         "events",
         [
