@@ -1,12 +1,13 @@
 """What a hostile reading of the engine found, each kept as a test: E3, E5, E6, E8, E9."""
 
 import asyncio
+import gc
 from typing import Any
 
 from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until
 from store_kit import SteppedStore, cache_on
 
-from stillfresh import Cache, Resource, Verdict
+from stillfresh import Answer, Cache, LoadFailed, NotOpen, Resource, Verdict
 from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -135,3 +136,69 @@ class TestE5StoreAway:
             store.broken = {"read", "acquire", "publish"}
             sleeper.wake()
             assert (await task).value == Price("a", 1)
+
+    async def test_two_values_that_could_not_be_stored_are_not_taken_for_one(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Found by simulation: who read the first, and had its copy in hand while the second came
+        (which said that there is none), was told that it is there, without a value.
+        """
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            store.broken = {"acquire", "publish"}
+            await prices.get("a")
+            clock.advance(2)
+            upstream.hold()
+            upstream.absent = {"a"}
+            renewing = asyncio.create_task(prices.refresh("a"))
+            await upstream.asked.wait()
+            store.hold("read")
+            reading = asyncio.create_task(prices.get("a"))
+            await store.reached("read")
+            upstream.let_go()
+            await renewing
+            store.broken |= {"read"}
+            store.let_go("read")
+            answer = await reading
+            assert (answer.found, answer.value) in [(True, Price("a", 1)), (False, None)]
+
+
+class TestE13Closed:
+    async def test_who_reads_while_the_store_fails_and_the_cache_closes_does_not_wait_for_ever(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Found by simulation: closed between the store's failure and who hears of it."""
+        for later in range(12):
+            store = SteppedStore(MemoryStore(clock=clock))
+            cache = cache_on(store, clock, sleeper)
+            prices = declare(cache, upstream)
+            await cache.open()
+            store.hold("read")
+            reading = asyncio.create_task(outcome(prices.get("a")))
+            await store.reached("read")
+            store.broken = {"read"}
+            store.let_go("read")
+            await turns(later)
+            await cache.close()
+            async with asyncio.timeout(10):
+                assert isinstance(await reading, Answer | NotOpen | LoadFailed)
+
+    async def test_a_store_that_cannot_be_opened_for_nobody_is_not_complained_of(
+        self, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """Whoever had opened the cache was cancelled before the store refused."""
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
+        store = SteppedStore(MemoryStore(clock=clock))
+        store.broken = {"open"}
+        store.hold("open")
+        opening = asyncio.create_task(cache_on(store, clock, sleeper).open())
+        await store.reached("open")
+        opening.cancel()
+        await asyncio.wait([opening])
+        del opening
+        store.let_go("open")
+        await turns()
+        gc.collect()
+        assert complaints == []

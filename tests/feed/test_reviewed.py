@@ -1,6 +1,7 @@
 """What a reviewer tried to break, rule by rule."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Sequence
 from datetime import date
@@ -634,3 +635,29 @@ class TestF7Reviewed:
         await engine.get_all()
         await heard.wait()
         await engine.close()
+
+
+class TestF10GivenUp:
+    async def test_a_write_that_fails_for_nobody_is_not_complained_of(
+        self, engine: FeedEngine
+    ) -> None:
+        """Found by simulation: whoever had asked for it was cancelled before the disk was full."""
+        complaints: list[dict[str, Any]] = []
+        loop, may_fail = asyncio.get_running_loop(), threading.Event()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+
+        def job(_: object) -> None:
+            may_fail.wait(10)
+            raise StoreError("the disk is full")
+
+        writing = asyncio.create_task(engine._store.run(job))
+        await turns()
+        writing.cancel()
+        await asyncio.wait([writing])
+        del writing
+        may_fail.set()
+        for _ in range(2):  # until the writer's thread has let go of it
+            await engine._store.stats()
+            await turns()
+        gc.collect()
+        assert complaints == []

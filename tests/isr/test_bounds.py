@@ -27,6 +27,26 @@ class TestI13Seats:
         assert seats.has("a", 2.0 + UNUSED_FOR)
         assert not seats.has("b", 2.5 + UNUSED_FOR)
 
+    def test_who_is_asked_for_clearly_more_often_gets_the_seat(self) -> None:
+        """Names that are repeated just to hold their seats keep out nobody who has visitors."""
+        seats = Seats(10)
+        now = 0.0
+        for _ in range(5):
+            for number in range(10):
+                now += 40.0
+                assert seats.has(f"made up {number}", now)
+        tries = [seats.has("real", now + second) for second in range(10)]
+        assert not any(tries[:2])
+        assert all(tries[6:])
+
+    def test_names_that_are_made_up_once_push_out_nobody(self) -> None:
+        """However many they are, and however quiet the others."""
+        seats = Seats(3)
+        assert all(seats.has(f"real {number}", 0.0) for number in range(3))
+        assert not any(seats.has(f"made up {number}", number / 10) for number in range(5_000))
+        assert all(seats.has(f"real {number}", UNUSED_FOR - 1) for number in range(3))
+        assert len(seats._waiting) <= 3
+
     def test_what_the_seats_are_of_is_bounded_too(self) -> None:
         """Who was asked for longest ago is forgotten first."""
         rooms = SeatsOf(1, most=2)
@@ -83,6 +103,45 @@ class TestI13Bounds:
         clock.advance(UNUSED_FOR)
         await visit(headers=real)
         assert "hit" in (await visit(headers=real)).headers["cache-status"]
+
+    async def test_a_page_that_is_asked_for_keeps_its_places(
+        self,
+        pages: PageCache,
+        site: Site,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Also where every visit is a hit by the short way."""
+        monkeypatch.setattr("stillfresh.isr.asgi.MAX_HOSTS", 2)
+        routes = {"/blog/*": Route("1h", query=None)}
+        visit = in_front(site, pages, routes=routes, max_queries=2)
+        real = {"host": "real.example"}
+        for host in ("real.example", "other.example"):
+            for query in ("1", "2"):
+                await visit(f"/blog/a?q={query}", headers={"host": host})
+        for _ in range(15):
+            clock.advance(60)
+            for query in ("1", "2"):
+                answer = await visit(f"/blog/a?q={query}", headers=real)
+                assert "hit" in answer.headers["cache-status"]
+            await visit("/blog/b", headers={"host": "other.example"})
+        for query in ("3", "4"):
+            passed = await visit(f"/blog/a?q={query}", headers=real)
+            assert "bypass" in passed.headers["cache-status"]
+        assert "cache-status" not in (await visit("/blog/a", headers={"host": "new"})).headers
+        await visit("/blog/c", headers=real)
+        assert "hit" in (await visit("/blog/c", headers=real)).headers["cache-status"]
+
+    async def test_a_host_that_is_named_always_has_room(
+        self, pages: PageCache, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those that a pattern allows share the places."""
+        monkeypatch.setattr("stillfresh.isr.asgi.MAX_HOSTS", 1)
+        visit = in_front(site, pages, hosts=["*.example.com", "example.com"])
+        for number in range(3):
+            await visit(headers={"host": f"{number}.example.com"})
+        await visit(headers={"host": "example.com"})
+        assert "hit" in (await visit(headers={"host": "example.com"})).headers["cache-status"]
 
     async def test_made_up_queries_do_not_fill_the_store(
         self, pages: PageCache, site: Site, clock: ManualClock

@@ -80,6 +80,7 @@ class TestI14Outdated:
         site.says(f"Cache-Control: {says}", 'ETag: "v1"')
         site.validates = True
         await pages.purge("/pricing")
+        visit = as_it_says(site, pages)
         before = site.renders
         assert len({(await visit()).text for _ in range(3)}) == 1
         assert site.renders == before + 3

@@ -399,7 +399,7 @@ class TestI14Validation:
             'etag: "v1"', "content-type: text/plain", "date: b", "cache-control: max-age=9"
         )
         assert is_refresh(stored, answer)
-        assert refreshed(stored, answer) == raw(
+        assert refreshed(stored, answer, NOW) == raw(
             "content-type: text/html",
             "x-old: 1",
             'etag: "v1"',

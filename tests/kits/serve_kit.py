@@ -76,6 +76,64 @@ class Proxy:
         return answer
 
 
+class KeptSite:
+    """A site that keeps its connections: bytes are answered with bytes; None: with nothing."""
+
+    def __init__(self, stack: ExitStack, answers: Callable[[bytes], bytes | None]) -> None:
+        self._answers = answers
+        self.asked: list[bytes] = []
+        self.open = 0
+        self.changed = threading.Condition()
+        self._site = socket.create_server(("127.0.0.1", 0), backlog=500)
+        self.url = f"http://127.0.0.1:{self._site.getsockname()[1]}"
+        stack.callback(self._site.close)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def until(self, holds: Callable[[], bool]) -> bool:
+        """Whether it came to be so in time."""
+        with self.changed:
+            return self.changed.wait_for(holds, timeout=20)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
+                connection, _ = self._site.accept()
+                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        self._count(1)
+        with connection, contextlib.suppress(OSError):
+            while request := _one_request(connection):
+                with self.changed:
+                    self.asked.append(request)
+                    self.changed.notify_all()
+                if (answer := self._answers(request)) is not None:
+                    connection.sendall(answer)
+        self._count(-1)
+
+    def _count(self, by: int) -> None:
+        with self.changed:
+            self.open += by
+            self.changed.notify_all()
+
+
+def _one_request(connection: socket.socket) -> bytes:
+    """A head and its body, by length or in chunks; empty: the connection is over."""
+    request = b""
+    while b"\r\n\r\n" not in request:
+        if not (part := connection.recv(65_536)):
+            return b""
+        request += part
+    head, _, body = request.partition(b"\r\n\r\n")
+    found = re.search(rb"(?i)content-length: *(\d+)", head)
+    while found and len(body) < int(found[1]) and (part := connection.recv(65_536)):
+        body += part
+    is_chunked = b"transfer-encoding: chunked" in head.lower()
+    while is_chunked and not body.endswith(b"0\r\n\r\n") and (part := connection.recv(65_536)):
+        body += part
+    return head + b"\r\n\r\n" + body
+
+
 def raw_site(stack: ExitStack, answers: Callable[[bytes], bytes]) -> str:
     """A site that answers a request's bytes with bytes, and closes; its address."""
     site = socket.create_server(("127.0.0.1", 0))

@@ -1,7 +1,9 @@
 """The service: its order, its index, its events, its endpoint (W12)."""
 
 import asyncio
+import gc
 import random
+import threading
 from collections.abc import AsyncIterator
 from itertools import product
 from pathlib import Path
@@ -268,6 +270,24 @@ class TestW12Refused:
         with pytest.raises(GameError, match="no game 'nowhere'"):
             await games.move("nowhere", "me")
         assert (games.view("g"), told) == (before, [])
+
+    async def test_a_refusal_that_nobody_waits_for_is_not_complained_of(self, games: Games) -> None:
+        """Whoever had moved was cancelled before the refusal came."""
+        complaints: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
+        assert games._thread is not None
+        may_go_on = threading.Event()
+        games._thread.submit(may_go_on.wait, 10)
+        moving = asyncio.create_task(games.move("nowhere", "me"))
+        await asyncio.sleep(0)
+        moving.cancel()
+        await asyncio.wait([moving])
+        del moving
+        may_go_on.set()
+        await games.start("g", [ME, YOU])
+        await asyncio.sleep(0)
+        gc.collect()
+        assert complaints == []
 
     async def test_a_game_that_is_over_is_over(self, games: Games) -> None:
         """No move, no second end."""

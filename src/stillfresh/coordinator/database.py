@@ -18,6 +18,7 @@ import msgspec
 
 from stillfresh.coordinator.rules import overtaken
 from stillfresh.engine.keys import checked_kind
+from stillfresh.engine.tasks import looked_at
 from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import by_header
 
@@ -110,7 +111,7 @@ class Database(SqliteFile):
             return
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(super().open())
-            self._opening.add_done_callback(_looked_at)
+            self._opening.add_done_callback(looked_at)
         await asyncio.shield(self._opening)
 
     async def close(self) -> None:
@@ -223,12 +224,6 @@ class Database(SqliteFile):
             if following is None:
                 return dropped
             start = following
-
-
-def _looked_at(opening: "asyncio.Task[None]") -> None:
-    """Why it could not be opened is told to who waits, if anybody does."""
-    if not opening.cancelled():
-        opening.exception()
 
 
 def decoded(data: Any) -> Any:  # noqa: ANN401 (what is in the file, what JSON can say)

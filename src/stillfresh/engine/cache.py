@@ -21,7 +21,7 @@ from stillfresh.engine.model import Loaded
 from stillfresh.engine.options import spec_of
 from stillfresh.engine.resource import Function, Resource
 from stillfresh.engine.spec import Runtime, Spec
-from stillfresh.engine.tasks import Tasks
+from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.engine.upkeep import evict_now_and_then
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores.contract import Store
@@ -183,6 +183,7 @@ class Cache:
             raise NotOpen("this cache is closed; open it again with async with, or open()")
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(looked_at)
         return await asyncio.shield(self._opening)
 
     @property
@@ -262,8 +263,7 @@ class Cache:
 
     async def evict(self) -> int:
         """Drop from the store what nobody can be served any more; return how many."""
-        runtime = await self.runtime()
-        return await runtime.store.evict(self.clock())
+        return await (await self.runtime()).store.evict(self.clock())
 
     @property
     def cores(self) -> Mapping[str, Core[Any, Any]]:
@@ -327,16 +327,20 @@ class Cache:
         return name
 
     def declare(
-        self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
+        self,
+        spec: Spec[H, V],
+        text: Callable[[H], str],
+        key: Callable[[str], H],
+        private: bool = False,
     ) -> Core[H, V]:
-        """For systems on the engine: keys of any kind, which may carry what loading them needs."""
+        """For systems on the engine: keys may carry what loading needs; `private`: our store."""
         answers: Answers[H, V] = Answers(
             spec.kind,
             spec.codec,
             self.clock,
             max_entries=spec.max_entries,
             memory_for=spec.memory_for,
-            private=self._private,
+            private=self._private or private,
             light=spec.light,
         )
         core = Core(spec, self, answers, text=text, key=key)

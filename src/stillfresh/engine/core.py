@@ -304,6 +304,7 @@ class Core(Generic[K, V]):
                 return runtime.read_now(self.spec.kind, ids, known)
             return await self._read(runtime, texts, ids, known)
         except StoreError:
+            self._check_open(runtime)
             self.shelf.meter.store_errors += 1
             return {id_: Record(copy) for id_, copy in held.items()}
 

@@ -6,6 +6,7 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -14,9 +15,10 @@ from msgspec import Struct
 from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Loaded, RetryAfter
-from stillfresh.engine.results import ABSENT, error_text, results_of
+from stillfresh.engine.results import ABSENT, UNKEPT, error_text, results_of
 from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait
 from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Newer, Record
@@ -42,6 +44,8 @@ class Landing(Struct, Generic[V], frozen=True):
     value: V | None = None
     failure: Failure | None = None
     error: LoadFailed | None = None
+    is_kept: bool = True
+    """False: told to those who wait, and not published."""
 
 
 class Land(Protocol[K, V]):
@@ -198,7 +202,7 @@ class Loader(Generic[K, V]):
         finally:
             guard.cancel()
             load.cancel()
-            load.add_done_callback(_looked_at)
+            load.add_done_callback(looked_at)
         return self._results(keys, load)
 
     def _results(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
@@ -231,12 +235,13 @@ class Loader(Generic[K, V]):
         if isinstance(result, BaseException):
             return self._failed(flight, result)
         self._meter.failing.ended(flight.id)
-        generation = lease.token if lease is not None else ""
+        generation = lease.token if lease is not None else uuid.uuid4().hex
         terms = self._spec.terms
-        if result is ABSENT:
+        if result is ABSENT or result is UNKEPT:
             self._meter.absent += 1
             gone = Policy(terms.absent_for, terms.absent_stale_for)
-            return Landing(Copy(generation, sent, gone, None))
+            is_kept = result is ABSENT or flight.seen is not None
+            return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
         own = own_policy(terms, result) if isinstance(result, Loaded) else None
         raw: Any = result.value if isinstance(result, Loaded) else result
         policy = jittered(terms, self._runtime.dice(), own)
@@ -273,17 +278,19 @@ class Loader(Generic[K, V]):
         for flight in flights:
             flight.sent = True
         copies = {
-            id_: (lease, copy) for id_, lease in leases.items() if (copy := landings[id_].copy)
+            id_: (lease, copy)
+            for id_, lease in leases.items()
+            if (copy := landings[id_].copy) and landings[id_].is_kept
         }
         superseded, stored = await self._publish(copies)
         failures = {id_: it.failure for id_, it in landings.items() if it.failure is not None}
-        unpublished = failures.keys() if stored else landings.keys()
-        await self._release([leases[id_] for id_ in unpublished if id_ in leases], failures)
+        published = copies.keys() if stored else ()
+        await self._release([it for id_, it in leases.items() if id_ not in published], failures)
         for flight in flights:
             self._land(
                 flight,
                 landings[flight.id],
-                stored=stored and flight.id in leases,
+                stored=flight.id in published,
                 superseded=flight.id in superseded,
             )
 
@@ -315,9 +322,3 @@ class Loader(Generic[K, V]):
         errors = [it.error for it in landings.values() if it.error is not None]
         if errors:
             logger.warning("%d of %d failed; the first: %s", len(errors), len(landings), errors[0])
-
-
-def _looked_at(load: "asyncio.Task[Any]") -> None:
-    """Whatever a load that was given up still says is nobody's news."""
-    if not load.cancelled():
-        load.exception()

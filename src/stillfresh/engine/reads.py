@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from stillfresh.engine.spec import Runtime
+from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import NotOpen
 from stillfresh.stores.contract import Record
 
@@ -60,6 +61,7 @@ class Reads:
         if self._next is None:
             question = Question()
             task = self._runtime.spawn(self._ask(question), self._runtime.context)
+            task.add_done_callback(looked_at)
             self._next = question, task
         question, task = self._next
         question.add(ids, known)

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from stillfresh.errors import LoadFailed
 
-__all__ = ["ABSENT", "Absent", "error_text", "results_of"]
+__all__ = ["ABSENT", "UNKEPT", "Absent", "error_text", "results_of"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -18,9 +18,12 @@ class Absent(Enum):
     """The upstream answered, and it has no such thing."""
 
     ABSENT = 0
+    UNKEPT = 1
+    """The same, and not worth a row in the store, unless there is one."""
 
 
 ABSENT: Final = Absent.ABSENT
+UNKEPT: Final = Absent.UNKEPT
 
 
 def results_of(kind: str, keys: Sequence[K], answer: object) -> dict[K, object]:

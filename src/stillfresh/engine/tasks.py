@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
 
-__all__ = ["Tasks"]
+__all__ = ["Tasks", "looked_at"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,3 +47,9 @@ def _kept(
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
+
+
+def looked_at(done: "asyncio.Future[Any]") -> None:
+    """A done-callback: a failure that all who waited have given up on is nobody's news."""
+    if not done.cancelled():
+        done.exception()

@@ -13,6 +13,7 @@ import apsw
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
+from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed import leases, steps, upkeep
 from stillfresh.feed.cache import FeedCache
@@ -243,4 +244,5 @@ class FeedStore:
             self._room.release()
             raise StoreError("the feed cache is closed") from exc
         done.add_done_callback(lambda _: self._room.release())
+        done.add_done_callback(looked_at)
         return await asyncio.shield(done)

@@ -4,13 +4,13 @@ Decides nothing: `rules_routes` says which requests it is for, `PageCache` finds
 `responses` sends it. A hit that memory can answer is a lookup and two sends, written out here.
 """
 
-import asyncio
 from collections.abc import Collection
 from typing import Any, Final
 
 from stillfresh.engine.front import Entry
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
+from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
 from stillfresh.freshness import Verdict
+from stillfresh.isr.changes import Changes
 from stillfresh.isr.lifespan import Lifespan
 from stillfresh.isr.model import PageKey, Stored
 from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
@@ -20,8 +20,8 @@ from stillfresh.isr.rules_bounds import Seats
 from stillfresh.isr.rules_fields import values
 from stillfresh.isr.rules_headers import cache_status
 from stillfresh.isr.rules_pages import age_at, too_busy, ttl_at
-from stillfresh.isr.rules_routes import Place, RoutesLike, Scope, Site
-from stillfresh.isr.visits import Found, Unavailable, Visits
+from stillfresh.isr.rules_routes import RoutesLike, Scope, Site, Visit
+from stillfresh.isr.visits import Found, Seat, Unavailable, Visits
 
 __all__ = ["IsrMiddleware"]
 
@@ -71,9 +71,10 @@ class IsrMiddleware:
         limits = {"max_variants": max_variants, "max_queries": max_queries}
         self._visits = Visits(pages, self._renderer, **limits)
         self._lifespan = Lifespan(app, self._open, self._close)
+        self._changes = Changes(pages, self._lifespan.warn)
         self._clock = pages.clock
         self._hosts = Seats(MAX_HOSTS)
-        self._hot: dict[tuple[Any, ...], tuple[PageKey, Entry[PageKey, Stored]]] = {}
+        self._hot: dict[tuple[Any, ...], tuple[PageKey, Entry[PageKey, Stored], Seat]] = {}
         self._most_hot = pages.core.spec.max_entries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +102,7 @@ class IsrMiddleware:
         else:
             await self._change(scope, receive, send)
 
-    def _hit(self, key: PageKey, entry: Entry[PageKey, Stored]) -> Stored | None:
+    def _hit(self, key: PageKey, entry: Entry[PageKey, Stored], seat: Seat) -> Stored | None:
         """I16: what memory can answer by itself, or after one look at a store that is at hand."""
         now = self._clock()
         if now < entry.until:
@@ -120,28 +121,34 @@ class IsrMiddleware:
             ttl = int(ttl_at(stored, answer.fetched_at, now, FRESH))
             fields = made.told(age_at(stored, answer.fetched_at, now), f"hit; ttl={ttl}")
             made.start = [*fields, *made.length]
+            self._has_room(seat[0], now)  # who is asked for keeps his places
+            self._visits.has_room_for(seat, now)
         return stored
 
     async def _visit(
         self, scope: Scope, receive: Receive, send: Send, hot: tuple[Any, ...] | None
     ) -> None:
         visit = self._site.visit(scope)
-        if visit is None or not self._hosts.has(visit.host, self._clock()):
+        if visit is None or not self._has_room(visit.host, self._clock()):
             await self._app(scope, receive, send)
             return
+        is_changed = visit.url in self._changes.pending
+        found: Found | Unavailable | None = None
         try:
-            found = await self._visits.find(visit, self._lifespan.shared(scope))
+            if not is_changed:
+                found = await self._visits.find(visit, self._lifespan.shared(scope))
         except (StoreError, NotOpen):
             found = None  # I10: the site works without its cache
         except Busy:
             found = Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
         match found:
             case None:
-                await self._app(scope, receive, _marked(send, "fwd=bypass"))
+                marked = _marked(send, "fwd=bypass")
+                await self._app(scope, receive, self._heard(visit, marked))
             case Unavailable(page, what):
                 await send_page(send, page, what, is_head=visit.is_head)
             case Found():
-                self._remember(hot, found)
+                self._remember(hot, found, (visit.host, visit.path, visit.query))
                 await send_stored(
                     send,
                     found.stored,
@@ -152,7 +159,18 @@ class IsrMiddleware:
                     is_head=visit.is_head,
                 )
 
-    def _remember(self, hot: tuple[Any, ...] | None, found: Found) -> None:
+    def _has_room(self, host: str, now: float) -> bool:
+        return self._site.is_named(host) or self._hosts.has(host, now)
+
+    def _heard(self, visit: Visit, send: Send) -> Send:
+        async def heard(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._visits.hear(visit, message["status"], tuple(message.get("headers", ())))
+            await send(message)
+
+        return heard
+
+    def _remember(self, hot: tuple[Any, ...] | None, found: Found, seat: Seat) -> None:
         """Next time these very bytes lead straight to the entry."""
         entry = self._pages.core.shelf.front.entries.get(found.key)
         if hot is None or found.stored.head.vary or entry is None:
@@ -161,7 +179,7 @@ class IsrMiddleware:
             return
         if len(self._hot) >= self._most_hot:
             self._hot.clear()
-        self._hot[hot] = entry.key, entry
+        self._hot[hot] = entry.key, entry, seat
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         """I12, RFC 9111 §4.4: a method that changes something, if it succeeds, outdates its URL."""
@@ -172,22 +190,16 @@ class IsrMiddleware:
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start" and 200 <= message["status"] < 400:
-                await self._outdate(place)
+                await self._changes.outdate(place.url)
             await send(message)
 
         await self._app(scope, receive, _marked(told, "fwd=method"))
-
-    async def _outdate(self, place: Place) -> None:
-        try:
-            async with asyncio.timeout(self._pages.store_timeout):
-                await self._pages.outdate(place.url)
-        except (StillfreshError, TimeoutError) as exc:
-            self._lifespan.warn(f"{place.url}: not outdated: {exc!r}")
 
     async def _open(self) -> None:
         await self._pages.open()
 
     async def _close(self) -> None:
+        await self._changes.close()
         await self._renderer.close()
         await self._pages.close()
 
@@ -202,7 +214,9 @@ def _hot_key(scope: Scope) -> tuple[Any, ...] | None:
             host = value
         elif name in SLOW:
             return None
-    return scope["scheme"], host, scope.get("raw_path"), scope["path"], scope["query_string"]
+    get = scope.get
+    raw, query, root = get("raw_path"), get("query_string"), get("root_path")
+    return get("scheme"), host, raw, scope["path"], query, root
 
 
 def _marked(send: Send, what: str) -> Send:

@@ -12,11 +12,14 @@ from stillfresh.isr.responses import Message, Send, refuse
 from stillfresh.isr.rules_edge import (
     Networks,
     believed,
+    coding_fault,
     forwarded,
     forwards_left,
     host_fault,
     is_host,
     is_trusted,
+    own_fields,
+    plain_host,
     reflected,
     with_forwards,
 )
@@ -41,6 +44,8 @@ class Edge:
             await self._app(scope, receive, send)
         elif (fault := host_fault(scope["headers"], scope["http_version"])) is not None:
             await refuse(send, 400, fault)
+        elif (unknown := coding_fault(scope["headers"])) is not None:
+            await refuse(send, 501, unknown, is_last=True)
         elif scope["method"] in {"OPTIONS", "TRACE"}:
             await self._limited(scope, receive, send)
         else:
@@ -75,11 +80,13 @@ class Edge:
         """I13: of the scheme, the host and the address, what we see, or what one we trust says."""
         peer = scope["client"][0] if scope.get("client") else None
         is_ours = is_trusted(peer, self._trusted)
-        headers: Raw = believed(scope["headers"], is_trusted=is_ours)
+        headers: Raw = believed(own_fields(tuple(scope["headers"])), is_trusted=is_ours)
         host, scheme = self._host, scope["scheme"]
         if is_ours:
             scheme = _scheme(headers) or scheme
             host = host or _host(headers)
+        if host is None and (hosts := values(headers, b"host")):
+            host = plain_host(hosts[0])
         if host is not None:
             headers = ((b"host", host), *(it for it in headers if it[0] != b"host"))
         if peer is not None:
@@ -94,7 +101,7 @@ def _scheme(headers: Raw) -> str | None:
 
 def _host(headers: Raw) -> bytes | None:
     said = forwarded(headers, b"host")
-    return said if said is not None and is_host(said) else None
+    return plain_host(said) if said is not None and is_host(said) else None
 
 
 def _from(headers: Raw, peer: str) -> Raw:

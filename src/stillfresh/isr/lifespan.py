@@ -11,8 +11,8 @@ from stillfresh.isr.rules_routes import Scope
 
 __all__ = ["Lifespan"]
 
-SHARED: Final = ("asgi", "http_version", "root_path", "app_root_path", "server", "app")
-"""Of a request's scope, what says nothing about who asks."""
+SHARED: Final = ("asgi", "path_params", "server", "app")
+"""Of a request's scope, what says nothing about who asks; a mount's parameters are in its path."""
 
 logger = logging.getLogger(__name__)
 

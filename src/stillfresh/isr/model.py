@@ -187,6 +187,8 @@ class Rendered(Struct, frozen=True):
     page: Stored
     is_shared: bool = True
     """False: for who asked, and nobody else."""
+    is_whole: bool = True
+    """False: given up as soon as it was known not to be shared."""
     keep_for: float = 0.0
     """Kept so long past its freshness, though not served: to be validated, or if asked for."""
 
@@ -202,7 +204,7 @@ class PageKey:
     must not be shared.
     """
 
-    __slots__ = ("_hash", "began", "had_old", "id", "own", "render", "tags")
+    __slots__ = ("_hash", "began", "had_old", "id", "is_open", "own", "render", "tags")
 
     def __init__(self, id_: str, render: Render | None = None, tags: tuple[str, ...] = ()) -> None:
         self.id = id_
@@ -211,6 +213,8 @@ class PageKey:
         self.own: Stored | None = None
         self.began = False
         """Its render has begun, here and for this very key."""
+        self.is_open = False
+        """Only its answers say whether it is to be shared: that it is not is not stored."""
         self.had_old = False
         """There was an older copy when it began."""
         self._hash = hash(id_)

@@ -22,6 +22,7 @@ from stillfresh.engine.core import Core
 from stillfresh.engine.flights import Outcome
 from stillfresh.engine.keys import checked_id
 from stillfresh.engine.options import spec_of
+from stillfresh.engine.results import UNKEPT, Absent
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.isr.bounded import bounded
@@ -32,9 +33,10 @@ from stillfresh.isr.rules_keys import canonical_url, checked_tenant, plain_path
 from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
 from stillfresh.isr.rules_storage import is_failure, is_of_gateway, private
 from stillfresh.stores.contract import Store
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.urls import store_for
 
-__all__ = ["Busy", "PageCache", "told_to"]
+__all__ = ["Busy", "PageCache", "opened", "told_to"]
 
 KIND: Final = "page"
 UNSHARED_FOR: Final = 30.0
@@ -84,12 +86,10 @@ class PageCache:
         self._stale_for = seconds(stale_for, name="stale_for")
         self._error_for = seconds(error_for, name="error_for")
         self.store_timeout = seconds(store_timeout, name="store_timeout", positive=True)
-        self._sleep = sleep
+        self.rest = sleep
         self.keep_for = max(self._stale_for, self._error_for)
         is_private = isinstance(store, str) and store.startswith("memory:")
         most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
-        chosen = store if is_private else bounded(_shaped(store_for(store, clock)), *most)
-        self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         spec = spec_of(
             KIND,
             self._load,
@@ -107,9 +107,15 @@ class PageCache:
             lease_for=lease_for,
             load_timeout=render_timeout,
         )
+        named = store_for(store, clock)
+        own = MemoryStore(clock=clock, max_copies=spec.max_entries)
+        chosen = own if is_private else bounded(_shaped(named), *most)
+        self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         terms = structs.replace(spec.terms, absent_stale_for=UNSHARED_KEPT)
         spec = replace(spec, light=PageKey.light, by_id=False, terms=terms)
-        self.core: Core[PageKey, Stored] = self.cache.declare(spec, lambda key: key.id, PageKey)
+        self.core: Core[PageKey, Stored] = self.cache.declare(
+            spec, lambda key: key.id, PageKey, private=is_private
+        )
 
     async def get(
         self, path: str, render: PageRender, revalidate: Duration, *, tags: Iterable[str] = ()
@@ -133,7 +139,7 @@ class PageCache:
         if answer.found:
             return self._served(key, answer)
         page = key.own if key.own is not None else (await load(None)).page
-        return _unstored(_opened(page))
+        return _unstored(opened(page))
 
     def terms(self, revalidate: Duration) -> Terms:
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
@@ -152,8 +158,12 @@ class PageCache:
         own = [] if of is None else [self._tag("key", of)]
         named = [self._tag("tag", _checked_tag(tag)) for tag in _many(tags)]
         return PageKey(
-            checked_id(KIND, self._prefix + id_), render, (self._tag("path", path), *own, *named)
+            checked_id(KIND, self.name(id_)), render, (self._tag("path", path), *own, *named)
         )
+
+    def name(self, id_: str) -> str:
+        """Of a key, on a store of several tenants."""
+        return self._prefix + id_
 
     async def ask(self, key: PageKey, *, anew: bool = False) -> Outcome[Stored]:
         """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
@@ -163,7 +173,7 @@ class PageCache:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
         work = self.core.reload([key]) if anew else self.core.answers([key])
         asking = asyncio.ensure_future(work)
-        resting = asyncio.ensure_future(self._sleep(self._wait))
+        resting = asyncio.ensure_future(self.rest(self._wait))
         try:
             await asyncio.wait([asking, resting], return_when=asyncio.FIRST_COMPLETED)
             if not asking.done() and not key.began:
@@ -179,9 +189,8 @@ class PageCache:
 
     async def revalidate(self, path: str) -> None:
         """I11: stale from now, in every variant; rendered anew at the next visit."""
-        await self.cache.invalidate_tag(
-            self._tag("path", plain_path(checked_path(path))), soft=True
-        )
+        tag = self._tag("path", plain_path(checked_path(path)))
+        await self.cache.invalidate_tag(tag, soft=True)
 
     async def revalidate_tag(self, tag: str) -> None:
         """The same for every page with this tag."""
@@ -205,6 +214,11 @@ class PageCache:
         kept = await self.core.look(key)
         await self.core.invalidate([key], soft=kept is not None and not kept.found)
         await self.cache.invalidate_tag(self._tag("key", id_))
+
+    def forget(self, id_: str) -> None:
+        """What memory has of this URL, in every variant, and what is under way for it."""
+        self.core.overtake([PageKey(self.name(id_))])
+        self.core.overtake_tagged(self._tag("key", id_))
 
     async def explain(self, key: str) -> Explanation:
         """Why this page, why now, who renders it, when."""
@@ -235,7 +249,7 @@ class PageCache:
     def _tag(self, which: str, name: str) -> str:
         return f"{self._prefix}{which}:{name}"
 
-    async def _load(self, keys: list[PageKey]) -> dict[PageKey, Loaded[Stored]]:
+    async def _load(self, keys: list[PageKey]) -> dict[PageKey, Loaded[Stored] | Absent]:
         """What may not be shared goes to who began this; for all others there is nothing here."""
         (key,) = keys
         if key.render is None:
@@ -249,8 +263,8 @@ class PageCache:
         if is_failure(head.status):
             raise self._refused(key, page)
         if not made.is_shared:
-            key.own = page
-            return {}
+            key.own = page if made.is_whole else None
+            return {key: UNKEPT} if key.is_open else {}
         error_for = max(head.error_for, made.keep_for)
         terms = {"stale_for": head.stale_for, "error_for": error_for}
         return {key: Loaded(page, fresh_for=head.fresh_for, **terms)}
@@ -259,16 +273,16 @@ class PageCache:
         """I13: an error, too, may be for one alone; the others hear that there was one."""
         headers = page.head.headers
         if private(headers) is None or is_of_gateway(headers):
-            return PageFailed(_opened(page))
+            return PageFailed(opened(page))
         key.own = page
-        return PageFailed(bare(_opened(page)))
+        return PageFailed(bare(opened(page)))
 
     def _served(self, key: PageKey, answer: Answer[Stored]) -> ServedPage:
         stored = answer.value
         made = stored, answer.fetched_at, self.clock(), answer.verdict
         if answer.error is not None and not may_serve(*made):
             return self._failed(key, answer.error)
-        page, etag = _opened(stored), stored.head.etag
+        page, etag = opened(stored), stored.head.etag
         return ServedPage(
             page,
             verdict=answer.verdict,
@@ -301,10 +315,10 @@ def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:
 
 def told_to(key: PageKey, failure: PageFailed) -> Page:
     """The error as it was for who began its render."""
-    return failure.page if key.own is None else _opened(key.own)
+    return failure.page if key.own is None else opened(key.own)
 
 
-def _opened(stored: Stored) -> Page:
+def opened(stored: Stored) -> Page:
     return Page(bytes(stored.body), stored.head.status, Headers.of(stored.head.headers))
 
 

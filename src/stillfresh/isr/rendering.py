@@ -15,7 +15,7 @@ from stillfresh.isr.responses import Message
 from stillfresh.isr.rules_fields import Raw, members, values
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import normalised
-from stillfresh.isr.rules_pages import rendered, unshared
+from stillfresh.isr.rules_pages import bare, rendered, unshared
 from stillfresh.isr.rules_routes import Visit
 from stillfresh.isr.rules_storage import Unshared, is_failure, judged
 from stillfresh.isr.rules_validation import conditions, is_refresh, refreshed
@@ -44,6 +44,8 @@ class Answer:
         self._parts: list[bytes] = []
         self._size = 0
         self.is_whole = False
+        self._is_ones_own = False
+        """Not to be shared: who asked first is given it, if that takes no longer than it must."""
 
     async def send(self, message: Message) -> None:
         if self.settled.is_set():
@@ -57,17 +59,20 @@ class Answer:
         self.status = message["status"]
         fields = message.get("headers", ())
         self.headers = tuple((bytes(name).lower(), bytes(value)) for name, value in fields)
-        if self.status == NOT_MODIFIED or (is_failure(self.status) and self.status <= 599):
+        if self.status == NOT_MODIFIED or _is_error(self.status):
             return
         lengths = values(self.headers, b"content-length")
         is_big = bool(lengths) and lengths[0].isdigit() and int(lengths[0]) > self._max_body
         judgement = judged(self.status, self.headers, self._fetched_at, self._own)
-        if is_big or isinstance(judgement, Unshared):
+        self._is_ones_own = isinstance(judgement, Unshared)
+        is_wanted = not self._is_ones_own or (self._own is None and 200 <= self.status <= 599)
+        if is_big or not is_wanted:
             self._give_up()
 
     def _body(self, part: bytes, *, more: bool) -> None:
         self._size += len(part)
-        if self._size > self._max_body:
+        is_endless = more and self._is_ones_own and not values(self.headers, b"content-length")
+        if self._size > self._max_body or is_endless:
             self._give_up()
             return
         self._parts.append(bytes(part))
@@ -78,6 +83,12 @@ class Answer:
     def _give_up(self) -> None:
         self.is_given_up = True
         self.settled.set()
+
+    def failure(self) -> Page | None:
+        """I8: an error is one however big it is; of what cannot be held, its status is told."""
+        if not _is_error(self.status):
+            return None
+        return bare(Page(status=self.status, headers=Headers.of(self.headers)))
 
     def page(self) -> Page:
         """Whole, of the length that was announced."""
@@ -114,10 +125,10 @@ class Renderer:
         if page is not None and page.status == NOT_MODIFIED and asked and old is not None:
             if not is_refresh(old.head.headers, page.headers.raw):
                 return await self.render(visit, state, own, given, None)
-            headers = Headers.of(refreshed(old.head.headers, page.headers.raw))
-            page = Page(bytes(old.body), old.head.status, headers)
+            headers = refreshed(old.head.headers, page.headers.raw, self._clock())
+            page = Page(bytes(old.body), old.head.status, Headers.of(headers))
         if page is None:
-            return unshared(Page())
+            return unshared(Page(), is_whole=False)
         return rendered(_varying(page, visit), fetched_at, own, given, self._keep_for)
 
     async def _page(
@@ -136,7 +147,7 @@ class Renderer:
             waiting.cancel()
         if answer.is_given_up:
             await _ended(running)
-            return None
+            return answer.failure()
         if not answer.is_whole:
             await running
             raise ConnectionError("the app ended without a whole answer")
@@ -165,6 +176,11 @@ async def _ended(running: "asyncio.Future[None]") -> None:
         logger.debug("the app raised while its answer was given up: %r", error)
 
 
+def _is_error(status: int) -> bool:
+    """What is more than 599 is no status, and no page's."""
+    return is_failure(status) and status <= 599
+
+
 def _receive(answer: Answer) -> Receive:
     """An empty request; then nothing more is heard until the answer is over."""
     asked = False
@@ -191,7 +207,9 @@ def _scope(
         **state,
         "type": "http",
         "method": "GET",
+        "http_version": "1.1",
         "scheme": visit.scheme,
+        "root_path": visit.root_path,
         "path": visit.app_path,
         "raw_path": visit.raw_path.encode("ascii"),
         "query_string": visit.query.encode("ascii"),

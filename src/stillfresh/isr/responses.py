@@ -119,9 +119,18 @@ async def _send(send: Send, status: int, fields: Raw, body: bytes, is_head: bool
     await send({"type": "http.response.body", "body": b"" if is_head else body})
 
 
-async def refuse(send: Send, status: int, text: bytes, *, kind: bytes = b"text/plain") -> None:
-    """What a proxy says on its own."""
+async def refuse(
+    send: Send,
+    status: int,
+    text: bytes,
+    *,
+    kind: bytes = b"text/plain",
+    is_last: bool = False,
+) -> None:
+    """What a proxy says on its own; `is_last`: and then it hangs up."""
     fields: Raw = ((b"content-type", kind), (b"cache-control", b"no-store"))
     if (fault := FAULTS.get(status)) is not None:
         fields = (*fields, (b"proxy-status", b"stillfresh; error=" + fault))
+    if is_last:
+        fields = (*fields, (b"connection", b"close"))
     await _send(send, status, _sized(fields, len(text)), text)

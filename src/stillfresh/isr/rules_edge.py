@@ -3,23 +3,28 @@
 Pure. RFC 9110 §7.2 (Host) and §7.6.2 (Max-Forwards), RFC 9112 §3.2, RFC 7239 §8 (Forwarded).
 """
 
+import re
 from collections.abc import Iterable
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rules_fields import Raw, members, values
+from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_keys import HOST, HOST_LENGTH
 
 __all__ = [
     "Networks",
     "believed",
     "checked_networks",
+    "coding_fault",
     "forwarded",
     "forwards_left",
     "host_fault",
     "is_host",
     "is_trusted",
+    "own_fields",
+    "plain_host",
     "reflected",
     "with_forwards",
 ]
@@ -36,6 +41,7 @@ MADE_UP: Final = frozenset(
         b"true-client-ip",
         b"x-client-ip",
         b"x-cluster-client-ip",
+        b"x-forwarded",
         b"x-host",
         b"x-http-host-override",
         b"x-http-method",
@@ -52,6 +58,7 @@ MADE_UP: Final = frozenset(
 )
 """By which a client would say who it is, where it is, or that it asked for something else."""
 PREFIX: Final = b"x-forwarded-"
+LAST_DOT: Final = re.compile(rb"(?<=[^.])\.(?=\Z|:[0-9]*\Z)")
 SECRET: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
 
 
@@ -109,8 +116,25 @@ def host_fault(headers: Raw, version: str) -> bytes | None:
 
 
 def is_host(value: bytes) -> bool:
-    text = value.decode("latin-1").lower()
+    text = plain_host(value).decode("latin-1").lower()
     return len(text) <= HOST_LENGTH and HOST.fullmatch(text) is not None
+
+
+def plain_host(value: bytes) -> bytes:
+    """Without the dot that ends a whole name: `example.com.:80` is `example.com:80`."""
+    return LAST_DOT.sub(b"", value, count=1)
+
+
+def coding_fault(headers: Raw) -> bytes | None:
+    """RFC 9112 §6.1: of the transfer codings only `chunked` is known here."""
+    known = [it.lower() for it in members(values(headers, b"transfer-encoding"))]
+    return None if known in ([], [b"chunked"]) else b"This transfer coding is not known here.\n"
+
+
+def own_fields(headers: Raw) -> Raw:
+    """RFC 9110 §7.6.1: without what the client says to us alone; how its body comes stays."""
+    framing = tuple(it for it in headers if it[0] == b"transfer-encoding")
+    return (*end_to_end(headers), *framing)
 
 
 def forwards_left(headers: Raw) -> int | None:

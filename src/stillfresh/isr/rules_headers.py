@@ -41,7 +41,20 @@ IN_304: Final = frozenset(
     }
 )
 """RFC 9110 §15.4.5: about the page, not about its body."""
-NOT_LISTED: Final = frozenset({b"cache-control", b"age", b"date", b"content-length", b"host"})
+NOT_LISTED: Final = frozenset(
+    {
+        b"age",
+        b"cache-control",
+        b"cdn-cache-control",
+        b"content-encoding",
+        b"content-length",
+        b"date",
+        b"expires",
+        b"host",
+        b"set-cookie",
+        b"vary",
+    }
+)
 """A Connection header that names these would change what others keep; it is not obeyed in that."""
 
 

@@ -152,8 +152,7 @@ def normalised(name: str, headers: Raw) -> str | None:
     if name == "accept-encoding":
         return _encodings(parts)
     if name == "accept-language":
-        ranked = sorted((it for it in parts if _quality(it)), key=_quality, reverse=True)
-        return ", ".join(it.partition(";")[0].strip().lower() for it in ranked)
+        return _languages(parts)
     return ", ".join(" ".join(part.split()) for part in parts)
 
 
@@ -165,6 +164,19 @@ def _encodings(parts: Iterable[str]) -> str:
         said[name] = said.get(name, True) and _quality(part) > 0
     others = said.get("*", False)
     return ", ".join(it for it in ENCODINGS if said.get(it, said.get(f"x-{it}", others)))
+
+
+def _languages(parts: Iterable[str]) -> str:
+    """The best first; then those that a wider range would mean, and that are refused (§12.5.4)."""
+    said = [(part.partition(";")[0].strip().lower(), _quality(part)) for part in parts]
+    ranked = [it for it, _ in sorted((it for it in said if it[1]), key=_by_quality, reverse=True)]
+    wide = tuple(f"{it}-" for it in ranked)
+    refused = {it for it, quality in said if not quality and ("*" in ranked or it.startswith(wide))}
+    return ", ".join([*ranked, *(f"{it};q=0" for it in sorted(refused))])
+
+
+def _by_quality(said: tuple[str, float]) -> float:
+    return said[1]
 
 
 def _quality(part: str) -> float:

@@ -37,9 +37,9 @@ def rendered(
     return _shared(page, judgement, fetched_at, given, is_own=own is not None, keep_for=keep_for)
 
 
-def unshared(page: Page) -> Rendered:
+def unshared(page: Page, *, is_whole: bool = True) -> Rendered:
     head = Head(page.status, _kept(page.headers.raw))
-    return Rendered(Stored(head, page.body), is_shared=False)
+    return Rendered(Stored(head, page.body), is_shared=False, is_whole=is_whole)
 
 
 def _shared(

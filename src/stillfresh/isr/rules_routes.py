@@ -14,6 +14,7 @@ from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_freshness import Wish, wish_of
 from stillfresh.isr.rules_keys import (
+    PERSONAL,
     canonical_host,
     canonical_path,
     canonical_query,
@@ -25,6 +26,7 @@ __all__ = ["Place", "Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_va
 
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
+PERSONAL_FIELDS: Final = frozenset(name.encode() for name in PERSONAL)
 MOST_KEY: Final = 16_384
 """Characters; a request that would need a longer key passes."""
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -103,10 +105,14 @@ class Visit(Place):
     """A request for a page that may be shared."""
 
     id: str
+    root_path: str = ""
+    """Where the app is mounted, or is told to be: in the key, since an outer layer says so."""
     declared: Mapping[str, str] = field(default_factory=dict)
     wish: Wish = field(default_factory=Wish)
     is_head: bool = False
     is_authorized: bool = False
+    is_personal: bool = False
+    """It says who asks, or not to do what a GET does: another request is not the same."""
 
 
 class Site:
@@ -117,6 +123,10 @@ class Site:
             raise ConfigError(f"hosts: a list such as ['example.com'], not {shown(hosts)}")
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
         self._routes = Routes({"*": Route(query=None)} if routes is None else routes)
+
+    def is_named(self, host: str) -> bool:
+        """Written out in `hosts`: there is always room for it."""
+        return self._hosts is not None and host in self._hosts
 
     def place(self, scope: Scope) -> Place | None:
         """None: not for the cache, or not to be trusted with a key."""
@@ -145,18 +155,23 @@ class Site:
         headers = place.headers
         declared = variant((name.lower() for name in place.route.vary), headers)
         names = {name for name, _ in headers}
-        if declared is None or names & CONDITIONAL or CONTROL.search(place.app_path):
+        root = scope.get("root_path", "")
+        if declared is None or names & CONDITIONAL or CONTROL.search(place.app_path + root):
             return None
-        rewritten = {} if place.app_path == place.path else {":path": place.app_path}
-        if len(id_ := key_of_variant(place.url, {**declared, **rewritten})) > MOST_KEY:
+        outer = {} if place.app_path == place.path else {":path": place.app_path}
+        if root:
+            outer[":root"] = root
+        if len(id_ := key_of_variant(place.url, {**declared, **outer})) > MOST_KEY:
             return None
         return Visit(
             **{it.name: getattr(place, it.name) for it in fields(Place)},
             id=id_,
+            root_path=root,
             declared=declared,
             wish=wish_of(headers),
             is_head=scope["method"] == "HEAD",
             is_authorized=b"authorization" in names,
+            is_personal=bool(names & PERSONAL_FIELDS) or scope["method"] == "HEAD",
         )
 
 

@@ -5,6 +5,7 @@ says of its freshness, never what it says of its privacy.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -17,6 +18,7 @@ __all__ = [
     "Unshared",
     "allows_authorized",
     "forbids_stale",
+    "is_answer_to",
     "is_failure",
     "is_of_gateway",
     "judged",
@@ -31,6 +33,8 @@ NEVER: Final = frozenset({428, TOO_MANY, 431})
 MOST_HEADERS: Final = 32_768
 """Bytes; a response with more is passed on, not kept."""
 NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
+REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
 BAD: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -78,6 +82,8 @@ def private(headers: Raw) -> str | None:
         for name in ("private", "no-store"):
             if name in directives([line]):
                 return name
+        if REFUSAL.search(line) and not all(map(DIRECTIVE.fullmatch, members([line]))):
+            return "privacy that cannot be read"
     return None
 
 
@@ -110,6 +116,13 @@ def _varies(headers: Raw) -> tuple[str, ...]:
     named = {it.decode("latin-1").lower() for it in members(values(headers, b"vary"))} - {"host"}
     coded = {it.lower() for it in members(values(headers, b"content-encoding"))} - {b"identity"}
     return tuple(sorted(named | ({"accept-encoding"} if coded else set())))
+
+
+def is_answer_to(request: Raw, given: Mapping[str, str], answer: Raw) -> bool:
+    """Whether the answer to a request with the headers `given` is the one to this request too."""
+    varies = _varies(answer)
+    sent = {name.decode("latin-1") for name, _ in request}
+    return "*" not in varies and all(name not in sent or name in given for name in varies)
 
 
 def _has_validator(headers: Raw) -> bool:

@@ -7,7 +7,7 @@ import hashlib
 import re
 from typing import Final
 
-from stillfresh.isr.rules_fields import Raw, http_date, members, values
+from stillfresh.isr.rules_fields import Raw, date_text, http_date, members, values
 from stillfresh.isr.rules_headers import end_to_end
 
 __all__ = ["conditions", "etag_of", "if_range_holds", "is_refresh", "not_modified", "refreshed"]
@@ -72,8 +72,13 @@ def is_refresh(stored: Raw, answer: Raw) -> bool:
     return True
 
 
-def refreshed(stored: Raw, answer: Raw) -> Raw:
-    """§3.2: the fields of the 304 in place of the stored ones, except those of the body."""
+def refreshed(stored: Raw, answer: Raw, received_at: float) -> Raw:
+    """§3.2: the fields of the 304 in place of the stored ones, except those of the body.
+
+    One without a Date is of when it came (RFC 9110 §6.6.1), not of when the page did.
+    """
     new = tuple(it for it in end_to_end(answer) if it[0] not in KEPT)
+    if values(stored, b"date") and not values(new, b"date"):
+        new = (*new, (b"date", date_text(received_at)))
     replaced = {name for name, _ in new} | {b"age"}
     return tuple(it for it in stored if it[0] not in replaced) + new

@@ -4,12 +4,11 @@ What `IsrMiddleware` stands in front of when it is a reverse proxy (I12). RFC 91
 fields stay behind, Via and Date are added. Needs `stillfresh[web]`.
 """
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
+import h11
 import httpx
 
 from stillfresh.clock import Clock
@@ -19,14 +18,19 @@ from stillfresh.isr.responses import Send, refuse
 from stillfresh.isr.rules_fields import Raw, date_text, values
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.visitor import Left, Stalled, Visitor
+from stillfresh.isr.wire import Broken, Connection, Pool
 
 __all__ = ["Upstream", "checked_upstream"]
 
 logger = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 100
+"""To one site: so many for visitors, and as many for renders."""
 VIA: Final = b"1.1 stillfresh"
-OURS: Final = frozenset({b"host", b"via", b"expect", b"x-forwarded-host", b"x-forwarded-proto"})
+OURS: Final = frozenset(
+    {b"content-length", b"expect", b"host", b"via", b"x-forwarded-host", b"x-forwarded-proto"}
+)
 """Request headers that a proxy answers for itself."""
 
 
@@ -54,14 +58,13 @@ class Upstream:
     def __init__(
         self, url: str, *, clock: Clock, timeout: float = 30.0, keep_host: bool = False
     ) -> None:
-        self._base = checked_upstream(url)
-        self._origin = f"{self._base.scheme}://".encode() + self._base.netloc
+        self._base = base = checked_upstream(url)
+        self._origin = f"{base.scheme}://".encode() + base.netloc
         self._clock = clock
         self._keep_host = keep_host
         self._is_reached = True
-        self._timeout = dict.fromkeys(("connect", "read", "write", "pool"), timeout)
-        limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-        self._transport = httpx.AsyncHTTPTransport(limits=limits)
+        self._timeout = timeout
+        self._visitors, self._renders = (Pool(base, CONNECTIONS, timeout) for _ in range(2))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -74,87 +77,74 @@ class Upstream:
     async def _live(self, receive: Receive, send: Send) -> None:
         while (message := await receive())["type"] != "lifespan.shutdown":
             await send({"type": f"{message['type']}.complete"})
-        await self._transport.aclose()
+        self._visitors.close()
+        self._renders.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor = Visitor(receive, self._timeout, has_body=_has_body(scope))
         try:
-            response = await self._answer(scope, receive)
-        except httpx.TimeoutException:
-            await refuse(send, 504, b"The site did not answer in time.\n")
-            return
-        except httpx.LocalProtocolError:
+            await self._exchange(scope, visitor, send)
+        except Left:
+            pass  # nobody is there to be told anything
+        except Stalled:
+            await refuse(send, 408, b"The rest of the request did not come.\n", is_last=True)
+        except h11.LocalProtocolError:
             await refuse(send, 400, b"This cannot be passed on.\n")
-            return
-        except httpx.TransportError as exc:
+        except TimeoutError:
+            await refuse(send, 504, b"The site did not answer in time.\n")
+        except Broken as exc:
             self._note(exc)
-            await refuse(
-                send, 502, f"The site cannot be reached ({type(exc).__name__}).\n".encode()
-            )
-            return
+            await refuse(send, 502, b"The site cannot be reached.\n")
+        finally:
+            visitor.end()
+
+    async def _exchange(self, scope: Scope, visitor: Visitor, send: Send) -> None:
+        """A render has no client, and connections of its own: visitors cannot take them all."""
+        request = self._request(scope)
+        await visitor.begin()
+        pool = self._visitors if scope.get("client") else self._renders
+        connection, answer = await _answer(pool, request, visitor)
         self._note(None)
         try:
-            await self._stream(response, scope, receive, send)
-        except httpx.TransportError as exc:
+            visitor.watch()
+            await self._stream(connection, answer, send)
+        except (Broken, TimeoutError) as exc:
+            if visitor.is_gone:
+                raise Left from exc
             raise ConnectionError(f"{self._base}: broke off its answer: {exc!r}") from exc
         finally:
-            await response.aclose()
+            visitor.end()
+            pool.give(connection)
+        await send({"type": "http.response.body", "body": b""})
 
-    def _note(self, error: httpx.TransportError | None) -> None:
+    def _note(self, error: Broken | None) -> None:
         """Told once, not for each request."""
         if error is not None and self._is_reached:
-            logger.warning("%s: cannot be reached: %r", self._base, error)
+            logger.warning("%s: cannot be reached: %s", self._base, error)
         self._is_reached = error is None
 
-    async def _answer(self, scope: Scope, receive: Receive) -> httpx.Response:
-        """A connection that was kept too long is no reason to fail a request without a body."""
-        for is_last in (False, True):
-            request = self._request(scope, receive)
-            try:
-                return await self._transport.handle_async_request(request)
-            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-                if is_last or scope["method"] not in {"GET", "HEAD"} or _has_body(scope):
-                    raise
-        raise AssertionError("the second try returns or raises")
-
-    def _request(self, scope: Scope, receive: Receive) -> httpx.Request:
+    def _request(self, scope: Scope) -> h11.Request:
         raw: Raw = tuple(scope["headers"])
         host = b"".join(values(raw, b"host")[:1]) if self._keep_host else b""
         kept = [it for it in end_to_end(raw) if it[0] not in OURS]
         told = [(b"via", _via(raw)), (b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
         if host:  # only where it is in the key of what is asked for
             told.append((b"x-forwarded-host", host))
-        return httpx.Request(
-            scope["method"],
-            self._base,
-            headers=[(b"host", host or self._base.netloc), *kept, *told],
-            content=_sent(receive) if _has_body(scope) else None,
-            extensions={"timeout": self._timeout, "target": _target(scope)},
+        return h11.Request(
+            method=scope["method"],
+            target=_target(scope),
+            headers=[(b"host", host or self._base.netloc), *kept, *_framing(scope), *told],
         )
 
-    async def _stream(
-        self, response: httpx.Response, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """To its end, or until nobody listens any more."""
-        if not 200 <= response.status_code <= 599:  # RFC 9110 §15: no such answer can be final
-            await refuse(send, 502, b"The site answered with a status that is none.\n")
-            return
-        headers = self._told(response)
-        start = {"type": "http.response.start", "status": response.status_code}
+    async def _stream(self, connection: Connection, answer: h11.Response, send: Send) -> None:
+        headers = self._told(tuple((bytes(name), bytes(it)) for name, it in answer.headers))
+        start = {"type": "http.response.start", "status": answer.status_code}
         await send({**start, "headers": headers})
-        left = asyncio.ensure_future(_left(receive)) if not _has_body(scope) else None
-        try:
-            parts = _parts(response)
-            while (part := await _next(parts, left)) is not None:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            if left is None or not left.done():
-                await send({"type": "http.response.body", "body": b""})
-        finally:
-            if left is not None:
-                left.cancel()
+        async for part in connection.parts():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
 
-    def _told(self, response: httpx.Response) -> list[tuple[bytes, bytes]]:
-        raw: Raw = tuple((name.lower(), value) for name, value in response.headers.raw)
+    def _told(self, raw: Raw) -> list[tuple[bytes, bytes]]:
         headers = [self._relative(it) for it in end_to_end(raw) if it[0] != b"via"]
         if not values(raw, b"date"):
             headers.append((b"date", date_text(self._clock())))
@@ -168,11 +158,41 @@ class Upstream:
         return field
 
 
+async def _answer(
+    pool: Pool, request: h11.Request, visitor: Visitor
+) -> tuple[Connection, h11.Response]:
+    """A connection that was kept too long is no reason to fail a request that is safe."""
+    is_safe = request.method in {b"GET", b"HEAD"} and visitor.upload() is None
+    for is_last in (False, True):
+        connection = await pool.take(is_new=is_last)
+        visitor.attach(connection)
+        try:
+            return connection, await connection.ask(request, visitor.upload())
+        except BaseException as exc:
+            visitor.attach(None)
+            pool.give(connection)
+            if visitor.is_gone:
+                raise Left from exc
+            if not isinstance(exc, Broken) or is_last or connection.is_new or not is_safe:
+                raise
+    raise AssertionError("the second try returns or raises")
+
+
 def _has_body(scope: Scope) -> bool:
     return any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in scope["headers"]
     )
+
+
+def _framing(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """RFC 9112 §6.3: how long the body is, by one field only."""
+    if not values(scope["headers"], b"transfer-encoding"):
+        lengths = values(scope["headers"], b"content-length")[:1]
+        if not lengths and scope["method"] in {"PATCH", "POST", "PUT"}:
+            lengths = [b"0"]
+        return [(b"content-length", length) for length in lengths]
+    return [(b"transfer-encoding", b"chunked")]
 
 
 def _via(raw: Raw) -> bytes:
@@ -184,44 +204,3 @@ def _target(scope: Scope) -> bytes:
     query = scope["query_string"]
     target: bytes = (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
     return target
-
-
-async def _sent(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise httpx.ReadError("the client left")
-        yield message.get("body", b"")
-        if not message.get("more_body"):
-            return
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _next(parts: AsyncIterator[bytes], left: "asyncio.Future[None] | None") -> bytes | None:
-    """None: there is no more, or nobody is there to have it."""
-    if left is None:
-        return await anext(parts, None)
-    coming = asyncio.ensure_future(_one(parts))
-    try:
-        awaited: list[asyncio.Future[Any]] = [coming, left]
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-        return None if left.done() else coming.result()
-    finally:
-        if not coming.done():
-            coming.cancel()
-            await asyncio.wait([coming])
-
-
-async def _one(parts: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(parts, None)
-
-
-def _parts(response: httpx.Response) -> AsyncIterator[bytes]:
-    """As they came over the wire: encoded content stays encoded."""
-    stream: Any = response.stream
-    parts: AsyncIterator[bytes] = aiter(stream)
-    return parts

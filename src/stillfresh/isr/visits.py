@@ -2,23 +2,35 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from stillfresh.engine import Answer, Origin
 from stillfresh.engine.flights import Outcome
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, Stored
-from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache, told_to
+from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache, opened, told_to
 from stillfresh.isr.rendering import Renderer, given_to
 from stillfresh.isr.rules_bounds import SeatsOf
+from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_freshness import is_good_enough
+from stillfresh.isr.rules_heard import Heard, Word
 from stillfresh.isr.rules_keys import variant
 from stillfresh.isr.rules_pages import age_at, is_changed, is_of, may_serve, too_busy, ttl_at
 from stillfresh.isr.rules_routes import MOST_KEY, Visit, key_of_variant
-from stillfresh.isr.rules_storage import allows_authorized, forbids_stale, is_of_gateway
+from stillfresh.isr.rules_storage import (
+    Shared,
+    allows_authorized,
+    forbids_stale,
+    is_answer_to,
+    is_of_gateway,
+    judged,
+)
 
-__all__ = ["Found", "Unavailable", "Visits"]
+__all__ = ["Found", "Seat", "Unavailable", "Visits"]
+
+Seat: TypeAlias = tuple[str, str, str]
+"""Host, path and query: the names from outside that a page is kept by."""
 
 KNOWN_KEYS: Final = 10_000
 """Pages of which this process counts the variants."""
@@ -57,15 +69,39 @@ class Visits:
         self._variants = SeatsOf(max_variants, most=KNOWN_KEYS)
         self._queries = SeatsOf(max_queries, most=KNOWN_PATHS)
         self._unshared: dict[str, None] = {}
+        self._heard = Heard(KNOWN_KEYS)
 
     async def find(self, visit: Visit, state: Mapping[str, Any]) -> Found | Unavailable | None:
         key = self._key(visit, state, visit.id, given_to(visit))
         if visit.wish.no_store or visit.wish.only_if_cached:
             return await self._only_stored(visit, state, key)
-        if self._is_one_too_many(visit):
+        if self._is_one_too_many(visit) or await self._is_the_apps(visit, key):
             return None
         found = await self._variant(visit, state, key)
         return found if not visit.is_authorized or _is_for_all(found) else None
+
+    async def _is_the_apps(self, visit: Visit, key: PageKey) -> bool:
+        """Nobody has called it shareable yet, and this request is one's own: its answer will tell.
+
+        So nothing is asked for twice, as a link that works once must not be.
+        """
+        if self._is_for_many(visit, key):
+            return False
+        match self._heard.of(key.id):
+            case Word.PRIVATE:
+                return True
+            case Word.STATED:
+                return False
+        return visit.is_personal and await self._pages.core.look(key) is None
+
+    def hear(self, visit: Visit, status: int, headers: Raw) -> None:
+        """What the app said of itself to one visitor, with whose request it was asked."""
+        if visit.route.revalidate is not None:
+            return
+        now = self._pages.clock()
+        is_for_all = not visit.is_authorized or allows_authorized(headers)
+        if is_for_all and isinstance(judged(status, headers, now, None), Shared):
+            self._heard.stated(self._pages.name(visit.id), now, is_personal=visit.is_personal)
 
     async def _variant(
         self, visit: Visit, state: Mapping[str, Any], key: PageKey
@@ -99,7 +135,9 @@ class Visits:
             return await self._renderer.render(visit, state, own, again, old)
 
         of = None if id_ == visit.url else visit.url
-        return self._pages.key(id_, visit.path, render, visit.route.tags, of=of)
+        key = self._pages.key(id_, visit.path, render, visit.route.tags, of=of)
+        key.is_open = own is None
+        return key
 
     async def _answer(self, visit: Visit, key: PageKey) -> Found | Unavailable | None:
         if visit.wish.max_stale and (kept := await self._taken_stale(visit, key)) is not None:
@@ -107,7 +145,7 @@ class Visits:
         try:
             answer = await self._pages.ask(key)
         except Busy:
-            if key.id in self._unshared:
+            if key.id in self._unshared or not self._is_for_many(visit, key):
                 return None  # a page of each visitor's own: nobody's render is waited for
             raise
         self._note(key, answer)
@@ -115,12 +153,19 @@ class Visits:
             answer = await self._pages.ask(key, anew=True)
         return self._found(visit, key, answer)
 
+    def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
+        """By its route, or since it was."""
+        entry = self._pages.core.shelf.front.entries.get(key)
+        return visit.route.revalidate is not None or (entry is not None and entry.answer.found)
+
     def _note(self, key: PageKey, answer: Outcome[Stored]) -> None:
         """Which pages, when last seen, were not to be shared."""
         if isinstance(answer, LoadFailed):
             return
         self._unshared.pop(key.id, None)
-        if not answer.found:
+        if key.is_open:
+            self._heard.rendered(key.id, self._pages.clock(), is_shared=answer.found)
+        elif not answer.found:
             if len(self._unshared) >= KNOWN_KEYS:
                 self._unshared.clear()
             self._unshared[key.id] = None
@@ -191,11 +236,19 @@ class Visits:
         if isinstance(answer, LoadFailed):
             return self._failed(visit, key, answer)
         if not answer.found:
-            return None
+            return self._own(visit, key)
         made = answer.value, answer.fetched_at, now, answer.verdict
         if answer.error is not None and not may_serve(*made):
             return self._failed(visit, key, answer.error)
         return self._hit(key, answer)
+
+    def _own(self, visit: Visit, key: PageKey) -> Unavailable | None:
+        """The very answer, to who began its render, if his own request would have got the same."""
+        if key.own is None or not key.is_open or visit.is_personal:
+            return None
+        page = opened(key.own)
+        is_his = is_answer_to(visit.headers, given_to(visit), page.headers.raw)
+        return Unavailable(page, "fwd=miss") if is_his else None
 
     def _hit(self, key: PageKey, answer: Answer[Stored]) -> Found:
         stored, now = answer.value, self._pages.clock()
@@ -218,7 +271,9 @@ class Visits:
         Where nobody said that the page is for all, it may only have failed for want of who asks.
         """
         cause = error.__cause__
-        is_ours = isinstance(cause, PageFailed) and is_of_gateway(cause.page.headers.raw)
+        is_ours = isinstance(cause, TimeoutError) or (
+            isinstance(cause, PageFailed) and is_of_gateway(cause.page.headers.raw)
+        )
         if visit.route.revalidate is None and not is_ours:
             return None
         if isinstance(cause, PageFailed):
@@ -237,9 +292,12 @@ class Visits:
 
     def _is_one_too_many(self, visit: Visit) -> bool:
         """I13: nor does who makes up queries."""
-        if not visit.query:
-            return False
-        return not self._queries.has(visit.host + visit.path, visit.query, self._pages.clock())
+        seat = visit.host, visit.path, visit.query
+        return not self.has_room_for(seat, self._pages.clock())
+
+    def has_room_for(self, seat: Seat, now: float) -> bool:
+        host, path, query = seat
+        return not query or self._queries.has(host + path, query, now)
 
 
 def _is_for_all(found: Found | Unavailable | None) -> bool:

@@ -3,5 +3,35 @@
 from stillfresh.testing.clocks import ManualClock
 from stillfresh.testing.conformance import StoreConformance
 from stillfresh.testing.explore import Explored, PromiseBroken, explore
+from stillfresh.testing.simulator import (
+    Blow,
+    Faults,
+    Observed,
+    Process,
+    Promise,
+    Simulated,
+    SimulationFailed,
+    Trouble,
+    Version,
+    World,
+    simulate,
+)
 
-__all__ = ["Explored", "ManualClock", "PromiseBroken", "StoreConformance", "explore"]
+__all__ = [
+    "Blow",
+    "Explored",
+    "Faults",
+    "ManualClock",
+    "Observed",
+    "Process",
+    "Promise",
+    "PromiseBroken",
+    "Simulated",
+    "SimulationFailed",
+    "StoreConformance",
+    "Trouble",
+    "Version",
+    "World",
+    "explore",
+    "simulate",
+]

@@ -22,6 +22,7 @@ from stillfresh.isr.rules_fields import date_text
 from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.config import Settings
 from stillfresh.web.kinds import kind_for
+from stillfresh.web.protocol import Protocol
 from stillfresh.web.replies import Problem, problem_reply
 from stillfresh.web.signing import Authority
 from stillfresh.web.site import page_cache_of, site_of
@@ -72,7 +73,7 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
     """How a gateway is run: without compression of messages, which costs memory by the viewer."""
     return uvicorn.Config(
         finished(app),
-        http="httptools",
+        http=Protocol,
         ws="websockets-sansio",
         ws_max_size=LONGEST_FRAME,
         ws_per_message_deflate=False,
@@ -105,10 +106,11 @@ def finished(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, tell)
         except asyncio.CancelledError:
-            if scope["type"] != "http" or is_begun:
+            if scope["type"] != "http":
                 raise
-            ending = Problem(503, "ending", "The server ends", retry_after="5")
-            await problem_reply(ending).send(scope, tell)
+            if not is_begun:  # else it is cut, which the client can tell
+                ending = Problem(503, "ending", "The server ends", retry_after="5")
+                await problem_reply(ending).send(scope, tell)
 
     return answered
 

@@ -3,6 +3,8 @@
 Needs httpx, as all of this package.
 """
 
+from typing import Final
+
 from starlette.types import ASGIApp
 
 from stillfresh.isr.asgi import IsrMiddleware
@@ -15,13 +17,17 @@ from stillfresh.web.config import PagesSettings, StoreSettings
 
 __all__ = ["page_cache_of", "site_of"]
 
+SPARE: Final = 5.0
+"""Seconds that a render has above twice its site's time: to connect, and to answer."""
+
 
 def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
+    """Its own patience is longer than the upstream's: who hangs is a 504, told to all who wait."""
     return PageCache(
         store.url,
         memory_for=store.memory_for,
         tenant=settings.tenant,
-        render_timeout=settings.timeout,
+        render_timeout=2 * settings.timeout + SPARE,
     )
 
 

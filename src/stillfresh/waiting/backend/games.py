@@ -16,6 +16,7 @@ from typing import Final, Self
 import apsw
 
 from stillfresh.clock import Clock
+from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.stores.sqlite.connection import connect, connect_reader, translated
@@ -140,6 +141,7 @@ class Games:
             raise NotOpen("these games are closed")
         future = loop.run_in_executor(self._thread, self._commit, step, loop)
         future.add_done_callback(lambda _: self._room.release())
+        future.add_done_callback(looked_at)
         return await asyncio.shield(future)
 
     def _commit(self, step: Callable[..., Happened], loop: asyncio.AbstractEventLoop) -> GameView:

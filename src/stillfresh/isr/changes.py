@@ -1,0 +1,75 @@
+"""Changes through a page's own URL (I12, RFC 9111 §4.4): no copy of before is served after one.
+
+Who made the change waits for the store, `store_timeout` at most. What then is not done goes on
+behind, again and again; until it is, that URL is not served from here. Bounded in number.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from stillfresh.errors import NotOpen, StillfreshError
+from stillfresh.isr.pages import PageCache
+
+__all__ = ["Changes"]
+
+MOST: Final = 1_000
+"""URLs that may wait for a slow store at a time."""
+ATTEMPT: Final = 30.0
+"""Seconds after which the store is asked again."""
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 60.0
+
+
+class Changes:
+    """`pending`: URLs that were changed, and of which the store may not know yet."""
+
+    def __init__(self, pages: PageCache, warn: Callable[[str], None]) -> None:
+        self._pages = pages
+        self._warn = warn
+        self._changed: dict[str, int] = {}
+        self.pending: dict[str, asyncio.Task[None]] = {}
+
+    async def outdate(self, url: str) -> None:
+        self._pages.forget(url)
+        if url not in self.pending and len(self.pending) >= MOST:
+            self._warn(f"{url}: not outdated: {MOST:,} others wait for the store")
+            return
+        self._changed[url] = self._changed.get(url, 0) + 1
+        if url not in self.pending:
+            self.pending[url] = asyncio.ensure_future(self._run(url))
+        task = self.pending[url]
+        await asyncio.wait([task], timeout=self._pages.store_timeout)
+        if not task.done():
+            self._warn(f"{url}: not outdated yet; it passes until it is")
+
+    async def _run(self, url: str) -> None:
+        """A change while this is under way needs a step of its own."""
+        done, pause = 0, FIRST_PAUSE
+        try:
+            while (changed := self._changed[url]) != done:
+                if await self._step(url):
+                    done = changed
+                else:
+                    await self._pages.rest(pause)
+                    pause = min(LONGEST_PAUSE, pause * 2)
+        finally:
+            del self._changed[url], self.pending[url]
+
+    async def _step(self, url: str) -> bool:
+        try:
+            async with asyncio.timeout(ATTEMPT):
+                await self._pages.outdate(url)
+        except NotOpen:
+            pass  # nothing is served from a cache that is closed
+        except (StillfreshError, TimeoutError) as exc:
+            self._warn(f"{url}: not outdated yet: {exc!r}")
+            return False
+        return True
+
+    async def close(self) -> None:
+        tasks = list(self.pending.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,267 @@
+"""Kept HTTP/1.1 connections to a site (I12, I13): one request at a time on each, over h11.
+
+RFC 9112 §9.2: what comes when nothing was asked for is nobody's answer. A connection that has more
+bytes than its answer, or hears some while it rests, is never used again. Needs `stillfresh[web]`.
+"""
+
+import asyncio
+import select
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final, cast
+
+import h11
+import httpx
+
+__all__ = ["Broken", "Connection", "Pool"]
+
+LONGEST_HEAD: Final = 102_400
+"""Bytes of an answer's head."""
+MOST_BUFFERED: Final = 262_144
+"""Bytes that came and were not yet asked for; then the site waits."""
+LAST_STATUS: Final = 599
+"""RFC 9110 §15."""
+REST: Final = 5.0
+"""Seconds that a connection is kept for the next request."""
+
+
+class Broken(ConnectionError):
+    """The site cannot be reached, or broke off, or does not speak HTTP."""
+
+
+class Wire(asyncio.Protocol):
+    """The bytes of one connection."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._came = bytearray()
+        self._is_over = False
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._can_write = asyncio.Event()
+        self._resting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._can_write.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._resting is not None:
+            self.close()
+            return
+        self._came += data
+        if len(self._came) > MOST_BUFFERED and self._transport is not None:
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._is_over = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_over = True
+        self._error = exc
+        self._stir()
+        self._wake()
+        self._can_write.set()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def read(self) -> bytes:
+        """What came, or will; empty: that was all."""
+        while not self._came and not self._is_over:
+            self._reader = self._loop.create_future()
+            await self._reader
+        if not self._came and self._error is not None:
+            raise Broken(repr(self._error)) from self._error
+        data = bytes(self._came)
+        self._came.clear()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise Broken("closed by the site")
+        self._transport.write(data)
+        await self._can_write.wait()
+
+    @property
+    def is_open(self) -> bool:
+        is_open = self._transport is not None and not self._transport.is_closing()
+        return is_open and not self._is_over
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing came that was not read."""
+        return self.is_open and not self._came
+
+    def rest(self) -> None:
+        self._resting = self._loop.call_later(REST, self.close)
+
+    def _stir(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+
+    def rise(self) -> bool:
+        """Whether it is still good for a request: nothing came, not even to the kernel."""
+        self._stir()
+        if not self.is_quiet or self._transport is None:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        self._stir()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Connection:
+    """One exchange after the other; its user gives it back to the pool after each."""
+
+    def __init__(self, wire: Wire, timeout: float) -> None:
+        self._wire = wire
+        self._timeout = timeout
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
+        self.is_new = True
+
+    async def ask(self, request: h11.Request, body: AsyncIterator[bytes] | None) -> h11.Response:
+        """The head of the answer. A site may answer, and close, before it has the whole body."""
+        try:
+            await self._send(request)
+            if body is not None:
+                async for part in body:
+                    await self._send(h11.Data(data=part))
+            await self._send(h11.EndOfMessage())
+        except Broken:
+            if body is None:
+                raise
+        async with asyncio.timeout(self._timeout):
+            while isinstance(event := await self._event(), h11.InformationalResponse):
+                pass
+        if not isinstance(event, h11.Response) or event.status_code > LAST_STATUS:
+            raise Broken("its answer is none")
+        return event
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body, as it came over the wire."""
+        while True:
+            async with asyncio.timeout(self._timeout):
+                event = await self._event()
+            if not isinstance(event, h11.Data):
+                return
+            yield bytes(event.data)
+
+    async def _send(self, event: "h11.Request | h11.Data | h11.EndOfMessage") -> None:
+        if data := self._http.send(event):
+            async with asyncio.timeout(self._timeout):
+                await self._wire.write(data)
+
+    async def _event(self) -> object:
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await self._wire.read())
+        except h11.RemoteProtocolError as exc:
+            raise Broken(str(exc)) from exc
+        if event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
+            raise Broken("closed without an answer")
+        return event
+
+    def rest(self) -> bool:
+        """Whether it may be used again: the exchange is over on both sides, to the last byte."""
+        is_over = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+        if not is_over or self._http.trailing_data != (b"", False) or not self._wire.is_quiet:
+            self.close()
+            return False
+        self._http.start_next_cycle()
+        self.is_new = False
+        self._wire.rest()
+        return True
+
+    def rise(self) -> bool:
+        return self._wire.rise()
+
+    @property
+    def is_open(self) -> bool:
+        return self._wire.is_open
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+class Pool:
+    """At most `size` connections to one site; who comes when all are taken waits."""
+
+    def __init__(self, site: httpx.URL, size: int, timeout: float) -> None:
+        self._is_tls = site.scheme == "https"
+        self._host = site.raw_host.decode("ascii")
+        self._port = site.port or (443 if self._is_tls else 80)
+        self._tls: ssl.SSLContext | None = None
+        self._timeout = timeout
+        self._free = asyncio.Semaphore(size)
+        self._resting: deque[Connection] = deque()
+        self._is_closed = False
+
+    async def take(self, *, is_new: bool = False) -> Connection:
+        """`is_new`: one that no other request was sent on."""
+        async with asyncio.timeout(self._timeout):
+            await self._free.acquire()
+        try:
+            kept = None if is_new else self._kept()
+            return kept or await self._connect()
+        except BaseException:
+            self._free.release()
+            raise
+
+    def _kept(self) -> Connection | None:
+        while self._resting:
+            connection = self._resting.pop()
+            if connection.rise():
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout):
+                _, wire = await loop.create_connection(
+                    Wire, self._host, self._port, ssl=await self._context()
+                )
+        except TimeoutError:
+            raise
+        except (OSError, UnicodeError) as exc:
+            raise Broken(str(exc)) from exc
+        return Connection(wire, self._timeout)
+
+    async def _context(self) -> ssl.SSLContext | None:
+        """Its certificates are read from files, once, and not on the loop."""
+        if self._is_tls and self._tls is None:
+            self._tls = await asyncio.to_thread(httpx.create_ssl_context)
+        return self._tls
+
+    def give(self, connection: Connection) -> None:
+        """Back, whatever became of the exchange."""
+        if self._is_closed:
+            connection.close()
+        elif connection.rest():
+            self._resting.append(connection)
+        self._free.release()
+
+    def close(self) -> None:
+        self._is_closed = True
+        while self._resting:
+            self._resting.pop().close()

@@ -1,0 +1,155 @@
+"""What goes wrong in a run, and when (T1).
+
+Drawn from the seed at once, so that a run can be repeated with less. Pure: a seed in, a plan out.
+"""
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from stillfresh.errors import ConfigError, shown
+
+__all__ = ["Blow", "Faults", "Plan", "Strike", "Trouble", "planned"]
+
+
+class Trouble(StrEnum):
+    """What may happen to one request to the store."""
+
+    LOST = "lost before it took effect"
+    UNANSWERED = "took effect, and the answer was lost"
+    LATE = "took effect after its sender gave up"
+    SLOW = "took seconds"
+    TWICE = "took effect twice"
+    HALF = "took effect for half of its keys"
+
+
+class Blow(StrEnum):
+    """What may happen to a process or to the store."""
+
+    KILL = "is killed"
+    PAUSE = "is paused"
+    JUMP = "has its clock set"
+    SLOW = "the store is slow"
+    FULL = "the store is full"
+    AWAY = "the store is away"
+
+
+STRIKES_PROCESS: Final = frozenset({Blow.KILL, Blow.PAUSE, Blow.JUMP})
+REQUESTS: Final = 400
+"""Those that may meet trouble; a run that asks for more is a quiet one from then on."""
+RATES: Final = (0.0, 0.02, 0.1, 0.25)
+CLOCKS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A blow: at which second, to which process (if it is one's), how long or how far."""
+
+    at: float
+    blow: Blow
+    process: int
+    amount: float
+
+    def __str__(self) -> str:
+        whom = f"process {self.process} " if self.blow in STRIKES_PROCESS else ""
+        by = "" if self.blow is Blow.KILL else f" ({self.amount:+.1f} s)"
+        return f"{self.at:7.2f} s  {whom}{self.blow}{by}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Which faults a simulation draws from; `Faults.none()` for a world where all goes well."""
+
+    troubles: Collection[Trouble] | None = None
+    """None: any of them."""
+    blows: Collection[Blow] | None = None
+    most_blows: int = 6
+    within: float = 30.0
+    """Seconds in which the blows fall."""
+    skew: float = 3.0
+    """Seconds by which a clock may be wrong from the start."""
+
+    def __post_init__(self) -> None:
+        for kinds, drawn in ((Trouble, self.troubles), (Blow, self.blows)):
+            if drawn is not None and not all(isinstance(it, kinds) for it in drawn):
+                raise ConfigError(f"faults: {kinds.__name__}s, not {shown(drawn)}")
+        if not isinstance(self.most_blows, int) or self.most_blows < 0:
+            raise ConfigError(f"most_blows: a whole number, not {shown(self.most_blows)}")
+        for name in ("within", "skew"):
+            if not isinstance(value := getattr(self, name), float | int) or value < 0:
+                raise ConfigError(f"{name}: seconds, 0 or more, not {shown(value)}")
+
+    @classmethod
+    def none(cls) -> "Faults":
+        return cls(troubles=(), blows=(), skew=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run, whole: with the scenario it says everything that will happen."""
+
+    seed: int
+    troubles: tuple[tuple[int, Trouble], ...] = ()
+    """By the number of the request."""
+    strikes: tuple[Strike, ...] = ()
+    skews: tuple[float, ...] = field(default=(0.0,) * CLOCKS)
+    shuffled: bool = True
+    """What is ready runs in any order; else in the order in which it came."""
+    steps: int | None = None
+    """At most so many steps of each loop over `world.steps(...)`."""
+    processes: int | None = None
+    salt: int = 0
+    """Another run of the same plan: what is drawn while it runs is drawn anew."""
+
+    def dice(self, what: str) -> random.Random:
+        """For one purpose: what others draw does not change what this one does."""
+        return random.Random(f"{what} {self.seed} {self.salt}")  # noqa: S311 (a seed, no secret)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Smaller is simpler."""
+        most = 1_000_000
+        return (
+            len(self.troubles) + len(self.strikes) + sum(1 for skew in self.skews if skew),
+            self.processes or most,
+            self.steps or most,
+            int(self.shuffled),
+        )
+
+    def __str__(self) -> str:
+        lines = [f"request {number} {trouble}" for number, trouble in self.troubles]
+        lines += [str(strike) for strike in self.strikes]
+        apart = [f"{n + 1}: {skew:+.1f} s" for n, skew in enumerate(self.skews) if skew]
+        lines += [f"clocks are wrong by {', '.join(apart)}"] if apart else []
+        lines += [] if self.shuffled else ["what is ready runs in order"]
+        return "\n".join(f"  {line}" for line in lines) or "  nothing goes wrong"
+
+
+def planned(seed: int, faults: Faults) -> Plan:
+    dice = random.Random(f"faults {seed}")  # noqa: S311 (a seed, no secret)
+    troubles = sorted(Trouble if faults.troubles is None else faults.troubles)
+    blows = sorted(Blow if faults.blows is None else faults.blows)
+    rate = dice.choice(RATES) if troubles else 0.0
+    met = [number for number in range(REQUESTS) if dice.random() < rate]
+    count = dice.randint(0, faults.most_blows) if blows else 0
+    apart = faults.skew if dice.random() < 0.5 else 0.0
+    return Plan(
+        seed,
+        tuple((number, dice.choice(troubles)) for number in met),
+        tuple(sorted((_strike(dice, blows, faults.within) for _ in range(count)), key=_when)),
+        tuple(round(dice.uniform(-apart, apart), 1) for _ in range(CLOCKS)),
+    )
+
+
+def _strike(dice: random.Random, blows: list[Blow], within: float) -> Strike:
+    blow = dice.choice(blows)
+    amount = dice.choice((0.5, 2.0, 7.0, 20.0))
+    if blow is Blow.JUMP:
+        amount *= dice.choice((-1, 1))
+    return Strike(round(dice.uniform(0, within), 2), blow, dice.randint(1, 4), amount)
+
+
+def _when(strike: Strike) -> float:
+    return strike.at

@@ -1,0 +1,223 @@
+"""The ledger: who holds which lease, what was loaded under it, what was invalidated when (T2).
+
+It sees what the store did and what callers were given, and compares; it trusts neither. Upstream is
+here too: a version for each key, raised by every change, so that "old" is a comparison of numbers.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from stillfresh.freshness import Verdict, is_over
+from stillfresh.stores.contract import Copy, Grant, Lease
+from stillfresh.testing.simulator.promises import Broken, Promise
+
+__all__ = ["Key", "Ledger", "Reading", "Version"]
+
+Key: TypeAlias = tuple[str, str]
+"""Kind and id."""
+
+
+class Version(Struct, frozen=True):
+    """What upstream answers: how often the key had been changed, and by which load it was asked."""
+
+    number: int
+    load: int
+
+
+@dataclass(slots=True)
+class Load:
+    """One key of one call of a loader."""
+
+    process: int
+    key: Key
+    token: str | None
+    """None: the store could not be asked for a lease."""
+    is_published: bool = False
+    is_refused: bool = False
+    is_unstored: bool = False
+    """The store did not say that it keeps it: its loader alone may show it for a moment (S5)."""
+
+
+@dataclass(slots=True)
+class Holder:
+    token: str
+    process: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidation:
+    """One that has ended: what was loaded before it began is older than `version`."""
+
+    ended: float
+    process: int
+    version: int
+    soft: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Somebody has asked."""
+
+    process: int
+    key: Key
+    asked: float
+    lag: float
+
+
+class Ledger:
+    """Times are the world's; `now` in a store's step is the clock that the store read."""
+
+    def __init__(self) -> None:
+        self.upstream: Counter[Key] = Counter()
+        self.loads: list[Load] = []
+        self.loaded_at: defaultdict[Key, float] = defaultdict(lambda: float("-inf"))
+        """When each key was asked of upstream last."""
+        self._by_token: dict[str, Load] = {}
+        self._holders: dict[Key, Holder] = {}
+        self._permits: dict[tuple[int, Key], list[str | None]] = {}
+        self._ended: defaultdict[Key, list[Invalidation]] = defaultdict(list)
+        self._unread: dict[tuple[int, Key], float] = {}
+
+    def change(self, key: Key) -> int:
+        self.upstream[key] += 1
+        return self.upstream[key]
+
+    def load(self, process: int, key: Key, *, leased: bool, now: float) -> Version:
+        """A loader was called for this key."""
+        self.loaded_at[key] = now
+        token = self._permit(process, key) if leased else None
+        load = Load(process, key, token, is_unstored=token is None)
+        self.loads.append(load)
+        if token is not None:
+            self._by_token[token] = load
+        return Version(self.upstream[key], len(self.loads) - 1)
+
+    def _permit(self, process: int, key: Key) -> str | None:
+        permits = self._permits.get((process, key))
+        if not permits:
+            raise Broken(Promise.LOAD, f"process {process} loads {_name(key)} without a lease")
+        return permits.pop()
+
+    def acquired(self, process: int, kind: str, grants: Mapping[str, Grant], now: float) -> None:
+        for id_, grant in grants.items():
+            if isinstance(grant, Lease):
+                self._grant(process, (kind, id_), grant, now)
+
+    def _grant(self, process: int, key: Key, lease: Lease, now: float) -> None:
+        held = self._holders.get(key)
+        if held is not None and not is_over(held.until, now):
+            raise Broken(
+                Promise.HOLDER,
+                f"{_name(key)} was given to process {process} while process {held.process} has it",
+            )
+        self._holders[key] = Holder(lease.token, process, lease.expires_at)
+
+    def renewed(self, kind: str, leases: Sequence[Lease], lost: Set[str], until: float) -> None:
+        for lease in leases:
+            if lease.id not in lost and (held := self._held(kind, lease)) is not None:
+                held.until = until
+
+    def published(
+        self,
+        kind: str,
+        copies: Mapping[str, tuple[Lease, Copy]],
+        superseded: Set[str],
+        now: float,
+    ) -> None:
+        for id_, (lease, _) in copies.items():
+            load = self._by_token.get(lease.token)
+            if id_ in superseded:
+                if load is not None:
+                    load.is_refused = True
+                continue
+            held = self._held(kind, lease)
+            if held is None or is_over(held.until, now):
+                name = _name((kind, id_))
+                raise Broken(Promise.LOST, f"{name} was published by one who has no lease for it")
+            del self._holders[kind, id_]
+            if load is not None:
+                load.is_published = True
+
+    def released(self, kind: str, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            if self._held(kind, lease) is not None:
+                del self._holders[kind, lease.id]
+
+    def voided(self, kind: str, ids: Iterable[str]) -> None:
+        for id_ in ids:
+            self._holders.pop((kind, id_), None)
+
+    def _held(self, kind: str, lease: Lease) -> Holder | None:
+        held = self._holders.get((kind, lease.id))
+        return held if held is not None and held.token == lease.token else None
+
+    def granted(self, process: int, kind: str, grants: Mapping[str, Grant]) -> None:
+        for id_, grant in grants.items():
+            token = [grant.token] if isinstance(grant, Lease) else []
+            self._permits[process, (kind, id_)] = [*token]
+
+    def unleased(self, process: int, kind: str, ids: Iterable[str]) -> None:
+        """S5: what the store could not be asked to lease is loaded all the same."""
+        for id_ in ids:
+            self._permits[process, (kind, id_)] = [None]
+
+    def unread(self, process: int, kind: str, ids: Iterable[str], now: float) -> None:
+        """S5: what the store could not be asked for is taken from memory."""
+        for id_ in ids:
+            self._unread[process, (kind, id_)] = now
+
+    def unstored(self, tokens: Iterable[str]) -> None:
+        """S5: what the store did not say that it keeps is shown by its loader for a moment."""
+        for token in tokens:
+            if (load := self._by_token.get(token)) is not None:
+                load.is_unstored = True
+
+    def invalidated(
+        self, process: int, versions: Mapping[Key, int], *, soft: bool, ended: float
+    ) -> None:
+        """`versions`: as upstream had them when the invalidation began."""
+        for key, version in versions.items():
+            self._ended[key].append(Invalidation(ended, process, version, soft))
+
+    def served(
+        self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool, now: float
+    ) -> None:
+        load = self.loads[value.load]
+        is_fresh = verdict is Verdict.FRESH
+        if is_fresh and load.is_refused and not (load.is_published or load.is_unstored):
+            raise Broken(
+                Promise.LOST,
+                f"process {reading.process} was served {_name(reading.key)} by a load whose "
+                f"publication was refused",
+            )
+        for one in self._ended[reading.key]:
+            if one.version <= value.number or not self._is_known(one, reading, load):
+                continue
+            if is_fresh or not (one.soft or failed):
+                raise Broken(
+                    Promise.FRESH,
+                    f"process {reading.process} asked for {_name(reading.key)} at "
+                    f"{reading.asked:.3f} and was served version {value.number} as {verdict} at "
+                    f"{now:.3f}; version {one.version} was announced by process {one.process} "
+                    f"until {one.ended:.3f}",
+                )
+
+    def _is_known(self, one: Invalidation, reading: Reading, load: Load) -> bool:
+        """Had it ended when they asked? And could their process know, its store being there?"""
+        if one.process == reading.process:
+            return one.ended <= reading.asked
+        if load.is_unstored and load.process == reading.process:
+            return False
+        unread = self._unread.get((reading.process, reading.key), float("-inf"))
+        if unread >= reading.asked - reading.lag:
+            return False
+        return one.ended <= reading.asked - reading.lag
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]} {key[1]!r}"

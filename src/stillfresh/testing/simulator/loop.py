@@ -1,0 +1,248 @@
+"""An event loop in virtual time: one thread, no sockets; what is ready runs in any order (T1).
+
+Every callback belongs to an owner, the simulated process in whose name it was scheduled. An owner
+can be paused (its callbacks wait) or killed (they never run).
+"""
+
+import asyncio
+import contextvars
+import heapq
+import random
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+
+__all__ = ["WORLD", "Deadlock", "VirtualLoop"]
+
+T = TypeVar("T")
+
+WORLD: Final = 0
+"""The owner of what no process does: the network, the store, the scenario itself."""
+ROUNDS: Final = 100
+
+
+class Deadlock(Exception):
+    """Nothing can run any more, at any time, and somebody waits."""
+
+
+class Ready(NamedTuple):
+    """Of one task there is never more than one; of plain callbacks, the first to come."""
+
+    task: int
+    number: int
+    owner: int
+    handle: asyncio.Handle
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """`dice` chooses what runs next; without it, what came first."""
+
+    def __init__(self, dice: random.Random | None) -> None:
+        self.owner = WORLD
+        self.steps = 0
+        self.errors: list[tuple[int, str]] = []
+        """What was raised where nobody could hear it, and in whose name."""
+        self.tasks: dict[asyncio.Task[Any], tuple[int, int]] = {}
+        """Those that have not ended: their number, and whose they are."""
+        self._dice = dice
+        self._now = 0.0
+        self._count = 0
+        self._ready: list[Ready] = []
+        self._timers: list[tuple[float, int, int, asyncio.TimerHandle]] = []
+        self._paused: dict[int, list[Ready]] = {}
+        self._dead: dict[int, list[Ready]] = {}
+        """What the killed would have done; it is let go of at the end."""
+        self._is_running = self._is_closed = self._is_ending = False
+
+    def time(self) -> float:
+        return self._now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._is_running
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def call_soon(
+        self,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, list(args), self, context)
+        self._add(handle, callback, self.owner)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, list(args), self, context)
+        heapq.heappush(self._timers, (when, self._next(), self.owner, handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        number = self._next()
+        owner = self.owner
+        task: asyncio.Task[T] = asyncio.Task(
+            coro, loop=self, name=name or f"task-{number}", context=context
+        )
+        self.tasks[task] = number, owner
+        self._ready[-1] = self._ready[-1]._replace(task=number)
+        task.add_done_callback(self._forget)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._is_ending:
+            error = context.get("exception")
+            who = context.get("task") or context.get("future") or context.get("handle")
+            self.errors.append((self.owner, f"{context['message']}: {error!r} of {who!r}"))
+
+    def run_in_executor(self, *_: object) -> NoReturn:
+        raise RuntimeError("a simulation has one thread: nothing can run in an executor")
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are passed over when their time comes."""
+
+    @contextmanager
+    def acting(self, owner: int) -> Iterator[None]:
+        """What is scheduled in the block is scheduled in this owner's name."""
+        before, self.owner = self.owner, owner
+        try:
+            yield
+        finally:
+            self.owner = before
+
+    def pause(self, owner: int) -> None:
+        self._paused.setdefault(owner, [])
+
+    def resume(self, owner: int) -> None:
+        self._ready += self._paused.pop(owner, [])
+
+    def kill(self, owner: int) -> None:
+        """What it was doing stays as it is; nothing of it runs, cleans up or is told."""
+        self._dead[owner] = self._paused.pop(owner, [])
+
+    def run(self, main: Coroutine[Any, Any, T], after_step: Callable[[], None]) -> T:
+        """Until `main` has ended; `after_step` is called after every callback."""
+        with self._running():
+            task = self.create_task(main, name="scenario")
+            while not task.done():
+                self._step()
+                after_step()
+            return task.result()
+
+    def end(self) -> None:
+        """What is left, of the killed as well, is cancelled and comes to its end, unobserved."""
+        self._is_ending = True
+        for left in (*self._dead.values(), *self._paused.values()):
+            self._ready += left
+        self._dead.clear()
+        self._paused.clear()
+        with self._running():
+            for _ in range(ROUNDS):
+                if not self.tasks:
+                    break
+                for task in tuple(self.tasks):
+                    task.cancel()
+                self._run_all()
+        self._is_closed = True
+
+    def _run_all(self) -> None:
+        with suppress(Deadlock):
+            for _ in range(10 * ROUNDS):
+                self._step()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        asyncio._set_running_loop(self)  # noqa: SLF001 (a loop's own business)
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
+            asyncio._set_running_loop(None)  # noqa: SLF001
+
+    def _step(self) -> None:
+        chosen = self._choose()
+        self.steps += 1
+        self.owner = chosen.owner
+        try:
+            chosen.handle._run()  # noqa: SLF001
+        finally:
+            self.owner = WORLD
+
+    def _choose(self) -> Ready:
+        while True:
+            self._fire()
+            self._set_aside()
+            if self._ready:
+                break
+            if not self._timers:
+                raise Deadlock("nothing is left to run")
+            self._now = max(self._now, self._timers[0][0])
+        if self._dice is None:
+            return self._ready.pop(0)
+        self._ready.sort(key=_order)
+        return self._ready.pop(self._dice.randrange(len(self._ready)))
+
+    def _fire(self) -> None:
+        """Timers whose time has come are ready."""
+        while self._timers and self._timers[0][0] <= self._now:
+            _, number, owner, handle = heapq.heappop(self._timers)
+            if not handle.cancelled():
+                self._ready.append(Ready(0, number, owner, handle))
+
+    def _set_aside(self) -> None:
+        """What cannot run now, or never will."""
+        aside = {**self._paused, **self._dead}
+        ready, self._ready = self._ready, []
+        for it in ready:
+            if not it.handle.cancelled():
+                aside.get(it.owner, self._ready).append(it)
+
+    def _add(self, handle: asyncio.Handle, callback: object, owner: int) -> None:
+        task = getattr(callback, "__self__", None)
+        known = self.tasks.get(task) if isinstance(task, asyncio.Task) else None
+        self._ready.append(Ready(known[0] if known else 0, self._next(), owner, handle))
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.pop(task, None)
+
+
+def _order(it: Ready) -> tuple[int, int]:
+    """By the task's number: the order in which a set gave them differs from run to run."""
+    return it.task, it.number

@@ -1,0 +1,251 @@
+"""One simulated process: its own clock, its own way to the store, its own caches (T1)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from stillfresh.engine import Answer, Cache, Resource
+from stillfresh.errors import LoadFailed, NotOpen, StoreError
+from stillfresh.freshness import Verdict
+from stillfresh.testing.simulator.ledger import Reading, Version
+from stillfresh.testing.simulator.loop import WORLD
+from stillfresh.testing.simulator.promises import Broken
+from stillfresh.testing.simulator.wire import InlineWire, Wire
+
+if TYPE_CHECKING:
+    from stillfresh.testing.simulator.world import World
+
+__all__ = ["Observed", "Process"]
+
+T = TypeVar("T")
+
+LOAD_TAKES: Final = (0.01, 0.05, 0.3, 2.0, 9.0)
+FAILS: Final = 0.1
+GRACE: Final = 60.0
+"""For a cache to close: longer than any answer of a slow store takes."""
+
+
+class Process:
+    """Made by `world.process()` or `world.launch(...)`; use it as a real one's wiring would be."""
+
+    def __init__(self, world: "World", number: int, skew: float) -> None:
+        self.world = world
+        self.number = number
+        self.is_alive = True
+        self.is_closed = False
+        self.failure_rate = FAILS
+        self.dice = world.plan.dice(f"upstream of {number}")
+        """For what upstream does when this process asks it."""
+        self.store = Wire(world, self)
+        """The shared store, over a network."""
+        self.file_store = InlineWire(world, self)
+        """The same one, as a file that is read on the spot."""
+        self._skew = skew
+        self._set_back = 0.0
+        """Seconds by which its clock went back: what memory may lag behind, it lags longer then."""
+        self._at_close: list[Callable[[], Coroutine[Any, Any, object]]] = []
+        self._at_end: list[Callable[[], object]] = []
+
+    def clock(self) -> float:
+        """Its wall clock, which may be wrong."""
+        return self.world.wall() + self._skew
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """A task of this process; the simulation ends when all have ended."""
+        with self.world.loop.acting(self.number):
+            job: asyncio.Task[T] = self.world.loop.create_task(work)
+        self.world.started(self, job)
+        return job
+
+    def cache(self, *, inline: bool = False) -> Cache:
+        """On the shared store, with this process's clock; closed when the scenario has ended."""
+        store = self.file_store if inline else self.store
+        cache = Cache(store, clock=self.clock, dice=self.dice.random, grace=GRACE)
+        self.at_close(cache.close)
+        return cache
+
+    def at_close(self, close: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """When the scenario has ended and the process is alive: last come, first closed."""
+        self._at_close.append(close)
+
+    def at_end(self, end: Callable[[], object]) -> None:
+        """Whatever became of it: files are closed."""
+        self._at_end.append(end)
+
+    async def load(
+        self, kind: str, ids: Sequence[str], *, leased: bool = True
+    ) -> dict[str, Version | Exception]:
+        """Ask upstream, as a loader does: it takes its time, and may fail for one or for all.
+
+        `leased`: a resource of the engine on the shared store, whose leases are compared.
+        """
+        world = self.world
+        found: dict[str, Version | Exception] = {}
+        with self._noticing():
+            for id_ in ids:
+                found[id_] = world.ledger.load(
+                    self.number, (kind, id_), leased=leased, now=world.time()
+                )
+        world.note(self, f"loads {kind} {','.join(ids)}")
+        await asyncio.sleep(self.dice.choice(LOAD_TAKES) * self.dice.random())
+        if self.dice.random() < self.failure_rate / 2:
+            raise ConnectionError("upstream failed")
+        for id_ in ids:
+            if self.dice.random() < self.failure_rate:
+                found[id_] = ConnectionError("upstream failed for this one")
+        return found
+
+    def observe(
+        self, kind: str, resource: Resource[str, Version], *, lag: float = 0.0
+    ) -> "Observed":
+        """A resource whose answers are compared with what was invalidated; `lag`: `memory_for`."""
+        return Observed(self, kind, resource, lag)
+
+    def reading(self, kind: str, id_: str, *, lag: float = 0.0) -> Reading:
+        """Somebody asks now; hand it to `served` with the answer."""
+        late = lag + self._set_back if lag else 0.0
+        return Reading(self.number, (kind, id_), self.world.time(), late)
+
+    def served(
+        self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool = False
+    ) -> None:
+        """What came; `failed`: with the word that loading failed."""
+        world, (kind, id_) = self.world, reading.key
+        world.note(self, f"is served {kind} {id_}: version {value.number}, {verdict}")
+        with self._noticing():
+            world.ledger.served(reading, value, verdict, failed=failed, now=world.time())
+
+    @asynccontextmanager
+    async def invalidating(
+        self, kind: str, ids: Iterable[str], *, soft: bool = False
+    ) -> AsyncIterator[None]:
+        """Around what invalidates these; a StoreError ends the block, and nothing is promised."""
+        world = self.world
+        versions = {id_: world.ledger.upstream[kind, id_] for id_ in ids}
+        names = ",".join(versions)
+        world.note(self, f"invalidates {kind} {names}")
+        try:
+            yield
+        except StoreError:
+            world.note(self, f"could not invalidate {kind} {names}")
+            return
+        self.announced(kind, versions, soft=soft)
+
+    def announced(self, kind: str, versions: Mapping[str, int], *, soft: bool = False) -> None:
+        """From now on nobody who asks is served an older version as fresh.
+
+        Nor as stale, unless this is `soft` or loading fails.
+        """
+        world = self.world
+        world.note(self, f"has announced {kind} {_versions(versions)}")
+        keys = {(kind, id_): version for id_, version in versions.items()}
+        world.ledger.invalidated(self.number, keys, soft=soft, ended=world.time())
+
+    def kill(self) -> None:
+        """`kill -9`: nothing of it runs any more, nothing is cleaned up."""
+        self.world.note(self, "is killed")
+        self.is_alive = False
+        self.world.loop.kill(self.number)
+        self.world.killed(self)
+
+    def pause(self, seconds: float) -> None:
+        """As by SIGSTOP, or a long garbage collection."""
+        self.world.note(self, f"is paused for {seconds:g} s")
+        loop = self.world.loop
+        loop.pause(self.number)
+        with loop.acting(WORLD):
+            loop.call_later(seconds, loop.resume, self.number)
+
+    def jump(self, by: float) -> None:
+        """Its wall clock is set."""
+        self.world.note(self, f"has its clock set by {by:+g} s")
+        self._skew += by
+        self._set_back += max(0.0, -by)
+
+    async def close(self) -> None:
+        self.is_closed = True
+        for close in reversed(self._at_close):
+            await close()
+
+    def end(self) -> None:
+        for end in reversed(self._at_end):
+            end()
+
+    def _noticing(self) -> "_Noticing":
+        return _Noticing(self.world)
+
+
+class _Noticing:
+    """A broken promise is the simulation's: what a loader raises is caught by the engine."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Broken):
+            self._world.fail(error)
+
+
+class Observed:
+    """A resource of one process; every answer is compared with what was invalidated before."""
+
+    def __init__(
+        self, process: Process, kind: str, resource: Resource[str, Version], lag: float
+    ) -> None:
+        self.resource = resource
+        self._process = process
+        self._kind = kind
+        self._lag = lag
+
+    async def get(self, key: str) -> Answer[Version] | None:
+        """None if loading failed and there was nothing to serve, or if the cache is closed."""
+        reading = self._process.reading(self._kind, key, lag=self._lag)
+        try:
+            answer = await self.resource.get(key)
+        except (LoadFailed, NotOpen):
+            return None
+        self._served(reading, answer)
+        return answer
+
+    def peek(self, key: str) -> Answer[Version] | None:
+        """What memory holds, however old; as fresh only what this process has not invalidated."""
+        answer = self.resource.peek(key)
+        if answer is not None and answer.verdict is Verdict.FRESH:
+            self._served(self._process.reading(self._kind, key, lag=float("inf")), answer)
+        return answer
+
+    async def get_many(self, keys: Sequence[str]) -> dict[str, Answer[Version]]:
+        asked = {key: self._process.reading(self._kind, key, lag=self._lag) for key in keys}
+        answers = await self.resource.get_many(keys)
+        for key, answer in answers.items():
+            self._served(asked[key], answer)
+        return answers
+
+    def _served(self, reading: Reading, answer: Answer[Version]) -> None:
+        if answer.found:
+            failed = answer.error is not None
+            self._process.served(reading, answer.value, answer.verdict, failed=failed)
+
+    async def refresh(self, *keys: str) -> None:
+        try:
+            await self.resource.refresh(*keys)
+        except LoadFailed:
+            self._process.world.note(self._process, f"could not refresh {','.join(keys)}")
+
+    async def change(self, *keys: str, soft: bool = False) -> None:
+        """Upstream changes these, and their copies are invalidated."""
+        self._process.world.change(self._kind, *keys)
+        async with self._process.invalidating(self._kind, keys, soft=soft):
+            await self.resource.invalidate(*keys, soft=soft)
+
+    async def delete(self, *keys: str) -> None:
+        async with self._process.invalidating(self._kind, keys):
+            await self.resource.delete(*keys)
+
+
+def _versions(versions: Mapping[str, int]) -> str:
+    return ", ".join(f"{id_} (version {version})" for id_, version in versions.items())

@@ -1,0 +1,198 @@
+"""One request from a process to the store: on its way, in trouble, done, answered or not (T1).
+
+What the store does is done by the real `MemoryStore`, in the name of nobody: a process that is
+killed or paused does not take its requests back.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.contract import Held, Lease, Newer
+from stillfresh.testing.simulator.faults import Trouble
+from stillfresh.testing.simulator.loop import WORLD
+from stillfresh.testing.simulator.promises import Broken
+
+if TYPE_CHECKING:
+    from stillfresh.testing.simulator.process import Process
+    from stillfresh.testing.simulator.world import World
+
+__all__ = ["Request", "Sender", "finished"]
+
+T = TypeVar("T")
+
+READS: Final = frozenset({"read", "stats", "entries"})
+LATENCY: Final = (0.0005, 0.02)
+SLOW: Final = (1.0, 8.0)
+PATIENCE: Final = (0.05, 2.0)
+"""Seconds until a sender without an answer gives up."""
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that never waits, as those of the memory store."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    work.close()
+    raise RuntimeError("a step of the simulated store waits for something")
+
+
+class Request:
+    """One on its way: what it does for which ids, and who waits for the answer."""
+
+    def __init__(
+        self,
+        step: str,
+        kind: str,
+        ids: Sequence[str],
+        effect: Callable[[Sequence[str]], Any],
+        tokens: Iterable[str] = (),
+    ) -> None:
+        self.step = step
+        self.kind = kind
+        self.ids = list(ids)
+        self.effect = effect
+        self.tokens = list(tokens)
+
+    def __str__(self) -> str:
+        return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
+
+
+class Sender:
+    """Of one process."""
+
+    def __init__(self, world: "World", process: "Process") -> None:
+        self._world = world
+        self._process = process
+
+    async def ask(self, request: Request) -> Any:  # noqa: ANN401 (whatever the step answers)
+        """Send it and wait; StoreError if there is no answer."""
+        world = self._world
+        if world.is_over:
+            raise StoreError("the simulation is over")
+        answer: asyncio.Future[Any] = world.loop.create_future()
+        number, trouble = world.weather.next_request()
+        if trouble is not None:
+            world.note(self._process, f"request {number} ({request}) {trouble}")
+        self._send(request, trouble, answer)
+        try:
+            return await answer
+        except (StoreError, asyncio.CancelledError):
+            self.unanswered(request)
+            raise
+
+    def unanswered(self, it: Request) -> None:
+        ledger, number = self._world.ledger, self._process.number
+        match it.step:
+            case "acquire":
+                ledger.unleased(number, it.kind, it.ids)
+            case "read":
+                ledger.unread(number, it.kind, it.ids, self._world.time())
+            case "publish":
+                ledger.unstored(it.tokens)
+
+    def _send(
+        self, request: Request, trouble: Trouble | None, answer: "asyncio.Future[Any]"
+    ) -> None:
+        weather = self._world.weather
+        dice = weather.dice
+        there = dice.uniform(*LATENCY) + weather.slowness()
+        gives_up = dice.uniform(*PATIENCE)
+        some = request.ids
+        match trouble:
+            case Trouble.LOST:
+                self._give_up(answer, gives_up)
+                return
+            case Trouble.LATE:
+                self._give_up(answer, gives_up)
+                there = gives_up + dice.uniform(*SLOW)
+            case Trouble.UNANSWERED:
+                self._give_up(answer, max(gives_up, there))
+            case Trouble.SLOW:
+                there += dice.uniform(*SLOW)
+            case Trouble.HALF:
+                some = some[: len(some) // 2]
+                self._give_up(answer, max(gives_up, there))
+            case Trouble.TWICE:
+                self._arrive(request, some, there + dice.uniform(*SLOW), None)
+        is_answered = trouble in {None, Trouble.SLOW, Trouble.TWICE}
+        self._arrive(request, some, there, answer if is_answered else None)
+
+    def _arrive(
+        self,
+        request: Request,
+        some: Sequence[str],
+        after: float,
+        answer: "asyncio.Future[Any] | None",
+    ) -> None:
+        with self._world.loop.acting(WORLD):
+            self._world.loop.call_later(after, self._take_effect, request, some, answer)
+
+    def _take_effect(
+        self, request: Request, some: Sequence[str], answer: "asyncio.Future[Any] | None"
+    ) -> None:
+        world = self._world
+        try:
+            result = self._done(request, some)
+        except StoreError as exc:
+            if answer is not None:
+                self._give_up(answer, world.weather.dice.uniform(*LATENCY), str(exc))
+            return
+        except Broken as exc:
+            world.fail(exc)
+            return
+        if answer is not None:
+            back = world.weather.dice.uniform(*LATENCY) + world.weather.slowness()
+            with world.loop.acting(self._process.number):
+                world.loop.call_later(back, _answered, answer, result)
+
+    def _done(self, request: Request, some: Sequence[str]) -> Any:  # noqa: ANN401
+        world = self._world
+        if world.weather.is_away:
+            raise StoreError("the store is away")
+        if world.weather.is_full and request.step not in READS:
+            raise StoreError("the store is full")
+        with world.asked_by(self._process):
+            result = request.effect(some)
+        if request.step != "read":
+            world.note(self._process, f"{request}{_told(result)}")
+        return result
+
+    def _give_up(
+        self, answer: "asyncio.Future[Any]", after: float, why: str = "no answer from the store"
+    ) -> None:
+        loop = self._world.loop
+        with loop.acting(self._process.number):
+            loop.call_later(after, _failed, answer, why)
+
+
+def _answered(answer: "asyncio.Future[Any]", result: object) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _failed(answer: "asyncio.Future[Any]", why: str) -> None:
+    if not answer.done():
+        answer.set_exception(StoreError(why))
+
+
+def _told(result: object) -> str:
+    """What the store answered, for the trace."""
+    if isinstance(result, dict):
+        return " → " + ", ".join(f"{id_} {_grant(it)}" for id_, it in result.items())
+    if isinstance(result, set):
+        return f" → not {','.join(sorted(result))}" if result else ""
+    return ""
+
+
+def _grant(grant: object) -> str:
+    match grant:
+        case Lease():
+            return f"granted ({grant.token})"
+        case Held():
+            return "is held"
+        case Newer():
+            return "has a newer copy"
+    return "?"

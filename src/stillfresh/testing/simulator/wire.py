@@ -1,0 +1,173 @@
+"""The shared store as one process sees it: over a network, or as a file (T1, S1)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Entry,
+    Failure,
+    Grant,
+    Lease,
+    Record,
+    StoreStats,
+)
+from stillfresh.testing.simulator.sending import Request, Sender, finished
+
+if TYPE_CHECKING:
+    from stillfresh.testing.simulator.process import Process
+    from stillfresh.testing.simulator.world import World
+
+__all__ = ["InlineWire", "Wire"]
+
+
+class Wire:
+    """A store, as one process sees it over a network."""
+
+    def __init__(self, world: "World", process: "Process") -> None:
+        self._world = world
+        self._process = process
+        self._sender = Sender(world, process)
+
+    async def open(self) -> None:
+        """There is nothing to connect."""
+
+    async def close(self) -> None:
+        """What is kept is everybody's."""
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        def effect(some: Sequence[str]) -> dict[str, Record]:
+            return self._world.store.read_now(kind, some, known)
+
+        found: dict[str, Record] = await self._sender.ask(Request("read", kind, ids, effect))
+        return found
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        by_id = {ask.id: ask for ask in asks}
+
+        def effect(some: Sequence[str]) -> dict[str, Grant]:
+            world, now = self._world, self._world.store_now()
+            work = world.store.acquire(kind, [by_id[id_] for id_ in some], lease_for)
+            grants = finished(work)
+            world.ledger.acquired(self._process.number, kind, grants, now)
+            return grants
+
+        grants: dict[str, Grant] = await self._sender.ask(
+            Request("acquire", kind, list(by_id), effect)
+        )
+        self._world.ledger.granted(self._process.number, kind, grants)
+        return grants
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        def effect(some: Sequence[str]) -> set[str]:
+            world, now = self._world, self._world.store_now()
+            those = {id_: copies[id_] for id_ in some}
+            superseded = finished(world.store.publish(kind, those))
+            world.ledger.published(kind, those, superseded, now)
+            return superseded
+
+        tokens = [lease.token for lease, _ in copies.values()]
+        superseded: set[str] = await self._sender.ask(
+            Request("publish", kind, list(copies), effect, tokens)
+        )
+        return superseded
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        def effect(some: Sequence[str]) -> set[str]:
+            world, now = self._world, self._world.store_now()
+            those = [lease for lease in leases if lease.id in some]
+            lost = finished(world.store.renew(kind, those, lease_for))
+            world.ledger.renewed(kind, those, lost, now + lease_for)
+            return lost
+
+        lost: set[str] = await self._sender.ask(Request("renew", kind, _ids(leases), effect))
+        return lost
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        def effect(some: Sequence[str]) -> None:
+            those = [lease for lease in leases if lease.id in some]
+            finished(self._world.store.release(kind, those, failures))
+            self._world.ledger.released(kind, those)
+
+        await self._sender.ask(Request("release", kind, _ids(leases), effect))
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        def effect(some: Sequence[str]) -> None:
+            finished(self._world.store.invalidate(kind, some, soft=soft))
+            self._world.ledger.voided(kind, some)
+
+        await self._sender.ask(Request("invalidate", kind, ids, effect))
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        def effect(_: Sequence[str]) -> list[tuple[str, str]]:
+            found = finished(self._world.store.invalidate_tag(tag, soft=soft))
+            for kind, id_ in found:
+                self._world.ledger.voided(kind, [id_])
+            return found
+
+        found: list[tuple[str, str]] = await self._sender.ask(
+            Request("invalidate_tag", tag, [], effect)
+        )
+        return found
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        def effect(some: Sequence[str]) -> None:
+            finished(self._world.store.delete(kind, some))
+            self._world.ledger.voided(kind, some)
+
+        await self._sender.ask(Request("delete", kind, ids, effect))
+
+    async def evict(self, before: float) -> int:
+        def effect(_: Sequence[str]) -> int:
+            return finished(self._world.store.evict(before))
+
+        dropped: int = await self._sender.ask(Request("evict", "", [], effect))
+        return dropped
+
+    async def stats(self) -> StoreStats:
+        def effect(_: Sequence[str]) -> StoreStats:
+            return finished(self._world.store.stats())
+
+        found: StoreStats = await self._sender.ask(Request("stats", "", [], effect))
+        return found
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        def effect(_: Sequence[str]) -> list[Entry]:
+            return finished(self._world.store.entries(kind, search, after, limit))
+
+        found: list[Entry] = await self._sender.ask(Request("entries", "", [], effect))
+        return found
+
+
+class InlineWire(Wire):
+    """A store that is read on the spot, as a file is."""
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        world = self._world
+        if world.is_over or world.weather.is_away:
+            self._sender.unanswered(Request("read", kind, ids, len))
+            raise StoreError("the store is away")
+        return world.store.read_now(kind, ids, known)
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        return self.read_now(kind, ids, known)
+
+
+def _ids(leases: Iterable[Lease]) -> list[str]:
+    return [lease.id for lease in leases]

@@ -1,0 +1,264 @@
+"""The world of a simulation: virtual time, processes that share a store, what befalls them (T1)."""
+
+import asyncio
+import gc
+import tempfile
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeAlias
+
+from stillfresh.errors import ConfigError, shown
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing.simulator.faults import Blow, Plan, Strike
+from stillfresh.testing.simulator.ledger import Ledger
+from stillfresh.testing.simulator.loop import WORLD, VirtualLoop
+from stillfresh.testing.simulator.process import Process
+from stillfresh.testing.simulator.promises import Broken, Promise
+from stillfresh.testing.simulator.sending import finished
+from stillfresh.testing.simulator.weather import Weather
+
+__all__ = ["App", "World"]
+
+App: TypeAlias = Callable[[Process], Coroutine[Any, Any, object]]
+
+EPOCH: Final = 1_700_000_000.0
+MAX_TASKS: Final = 1_000
+MAX_COPIES: Final = 10_000
+MAX_TRACE: Final = 5_000
+LOOK_EVERY: Final = 64
+"""Steps between two looks at what costs more than a comparison."""
+RESTART: Final = (0.5, 5.0)
+"""Seconds until a process that was killed runs again."""
+
+
+class World:
+    """What a scenario is given; `simulate` makes it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.dice = plan.dice("scenario")
+        """For the scenario's own choices."""
+        order = plan.dice("order") if plan.shuffled else None
+        self.loop = VirtualLoop(order)  # type: ignore[abstract]  # what no simulation needs
+        self.weather = Weather(plan, self.loop)
+        self.ledger = Ledger()
+        self.trace: deque[str] = deque(maxlen=MAX_TRACE)
+        self.processes: list[Process] = []
+        """All that ever were, the killed as well."""
+        self.is_over = False
+        tokens = iter(range(1, 1 << 62))
+        self.store = MemoryStore(clock=self.store_now, new_token=lambda: f"t{next(tokens)}")
+        finished(self.store.open())
+        self._asked_by: Process | None = None
+        self._asks_callers = plan.dice("clock").random() < 0.5
+        self._checks: list[tuple[str, Callable[[], str | None]]] = []
+        self._jobs: dict[asyncio.Task[Any], Process | None] = {}
+        self._apps: dict[Process, App] = {}
+        self._changed = asyncio.Event()
+        self._broken: Broken | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def time(self) -> float:
+        """Seconds since the simulation began."""
+        return self.loop.time()
+
+    def wall(self) -> float:
+        """The same, as a clock that is right shows it."""
+        return EPOCH + self.time()
+
+    def steps(self, count: int) -> range:
+        """`for step in world.steps(20)`: fewer when a failure is being made smaller."""
+        return range(count if self.plan.steps is None else min(count, self.plan.steps))
+
+    def process(self) -> Process:
+        """One more."""
+        number = len(self.processes) + 1
+        process = Process(self, number, self.plan.skews[(number - 1) % len(self.plan.skews)])
+        self.processes.append(process)
+        return process
+
+    def launch(self, app: App, count: int) -> list[Process]:
+        """So many processes that run `app(process)`; one that is killed is started anew."""
+        if not callable(app) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"launch: takes an app and a number, not {shown((app, count))}")
+        most = count if self.plan.processes is None else min(count, self.plan.processes)
+        return [self._launch(app) for _ in range(most)]
+
+    def _launch(self, app: App) -> Process:
+        process = self.process()
+        self._apps[process] = app
+        process.start(app(process))
+        return process
+
+    def change(self, kind: str, *ids: str) -> dict[str, int]:
+        """Upstream has a newer version of these from now on; which one it is."""
+        return {id_: self.ledger.change((kind, id_)) for id_ in ids}
+
+    def always(self, promise: str, check: Callable[[], str | None]) -> None:
+        """A promise of your own, called after every step: None, or what is wrong."""
+        if not callable(check):
+            raise ConfigError(f"always: takes a function without arguments, not {shown(check)}")
+        self._checks.append((promise, check))
+
+    def broken(self, promise: str, what: str) -> NoReturn:
+        """Ends the simulation as failed, wherever it is noticed."""
+        broken = Broken(promise, what)
+        self.fail(broken)
+        raise broken
+
+    def note(self, process: Process | None, text: str) -> None:
+        """One more line of the trace."""
+        who = "world" if process is None else f"p{process.number}"
+        self.trace.append(f"{self.time():9.3f} {who:>5}  {text}")
+
+    async def joined(self, within: float = 600.0) -> None:
+        """All that was started has ended, but for what was killed with its process."""
+        try:
+            async with asyncio.timeout(within):
+                while self._busy():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            waiting = _named(self._busy())
+            raise Broken(Promise.ALIVE, f"after {within:g} s these wait still: {waiting}") from None
+
+    def _busy(self) -> list[asyncio.Task[Any]]:
+        return [job for job, owner in self._jobs.items() if owner is None or owner.is_alive]
+
+    @cached_property
+    def folder(self) -> Path:
+        """For files that the processes share; gone after the simulation."""
+        self._folder = tempfile.TemporaryDirectory(prefix="stillfresh-simulation-")
+        return Path(self._folder.name)
+
+    def fail(self, broken: Broken) -> None:
+        """The first promise that was broken; the simulation ends with this step."""
+        self._broken = self._broken or broken
+
+    def started(self, process: Process | None, job: "asyncio.Task[Any]") -> None:
+        self._jobs[job] = process
+        job.add_done_callback(self._ended)
+
+    def _ended(self, job: "asyncio.Task[Any]") -> None:
+        process = self._jobs.pop(job)
+        self._changed.set()
+        if job.cancelled() or (error := job.exception()) is None:
+            return
+        if not isinstance(error, Broken):
+            who = "a restart" if process is None else f"process {process.number}"
+            broken = Broken(Promise.WHOLE, f"{who} failed: {error!r}")
+            broken.__cause__ = error
+            error = broken
+        self.fail(error)
+
+    def killed(self, process: Process) -> None:
+        """Somebody starts it anew, a while later."""
+        self._changed.set()
+        if (app := self._apps.pop(process, None)) is not None:
+            with self.loop.acting(WORLD):
+                self.started(None, self.loop.create_task(self._restart(app)))
+
+    async def _restart(self, app: App) -> None:
+        await asyncio.sleep(self.weather.dice.uniform(*RESTART))
+        self._launch(app)
+
+    @contextmanager
+    def asked_by(self, process: Process) -> Iterator[None]:
+        """In the block the store does what this process asks."""
+        self._asked_by = process
+        try:
+            yield
+        finally:
+            self._asked_by = None
+
+    def store_now(self) -> float:
+        """S2: a server has a clock of its own; a file is judged by the clock of who asks."""
+        if self._asks_callers and self._asked_by is not None:
+            return self._asked_by.clock()
+        return self.wall()
+
+    def run(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
+        """Raises what was broken."""
+        for strike in self.plan.strikes:
+            self.loop.call_at(strike.at, self._strike, strike)
+        self.loop.run(self._play(scenario), self._after_step)
+
+    async def _play(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
+        """The scenario, all that it started, and that closing leaves nothing behind."""
+        await scenario(self)
+        await self.joined()
+        while opened := [process for process in self._living() if not process.is_closed]:
+            for process in opened:
+                process.start(process.close())
+            await self.joined()
+        if left := self._tasks_of({process.number for process in self._living()}):
+            raise Broken(Promise.BOUND, f"left behind by close: {_named(left)}")
+
+    def _tasks_of(self, owners: set[int]) -> list[asyncio.Task[Any]]:
+        running = ((task, owner) for task, (_, owner) in self.loop.tasks.items() if not task.done())
+        return [task for task, owner in running if owner in owners]
+
+    def end(self) -> None:
+        """Nothing is left: no task, no file."""
+        self.is_over = True
+        self.loop.end()
+        for process in self.processes:
+            process.end()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _after_step(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        for promise, check in self._checks:
+            if (what := check()) is not None:
+                raise Broken(promise, what)
+        if self.loop.errors and (broken := self._heard()) is not None:
+            raise broken
+        if self.loop.steps % LOOK_EVERY == 0:
+            self._look()
+
+    def unheard(self) -> Broken | None:
+        """What was raised where nobody could hear it, as it is let go of."""
+        gc.collect()
+        return self._heard()
+
+    def _heard(self) -> Broken | None:
+        for owner, error in self.loop.errors:
+            if owner == WORLD or self.processes[owner - 1].is_alive:
+                return Broken(Promise.WHOLE, error)
+        return None
+
+    def _look(self) -> None:
+        if len(self.loop.tasks) > MAX_TASKS:
+            raise Broken(Promise.BOUND, f"{len(self.loop.tasks)} tasks are running")
+        if (copies := finished(self.store.stats()).copies) > MAX_COPIES:
+            raise Broken(Promise.BOUND, f"the store holds {copies} copies")
+
+    def _living(self) -> list[Process]:
+        return [process for process in self.processes if process.is_alive]
+
+    def _strike(self, strike: Strike) -> None:
+        if self.weather.strikes(strike):
+            self.note(None, f"{strike.blow} for {strike.amount:g} s")
+        elif living := self._living():
+            process = living[strike.process % len(living)]
+            match strike.blow:
+                case Blow.KILL:
+                    process.kill()
+                case Blow.PAUSE:
+                    process.pause(strike.amount)
+                case _:
+                    process.jump(strike.amount)
+
+
+def _named(tasks: Iterable["asyncio.Task[Any]"]) -> str:
+    return "; ".join(f"{task.get_name()} in {_place(task)}" for task in tasks)
+
+
+def _place(task: "asyncio.Task[Any]") -> str:
+    frames = task.get_stack(limit=1)
+    return f"{frames[0].f_code.co_name}, line {frames[0].f_lineno}" if frames else "nothing"

@@ -1,0 +1,205 @@
+"""HTTP/1.1 as clients speak it to a gateway (G1, I12, I13): uvicorn's protocol, within limits.
+
+RFC 9112: a head has a size and a time, a target that is a whole URL names the host (§3.2.2), who
+speaks HTTP/1.0 is sent no chunks (§6.1). Needs `stillfresh[web]`.
+"""
+
+import asyncio
+import enum
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from stillfresh.isr.responses import refuse
+from stillfresh.isr.rules_fields import date_text
+
+__all__ = ["LONGEST_HEAD", "Protocol"]
+
+LONGEST_HEAD: Final = 65_536
+"""Bytes of a request line and its header fields; of trailers as well."""
+HEAD_TIME: Final = 30.0
+"""Seconds for a head to come, from its first byte, or from the start of the connection."""
+LINGER: Final = 2.0
+"""Seconds for a client to read why it was hung up on."""
+TOO_LONG: Final = b"The request's head is too long.\n"
+
+
+class Part(enum.Enum):
+    """Of a message, what comes next."""
+
+    NOTHING = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    _part = Part.NOTHING
+    _unread = 0
+    _is_refused = False
+    _timer: asyncio.TimerHandle | None = None
+    _cycles: Sequence[RequestResponseCycle] = ()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        for cycle in self._cycles:
+            _cut(cycle)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """What the parser holds back, because it is not whole, is counted until it tells it."""
+        if self._is_refused:
+            return
+        if self._part is not Part.BODY:
+            self._start_timer()
+        self._unread += len(data)
+        super().data_received(data)
+        if self._part is Part.HEAD:
+            self._start_timer()
+        if self._unread > LONGEST_HEAD:
+            self._hang_up(431, TOO_LONG)
+
+    def on_message_begin(self) -> None:
+        self._part = Part.HEAD
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """RFC 9110 §6.5.1: a trailer is no header field."""
+        if self._part is Part.HEAD:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unread = 0
+        self._stop_timer()
+        size = len(self.url) + sum(len(name) + len(it) + 4 for name, it in self.headers)
+        if size > LONGEST_HEAD:
+            self.app = _too_long  # in its turn, after the answers that are under way
+        self._name_host()
+        super().on_headers_complete()
+        self._part = Part.BODY
+        if self.cycle is not None:
+            self._follow(self.cycle)
+
+    def _follow(self, cycle: RequestResponseCycle) -> None:
+        """Of requests in a row all are told when the client leaves, not just the last one."""
+        self._cycles = [*(it for it in self._cycles if not it.response_complete), cycle]
+        if cycle.scope["http_version"] == "1.0":
+            send: Any = _unchunked(cycle)
+            cycle.send = send  # type: ignore[method-assign]
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._part, self._unread = Part.NOTHING, 0
+        super().on_message_complete()
+
+    def _name_host(self) -> None:
+        """Of several Hosts none is believed, and the request refused."""
+        hosts = [at for at, (name, _) in enumerate(self.headers) if name == b"host"]
+        if len(hosts) == 1 and (named := _named(self.url)):
+            self.headers[hosts[0]] = b"host", named
+
+    def send_400_response(self, msg: str) -> None:
+        self._hang_up(400, msg.encode("ascii") + b"\n")
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_TIME, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        if self._part is Part.NOTHING:
+            self.transport.close()
+        else:
+            self._hang_up(408, b"The request's head did not come.\n")
+
+    def _hang_up(self, status: int, text: bytes) -> None:
+        """It reads on for a moment, and forgets: else what it says might not reach the client."""
+        self._is_refused = True
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        if not self._may_speak():
+            self.transport.close()
+            return
+        for cycle in self._cycles:
+            _cut(cycle)
+        self.transport.write(_last_words(status, text))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER, self.transport.abort)
+
+    def _may_speak(self) -> bool:
+        """Not within another answer, nor in the place of one."""
+        if self.pipeline or self.cycle is None:
+            return not self.pipeline
+        if self._part is Part.BODY:
+            return not self.cycle.response_started
+        return self.cycle.response_complete
+
+
+def _cut(cycle: RequestResponseCycle) -> None:
+    """Its app hears that the client is gone."""
+    if not cycle.response_complete:
+        cycle.disconnected = True
+    cycle.message_event.set()
+
+
+def _last_words(status: int, text: bytes) -> bytes:
+    date, length = date_text(time.time()), b"%d" % len(text)
+    fields = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store")]
+    fields += [(b"content-length", length), (b"connection", b"close"), (b"date", date)]
+    lines = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
+    return STATUS_LINE[status] + lines + b"\r\n" + text
+
+
+def _named(target: bytes) -> bytes | None:
+    """The host and port in `http://host:port/path`; None: there is none."""
+    if target[:1] in {b"/", b"*"} or b"://" not in target:
+        return None
+    return urlsplit(target).netloc.rpartition(b"@")[2]
+
+
+async def _too_long(scope: Scope, receive: Receive, send: Send) -> None:
+    del scope, receive
+    await refuse(send, 431, TOO_LONG, is_last=True)
+
+
+def _unchunked(cycle: RequestResponseCycle) -> Send:
+    """An answer of unknown length ends with the connection, which 1.0 closes anyway."""
+    send: Any = cycle.send
+    is_open_ended = False
+
+    async def tell(message: Message) -> None:
+        nonlocal is_open_ended
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            is_open_ended = not names & {b"content-length", b"transfer-encoding"}
+            if is_open_ended:
+                cycle.chunked_encoding = False
+        elif is_open_ended:
+            left = math.inf if message.get("more_body") else len(message.get("body", b""))
+            cycle.expected_content_length = left  # type: ignore[assignment]
+        await send(message)
+
+    return tell

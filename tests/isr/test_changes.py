@@ -1,0 +1,117 @@
+"""I12, RFC 9111 §4.4: a change through a page's own URL, on a store that is slow or away."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from engine_kit import turns, until
+from isr_kit import Site, Visitor
+
+from stillfresh import StoreError
+from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.isr.changes import FIRST_PAUSE
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+
+class Slow(MemoryStore):
+    """Invalidations wait, or fail so often."""
+
+    gate: asyncio.Event | None = None
+    failures = 0
+    steps = 0
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        self.steps += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("away")
+        await super().invalidate(kind, ids, soft=soft)
+
+
+class TestI12SlowStore:
+    async def test_no_copy_of_before_is_served_after_a_change(
+        self, site: Site, clock: ManualClock
+    ) -> None:
+        """The change is answered, its URL passes, and is kept again when the store knows."""
+        store = Slow(clock=clock)
+        async with PageCache(store, clock=clock, memory_for="10s", store_timeout=0.01) as pages:
+            isr = IsrMiddleware(site, pages, routes={"/pricing": "60s", "/other": "60s"})
+            visit = Visitor(isr)
+            for _ in range(3):
+                assert (await visit()).text == "page 1"
+            await visit("/other")
+            store.gate = asyncio.Event()
+            assert (await visit(method="POST")).text == "page 3"
+            for number in (4, 5):
+                answer = await visit()
+                assert answer.text == f"page {number}"
+                assert answer.headers["cache-status"] == "stillfresh; fwd=bypass"
+            assert "hit" in (await visit("/other")).headers["cache-status"]
+            store.gate.set()
+            await until(lambda: not isr._changes.pending)
+            assert (await visit()).text == "page 6"
+            assert "hit" in (await visit()).headers["cache-status"]
+
+    async def test_a_change_during_a_change_has_a_step_of_its_own(
+        self, site: Site, clock: ManualClock
+    ) -> None:
+        """The store may have done the first one before the second was made."""
+        store = Slow(clock=clock)
+        async with PageCache(store, clock=clock, store_timeout=0.01) as pages:
+            isr = IsrMiddleware(site, pages, routes={"/pricing": "60s"})
+            visit = Visitor(isr)
+            await visit()
+            store.gate = asyncio.Event()
+            for _ in range(3):
+                await visit(method="POST")
+            assert (store.steps, len(isr._changes.pending)) == (1, 1)
+            store.gate.set()
+            await until(lambda: not isr._changes.pending)
+            assert store.steps == 2
+
+    async def test_a_store_that_fails_is_asked_again(self, site: Site, clock: ManualClock) -> None:
+        """With pauses; the page of before is not served in the meantime."""
+        store, pauses, go = Slow(clock=clock), [], asyncio.Event()
+
+        async def rest(pause: float) -> None:
+            if pause in {FIRST_PAUSE, 2 * FIRST_PAUSE}:
+                pauses.append(pause)
+                await go.wait()
+            else:
+                await asyncio.Event().wait()
+
+        async with PageCache(store, clock=clock, sleep=rest, store_timeout=0.01) as pages:
+            isr = IsrMiddleware(site, pages, routes={"/pricing": "60s"})
+            visit = Visitor(isr)
+            await visit()
+            store.failures = 2
+            await visit(method="DELETE")
+            assert (await visit()).text == "page 3"
+            go.set()
+            await until(lambda: not isr._changes.pending)
+            assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE]
+            assert (await visit()).text == "page 4"
+
+    async def test_so_many_wait_and_closing_ends_them(
+        self,
+        site: Site,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Whoever posts to made-up URLs fills no memory."""
+        monkeypatch.setattr("stillfresh.isr.changes.MOST", 2)
+        store = Slow(clock=clock)
+        async with PageCache(store, clock=clock, store_timeout=0.001) as pages:
+            isr = IsrMiddleware(site, pages, routes={"/*": "60s"})
+            store.gate = asyncio.Event()
+            for number in range(4):
+                await Visitor(isr)(f"/{number}", method="POST")
+            assert len(isr._changes.pending) == 2
+            await isr._close()
+            await turns()
+            assert not isr._changes.pending
+        assert "others wait for the store" in caplog.text

@@ -1,0 +1,160 @@
+"""I13, I14: the first visit of a page that no route calls shareable; what is left in the store."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from engine_kit import turns
+from isr_kit import Site, as_it_says
+
+from stillfresh.isr import Page, PageCache
+from stillfresh.isr.rules_heard import STANDS_FOR, Heard, Word
+from stillfresh.testing import ManualClock
+
+COOKIE = {"cookie": "session=1"}
+
+
+class TestI13FirstVisit:
+    @pytest.mark.parametrize("line", ["Set-Cookie: a=1", "Cache-Control: private", "X-Nothing: 1"])
+    @pytest.mark.parametrize("headers", [{}, COOKIE, {"authorization": "Basic x"}])
+    async def test_a_link_that_works_once_works(
+        self, pages: PageCache, site: Site, line: str, headers: dict[str, str]
+    ) -> None:
+        """The site is asked once for each visit, from the first on."""
+        visit = as_it_says(site, pages)
+        site.says(line)
+        for number in (1, 2, 3):
+            answer = await visit("/login?token=x", headers=headers)
+            assert (answer.text, site.renders) == (f"page {number}", number)
+            assert line.partition(":")[0] in answer.headers
+
+    async def test_nor_does_head_use_it_up(self, pages: PageCache, site: Site) -> None:
+        """Who only looks whether it is there is not taken for who opens it."""
+        visit = as_it_says(site, pages)
+        site.says("Cache-Control: no-store")
+        await visit("/login?token=x", method="HEAD")
+        assert [scope["method"] for scope in site.scopes] == ["HEAD"]
+
+    async def test_the_first_answer_goes_to_one_alone(self, pages: PageCache, site: Site) -> None:
+        """Of a crowd, each has an answer of his own, and the site is asked no more than that."""
+        visit = as_it_says(site, pages)
+        site.says("Set-Cookie: a=1")
+        site.hold()
+        crowd = [asyncio.ensure_future(visit()) for _ in range(5)]
+        await site.asked.wait()
+        await turns(300)
+        site.let_go()
+        answers = await asyncio.gather(*crowd)
+        assert len({answer.text for answer in answers}) == 5
+        assert site.renders == 5
+
+    async def test_an_answer_that_depends_on_what_was_left_out_is_asked_for_again(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """RFC 9110 §12.5.5: by its Vary, the visitor's own request would have got another."""
+        visit = as_it_says(site, pages)
+        site.says("Set-Cookie: a=1", "Vary: Accept-Language, User-Agent")
+        await visit(headers={"accept-language": "de"})
+        assert site.seen("accept-language") == ["de"]
+        await visit("/other")
+        assert site.renders == 3
+
+    async def test_who_is_known_passes_until_an_answer_states_that_it_is_for_all(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Then it is rendered without who he is, once for everybody."""
+        visit = as_it_says(site, pages)
+        site.says("Cache-Control: max-age=60")
+        told = [(await visit(headers=COOKIE)).headers["cache-status"] for _ in range(3)]
+        assert told == [
+            "stillfresh; fwd=bypass",
+            "stillfresh; fwd=miss; stored; ttl=60",
+            "stillfresh; hit; ttl=60",
+        ]
+        assert site.seen("cookie", 1) == []
+
+    async def test_what_is_kept_already_is_for_them_too(self, pages: PageCache, site: Site) -> None:
+        """Whoever rendered it, in whichever process."""
+        site.says("Cache-Control: max-age=60")
+        await as_it_says(site, pages)()
+        another = as_it_says(site, pages)
+        assert "hit" in (await another(headers=COOKIE)).headers["cache-status"]
+
+    async def test_what_becomes_public_is_shared(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """By the word of an answer; of one that knew who asked, a while after a private render."""
+        visit = as_it_says(site, pages)
+        site.says("Cache-Control: private")
+        await visit()
+        site.says("Cache-Control: max-age=60")
+        for _ in range(3):
+            assert "bypass" in (await visit(headers=COOKIE)).headers["cache-status"]
+        clock.advance(STANDS_FOR)
+        told = [(await visit(headers=COOKIE)).headers["cache-status"] for _ in range(3)]
+        assert ["bypass" in it for it in told] == [True, False, False]
+        assert "hit" in told[2]
+        site.says("Cache-Control: private")
+        await visit("/b")
+        clock.advance(5)
+        site.says("Cache-Control: max-age=60")
+        told = [(await visit("/b")).headers["cache-status"] for _ in range(3)]
+        assert ["bypass" in it for it in told] == [True, False, False]
+
+    async def test_what_was_public_and_is_private_is_served_no_more(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """Not even if the site fails later."""
+        visit = as_it_says(site, pages)
+        site.says('ETag: "1"', "Cache-Control: max-age=10, stale-if-error=600")
+        await visit()
+        clock.advance(11)
+        site.says("Cache-Control: private")
+        assert (await visit()).text != "page 1"
+        site.status = 500
+        assert (await visit()).status_code == 500
+
+    def test_a_word_stands_a_while_and_so_many_are_noted(self) -> None:
+        """No answer to one visitor outweighs a render; the oldest is forgotten."""
+        heard = Heard(2)
+        heard.rendered("a", 0.0, is_shared=False)
+        heard.stated("a", STANDS_FOR - 1, is_personal=True)
+        assert heard.of("a") is Word.PRIVATE
+        heard.stated("a", STANDS_FOR, is_personal=True)
+        assert heard.of("a") is Word.STATED
+        heard.rendered("a", 50.0, is_shared=True)
+        assert heard.of("a") is Word.NONE
+        for name in "bcd":
+            heard.rendered(name, 60.0, is_shared=False)
+        assert [heard.of(name) for name in "bcd"] == [Word.NONE, Word.PRIVATE, Word.PRIVATE]
+
+
+class TestI13NothingLeft:
+    async def test_unknown_paths_leave_nothing_in_the_store(
+        self, tmp_path: Path, clock: ManualClock, site: Site
+    ) -> None:
+        """Whoever makes up paths makes no rows, in any table."""
+        site.status = 404
+        async with PageCache(f"sqlite:///{tmp_path}/p.db", clock=clock) as pages:
+            visit = as_it_says(site, pages)
+            for number in range(20):
+                assert (await visit(f"/no/{number}")).status_code == 404
+        with sqlite3.connect(tmp_path / "p.db") as file:
+            named = "SELECT name FROM sqlite_master WHERE name LIKE '%page' OR name LIKE '%tags'"
+            tables = [name for (name,) in file.execute(named)]
+            rows = [file.execute(f'SELECT count(*) FROM "{it}"').fetchone()[0] for it in tables]
+        assert len(tables) >= 2
+        assert set(rows) == {0}
+
+    async def test_memory_keeps_so_many_pages(self, clock: ManualClock, site: Site) -> None:
+        """`max_entries` holds for `memory://` itself, too."""
+        async with PageCache("memory://", clock=clock, max_entries=10) as pages:
+            visit = as_it_says(site, pages)
+            site.says("Cache-Control: max-age=60")
+            for number in range(40):
+                await visit(f"/{number}")
+                await pages.get(f"/fn/{number}", lambda: Page("x"), revalidate=60)
+            stats = await pages.stats()
+        assert stats.store is not None
+        assert stats.store.copies <= 10

@@ -1,0 +1,96 @@
+"""I12, I13: bytes that a site sends beyond an answer are nobody's page (RFC 9112 §9.2)."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+
+import h11
+import httpx
+import pytest
+from serve_kit import KeptSite, Proxy
+
+from stillfresh.isr.wire import Pool
+
+KEPT = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nContent-Length: 4\r\n\r\n"
+EVIL = KEPT + b"EVIL"
+PRIVATE = b"HTTP/1.1 200 OK\r\nCache-Control: private\r\n"
+SIZED = PRIVATE + b"Content-Length: %05d\r\n\r\n"
+UP_TO_A_READ = 65_536 - len(SIZED % 0)
+TOO_MUCH = {
+    "a body to HEAD": SIZED % len(EVIL) + EVIL,
+    "a body in a 304": b'HTTP/1.1 304 Not Modified\r\nETag: "a"\r\n\r\n' + EVIL,
+    "a body in a 204": b"HTTP/1.1 204 No Content\r\n\r\n" + EVIL,
+    "more than Content-Length": SIZED % 3 + b"abc" + EVIL,
+    "more than the last chunk": PRIVATE
+    + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    + EVIL,
+    "more than a read of 64 KiB": SIZED % UP_TO_A_READ + b"x" * UP_TO_A_READ + EVIL,
+}
+
+
+@pytest.fixture(params=sorted(TOO_MUCH))
+def leaking(request: pytest.FixtureRequest) -> Iterator[tuple[Proxy, str]]:
+    name = request.param
+    method = "HEAD" if name == "a body to HEAD" else "GET"
+
+    def told(asked: bytes) -> bytes:
+        if asked.startswith(b"GET /home "):
+            return KEPT + b"HOME"
+        return TOO_MUCH[name] if asked.startswith(method.encode()) else SIZED % 1 + b"p"
+
+    with ExitStack() as stack:
+        yield Proxy(stack, upstream=KeptSite(stack, told).url), method
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as site:
+        yield site
+
+
+class TestI13Leftovers:
+    def test_they_are_not_the_next_page(self, leaking: tuple[Proxy, str]) -> None:
+        """Not that of another URL, and not in the cache."""
+        proxy, method = leaking
+        for _ in range(3):
+            proxy.client.request(method, "/x", headers={"if-none-match": '"a"'})
+        assert [proxy.get("/home").text for _ in range(2)] == ["HOME", "HOME"]
+
+    @pytest.mark.parametrize("is_heard", [False, True])
+    async def test_nor_what_comes_while_it_rests(self, site: socket.socket, is_heard: bool) -> None:
+        """A connection that hears something unasked is not used again, read or not."""
+        port = site.getsockname()[1]
+        pool = Pool(httpx.URL(f"http://127.0.0.1:{port}"), 1, 5.0)
+        ask = h11.Request(method="GET", target="/", headers=[("host", "x")])
+        first = await pool.take()
+        with site.accept()[0] as end:
+            end.sendall(KEPT + b"HOME")
+            assert (await first.ask(ask, None)).status_code == 200
+            assert [part async for part in first.parts()] == [b"HOME"]
+            pool.give(first)
+            end.sendall(EVIL)
+            while is_heard and first.is_open:
+                await asyncio.sleep(0)
+            second = await pool.take()
+            assert (second is first, second.is_new) == (False, True)
+            pool.give(second)
+        pool.close()
+
+    async def test_who_behaves_keeps_its_connection(self, site: socket.socket) -> None:
+        """One for both requests."""
+        pool = Pool(httpx.URL(f"http://127.0.0.1:{site.getsockname()[1]}"), 1, 5.0)
+        ask = h11.Request(method="GET", target="/", headers=[("host", "x")])
+        taken = []
+        connection = await pool.take()
+        with site.accept()[0] as end:
+            for _ in range(2):
+                end.sendall(KEPT + b"HOME")
+                await connection.ask(ask, None)
+                assert [part async for part in connection.parts()] == [b"HOME"]
+                pool.give(connection)
+                taken.append(connection)
+                connection = await pool.take()
+            assert {id(it) for it in taken} == {id(connection)}
+            pool.give(connection)
+        pool.close()

@@ -1,0 +1,220 @@
+"""T1: the engine in the simulator: several processes, a few keys, everything that may be asked."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from stillfresh import Cache, Loaded, LoadFailed, NotOpen, RetryAfter
+from stillfresh.engine import Resource
+from stillfresh.testing.simulator import Observed, Process, Promise, Version, World
+
+KEYS = ("a", "b", "c")
+SHOPS = {"eu": ("eu-1", "eu-2"), "us": ("us-1",)}
+
+
+def prices(
+    process: Process, cache: Cache, *, memory_for: float = 0.0, keys: Sequence[str] = KEYS
+) -> Observed:
+    """A resource with short terms, so that a minute sees all of them."""
+    jitter = process.world.dice.choice([0.0, 0.2])
+
+    @cache.batched(
+        "price",
+        fresh_for=4,
+        stale_for=6,
+        error_for=10,
+        max_batch=2,
+        concurrency=2,
+        memory_for=memory_for,
+        lease_for=3,
+        load_timeout=7,
+        jitter=jitter,
+        max_entries=len(keys) - 1,
+        tags=lambda key: [f"shop:{key[:2]}"],
+    )
+    async def price(ids: list[str]) -> dict[str, Version | Loaded[Version] | Exception]:
+        return dressed(process, await process.load("price", ids))
+
+    process.world.always(Promise.BOUND, lambda: too_many(price, len(keys) - 1))
+    return process.observe("price", price, lag=memory_for)
+
+
+def dressed(
+    process: Process, found: Mapping[str, Version | Exception]
+) -> dict[str, Version | Loaded[Version] | Exception]:
+    """Now and then with terms of its own, absent, or with the word to come back later."""
+    given: dict[str, Version | Loaded[Version] | Exception] = {}
+    for id_, it in found.items():
+        match process.dice.randrange(20):
+            case 0:
+                given[id_] = RetryAfter(process.dice.choice([0.5, 5.0]))
+            case 1 | 2 if isinstance(it, Version):
+                given[id_] = Loaded(it, fresh_for=1, stale_for=1)
+            case 3:
+                pass
+            case _:
+                given[id_] = it
+    return given
+
+
+def too_many(resource: Resource[str, Version], most: int) -> str | None:
+    """E9: memory holds no more than it may; nothing that is under way is forgotten there."""
+    core = resource._core
+    if (count := len(core.shelf.front.entries)) > most:
+        return f"memory holds {count} entries, {most} are allowed"
+    if (count := len(core._steps)) > 20:
+        return f"{count} reads of the store are under way"
+    return None
+
+
+async def use(process: Process, resource: Observed, keys: Sequence[str]) -> None:
+    """One visitor: reads mostly; changes, refreshes, gives up."""
+    world = process.world
+    for _ in world.steps(15):
+        await asyncio.sleep(world.dice.choice([0, 0, 0.05, 0.5, 3.0]))
+        key = world.dice.choice(keys)
+        match world.dice.randrange(10):
+            case 0 | 1:
+                await resource.change(key, soft=world.dice.random() < 0.3)
+            case 2:
+                await resource.get_many(keys)
+            case 3:
+                await resource.refresh(key)
+            case 4:
+                await impatient(resource, key, world.dice.choice([0.001, 0.03, 0.4]))
+            case 5 if world.dice.random() < 0.3:
+                await resource.delete(key)
+            case 6 if world.dice.random() < 0.5:
+                resource.peek(key)
+            case _:
+                await resource.get(key)
+
+
+async def impatient(resource: Observed, key: str, patience: float) -> None:
+    try:
+        async with asyncio.timeout(patience):
+            await resource.get(key)
+    except TimeoutError:
+        pass
+
+
+async def visited(process: Process, resources: Sequence[Observed]) -> None:
+    """By as many at once."""
+    async with asyncio.TaskGroup() as group:
+        for resource in resources:
+            group.create_task(use(process, resource, KEYS))
+
+
+async def over_a_network(world: World) -> None:
+    """E2-E7 on a store like Redis."""
+
+    async def app(process: Process) -> None:
+        await visited(process, [prices(process, process.cache())] * 3)
+
+    world.launch(app, 3)
+
+
+async def on_a_file(world: World) -> None:
+    """The same on a store like SQLite, whose rows are read on the spot (E9)."""
+
+    async def app(process: Process) -> None:
+        await visited(process, [prices(process, process.cache(inline=True))] * 3)
+
+    world.launch(app, 3)
+
+
+async def from_memory(world: World) -> None:
+    """With `memory_for`: another's invalidation may be missed for so long, one's own never (E9)."""
+
+    async def app(process: Process) -> None:
+        await visited(process, [prices(process, process.cache(), memory_for=1.0)] * 3)
+
+    world.launch(app, 2)
+
+
+async def by_tags(world: World) -> None:
+    """E8: an invalidation by tag reaches what is stored, in memory, and on its way."""
+
+    async def app(process: Process) -> None:
+        keys = [key for keys in SHOPS.values() for key in keys]
+        cache = process.cache()
+        resource = prices(process, cache, keys=keys)
+        for _ in world.steps(25):
+            await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+            if world.dice.random() < 0.2:
+                shop = world.dice.choice(sorted(SHOPS))
+                world.change("price", *SHOPS[shop])
+                async with process.invalidating("price", SHOPS[shop]):
+                    await cache.invalidate_tag(f"shop:{shop}")
+            elif world.dice.random() < 0.3:
+                await resource.get_many(keys)
+            else:
+                await resource.get(world.dice.choice(keys))
+
+    world.launch(app, 3)
+
+
+async def inside_another(world: World) -> None:
+    """E3, E4: loaders that ask other resources, and now and then one another, in a circle."""
+
+    async def app(process: Process) -> None:
+        cache = process.cache()
+
+        @cache.batched("page", fresh_for=3, stale_for=3, max_batch=2, concurrency=1, lease_for=3)
+        async def page(ids: list[str]) -> dict[str, Version | Exception]:
+            for id_ in ids:
+                with suppress(LoadFailed):
+                    await (part.get(id_) if id_ != "c" else page.get("a"))
+            return await process.load("page", ids)
+
+        @cache.batched("part", fresh_for=2, stale_for=2, max_batch=1, concurrency=1, lease_for=3)
+        async def part(ids: list[str]) -> dict[str, Version | Exception]:
+            if "b" in ids:
+                with suppress(LoadFailed):
+                    await page.get("b")
+            return await process.load("part", ids)
+
+        pages, parts = process.observe("page", page), process.observe("part", part)
+        await visited(process, [pages, pages, parts])
+
+    world.launch(app, 2)
+
+
+async def closed_and_opened(world: World) -> None:
+    """E13: a cache that is closed in the midst of everything, and opened again."""
+
+    async def app(process: Process) -> None:
+        cache = process.cache()
+        resource = prices(process, cache)
+
+        async def read() -> None:
+            for _ in world.steps(25):
+                await asyncio.sleep(world.dice.choice([0, 0.05, 0.5]))
+                await resource.get(world.dice.choice(KEYS))
+
+        async def watch() -> None:
+            for _ in world.steps(5):
+                await asyncio.sleep(world.dice.choice([0, 1.0]))
+                try:
+                    with resource.resource.watch(*KEYS) as watch:
+                        async for _ in watch:
+                            await asyncio.sleep(world.dice.choice([0, 0.1]))
+                            if world.dice.random() < 0.3:
+                                break
+                except NotOpen:
+                    pass
+
+        async def close() -> None:
+            for _ in world.steps(3):
+                await asyncio.sleep(world.dice.uniform(0, 5))
+                await cache.close()
+                await asyncio.sleep(world.dice.choice([0, 0.3]))
+                await cache.open()
+            await asyncio.sleep(10)
+            await cache.close()
+
+        async with asyncio.TaskGroup() as group:
+            for work in (read(), read(), watch(), close()):
+                group.create_task(work)
+
+    world.launch(app, 2)

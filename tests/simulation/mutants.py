@@ -1,0 +1,238 @@
+"""Deliberate bugs, each of which breaks a promise of T2: what the simulator is shown to catch."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from scenarios import SCENARIOS
+
+from stillfresh.coordinator.hub import Connection
+from stillfresh.engine import loader, reads
+from stillfresh.engine.core import Core
+from stillfresh.engine.flights import Flight
+from stillfresh.engine.front import Front
+from stillfresh.engine.lane import Lane
+from stillfresh.engine.loader import Loader
+from stillfresh.engine.tasks import Tasks
+from stillfresh.engine.watcher import Watcher
+from stillfresh.feed import steps
+from stillfresh.stores import memory
+from stillfresh.stores.contract import Lease
+from stillfresh.stores.memory import MemoryStore, Row
+from stillfresh.testing.simulator import Promise
+from stillfresh.testing.simulator.simulate import Scenario
+from stillfresh.waiting import rules
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug, the promise that it breaks, and the scenario in which it shows."""
+
+    promise: Promise
+    scenario: Scenario
+    patch: Patch
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(promise: Promise, scenario: str) -> Callable[[Patch], Patch]:
+    def kept(patch: Patch) -> Patch:
+        MUTANTS[patch.__name__] = Mutant(promise, SCENARIOS[scenario], patch)
+        return patch
+
+    return kept
+
+
+@mutant(Promise.FRESH, "over_a_network")
+def an_invalidation_leaves_the_copy_as_it_is(patch: pytest.MonkeyPatch) -> None:
+    def invalidate(self: MemoryStore, keys: Any, *, soft: bool) -> None:
+        for key in keys:
+            if row := self._rows.get(key):
+                row.token = None
+
+    patch.setattr(MemoryStore, "_invalidate", invalidate)
+
+
+@mutant(Promise.FRESH, "from_memory")
+def memory_does_not_hear_of_invalidations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Core, "overtake", lambda *_: None)
+
+
+@mutant(Promise.FRESH, "over_a_network")
+def who_comes_late_is_given_the_overtaken_value(patch: pytest.MonkeyPatch) -> None:
+    """The oldest bug of the field: fill after invalidate."""
+
+    def join(self: Flight[Any, Any], waiter: Any) -> None:
+        waiter.missing += 1
+        self.early.append(waiter)
+
+    patch.setattr(Flight, "join", join)
+
+
+@mutant(Promise.FRESH, "by_tags")
+def a_tag_reaches_nothing_that_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    async def invalidate_tag(
+        self: MemoryStore, tag: str, *, soft: bool = False
+    ) -> list[tuple[str, str]]:
+        keys = [key for key in sorted(self._tagged.get(tag, ())) if not self._rows[key].token]
+        self._invalidate(keys, soft=soft)
+        return keys
+
+    patch.setattr(MemoryStore, "invalidate_tag", invalidate_tag)
+
+
+@mutant(Promise.FRESH, "of_pages")
+def a_page_is_purged_here_only(patch: pytest.MonkeyPatch) -> None:
+    async def nothing(self: MemoryStore, *_: Any, **__: Any) -> list[tuple[str, str]]:
+        return []
+
+    patch.setattr(MemoryStore, "invalidate_tag", nothing)
+    patch.setattr(MemoryStore, "invalidate", nothing)
+    patch.setattr(MemoryStore, "delete", nothing)
+
+
+@mutant(Promise.FRESH, "of_a_feed")
+def news_of_a_comment_changes_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(steps, "forget", lambda *_: None)
+
+
+@mutant(Promise.FRESH, "of_games")
+def a_move_leaves_the_game_in_the_pool(patch: pytest.MonkeyPatch) -> None:
+    before = rules.step
+
+    def step(state: Any, event: Any) -> Any:
+        return (state, ()) if type(event).__name__ == "MoveSent" else before(state, event)
+
+    patch.setattr(rules, "step", step)
+
+
+@mutant(Promise.HOLDER, "over_a_network")
+def a_lease_is_given_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
+    def acquire(self: MemoryStore, kind: str, ask: Any, now: float, lease_for: float) -> Any:
+        row = self._rows.setdefault((kind, ask.id), Row())
+        row.token, row.held_until = self._new_token(), now + lease_for
+        return Lease(ask.id, row.token, row.held_until)
+
+    patch.setattr(MemoryStore, "_acquire", acquire)
+
+
+@mutant(Promise.LOAD, "over_a_network")
+def a_failed_load_is_tried_again_under_its_lease(patch: pytest.MonkeyPatch) -> None:
+    before = Loader._call
+
+    async def call(self: Loader[Any, Any], flights: Any, leases: Any) -> Any:
+        results = await before(self, flights, leases)
+        if any(isinstance(result, Exception) for result in results.values()):
+            results = await before(self, flights, leases)
+        return results
+
+    patch.setattr(Loader, "_call", call)
+
+
+@mutant(Promise.LOAD, "on_a_file")
+def who_is_denied_the_lease_loads_all_the_same(patch: pytest.MonkeyPatch) -> None:
+    before = Loader._acquire
+
+    async def acquire(self: Loader[Any, Any], flights: Any) -> Any:
+        leases = await before(self, flights)
+        return dict.fromkeys(flight.id for flight in flights) | leases
+
+    patch.setattr(Loader, "_acquire", acquire)
+
+
+@mutant(Promise.LOST, "over_a_network")
+def a_publication_is_not_fenced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Row, "holds", lambda *_: True)
+
+
+@mutant(Promise.LOST, "on_a_file")
+def a_refused_publication_is_taken_for_done(patch: pytest.MonkeyPatch) -> None:
+    before = Loader._publish
+
+    async def publish(self: Loader[Any, Any], copies: Any) -> Any:
+        _, stored = await before(self, copies)
+        return set(), stored
+
+    patch.setattr(Loader, "_publish", publish)
+
+
+@mutant(Promise.COUNTS, "of_a_hub")
+def a_viewer_who_hides_is_watched_for_still(patch: pytest.MonkeyPatch) -> None:
+    def set_visible(self: Connection, visible: bool) -> None:
+        self._is_visible = visible
+
+    patch.setattr(Connection, "set_visible", set_visible)
+
+
+@mutant(Promise.COUNTS, "of_a_coordinator")
+def the_first_to_leave_takes_all_along(patch: pytest.MonkeyPatch) -> None:
+    before = Lane.unsubscribe
+
+    def unsubscribe(self: Lane[Any], key: Any) -> bool:
+        while not before(self, key):
+            pass
+        return True
+
+    patch.setattr(Lane, "unsubscribe", unsubscribe)
+
+
+@mutant(Promise.ASKED, "of_a_coordinator")
+def what_failed_is_never_asked_for_again(patch: pytest.MonkeyPatch) -> None:
+    before = Lane.take
+
+    def take(self: Lane[Any], limit: int, beside: Any = ()) -> list[Any]:
+        failed = [key for key in self._queue if key in self._cooldowns]
+        kept = {key: self._queue.pop(key) for key in failed}
+        taken = before(self, limit, beside)
+        self._queue.update(kept)
+        return taken
+
+    patch.setattr(Lane, "take", take)
+
+
+@mutant(Promise.ASKED, "of_a_hub")
+def the_watcher_sleeps_through(patch: pytest.MonkeyPatch) -> None:
+    async def pause(self: Watcher[Any, Any], _: Any) -> None:
+        await self._changed.wait()
+
+    patch.setattr(Watcher, "_pause", pause)
+
+
+@mutant(Promise.BOUND, "from_memory")
+def memory_forgets_its_limit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Front, "_seat", lambda self, entry: self._ring.append(entry))
+
+
+@mutant(Promise.BOUND, "over_a_network")
+def closing_leaves_tasks_behind(patch: pytest.MonkeyPatch) -> None:
+    async def end(self: Tasks, _: float) -> None:
+        await asyncio.sleep(0)
+
+    patch.setattr(Tasks, "end", end)
+
+
+@mutant(Promise.ALIVE, "over_a_network")
+def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def join(self: Flight[Any, Any], waiter: Any) -> None:
+        waiter.missing += 1
+        if not self.began:
+            self.early.append(waiter)
+
+    patch.setattr(Flight, "join", join)
+
+
+@mutant(Promise.ALIVE, "on_a_file")
+def the_lease_of_the_dead_never_ends(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memory, "is_over", lambda *_: False)
+    patch.setattr(loader, "plan_wait", lambda record, *_: None if record.held_until else 0)
+
+
+@mutant(Promise.WHOLE, "over_a_network")
+def a_read_fails_and_nobody_is_told(patch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: whoever asked had given up when the store failed."""
+    patch.setattr(reads, "looked_at", lambda _: None)

@@ -1,0 +1,33 @@
+"""Every scenario there is, by name."""
+
+from engine_scenarios import (
+    by_tags,
+    closed_and_opened,
+    from_memory,
+    inside_another,
+    on_a_file,
+    over_a_network,
+)
+from feed_scenarios import of_a_feed
+from page_scenarios import of_pages
+from viewer_scenarios import of_a_coordinator, of_a_hub
+from waiting_scenarios import of_games
+
+from stillfresh.testing.simulator.simulate import Scenario
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__: scenario
+    for scenario in (
+        over_a_network,
+        on_a_file,
+        from_memory,
+        by_tags,
+        inside_another,
+        closed_and_opened,
+        of_pages,
+        of_a_hub,
+        of_a_coordinator,
+        of_a_feed,
+        of_games,
+    )
+}

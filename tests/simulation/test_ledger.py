@@ -1,0 +1,153 @@
+"""T2: the ledger notices what it is there for, and knows what S5 allows."""
+
+from contextlib import AbstractContextManager
+
+import pytest
+
+from stillfresh import Policy, Verdict
+from stillfresh.stores.contract import Copy, Held, Lease
+from stillfresh.testing.simulator.ledger import Ledger, Reading, Version
+from stillfresh.testing.simulator.promises import Broken, Promise
+
+KEY = ("price", "a")
+FRESH, STALE = Verdict.FRESH, Verdict.STALE
+
+
+def lease(token: str, until: float = 10.0) -> Lease:
+    return Lease("a", token, until)
+
+
+def granted(ledger: Ledger, process: int, token: str, now: float = 0.0) -> None:
+    grants = {"a": lease(token, now + 10)}
+    ledger.acquired(process, "price", grants, now)
+    ledger.granted(process, "price", grants)
+
+
+def loaded(ledger: Ledger, process: int) -> Version:
+    return ledger.load(process, KEY, leased=True, now=0.0)
+
+
+def publish(ledger: Ledger, token: str, *, superseded: bool = False, now: float = 1.0) -> None:
+    copy = Copy(token, 0.0, Policy(5), b"")
+    lost = {"a"} if superseded else set()
+    ledger.published("price", {"a": (lease(token), copy)}, lost, now)
+
+
+def serve(
+    ledger: Ledger, value: Version, verdict: Verdict = FRESH, *, process: int = 2, at: float = 5.0
+) -> None:
+    ledger.served(Reading(process, KEY, at, 0.0), value, verdict, failed=False, now=at)
+
+
+def change(ledger: Ledger, *, soft: bool = False) -> None:
+    """By process 1, done at 4."""
+    ledger.invalidated(1, {KEY: ledger.change(KEY)}, soft=soft, ended=4.0)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+def breaks(promise: Promise) -> AbstractContextManager[object]:
+    return pytest.raises(Broken, match=promise)
+
+
+class TestT2Leases:
+    def test_two_holders(self, ledger: Ledger) -> None:
+        granted(ledger, 1, "t1")
+        with breaks(Promise.HOLDER):
+            granted(ledger, 2, "t2", now=9)
+
+    def test_a_lease_that_ended_was_voided_or_was_given_back_is_free(self, ledger: Ledger) -> None:
+        granted(ledger, 1, "t1")
+        granted(ledger, 2, "t2", now=10)
+        ledger.voided("price", ["a"])
+        granted(ledger, 3, "t3", now=11)
+        ledger.released("price", [lease("t3")])
+        granted(ledger, 4, "t4", now=12)
+
+    def test_a_renewed_one_is_not(self, ledger: Ledger) -> None:
+        granted(ledger, 1, "t1")
+        ledger.renewed("price", [lease("t1")], set(), until=20)
+        with breaks(Promise.HOLDER):
+            granted(ledger, 2, "t2", now=12)
+
+    def test_a_load_without_a_lease_or_a_second_one(self, ledger: Ledger) -> None:
+        with breaks(Promise.LOAD):
+            loaded(ledger, 1)
+        granted(ledger, 1, "t1")
+        loaded(ledger, 1)
+        with breaks(Promise.LOAD):
+            loaded(ledger, 1)
+
+    def test_who_was_denied_may_not_load(self, ledger: Ledger) -> None:
+        ledger.granted(1, "price", {"a": Held(5.0)})
+        with breaks(Promise.LOAD):
+            loaded(ledger, 1)
+
+    def test_who_could_not_ask_for_a_lease_may_load(self, ledger: Ledger) -> None:
+        ledger.unleased(1, "price", ["a"])
+        loaded(ledger, 1)
+
+    def test_a_publication_by_who_lost_the_lease(self, ledger: Ledger) -> None:
+        granted(ledger, 1, "t1")
+        ledger.voided("price", ["a"])
+        with breaks(Promise.LOST):
+            publish(ledger, "t1")
+
+    def test_a_refused_publication_that_is_shown_as_fresh(self, ledger: Ledger) -> None:
+        granted(ledger, 1, "t1")
+        value = loaded(ledger, 1)
+        publish(ledger, "t1", superseded=True)
+        serve(ledger, value, STALE)
+        with breaks(Promise.LOST):
+            serve(ledger, value)
+
+
+class TestT2Freshness:
+    def old(self, ledger: Ledger) -> Version:
+        granted(ledger, 2, "t1")
+        value = loaded(ledger, 2)
+        publish(ledger, "t1")
+        return value
+
+    @pytest.mark.parametrize("verdict", [FRESH, STALE])
+    def test_who_asks_afterwards_is_not_served_the_old_one(
+        self, ledger: Ledger, verdict: Verdict
+    ) -> None:
+        value = self.old(ledger)
+        change(ledger)
+        serve(ledger, value, verdict, at=3.9)
+        with breaks(Promise.FRESH):
+            serve(ledger, value, verdict)
+
+    def test_softly_it_is_served_as_stale(self, ledger: Ledger) -> None:
+        value = self.old(ledger)
+        change(ledger, soft=True)
+        serve(ledger, value, STALE)
+        with breaks(Promise.FRESH):
+            serve(ledger, value)
+
+    def test_the_new_one_is_fresh(self, ledger: Ledger) -> None:
+        change(ledger)
+        serve(ledger, self.old(ledger))
+
+    def test_s5_who_could_not_ask_the_store_goes_on_from_memory(self, ledger: Ledger) -> None:
+        """But not past what was invalidated by the same process."""
+        value = self.old(ledger)
+        change(ledger)
+        for process in (1, 2):
+            ledger.unread(process, "price", ["a"], now=5.0)
+        serve(ledger, value, process=2)
+        with breaks(Promise.FRESH):
+            serve(ledger, value, process=1)
+
+    def test_s5_what_could_not_be_stored_is_shown_by_its_loader_alone(self, ledger: Ledger) -> None:
+        granted(ledger, 2, "t1")
+        value = loaded(ledger, 2)
+        ledger.unstored(["t1"])
+        change(ledger)
+        serve(ledger, value, process=2)
+        with breaks(Promise.FRESH):
+            serve(ledger, value, process=3)

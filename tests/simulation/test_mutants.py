@@ -1,0 +1,46 @@
+"""T2: each promise has a deliberate bug that breaks it, and the simulator is shown to catch it."""
+
+import pytest
+from mutants import MUTANTS, Mutant
+
+from stillfresh.testing import Promise, SimulationFailed, simulate
+
+SEEDS = 20
+
+
+def caught(mutant: Mutant) -> list[str]:
+    """The promises that were seen to be broken, until it is the one that was meant."""
+    seen: list[str] = []
+    for seed in range(SEEDS):
+        try:
+            simulate(mutant.scenario, seed=seed, shrink=False)
+        except SimulationFailed as failed:
+            seen.append(failed.promise)
+            if failed.promise == mutant.promise:
+                break
+    return seen
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+class TestT2Mutants:
+    def test_is_caught(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Within a few seeds, and for what it is."""
+        mutant = MUTANTS[name]
+        mutant.patch(monkeypatch)
+        assert mutant.promise in caught(mutant)
+
+
+def test_t2_every_promise_has_a_mutant() -> None:
+    assert {mutant.promise for mutant in MUTANTS.values()} == set(Promise)
+
+
+class TestT2Found:
+    def test_who_gave_up_hears_of_no_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Found by the simulator: a store that fails after its caller was cancelled made asyncio
+        complain of an exception that nobody had looked at.
+        """
+        mutant = MUTANTS["a_read_fails_and_nobody_is_told"]
+        simulate(mutant.scenario, seed=0)
+        mutant.patch(monkeypatch)
+        with pytest.raises(SimulationFailed, match="never retrieved"):
+            simulate(mutant.scenario, seed=0, shrink=False)

@@ -1,0 +1,25 @@
+"""T2: what must hold at every step holds: 200 seeds here, 10,000 by `make simulate`."""
+
+import pytest
+from scenarios import SCENARIOS
+
+from stillfresh.testing import simulate
+
+SEEDS = 200
+EACH = -(-SEEDS // len(SCENARIOS))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+class TestT2Promises:
+    def test_hold_at_every_step(self, name: str) -> None:
+        """Whatever is lost, late, killed, paused or wrong about the time."""
+        runs = [simulate(SCENARIOS[name], seed=seed) for seed in range(EACH)]
+        assert len({run.trace for run in runs}) == EACH
+
+
+def test_t2_systems_are_all_there() -> None:
+    """The engine in several scenarios, every system on it in one at least."""
+    assert len(SCENARIOS) * EACH >= SEEDS
+    systems = {"of_pages", "of_a_hub", "of_a_coordinator", "of_a_feed", "of_games"}
+    assert len(SCENARIOS.keys() - systems) >= 5
+    assert systems <= SCENARIOS.keys()

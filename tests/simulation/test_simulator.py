@@ -1,0 +1,318 @@
+"""T1: the simulator itself: virtual time, any order, faults by seed, replay, shrinking."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from engine_scenarios import KEYS, over_a_network, prices
+from scenarios import SCENARIOS
+
+from stillfresh import ConfigError, StoreError
+from stillfresh.stores.contract import Ask, Grant, Held, Lease
+from stillfresh.testing import Faults, Process, Promise, SimulationFailed, World, simulate
+from stillfresh.testing.simulator.faults import REQUESTS, Blow, Plan, Strike, Trouble, planned
+from stillfresh.testing.simulator.simulate import run
+
+HERE = Path(__file__).parent
+REPLAY = """
+import zlib
+from scenarios import SCENARIOS
+from stillfresh.testing import simulate
+for name, scenario in SCENARIOS.items():
+    run = simulate(scenario, seed=3)
+    print(name, run.steps, run.seconds, zlib.crc32("\\n".join(run.trace).encode()))
+"""
+
+
+async def nothing(world: World) -> None:
+    await asyncio.sleep(0)
+
+
+async def asked(process: Process, id_: str = "a", lease_for: float = 5) -> Grant:
+    return (await process.store.acquire("price", [Ask(id_)], lease_for))[id_]
+
+
+class TestT1Time:
+    def test_hours_take_no_time(self) -> None:
+        """A sleep moves the clock, and nothing waits for it."""
+
+        async def scenario(world: World) -> None:
+            await asyncio.sleep(10_000)
+
+        began = time.monotonic()
+        assert simulate(scenario, seed=1).seconds >= 10_000
+        assert time.monotonic() - began < 5
+
+    def test_what_is_ready_runs_in_any_order(self) -> None:
+        """Tasks that are ready at once run in an order that the seed chooses; each order comes."""
+
+        def order(seed: int) -> tuple[int, ...]:
+            ran: list[int] = []
+
+            async def one(number: int) -> None:
+                await asyncio.sleep(0)
+                ran.append(number)
+
+            async def scenario(world: World) -> None:
+                await asyncio.gather(*map(one, range(3)))
+
+            simulate(scenario, seed=seed)
+            return tuple(ran)
+
+        assert len({order(seed) for seed in range(60)}) == 6
+        assert order(7) == order(7)
+
+    def test_nothing_runs_in_a_thread(self) -> None:
+        """What wants one is told so, and the run fails."""
+
+        async def scenario(world: World) -> None:
+            await asyncio.to_thread(print)
+
+        with pytest.raises(SimulationFailed, match="one thread"):
+            simulate(scenario, seed=1)
+
+
+class TestT1Replay:
+    @pytest.mark.parametrize("name", SCENARIOS)
+    def test_a_seed_is_the_same_run_again(self, name: str) -> None:
+        """To the letter: every line of the trace, every step."""
+        assert simulate(SCENARIOS[name], seed=11) == simulate(SCENARIOS[name], seed=11)
+
+    def test_a_seed_is_the_same_run_in_another_process(self) -> None:
+        """Whatever the order of its sets."""
+        said = set()
+        for hashes in ("1", "2"):
+            environment = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(HERE)}
+            command = [sys.executable, "-c", REPLAY]
+            done = subprocess.run(command, env=environment, capture_output=True, check=True)
+            said.add(done.stdout)
+        assert len(said) == 1
+        assert len(said.pop().splitlines()) == len(SCENARIOS)
+
+    def test_other_seeds_are_other_runs(self) -> None:
+        """In what happens and in what goes wrong."""
+        runs = [simulate(over_a_network, seed=seed) for seed in range(4)]
+        assert len({run.trace for run in runs}) == len({run.plan for run in runs}) == 4
+
+    def test_the_surroundings_are_left_as_they_were(self) -> None:
+        """The dice of the program that simulates are not the simulation's."""
+        random.seed(5)
+        before = random.getstate()
+        simulate(over_a_network, seed=2)
+        assert random.getstate() == before
+
+
+class TestT1Requests:
+    """Each trouble does what it says."""
+
+    def grants(self, trouble: Trouble | None, *, ids: int = 1) -> list[object]:
+        """What one process is told, and what another finds ten seconds later."""
+        told: list[object] = []
+        asks = [Ask(f"id-{number}") for number in range(ids)]
+
+        async def scenario(world: World) -> None:
+            for _ in range(2):
+                process = world.process()
+                try:
+                    told.extend((await process.store.acquire("price", asks, 100)).values())
+                except StoreError:
+                    told.append("no answer")
+                await asyncio.sleep(10)
+
+        troubles = () if trouble is None else ((0, trouble),)
+        assert run(scenario, Plan(1, troubles)).broken is None
+        return [type(it) if isinstance(it, Lease | Held) else it for it in told]
+
+    def test_without_trouble(self) -> None:
+        assert self.grants(None) == [Lease, Held]
+
+    def test_lost(self) -> None:
+        assert self.grants(Trouble.LOST) == ["no answer", Lease]
+
+    @pytest.mark.parametrize("trouble", [Trouble.UNANSWERED, Trouble.LATE])
+    def test_done_and_not_answered(self, trouble: Trouble) -> None:
+        assert self.grants(trouble) == ["no answer", Held]
+
+    @pytest.mark.parametrize("trouble", [Trouble.SLOW, Trouble.TWICE])
+    def test_done_and_answered(self, trouble: Trouble) -> None:
+        assert self.grants(trouble) == [Lease, Held]
+
+    def test_half(self) -> None:
+        assert self.grants(Trouble.HALF, ids=2) == ["no answer", Held, Lease]
+
+    @pytest.mark.parametrize("blow", [Blow.AWAY, Blow.FULL])
+    def test_a_store_that_is_away_or_full(self, blow: Blow) -> None:
+        """Full, it can be read."""
+        told: list[str] = []
+
+        async def scenario(world: World) -> None:
+            process = world.process()
+            await asyncio.sleep(1)
+            for step in (asked(process), process.store.read("price", ["a"])):
+                try:
+                    await step
+                except StoreError as exc:
+                    told.append(str(exc))
+            await asyncio.sleep(5)
+            await asked(process)
+
+        assert run(scenario, Plan(1, (), (Strike(0.5, blow, 1, 3.0),))).broken is None
+        assert told == [f"the store is {blow.split()[-1]}"] * (2 if blow is Blow.AWAY else 1)
+
+
+class TestT1Processes:
+    def test_a_killed_process_does_nothing_any_more(self) -> None:
+        """No cleanup, no answer; who runs in its place begins anew, with a memory of its own."""
+        ran: list[tuple[int, str]] = []
+
+        async def app(process: Process) -> None:
+            ran.append((process.number, "begins"))
+            try:
+                await asyncio.sleep(10)
+                ran.append((process.number, "ends"))
+            finally:
+                if not process.world.is_over:
+                    ran.append((process.number, "cleans up"))
+
+        async def scenario(world: World) -> None:
+            world.launch(app, 1)
+
+        assert run(scenario, Plan(1, (), (Strike(5.0, Blow.KILL, 1, 1.0),))).broken is None
+        assert ran == [(1, "begins"), (2, "begins"), (2, "ends"), (2, "cleans up")]
+
+    def test_a_paused_process_goes_on_later(self) -> None:
+        """Its timers fire when it is let go, and what it had sent has happened meanwhile."""
+        found: list[object] = []
+
+        async def app(process: Process) -> None:
+            await asyncio.sleep(1)
+            grant = await asked(process, lease_for=100)
+            found.append((type(grant), process.world.time() > 20))
+
+        async def scenario(world: World) -> None:
+            process, other = world.process(), world.process()
+            process.start(app(process))
+            world.loop.call_at(1.0004, process.pause, 20)  # sent, and not yet arrived
+            await asyncio.sleep(10)
+            found.append(type(await asked(other)))
+
+        simulate(scenario, seed=1, faults=Faults.none())
+        assert found == [Held, (Lease, True)]
+
+    def test_clocks_are_apart_and_jump(self) -> None:
+        """Each process has its own; the world's time is nobody's."""
+        seen: list[float] = []
+
+        async def scenario(world: World) -> None:
+            process = world.process()
+            seen.append(process.clock() - world.wall())
+            await asyncio.sleep(2)
+            seen.append(process.clock() - world.wall())
+
+        plan = Plan(1, (), (Strike(1.0, Blow.JUMP, 1, -7.0),), (2.5,))
+        assert run(scenario, plan).broken is None
+        assert seen == pytest.approx([2.5, -4.5])
+
+    def test_who_waits_for_ever_is_named(self) -> None:
+        """By where it waits."""
+
+        async def app(process: Process) -> None:
+            await asyncio.Event().wait()
+
+        async def scenario(world: World) -> None:
+            world.launch(app, 1)
+
+        with pytest.raises(SimulationFailed, match=r"these wait still: .* in app") as failed:
+            simulate(scenario, seed=1)
+        assert failed.value.promise == Promise.ALIVE
+
+
+class TestT1Shrinks:
+    def test_to_the_one_fault_that_matters(self) -> None:
+        """Of dozens; the seed, the promise and the trace are in what is raised."""
+
+        async def app(process: Process) -> None:
+            resource = prices(process, process.cache())
+            for _ in process.world.steps(8):
+                await resource.get(KEYS[0])
+                await asyncio.sleep(4)
+
+        async def scenario(world: World) -> None:
+            world.always("nobody is killed", lambda: "one was" if dead(world) else None)
+            world.launch(app, 3)
+
+        def dead(world: World) -> bool:
+            return not all(process.is_alive for process in world.processes)
+
+        seed = next(
+            seed
+            for seed in range(100)
+            if any(strike.blow is Blow.KILL for strike in planned(seed, Faults()).strikes)
+            and planned(seed, Faults()).troubles
+        )
+        with pytest.raises(SimulationFailed) as failed:
+            simulate(scenario, seed=seed)
+        smallest = failed.value.smallest
+        assert [strike.blow for strike in smallest.plan.strikes] == [Blow.KILL]
+        assert smallest.plan.troubles == ()
+        assert smallest.plan.processes == 1
+        assert not smallest.plan.shuffled
+        assert f"seed {seed}: broken: nobody is killed" in str(failed.value)
+        assert "p1  is killed" in str(failed.value)
+
+    def test_it_can_be_left_as_it_is(self) -> None:
+        async def scenario(world: World) -> None:
+            world.broken("a promise", "did not hold")
+
+        with pytest.raises(SimulationFailed, match="did not hold") as failed:
+            simulate(scenario, seed=9, shrink=False)
+        assert failed.value.smallest is failed.value.first
+
+
+class TestT3Doors:
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ({"seed": "1"}, "seed: a whole number"),
+            ({"seed": True}, "seed: a whole number"),
+            ({"seed": 1, "faults": 0.5}, "faults: Faults"),
+        ],
+    )
+    def test_bad_input_is_refused(self, wrong: dict[str, object], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            simulate(nothing, **wrong)  # type: ignore[arg-type]
+
+    def test_what_cannot_be_faults(self) -> None:
+        with pytest.raises(ConfigError, match="most_blows: a whole number"):
+            Faults(most_blows=-1)
+        with pytest.raises(ConfigError, match="faults: Troubles, not"):
+            Faults(troubles=["lost"])  # type: ignore[list-item]
+        with pytest.raises(ConfigError, match="skew: seconds"):
+            Faults(skew=-1)
+
+    def test_a_scenario_is_a_function(self) -> None:
+        with pytest.raises(ConfigError, match="scenario: an async function"):
+            simulate("scenario", seed=1)  # type: ignore[arg-type]
+
+    async def test_it_has_a_loop_of_its_own(self) -> None:
+        """Inside another it says so."""
+        with pytest.raises(RuntimeError, match="from plain code"):
+            simulate(nothing, seed=1)
+
+    def test_without_faults_nothing_goes_wrong(self) -> None:
+        for seed in range(20):
+            assert planned(seed, Faults.none()).size[0] == 0
+
+    def test_faults_are_drawn_from_what_is_allowed(self) -> None:
+        """And in no more than the first requests."""
+        faults = Faults(troubles=[Trouble.LOST], blows=[Blow.PAUSE], skew=0)
+        for seed in range(50):
+            plan = planned(seed, faults)
+            assert {trouble for _, trouble in plan.troubles} <= {Trouble.LOST}
+            assert all(number < REQUESTS for number, _ in plan.troubles)
+            assert {strike.blow for strike in plan.strikes} <= {Blow.PAUSE}
