@@ -107,9 +107,9 @@ def traced(path: Path, trace: Path) -> "subprocess.CompletedProcess[str]":
     """Publishes; from the twelfth sync on, when all is opened, four fail."""
     calls = "fsync,fdatasync"
     inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:error=EIO:when=12..15"]
-    worker = [sys.executable, fault_worker.__file__, path]
+    worker = [sys.executable, str(fault_worker.__file__), str(path)]
     return subprocess.run(
-        [str(STRACE), "-f", "-qq", "-o", trace, *inject, *worker],
+        [str(STRACE), "-f", "-qq", "-o", str(trace), *inject, *worker],
         check=False,
         capture_output=True,
         text=True,
