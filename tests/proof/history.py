@@ -33,6 +33,7 @@ class History:
         self.loads = {event.load: event for event in self.all("load")}
         self._published = {event.lease: event for event in self.all("published")}
         self._publishing = {event.lease: event for event in self.all("publishing")}
+        self._unstored = {event.lease for event in self.all("unstored")} | {""}
         self._moves = [event.at for event in self.all("moved")]
 
     def all(self, what: str) -> list[Event]:
@@ -48,16 +49,13 @@ class History:
         """The clock was, in between."""
         return bisect_left(self._moves, began) != bisect_right(self._moves, ended)
 
+    def is_sighted(self, event: Event) -> bool:
+        """Served by who could ask the store, and store what was loaded with a lease."""
+        load = self.loads.get(event.load)
+        return not event.blind and load is not None and load.lease not in self._unstored
+
     def sighted(self) -> list[Event]:
-        """What was served by who could ask the store, and store what was loaded with a lease."""
-        unstored = {event.lease for event in self.all("unstored")} | {""}
-        return [
-            event
-            for event in self.all("served")
-            if not event.blind
-            and event.load in self.loads
-            and self.loads[event.load].lease not in unstored
-        ]
+        return [event for event in self.all("served") if self.is_sighted(event)]
 
     def publication(self, token: str) -> tuple[float, float]:
         """When it was, at the earliest and at the latest."""
@@ -122,7 +120,8 @@ def ages(history: History) -> Iterator[str]:
         old = event.wall - event.fetched_at >= history.fresh_for
         if event.verdict == "fresh" and old and not history.moved(event.at, event.ended):
             yield f"{event.key}: {event.load} was fresh at {event.wall - event.fetched_at:.2f} s"
-        ahead = event.fetched_at - event.wall > MAX_SKEW and not event.blind
+        latest = event.wall + event.ended - event.at  # it may have waited for its load
+        ahead = event.fetched_at - latest > MAX_SKEW and history.is_sighted(event)
         if event.verdict == "fresh" and ahead and not history.moved(event.at - 1, event.ended):
             yield f"{event.key}: {event.load} was fresh, from the future"
         if event.fetched_at > load.wall + GRAIN and not history.moved(load.at - 5, load.at):

@@ -81,6 +81,13 @@ class TestT4History:
         )
         assert broken([*GOOD, ahead]) == {"fresh for its time, never newer than it is"}
 
+    def test_who_waited_for_a_load_is_served_what_is_newer_than_the_question(self) -> None:
+        """However long it took."""
+        late = Event(
+            "served", 0.5, 9.5, key="a", load="one", wall=91.0, verdict="fresh", fetched_at=100.0
+        )
+        assert broken([*GOOD, late]) == set()
+
     @pytest.mark.parametrize(
         "events",
         [
