@@ -136,8 +136,7 @@ class Core(Generic[K, V]):
     async def known(self, keys: Iterable[K], unread: set[K] | None = None) -> dict[K, Outcome[V]]:
         """What can be said of each without a load; a key that needs one is left out."""
         runtime = await self.ready()
-        now = runtime.clock()
-        found: dict[K, Outcome[V]] = {}
+        now, found = runtime.clock(), dict[K, Outcome[V]]()
         texts = self._unheld(keys, now, found)
         records = await self._records(runtime, texts, unread) if texts else {}
         for key, id_ in texts.items():
