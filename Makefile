@@ -66,7 +66,7 @@ clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.uv: scripts/bootstrap
-	@echo "setting up $(VENV) …"
+	@echo "setting up $(VENV), once: half a minute, or a few where the network is slow …"
 	@scripts/bootstrap $(VENV)
 	@touch $@
 

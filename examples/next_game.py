@@ -6,6 +6,7 @@ come back), then the service fails for a moment.
 """
 
 import asyncio
+import logging
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -90,4 +91,5 @@ async def run() -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("stillfresh").setLevel(logging.ERROR)  # the example itself says what failed
     asyncio.run(run())

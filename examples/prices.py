@@ -4,6 +4,7 @@ Run it: `python examples/prices.py`. It takes about five seconds.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 
@@ -59,4 +60,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("stillfresh").setLevel(logging.ERROR)  # the example itself says what failed
     asyncio.run(main())

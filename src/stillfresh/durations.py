@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["Duration", "seconds"]
+__all__ = ["ALLOWED", "Duration", "seconds"]
 
 Duration: TypeAlias = float | str | timedelta
 

@@ -14,8 +14,9 @@ from valkey_server import Server
 
 from stillfresh import Cache, Policy
 from stillfresh.cli import inspecting, invalidating
-from stillfresh.stores.contract import Ask, Failure, Store
+from stillfresh.stores.contract import Ask, Copy, Failure, Lease, Store
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.redis import listing
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.stores.urls import store_for
@@ -90,7 +91,7 @@ class TestG10Inspect:
     ) -> None:
         """And says which."""
         monkeypatch.setattr(inspecting, "COUNTED", 4)
-        monkeypatch.setattr(inspecting, "PAGE", 2)
+        monkeypatch.setattr(inspecting, "AT_ONCE", 2)
         text = said("inspect", str(site), "--limit", "1")
         assert "Of the first 4 entries; --all counts them all." in text
         assert not json.loads(said("inspect", str(site), "--limit", "1", "--json"))["complete"]
@@ -229,8 +230,45 @@ class TestG10Explain:
         """Who loads it, and why it could not be loaded."""
         assert "Another process is loading it" in said("explain", str(site), "price", "loading")
         text = said("explain", str(site), "price", "broken")
-        assert "The last 3 load(s) failed (TimeoutError: no answer)" in text
+        assert "The last 3 loads failed (TimeoutError: no answer)" in text
         assert "retry at" in text
+
+    def test_counts_and_articles_are_as_one_speaks(self, tmp_path: Path) -> None:
+        """An expired copy; failed once, not "1 times"."""
+
+        async def work(store: Store) -> None:
+            await put(store, "price", ["old"], Policy(1, 0, 3600), time.time() - 60)
+            await fail(store, "price", "once", Failure(1, time.time() + 60, "no answer"))
+
+        path = filled(tmp_path / "site.db", work)
+        assert "price 'old': an expired copy, " in said("explain", str(path), "price", "old")
+        assert "The last load failed (no answer)" in said("explain", str(path), "price", "once")
+        assert "failed once: no answer" in said("inspect", str(path))
+
+    def test_an_invalidated_page_is_not_served_unvalidated(self, site: Path) -> None:
+        """As RFC 9111 has it: pages say so, and everything else is still what failing leaves."""
+        page, price = ("page", "https://example.org/"), ("price", "a")
+        for entry in (page, price):
+            said("invalidate", str(site), *entry)
+        assert "must be validated before it is served" in said("explain", str(site), *page)
+        assert "gets this copy only if that fails" in said("explain", str(site), *price)
+
+    def test_a_page_that_is_not_kept_is_not_shared(self, tmp_path: Path) -> None:
+        """It exists: each who asks is sent their own. Of everything else: absent upstream."""
+
+        async def work(store: Store) -> None:
+            for kind in ("page", "price"):
+                (lease,) = (await store.acquire(kind, [Ask("x")], 10)).values()
+                assert isinstance(lease, Lease)
+                copy = Copy(lease.token, time.time(), HOUR, None)
+                await store.publish(kind, {"x": (lease, copy)})
+
+        path = filled(tmp_path / "site.db", work)
+        notes = {line.split()[0]: line for line in said("inspect", str(path)).splitlines()[-2:]}
+        assert notes["page"].endswith("not shared")
+        assert notes["price"].endswith("absent upstream")
+        assert "page 'x': not shared" in said("explain", str(path), "page", "x")
+        assert "known to be absent" in said("explain", str(path), "price", "x")
 
     def test_json(self, site: Path) -> None:
         """Every field, and the sentence."""
@@ -242,7 +280,24 @@ class TestG10Explain:
     def test_what_is_not_there_is_explained_too(self, site: Path) -> None:
         """An id that nobody asked for, a kind that is not in the store."""
         for kind, id_ in (("price", "unknown"), ("unknown", "a")):
-            assert "there is no copy" in said("explain", str(site), kind, id_)
+            assert "there is no copy" in call("explain", str(site), kind, id_).stdout
+
+    def test_a_name_that_the_store_does_not_know_is_hinted_at(self, site: Path) -> None:
+        """On stderr, with the kinds that there are: the answer is the same, and so is the code."""
+        for command in ("explain", "invalidate"):
+            result = call(command, str(site), "prise", "a")
+            assert (result.exit_code, result.stderr) == (
+                0,
+                "Note: the store has no kind prise; it has: page, price\n",
+            )
+            result = call(command, str(site), "price", "nobody")
+            assert result.stderr == "Note: the store has no such id; `inspect` lists those it has\n"
+            assert call(command, str(site), "price", "a").stderr == ""
+        for options in (["--tag", "eux"], ["--kind", "prise", "--all"]):
+            result = call("invalidate", str(site), *options)
+            assert (result.exit_code, result.stderr.startswith("Note: ")) == (0, True)
+        result = call("explain", str(site), "prise", "a", "--json")
+        assert (result.exit_code, result.stderr) == (0, "")
 
     def test_an_id_may_begin_with_a_dash(self, tmp_path: Path) -> None:
         """Behind two of them."""
@@ -270,7 +325,8 @@ class TestG10Invalidate:
         """In every kind, each once."""
         found = said("invalidate", str(site), "--tag", "eu", "--tag", "path:/", "--json")
         assert json.loads(found) == {"invalidated": 3}
-        assert said("invalidate", str(site), "--tag", "unknown") == "0 entries invalidated\n"
+        nothing = call("invalidate", str(site), "--tag", "unknown")
+        assert nothing.stdout == "0 entries invalidated\n"
 
     def test_a_whole_kind(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Page by page; other kinds are left alone."""
@@ -286,13 +342,43 @@ class TestG10Invalidate:
             "https://example.org/": False,
         }
 
+    def test_a_whole_kind_on_redis_is_one_walk(
+        self, valkey: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page that is asked for costs a walk over the whole database: here there are none."""
+        walks: list[bytes] = []
+        url = valkey.url()
+        names = listing._names
+
+        def counted(link: Any, places: Any, pattern: bytes, search: bytes) -> Any:
+            walks.append(pattern)
+            return names(link, places, pattern, search)
+
+        async def work(store: Store) -> None:
+            await store.open()
+            await put(store, "price", [f"sku-{i}" for i in range(25)], HOUR, time.time())
+            await put(store, "page", ["x"], HOUR, time.time())
+            await store.close()
+
+        asyncio.run(work(store_for(url, time.time)))
+        monkeypatch.setattr(listing, "_names", counted)
+        monkeypatch.setattr(listing, "SLICE", 3)
+        monkeypatch.setattr(invalidating, "PAGE", 5)
+        done = said("invalidate", url, "--kind", "price", "--all")
+        assert (done, len(walks)) == ("25 entries invalidated\n", 1)
+        found = json.loads(said("inspect", url, "--limit", "100", "--json"))["entries"]
+        assert {(it["kind"], it["invalidated"]) for it in found} == {
+            ("price", True),
+            ("page", False),
+        }
+
     def test_a_kind_that_is_not_there_stays_away(self, site: Path) -> None:
         """A word that was mistyped makes no tables."""
         before = {
             entry["kind"] for entry in json.loads(said("inspect", str(site), "--json"))["entries"]
         }
-        assert said("invalidate", str(site), "prise", "a").startswith("0")
-        assert said("invalidate", str(site), "--kind", "prise", "--all").startswith("0")
+        assert call("invalidate", str(site), "prise", "a").stdout.startswith("0")
+        assert call("invalidate", str(site), "--kind", "prise", "--all").stdout.startswith("0")
 
         async def kinds(store: SqliteStore) -> None:
             names = store._execute("SELECT name FROM sqlite_schema", ()).fetchall()

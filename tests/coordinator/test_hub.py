@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_kit import Sleeper
+from engine_kit import Sleeper, until
 from ttl_kit import START, turns
 
 from stillfresh import Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.coordinator import Hub, HubUpdate, Kind
 from stillfresh.coordinator.hub_kinds import joined
+from stillfresh.engine.lane import State
 from stillfresh.testing import ManualClock
 
 WORKER = Path(__file__).parent / "hub_worker.py"
@@ -291,6 +292,29 @@ class TestC14Hub:
         with hub.connect() as guest:
             guest.subscribe("price", "absent")
             assert not (await anext(guest)).answer.found
+
+    async def test_absence_is_told_once(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """That it is still so is no news, also not to who looks again; to who comes it is."""
+        with hub.connect() as guest:
+            guest.subscribe("price", "absent")
+            assert not (await anext(guest)).answer.found
+            lane = hub.resource("price")._core.watcher._lane
+            for count in (2, 3, 4):
+                await until(lambda: lane.state("absent") is State.WAITING)
+                clock.advance(31)
+                while len(upstream.prices) < count:
+                    sleeper.wake()
+                    await asyncio.sleep(0)
+            await until(lambda: lane.state("absent") is State.WAITING)
+            with hub.connect() as another:
+                another.subscribe("price", "absent")
+                assert not (await anext(another)).answer.found
+            guest.set_visible(False)
+            guest.set_visible(True)
+            await turns()
+            assert guest.take(10) == []
 
     async def test_doors(self, hub: Hub, tmp_path: Path) -> None:
         """An unknown kind, a bad id, too many subscriptions, a limit of nothing."""

@@ -391,6 +391,7 @@ class TestG8Games:
         await made.upstream.turn("down")
         refused = (await client.post("/demo/games/play", json={"cell": 0}, headers=OURS)).json()
         assert "taken back" in refused["refused"]
+        assert not refused["connected"]
         assert refused["board"]["cells"] == "." * 9
         await made.upstream.turn("fine")
         async with asyncio.timeout(20):
@@ -402,3 +403,19 @@ class TestG8Games:
                     break
                 await asyncio.sleep(0.05)
         assert said["board"]["cells"][0] == "x"
+
+    async def test_a_game_of_which_nothing_is_kept_is_named_and_comes_later(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """Opened while the service is down: no board, and no other's; back up, it is there."""
+        first, second = (game["id"] for game in (await settled(client))["next"][:2])
+        await client.post(f"/demo/games/{first}/open", headers=OURS)
+        await made.upstream.turn("down")
+        said = (await client.post(f"/demo/games/{second}/open", headers=OURS)).json()
+        assert (said["current"], said["board"], said["connected"]) == (second, None, False)
+        assert said["current_bot"].lower() == second.partition("-")[0]
+        await made.upstream.turn("fine")
+        async with asyncio.timeout(20):
+            while not (said := (await client.get("/demo/games")).json())["board"]:
+                await asyncio.sleep(0.05)
+        assert said["board"]["id"] == second

@@ -167,12 +167,45 @@ class TestC14Watch:
         clock: ManualClock,
         sleeper: Sleeper,
     ) -> None:
-        """And it is asked again after `absent_for`."""
+        """And it is asked about again no more often than what is there, though it is believed for
+        a tenth of that time: who comes meanwhile is told at once."""
+        upstream.absent = {"sku-1"}
+        with prices.watch("sku-1") as watch:
+            assert not (await anext(watch)).answer.found
+            asked = len(upstream.calls)
+            for _ in range(9):
+                await passes(sleeper, clock, 3, prices)
+            assert len(upstream.calls) == asked
+            with prices.watch("sku-1") as another:
+                assert not (await anext(another)).answer.found
+            assert len(upstream.calls) == asked
+            upstream.absent = set()
+            await passes(sleeper, clock, 3, prices)
+            assert (await anext(watch)).answer.found
+
+    async def test_an_absent_key_that_is_invalidated_is_asked_about_at_once(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """And one that somebody begins to watch, if nobody did and it is not believed any more."""
         upstream.absent = {"sku-1"}
         with prices.watch("sku-1") as watch:
             assert not (await anext(watch)).answer.found
             upstream.absent = set()
-            await passes(sleeper, clock, 3, prices)
+            await prices.invalidate("sku-1")
+            assert (await anext(watch)).answer.found
+
+    async def test_whoever_comes_later_is_not_left_waiting(
+        self,
+        prices: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+    ) -> None:
+        """An absence that is believed no longer is asked about by the first who looks."""
+        upstream.absent = {"sku-1"}
+        assert not (await prices.get("sku-1")).found
+        clock.advance(4)
+        upstream.absent = set()
+        with prices.watch("sku-1") as watch:
             assert (await anext(watch)).answer.found
 
     async def test_a_failure_waits_for_its_cooldown(

@@ -41,6 +41,7 @@ def seen(proxy: Proxy, *lines: str, host: str = "x") -> dict[str, Any]:
 
 
 MADE_UP = [
+    "X-Forwarded: for=6.6.6.6",
     "Forwarded: for=6.6.6.6;host=evil;proto=https",
     "X-Forwarded-For: 6.6.6.6",
     "X-Forwarded-Host: evil",

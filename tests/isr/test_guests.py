@@ -67,14 +67,15 @@ def ask(proxy: Proxy, head: str) -> bytes:
 
 
 class TestI15Leaving:
-    def test_who_posted_and_leaves_ends_the_stream(self, proxy: Proxy, site: KeptSite) -> None:
+    def test_who_posted_and_leaves_ends_the_stream(self, stack: ExitStack) -> None:
         """The site sees its connection closed, and the next visitor finds a place."""
-        before = site.open
+        site = KeptSite(stack, answers)
+        proxy = Proxy(stack, upstream=site.url)
         upload = b"POST /endless HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi"
         for _ in range(PLACES + 1):
             with connected(proxy, upload) as client:
                 assert client.recv(1)
-        assert site.until(lambda: site.open <= before)
+        assert site.until(lambda: site.open == 0)
         assert proxy.client.post("/next", content=b"x").status_code == 200
 
     def test_who_leaves_before_the_answer_ends_the_request(self, stack: ExitStack) -> None:
@@ -226,8 +227,7 @@ class TestI13Heads:
         kept = proxy.raw(upload.replace(b"Host", b"Connection: close\r\nHost") + b"X-T: 1\r\n\r\n")
         assert kept.startswith(b"HTTP/1.1 200 ")
         assert b"x-t" not in kept.lower()
-        with connected(proxy, upload + b"X: ") as client, pytest.raises(ConnectionError):
-            client.sendall(b"a" * 1_000 * LIMIT)
+        assert b" 431 " in proxy.raw(upload + b"X: " + b"a" * 4 * LIMIT)
 
     def test_a_head_just_below_it_is_served(self, proxy: Proxy) -> None:
         """In many parts, on a connection that is kept, twice."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +15,16 @@ from websockets.exceptions import ConnectionClosed
 
 from stillfresh.coordinator import Kind
 
-__all__ = ["Upstream", "Viewer", "free_socket", "served", "until", "viewing"]
+__all__ = [
+    "Upstream",
+    "Viewer",
+    "free_socket",
+    "handshaken",
+    "sent_raw",
+    "served",
+    "until",
+    "viewing",
+]
 
 PATIENCE = 30.0
 """Seconds that a test waits for what must come."""
@@ -139,3 +149,28 @@ async def until(is_so: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not is_so():
             await asyncio.sleep(0.01)
+
+
+async def handshaken(port: int) -> socket.socket:
+    """A raw socket after the handshake; nobody reads from it but for that."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)  # noqa: FBT003 (as it is called)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(raw, ("127.0.0.1", port))
+    request = (
+        f"GET /v1/live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        "Sec-WebSocket-Version: 13\r\n\r\n"
+    )
+    await loop.sock_sendall(raw, request.encode())
+    await loop.sock_recv(raw, 100)
+    return raw
+
+
+async def sent_raw(raw: socket.socket, message: dict[str, Any]) -> None:
+    """As one masked text frame."""
+    body, mask = json.dumps(message).encode(), random.randbytes(4)
+    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(body))
+    size = bytes([0x80 | len(body)]) if len(body) < 126 else b"\xfe" + len(body).to_bytes(2)
+    await asyncio.get_running_loop().sock_sendall(raw, b"\x81" + size + mask + masked)

@@ -409,6 +409,27 @@ class TestG5Attributes:
         assert await page.evaluate("errors") == [["unknown_kind", "nope"]]
         assert "nope" not in json.dumps(sent)
 
+    async def test_mistakes_in_a_page_are_said(self, page: Page, site: Site) -> None:
+        """On the console, once each; an unknown kind at its element as well. What there is of
+        the rest is shown."""
+        said: list[str] = []
+        page.on("console", lambda it: said.append(it.text) if it.type == "warning" else None)
+        html = (
+            '<p data-fresh="nope:a">?</p><i data-fresh="price">?</i>'
+            '<b data-fresh="price:a" data-fresh-field="n"></b>'
+            '<u data-fresh="price:a" data-fresh-field="no.such">?</u>'
+            '<u data-fresh="price:b" data-fresh-field="no.such">?</u>'
+        )
+        await show(page, site, html + AUTOMATIC)
+        await page.wait_for_selector('p[data-error="no such kind: nope"]')
+        await text_is(page, "b", "1")
+        await text_is(page, "u:last-of-type", "")
+        assert await page.text_content("p") == "?"
+        assert await page.text_content("u") == ""
+        assert [it for it in said if "no such kind: nope; there are: price" in it]
+        assert 'stillfresh: data-fresh="price": write it as kind:id' in said
+        assert said.count("stillfresh: a view of price has no field no.such") == 1
+
 
 class TestG5Files:
     async def test_files_are_served_as_what_they_are(self, page: Page, site: Site) -> None:

@@ -167,9 +167,10 @@ class TestG6Numbers:
             numbers = Numbers({"entities": world.app.cache}, dict, clock=world.clock)
             for _ in range(KEPT + 10):
                 numbers.note()
-        assert set(first) == {"at", "reads", "ages", "loads", "failed", "store_errors"}
+        assert set(first) == {"at", "reads", "ages", "kinds", "loads", "failed", "store_errors"}
         assert len(numbers.history()) == KEPT
         assert numbers.history()[-1]["reads"]["fresh"] == 2
+        assert sum(kind["reads"] for kind in numbers.history()[-1]["kinds"].values()) == 2
 
     async def test_no_task_is_left(self) -> None:
         """What notes the minutes ends with the gateway, and begins again with it."""

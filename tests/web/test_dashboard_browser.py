@@ -1,5 +1,6 @@
 """G6: the dashboard in a real browser: what it shows, what it does, by keyboard and by hand."""
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -142,6 +143,25 @@ class TestG6Live:
         await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
         await expect(page.locator("#kinds tr")).to_have_count(2)
 
+    async def test_stale_reads_are_no_bad_news_in_green(
+        self, new_page: NewPage, url: str, world: World
+    ) -> None:
+        """Who was answered is told first; then how many copies were fresh, and how many stale."""
+        await world.app.hub.resource("user").invalidate("ann", soft=True)
+        await world.read("user", "ann")
+        page = await opened(await new_page(), url)
+        health = page.locator("#health-text")
+        await expect(health).to_contain_text("All is well: every read of the last minute")
+        await expect(health).to_contain_text("42 fresh, 1 stale and refreshed behind them")
+        await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
+        await page.close()
+
+    async def test_a_kind_has_its_rate_from_the_first_second(self, page: Page) -> None:
+        """What was read before the page was opened is in the row of its kind, as in the sum."""
+        for kind in ("entities post", "entities user"):
+            row = page.locator(f'tr[data-kind="{kind}"] td').first
+            assert await row.inner_text() not in {"", "0"}
+
     async def test_the_line_at_the_top_says_what_fails(self, page: Page, world: World) -> None:
         """Upstream failing, and good again."""
         world.error = RuntimeError("boom")
@@ -258,6 +278,31 @@ async def shown(page: Page, id_: str) -> None:
     await expect(page.locator(".entry-name")).to_have_count(1)
     await page.locator(".entry-name").click()
     await expect(page.locator("#panel-text")).to_contain_text(id_)
+
+
+class TestG6Words:
+    async def test_what_was_never_loaded_is_not_gone(self, page: Page, world: World) -> None:
+        """Its badge says that there is no copy; its note begins with the cause."""
+        world.error = RuntimeError("out of order")
+        await world.read("user", "new")
+        await page.locator("#search").fill("new")
+        await expect(page.locator(".entry-name")).to_have_count(1)
+        await expect(page.locator("#entries .badge")).to_have_text("no copy, failing")
+        note = page.locator("#entries .clamp")
+        await expect(note).to_have_text(re.compile(r"^RuntimeError: out of order; next try in"))
+
+    async def test_long_ids_are_told_apart_by_their_ends(self, page: Page, world: World) -> None:
+        """Cut in the middle: the end is on screen, whole."""
+        await world.read("user", "n" * 300 + "-first", "n" * 300 + "-second")
+        await page.locator("#search").fill("nnn")
+        await expect(page.locator(".entry-name")).to_have_count(2)
+        for end in ("first", "second"):
+            tail = page.locator(".entry-name .id span:last-child", has_text=end)
+            box = await tail.bounding_box()
+            name = await page.locator(".entry-name", has_text=end).bounding_box()
+            assert box is not None
+            assert name is not None
+            assert box["x"] + box["width"] <= name["x"] + name["width"]
 
 
 class TestG6OneEntry:

@@ -223,6 +223,67 @@ class TestG9Trouble:
             await expect(badge).to_have_text(re.compile("fresh"), timeout=SECONDS)
             await page.close()
 
+    async def test_what_was_never_answered_says_so(
+        self, tmp_path: Path, page: Page, expected_errors: list[str]
+    ) -> None:
+        """Asked, and no answer yet: neither "not asked", nor shown as it never was; then it is."""
+        expected_errors.append("503")
+        with started(tmp_path) as demo:
+            await turn(demo.url, "down")
+            await page.goto(demo.url)
+            first = page.locator("[data-post]").first
+            badge, why = first.locator("[data-badge]"), first.locator(".why")
+            await expect(badge).to_have_text("asked, no answer yet", timeout=SECONDS)
+            await expect(why).to_have_text("upstream away: it is asked again")
+            await expect(page.locator("#page-badge")).to_have_text("no copy", timeout=SECONDS)
+            await expect(page.locator("#topics-badge")).to_have_text("no copy", timeout=SECONDS)
+            await page.get_by_label("Fine").check()
+            await expect(badge).to_contain_text("fresh", timeout=SECONDS)
+            await expect(why).to_be_hidden()
+            await expect(page.locator("#page-badge")).to_contain_text("fresh", timeout=SECONDS)
+            await expect(page.locator("#topics-badge")).to_contain_text("fresh", timeout=SECONDS)
+            await page.close()
+
+    async def test_a_topic_of_which_nothing_is_kept_has_no_age(
+        self, tmp_path: Path, page: Page
+    ) -> None:
+        """The age of the topic before is not left standing beside it."""
+        with started(tmp_path) as demo:
+            await shown(page, demo.url)
+            await page.locator("#topics button").first.click()
+            badge = page.locator("#talk-badge")
+            await expect(badge).to_contain_text("fresh", timeout=SECONDS)
+            await page.get_by_label("Down").check()
+            await expect(page.locator("body")).to_have_attribute("data-mode", "down")
+            await page.locator("#topics button").nth(2).click()
+            await expect(page.locator("#comments")).to_contain_text("nothing is kept")
+            await expect(badge).to_have_text("no copy")
+            await page.close()
+
+    async def test_a_comment_that_is_not_taken_is_typed_text_again(
+        self, demo: Demo, page: Page
+    ) -> None:
+        """Back in the field, with a note that stays; sent again when the upstream is well."""
+        await shown(page, demo.url)
+        await page.locator("#topics button").first.click()
+        await expect(page.locator("#comments li").first).not_to_have_class("muted", timeout=SECONDS)
+        await page.get_by_label("Failing").check()
+        await expect(page.locator("body")).to_have_attribute("data-mode", "failing")
+        field, note = page.locator("#said"), page.locator("#say-word")
+        await field.fill("Not lost at all")
+        await field.press("Enter")
+        await expect(note).to_contain_text("Not sent", timeout=SECONDS)
+        await expect(field).to_have_value("Not lost at all")
+        await expect(page.locator("#comments")).not_to_contain_text("Not lost at all")
+        await changed(demo.url, 40)  # the list is read again meanwhile
+        await expect(note).to_contain_text("Not sent")
+        await page.get_by_label("Fine").check()
+        await expect(page.locator("body")).to_have_attribute("data-mode", "fine")
+        await field.press("Enter")
+        await expect(note).to_be_empty(timeout=SECONDS)
+        await expect(page.locator("#comments")).to_contain_text("Not lost at all")
+        await expect(field).to_have_value("")
+
     async def test_it_reconnects_after_the_gateway_restarts(
         self, tmp_path: Path, page: Page, expected_errors: list[str]
     ) -> None:
@@ -282,6 +343,38 @@ class TestG9Games:
                 "(all) => all.map((it) => it.dataset.game)"
             )
             assert await board.get_attribute("data-game") not in waiting
+
+    async def test_every_click_is_answered_while_the_service_is_down(
+        self, tmp_path: Path, page: Page
+    ) -> None:
+        """A move says that it was taken back, a game of which nothing is kept that it cannot be
+        shown: never another board under its name, nor an age that stands still. It comes later.
+        """
+        with started(tmp_path) as demo:
+            await shown(page, demo.url)
+            board, badge = page.locator("#board"), page.locator("#board-badge")
+            note, offered = page.locator("#games-word"), page.locator("#next")
+            await expect(offered).to_be_enabled(timeout=SECONDS)
+            await offered.click()
+            await expect(badge).to_contain_text("fresh", timeout=SECONDS)
+            await page.get_by_label("Down").check()
+            proof = page.locator("#proof")
+            await expect(proof).to_contain_text("service is away", timeout=SECONDS)
+            await board.locator("button:not([disabled])").first.click()
+            await expect(note).to_contain_text("taken back", timeout=SECONDS)
+            await expect(board).not_to_contain_text("✕")
+            await changed(demo.url, 20)
+            await expect(note).to_contain_text("taken back")
+            game = await offered.get_attribute("data-game")
+            await offered.click()
+            await expect(page.locator("#turn")).to_contain_text("cannot be shown", timeout=SECONDS)
+            await expect(board).to_have_attribute("data-game", game or "")
+            await expect(badge).to_have_text("no copy")
+            await expect(proof).to_contain_text("service is away")
+            await page.get_by_label("Fine").check()
+            await expect(badge).to_contain_text("fresh", timeout=SECONDS)
+            await expect(page.locator("#turn")).to_contain_text("Your turn")
+            await page.close()
 
 
 NOT_CURRENT = """() =>

@@ -350,6 +350,42 @@ class TestG1Mistakes:
         keys = [line.split(":")[0] for line in mistakes_in(tables)]
         assert keys == ["store.url", "pages.timeout", "kinds.post.batch_url", "server.port"]
 
+    @pytest.mark.parametrize(
+        ("host", "port", "url", "is_itself"),
+        [
+            ("127.0.0.1", 8080, "http://127.0.0.1:8080/by_ids", True),
+            ("127.0.0.1", 8080, "http://localhost:8080/by_ids", True),
+            ("0.0.0.0", 80, "http://127.0.0.1/by_ids", True),  # noqa: S104 (what is written)
+            ("10.0.0.1", 8080, "http://10.0.0.1:8080/by_ids", True),
+            ("10.0.0.1", 8080, "http://127.0.0.1:8080/by_ids", False),
+            ("127.0.0.1", 8081, "http://127.0.0.1:8080/by_ids", False),
+            ("127.0.0.1", 0, "http://127.0.0.1:8080/by_ids", False),
+            ("127.0.0.1", 8080, "https://127.0.0.1:8080/by_ids", False),
+        ],
+    )
+    def test_a_gateway_does_not_ask_itself(
+        self, host: str, port: int, url: str, is_itself: bool
+    ) -> None:
+        """It would wait for itself; whichever name of this machine was written."""
+        tables = {
+            "kinds": {"post": {"batch_url": url, "fresh_for": "1s"}},
+            "server": {"host": host, "port": port},
+        }
+        if not is_itself:
+            assert settings_of(tables, {}).kinds
+            return
+        (said,) = mistakes_in(tables)
+        assert said.startswith(f"kinds.post.batch_url: {url} is where this gateway listens itself")
+
+    def test_advice_is_for_who_writes_toml(self) -> None:
+        """No Python in it, and no key twice."""
+        kind = {"batch_url": "ftp://x", "fresh_for": "soon"}
+        said = "\n".join(mistakes_in({"kinds": {"x_ttl": kind}}))
+        assert "kinds.x_ttl.batch_url: must begin with http://" in said
+        assert "seconds as a number, or text such as '250ms'" in said
+        assert "names that end in _ttl" in said
+        assert "timedelta" not in said
+
     def test_nothing_to_serve(self) -> None:
         """A store alone serves nothing."""
         assert mistakes_in({"store": {}}) == ("nothing to serve: write [pages] or [kinds.NAME]",)

@@ -171,6 +171,7 @@ class TestG1Mistakes:
             port = str(taken.getsockname()[1])
             done = stillfresh("serve", str(file), "--port", port, cwd=tmp_path)
         assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+        assert "another program listens there; choose another one with --port" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
         assert done.returncode == 1
 

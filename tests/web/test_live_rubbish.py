@@ -3,8 +3,6 @@
 import asyncio
 import json
 import logging
-import random
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live_kit import Upstream, served, until, viewing
+from live_kit import Upstream, handshaken, sent_raw, served, until, viewing
 
 from stillfresh import Cache
 from stillfresh.coordinator import Hub
@@ -345,28 +343,3 @@ class TestG3SlowReaders:
             texts = list(outbox.take(connection, 0.0, together=False))
         assert len(texts) == MOST_REPLIES + MOST_NOTICES
         assert json.loads(texts[MOST_REPLIES])["version"] == 999
-
-
-async def handshaken(port: int) -> socket.socket:
-    """A raw socket after the handshake; nobody reads from it but for that."""
-    raw = socket.socket()
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    raw.setblocking(False)  # noqa: FBT003 (as it is called)
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(raw, ("127.0.0.1", port))
-    request = (
-        f"GET /v1/live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\n"
-        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-        "Sec-WebSocket-Version: 13\r\n\r\n"
-    )
-    await loop.sock_sendall(raw, request.encode())
-    await loop.sock_recv(raw, 100)
-    return raw
-
-
-async def sent_raw(raw: socket.socket, message: dict[str, Any]) -> None:
-    """As one masked text frame."""
-    body, mask = json.dumps(message).encode(), random.randbytes(4)
-    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(body))
-    size = bytes([0x80 | len(body)]) if len(body) < 126 else b"\xfe" + len(body).to_bytes(2)
-    await asyncio.get_running_loop().sock_sendall(raw, b"\x81" + size + mask + masked)

@@ -6,7 +6,7 @@ Nothing is decided here, and nothing large is imported before a command needs it
 try:
     import click
 except ModuleNotFoundError as exc:
-    raise SystemExit("stillfresh: the commands need click: pip install 'stillfresh[cli]'") from exc
+    raise SystemExit("stillfresh: the commands need click: install stillfresh[cli]") from exc
 
 from stillfresh.cli.explaining import explain
 from stillfresh.cli.inspecting import inspect

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from stillfresh.cli.hints import about_names, say
 from stillfresh.cli.output import (
     age_text,
     as_json,
@@ -46,9 +47,10 @@ def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     ID is the id as it is stored, which `stillfresh inspect` lists: a key as text; of a cached
     function its arguments as JSON; of a page its whole URL. One that begins with - goes behind --.
     """
-    record = asyncio.run(_record(store, kind, id_))
+    record, hint = asyncio.run(_record(store, kind, id_))
     now = time.time()
     told = explained(kind, id_, record, now, loading_here=False, in_memory=False)
+    say(hint, is_json=is_json)
     if is_json:
         print_json(_document(told, record))
         return
@@ -58,9 +60,13 @@ def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
         print_table(("", ""), _rows(told, record, now))
 
 
-async def _record(address: str, kind: str, id_: str) -> Record:
+async def _record(address: str, kind: str, id_: str) -> tuple[Record, str | None]:
+    """And a hint, where there is none."""
     async with looked_into(address) as store:
-        return (await store.read(kind, [id_])).get(id_, Record())
+        found = (await store.read(kind, [id_])).get(id_)
+        if found is not None:
+            return found, None
+        return Record(), await about_names(store, kind)
 
 
 def _size(record: Record) -> int | None:

@@ -14,5 +14,6 @@ def extra(module: str, named: str = "aws") -> ModuleType:
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] == "stillfresh":
             raise
-        needed = f"pip install 'stillfresh[{named}]'"
-        raise StillfreshError(f"this command needs {exc.name}: {needed}") from exc
+        raise StillfreshError(
+            f"this command needs {exc.name}: install stillfresh[{named}]"
+        ) from exc

@@ -11,6 +11,7 @@ import click
 from stillfresh.cli.output import age_text, as_json, print_json, print_table, size_text, working
 from stillfresh.cli.places import looked_into, pages_of
 from stillfresh.cli.program import TEXT, Command
+from stillfresh.engine.explain import PAGE
 from stillfresh.engine.listing import Listed, listed
 from stillfresh.errors import without_password
 from stillfresh.freshness import Verdict
@@ -21,7 +22,7 @@ __all__ = ["inspect"]
 
 VERDICTS: Final = tuple(Verdict)
 COUNTED: Final = 10_000
-PAGE: Final = MOST_LISTED
+AT_ONCE: Final = MOST_LISTED
 
 
 @dataclass
@@ -92,11 +93,11 @@ async def _look(
 ) -> Seen:
     async with looked_into(address) as store:
         seen = Seen(await store.stats())
-        async for page in pages_of(store, kind, search, PAGE):
+        async for page in pages_of(store, kind, search, AT_ONCE):
             seen.count(listed(page, time.time()), shown)
             advance(len(page))
             if most is not None and seen.counted >= most:
-                seen.is_complete = len(page) < PAGE
+                seen.is_complete = len(page) < AT_ONCE
                 break
     return seen
 
@@ -170,9 +171,18 @@ def _left(entry: Listed, now: float) -> str:
 
 def _notes(entry: Listed) -> str:
     notes = [
-        "absent upstream" if entry.absent else "",
+        _absence(entry) if entry.absent else "",
         "invalidated" if entry.invalidated else "",
         "being loaded" if entry.held_until is not None else "",
-        f"failed {entry.failures} times: {entry.error}" if entry.failures else "",
+        f"failed {_times(entry.failures)}: {entry.error}" if entry.failures else "",
     ]
     return ", ".join(note for note in notes if note)
+
+
+def _absence(entry: Listed) -> str:
+    """A page that nobody may keep is there: each who asks is sent their own."""
+    return "not shared" if entry.kind == PAGE else "absent upstream"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

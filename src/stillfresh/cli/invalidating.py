@@ -3,17 +3,20 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import click
 
+from stillfresh.cli.hints import about_kind, about_names, about_tags, say
 from stillfresh.cli.output import as_json, print_json, working
-from stillfresh.cli.places import opened, pages_of
+from stillfresh.cli.places import all_of, opened
 from stillfresh.cli.program import TEXT, Command
 
 __all__ = ["evict", "invalidate"]
 
 PAGE: Final = 10_000
+Reached: TypeAlias = tuple[int, str | None]
+"""How many, and a hint where there were none."""
 SLICE: Final = 500
 """Ids in one step, so that others' writes pass between them."""
 
@@ -36,7 +39,7 @@ SLICE: Final = 500
 )
 @click.option("--kind", "whole_kind", type=TEXT, help="With --all: every entry of this kind.")
 @click.option("--all", "is_all", is_flag=True, help="Of the --kind, all there are.")
-@click.option("--soft", is_flag=True, help="Served once more, while it is refreshed.")
+@click.option("--soft", is_flag=True, help="Served once more; a page: kept in reserve.")
 @as_json
 def invalidate(
     *,
@@ -61,38 +64,39 @@ def invalidate(
         raise click.UsageError("name KIND and ID..., or --tag TAG, or --kind KIND --all.")
     with working("Invalidating:") as advance:
         if ids and kind is not None:
-            count = asyncio.run(_by_id(store, kind, ids, soft=soft))
+            count, hint = asyncio.run(_by_id(store, kind, ids, soft=soft))
         elif tags:
-            count = asyncio.run(_by_tag(store, tags, soft=soft))
+            count, hint = asyncio.run(_by_tag(store, tags, soft=soft))
         else:
-            count = asyncio.run(_whole(store, whole_kind or "", advance, soft=soft))
+            count, hint = asyncio.run(_whole(store, whole_kind or "", advance, soft=soft))
+    say(hint, is_json=is_json)
     _tell("invalidated", count, is_json=is_json)
 
 
-async def _by_id(address: str, kind: str, ids: Sequence[str], *, soft: bool) -> int:
+async def _by_id(address: str, kind: str, ids: Sequence[str], *, soft: bool) -> Reached:
     """Those that are not there are told too: one of them may be loading just now."""
     async with opened(address) as store:
         there = await store.read(kind, ids)
         await store.invalidate(kind, ids, soft=soft)
-    return len(there)
+        return len(there), None if there else await about_names(store, kind)
 
 
-async def _by_tag(address: str, tags: Sequence[str], *, soft: bool) -> int:
+async def _by_tag(address: str, tags: Sequence[str], *, soft: bool) -> Reached:
     async with opened(address) as store:
         reached = {name for tag in tags for name in await store.invalidate_tag(tag, soft=soft)}
-    return len(reached)
+    return len(reached), None if reached else about_tags(tags)
 
 
-async def _whole(address: str, kind: str, advance: Callable[[int], None], *, soft: bool) -> int:
+async def _whole(address: str, kind: str, advance: Callable[[int], None], *, soft: bool) -> Reached:
     count = 0
     async with opened(address) as store:
-        async for page in pages_of(store, kind, "", PAGE):
+        async for page in all_of(store, kind, PAGE):
             for first in range(0, len(page), SLICE):
                 ids = [entry.id for entry in page[first : first + SLICE]]
                 await store.invalidate(kind, ids, soft=soft)
                 advance(len(ids))
             count += len(page)
-    return count
+        return count, None if count else await about_kind(store, kind)
 
 
 @click.command(cls=Command, examples=["stillfresh evict sqlite:///site.db"])

@@ -15,6 +15,7 @@ from stillfresh.stores.urls import store_for
 
 __all__ = [
     "Readable",
+    "all_of",
     "file_of",
     "looked_into",
     "opened",
@@ -101,11 +102,18 @@ def _view(path: str) -> Readable:
 
 
 def file_of(address: str) -> str | None:
-    """The file of a SQLite store; its name alone will do, if there is such a file."""
-    if "://" not in address and Path(address).is_file():
+    """The file of a SQLite store; its name alone will do: what has a colon may be an address."""
+    if address and (":" not in address or ("://" not in address and Path(address).is_file())):
         return address
     is_store = address.startswith("sqlite:") and store_for(address, time.time) is not None
     return unquote(urlsplit(address).path[1:]) if is_store else None
+
+
+async def all_of(store: Readable, kind: str, size: int) -> AsyncIterator[list[Entry]]:
+    """In any order: in one walk, where a store has no order of its own."""
+    walk = getattr(store, "walk", None)
+    async for page in pages_of(store, kind, "", size) if walk is None else walk(kind):
+        yield page
 
 
 async def pages_of(

@@ -92,9 +92,9 @@ def serve(file: str | None, **options: Any) -> None:  # noqa: ANN401 (as declare
     """Serve pages and entities, kept fresh.
 
     A cache in front of a site, and of an API. Pages are kept as the site says itself
-    (Cache-Control, ETag, Vary), or as --route says. Entities of an API are declared in FILE, as
-    [kinds.NAME]; options stand in the place of what FILE says. Several processes, on several
-    machines, may share one --store.
+    (Cache-Control, ETag, Vary), or as --route says; one of which neither says anything is passed
+    on and not kept. Entities of an API are declared in FILE, as [kinds.NAME]; options stand in the
+    place of what FILE says. Several processes, on several machines, may share one --store.
     """
     if file is None and options["upstream"] is None:
         raise click.UsageError("name a FILE of settings, or --upstream URL.")

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from stillfresh.coordinator.hub_kinds import key_of, parts
 from stillfresh.coordinator.model import Kind
-from stillfresh.coordinator.news import HubUpdate, News, is_as_had, is_news, slices
+from stillfresh.coordinator.news import HubUpdate, News, is_as_had, is_news, is_still_absent, slices
 from stillfresh.engine import Answer, Resource, Update, Watch
 from stillfresh.errors import NotOpen, StillfreshError
 
@@ -232,7 +232,10 @@ class Connection:
         def tell(update: Update[str, Any]) -> None:
             """Run for each viewer of each new copy: as short as can be."""
             id_ = parts(update.key)[1] if is_own else update.key
-            seen[id_] = fresh[id_] = update.answer
+            answer = update.answer
+            if not answer.found and is_still_absent(seen.get(id_), answer):
+                return
+            seen[id_] = fresh[id_] = answer
             if failed:
                 failed.pop(id_, None)
             told()

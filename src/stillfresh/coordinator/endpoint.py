@@ -70,6 +70,12 @@ class Refused(LoadFailed):
         self.status = status
 
 
+def _where(url: str) -> str:
+    """As an operator is told of it: the host counts, what stands behind ? may be a secret."""
+    parsed = httpx.URL(url)
+    return f"{parsed.netloc.decode()}{parsed.path}"
+
+
 class Endpoint:
     """`await Endpoint(client, url).ask({"ids": […]})` is the answer's body."""
 
@@ -87,7 +93,7 @@ class Endpoint:
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._max_bytes = checked_size(max_bytes)
         self._headers = {**checked_headers(headers or {}), **ACCEPT}
-        self._path = httpx.URL(url).path
+        self._where = _where(url)
 
     async def ask(self, asked: dict[str, Any]) -> bytes:
         """The body; of an answer without one (204) an empty list."""
@@ -95,11 +101,11 @@ class Endpoint:
             async with asyncio.timeout(self._timeout):
                 return await self._asked(asked)
         except TimeoutError as exc:
-            raise LoadFailed(f"{self._path}: no whole answer within {self._timeout:g} s") from exc
+            raise LoadFailed(f"{self._where}: no whole answer within {self._timeout:g} s") from exc
         except Unreadable as exc:
-            raise LoadFailed(f"{self._path}: the answer is {exc}") from exc
+            raise LoadFailed(f"{self._where}: the answer is {exc}") from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise LoadFailed(f"{self._path}: {type(exc).__name__}: {exc}") from exc
+            raise LoadFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
 
     async def _asked(self, asked: dict[str, Any]) -> bytes:
         sent = self._client.stream(
@@ -116,7 +122,7 @@ class Endpoint:
         """200, or 204: nothing found. Whoever says when to come back is listened to."""
         if response.status_code in {200, NOTHING}:
             return
-        said = f"{self._path}: HTTP {response.status_code}"
+        said = f"{self._where}: HTTP {response.status_code}"
         told = response.headers
         pause = pause_of(told.get("retry-after", ""), told.get("date", ""), time.time())
         if pause is not None:

@@ -9,7 +9,7 @@ import msgspec
 from stillfresh.engine import Answer
 from stillfresh.freshness import Verdict
 
-__all__ = ["HubUpdate", "News", "is_as_had", "is_news", "slices"]
+__all__ = ["HubUpdate", "News", "is_as_had", "is_news", "is_still_absent", "slices"]
 
 SLICE: Final = 50
 """Views read at once for who looks again."""
@@ -68,9 +68,16 @@ def is_as_had(answer: Answer[Any], since: float | None) -> bool:
     return answer.fetched_at == since and answer.error is None and answer.verdict is Verdict.FRESH
 
 
+def is_still_absent(before: Answer[Any] | None, now: Answer[Any]) -> bool:
+    """As was told."""
+    if now.found or before is None or before.found:
+        return False
+    return before.error is None and now.error is None
+
+
 def is_news(before: Answer[Any] | None, now: Answer[Any]) -> bool:
     """Another copy; that nobody could say is none."""
-    if now.error is not None and not now.found:
+    if (now.error is not None and not now.found) or is_still_absent(before, now):
         return False
     return before is None or (before.fetched_at, before.found, before.value) != (
         now.fetched_at,

@@ -93,7 +93,13 @@ async def site_of(
             boards = boards_of(cache, http, pause)
 
             def playing_of(user: str) -> Playing:
-                return Playing(user, http, boards, lambda: app.live.push(user, InvalidatedNews()))
+                return Playing(
+                    user,
+                    http,
+                    boards,
+                    lambda: app.live.push(user, InvalidatedNews()),
+                    pause=pause,
+                )
 
             visitors = Visitors(playing_of, pace.approval_for, world.dice, key_in(directory))
             parts = Parts(

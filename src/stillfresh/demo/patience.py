@@ -3,7 +3,8 @@
 Without this, failures double the pause up to a minute: right for an upstream that nobody switches.
 """
 
-from collections.abc import Awaitable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import date
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from stillfresh.errors import StillfreshError
 from stillfresh.feed import Comment, Topic
 from stillfresh.feed.source import FeedSource
 
-__all__ = ["Patient", "soon"]
+__all__ = ["Patient", "naps", "soon"]
 
 T = TypeVar("T")
 
@@ -22,6 +23,15 @@ async def soon(asked: Awaitable[T], pause: float) -> T:
         return await asked
     except StillfreshError as exc:
         raise RetryAfter(pause, str(exc)) from exc
+
+
+def naps(longest: float) -> Callable[[float], Awaitable[None]]:
+    """Sleeps no longer than that, however long it is told to."""
+
+    async def nap(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, longest))
+
+    return nap
 
 
 class Patient:

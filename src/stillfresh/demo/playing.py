@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import httpx
 
+from stillfresh.demo.patience import naps
 from stillfresh.demo.upstream_app import PLAYER
 from stillfresh.engine import Cache, RetryAfter
 from stillfresh.engine.resource import Function
@@ -23,6 +24,9 @@ __all__ = ["Boards", "Playing", "Refused", "boards_of"]
 
 PATIENCE: Final = "2s"
 """To wait for the service before a game is shown as it was."""
+
+AHEAD: Final = 7.0
+"""Seconds: a board that is on screen is asked for before its freshness ends."""
 
 Boards = Function[[str, str], dict[str, Any]]
 
@@ -52,9 +56,16 @@ class Playing:
     """Begun with the first look, ended with the visitor; `tell` hears of every change."""
 
     def __init__(
-        self, user: str, http: httpx.AsyncClient, boards: Boards, tell: Callable[[], object]
+        self,
+        user: str,
+        http: httpx.AsyncClient,
+        boards: Boards,
+        tell: Callable[[], object],
+        *,
+        pause: float = 2.0,
     ) -> None:
         self._user = user
+        self._pause = pause
         self._http = http
         self._boards = boards
         self._tell = tell
@@ -65,19 +76,25 @@ class Playing:
         """The service told something since the board was asked for."""
         self._over: dict[str, Any] = {}
         """The board on screen, once its game has ended."""
+        self._looked_at: str | None = None
+        """The game that the service knows to be on screen."""
         self._beginning = asyncio.Lock()
         self.current: str | None = None
 
     async def state(self) -> dict[str, Any]:
         """What the header offers, why its order is right, and the board on screen."""
         waiting = await self._begun()
+        await self._look()
+        board = await self._shown()
         there = waiting.navigation(self.current)
         return {
             "next": [{"id": it, "bot": _bot_of(str(it))} for it in there.games],
             "proof": str(there.proof),
             "pending": there.pending,
+            "connected": self._client is not None and self._client.is_connected,
             "current": self.current,
-            "board": await self._shown(),
+            "current_bot": None if self.current is None else _bot_of(self.current),
+            "board": board,
         }
 
     async def open(self, game_id: str) -> None:
@@ -86,9 +103,7 @@ class Playing:
         if game_id not in waiting.state.pool:
             raise Refused("this game does not wait for you any more")
         self.current = game_id
-        if self._client is not None:
-            with suppress(StillfreshError):
-                await self._client.look(game_id)
+        await self._look()
 
     async def play(self, cell: int) -> None:
         """The header moves on at once, on trust; a move that fails is taken back."""
@@ -107,6 +122,16 @@ class Playing:
     async def close(self) -> None:
         await self._stack.aclose()
 
+    async def _look(self) -> None:
+        """Tells the service what is on screen; later, if it is away now."""
+        game_id, client = self.current, self._client
+        if game_id is None or game_id == self._looked_at:
+            return
+        if client is not None and client.is_connected:
+            with suppress(StillfreshError):
+                await client.look(game_id)
+                self._looked_at = game_id
+
     async def _begun(self) -> WaitingCache:
         """Seats the visitor; tried again while the service is away."""
         async with self._beginning:
@@ -120,7 +145,7 @@ class Playing:
 
     async def _joined(self) -> WaitingClient:
         url, headers = str(self._http.base_url), {PLAYER: self._user}
-        client = WaitingClient(url, headers=headers, timeout=PATIENCE)
+        client = WaitingClient(url, headers=headers, timeout=PATIENCE, sleep=naps(self._pause))
         await self._stack.enter_async_context(client)
         self._stack.callback(client.cache.on_changed(self._changed))
         return client
@@ -146,6 +171,10 @@ class Playing:
             with suppress(LoadFailed):  # then it is shown as it was, with its age
                 await self._boards.of(self._user, game_id).refresh()
         answer = await self._boards.get(self._user, game_id)
+        if answer.age > AHEAD:
+            with suppress(LoadFailed):
+                await self._boards.of(self._user, game_id).refresh()
+            answer = await self._boards.get(self._user, game_id)
         return {
             **answer.value,
             "verdict": str(answer.verdict),

@@ -12,6 +12,7 @@ from collections.abc import MutableMapping
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import uvicorn
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.demo.pace import Pace
@@ -59,7 +60,8 @@ def breakable(app: ASGIApp, switch: Switch) -> ASGIApp:
         if switch.mode == "failing" or switch.hung_up.is_set():
             await _fail(send)
         else:
-            await app(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect):  # switched off while it was asked
+                await app(scope, receive, send)
 
     return late
 

@@ -20,11 +20,10 @@ from stillfresh.engine.rules import (
     Fail,
     Load,
     Serve,
-    fresh_until,
-    is_due,
     plan_read,
-    refresh_at,
+    refresh_times,
     verdict_of,
+    watched_until,
 )
 from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.tower import Tower
@@ -177,7 +176,8 @@ class Core(Generic[K, V]):
         texts = {key: self._text(key) for key in keys}
         records, now = await self._records(runtime, texts), runtime.clock()
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
-        stale = [key for key, id_ in texts.items() if is_due(records.get(id_, NOTHING), now)]
+        times = refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
+        stale = [key for key, at in times.items() if at <= now]
         for key in stale:
             self._tower.join(key, texts[key], records.get(texts[key], NOTHING), waiter)
         await self._tower.wait(waiter, stale)
@@ -188,7 +188,7 @@ class Core(Generic[K, V]):
         runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
         records, now = await self._records(runtime, texts), runtime.clock()
-        return {key: refresh_at(records.get(id_, NOTHING), now) for key, id_ in texts.items()}
+        return refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
 
     def check(self, keys: Iterable[K]) -> None:
         for key in keys:
@@ -199,7 +199,8 @@ class Core(Generic[K, V]):
             raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
     def _on_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
-        self.watcher.landed(key, answer, fresh_until(copy), self.shelf.now())
+        stale_at = watched_until(copy, self.spec.terms)
+        self.watcher.landed(key, answer, stale_at, self.shelf.now())
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""

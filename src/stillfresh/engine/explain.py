@@ -8,7 +8,10 @@ from stillfresh.engine.rules import fresh_until, is_cooling, is_held, verdict_of
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import Mark, Record
 
-__all__ = ["explain"]
+__all__ = ["PAGE", "explain"]
+
+PAGE = "page"
+"""The kind of the page cache's entries: they have words of their own, as RFC 9111 has rules."""
 
 READS = {
     Verdict.FRESH: "a read is served and nothing else happens",
@@ -58,7 +61,10 @@ def _text(
     resource: str, key: object, record: Record, now: float, verdict: Verdict, *, loading_here: bool
 ) -> str:
     reads = COOLING if is_cooling(record.failure, now) else READS
-    parts = [f"{resource} {key!r}: {_what(record, now, verdict)}; {reads[verdict]}."]
+    is_page = resource == PAGE
+    then = _of_page(record, now, verdict) if is_page else None
+    what = _what(record, now, verdict, is_page=is_page)
+    parts = [f"{resource} {key!r}: {what}; {then or reads[verdict]}."]
     if loading_here:
         parts.append("It is being loaded by this process.")
     elif record.held_until is not None and is_held(record, now):
@@ -71,14 +77,31 @@ def _text(
             if is_cooling(failure, now)
             else ""
         )
-        parts.append(f"The last {failure.count} load(s) failed ({failure.error}){pause}.")
+        loads = "load" if failure.count == 1 else f"{failure.count} loads"
+        parts.append(f"The last {loads} failed ({failure.error}){pause}.")
     return " ".join(parts)
 
 
-def _what(record: Record, now: float, verdict: Verdict) -> str:
+def _of_page(record: Record, now: float, verdict: Verdict) -> str | None:
+    """RFC 9111 §4.4: what a read of a page does that a read of nothing else does."""
+    copy = record.copy
+    if copy is None or verdict is Verdict.GONE:
+        return None
+    if copy.value is None:
+        return "each who asks is sent their own"
+    if copy.mark is not Mark.HARD:
+        return None
+    if is_cooling(record.failure, now):
+        return "it must be validated before it is served, so a read fails at once"
+    return "it must be validated before it is served: a read waits for that, and fails if it fails"
+
+
+def _what(record: Record, now: float, verdict: Verdict, *, is_page: bool) -> str:
     if (copy := record.copy) is None:
         return "there is no copy"
-    what = "known to be absent" if copy.value is None else f"a {verdict} copy"
+    absent = "not shared" if is_page else "known to be absent"
+    article = "an" if verdict is Verdict.EXPIRED else "a"
+    what = absent if copy.value is None else f"{article} {verdict} copy"
     if copy.mark is not Mark.NONE:
         return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, invalidated"
     left = fresh_until(copy) - now

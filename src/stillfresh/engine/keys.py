@@ -30,7 +30,8 @@ def checked_kind(name: str) -> str:
     if not ours or name.startswith(("sqlite_", "stillfresh_")):
         raise ConfigError(
             f"resource name {name!r}: write a lower-case word such as 'price' or 'user_page' "
-            f"(letters, digits, _; not ending in _ttl)"
+            f"(letters, digits, _; names that end in _ttl, or begin with sqlite_ or stillfresh_, "
+            f"are those of other tables)"
         )
     return name
 

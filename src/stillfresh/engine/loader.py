@@ -321,4 +321,5 @@ class Loader(Generic[K, V]):
         """E7: once for a batch."""
         errors = [it.error for it in landings.values() if it.error is not None]
         if errors:
-            logger.warning("%d of %d failed; the first: %s", len(errors), len(landings), errors[0])
+            of = f"{len(errors)} of {len(landings)} failed; " if len(landings) > 1 else ""
+            logger.warning("%s%s", of, errors[0])

@@ -5,7 +5,8 @@ else may live here: no clock, no store, no asyncio.
 """
 
 from bisect import bisect_right
-from typing import Any, Final, TypeAlias
+from collections.abc import Container, Hashable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -20,24 +21,31 @@ __all__ = [
     "Plan",
     "Serve",
     "Terms",
+    "absent_pause",
     "failed",
     "fresh_until",
     "is_cooling",
-    "is_due",
     "is_held",
     "jittered",
     "own_policy",
     "plan_read",
     "plan_wait",
     "refresh_at",
+    "refresh_times",
     "unchanged_until",
     "verdict_of",
+    "watched_until",
 ]
 
+K = TypeVar("K", bound=Hashable)
+
+NOTHING: Final = Record()
 AGE_BUCKETS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 """Upper bounds, in seconds, of the histogram of age at serving."""
 FIRST_COOLDOWN: Final = 1.0
 LONGEST_COOLDOWN: Final = 60.0
+LONGEST_PAUSE: Final = 30.0
+"""Seconds; what is watched and absent is asked about then, even if others are fresh for longer."""
 WORST: Final = {Mark.SOFT: 1, Mark.HARD: 2}
 ORDER: Final = (Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED, Verdict.GONE)
 
@@ -128,17 +136,44 @@ def fresh_until(copy: Copy) -> float:
     return copy.fetched_at + copy.policy.fresh_for if copy.mark is Mark.NONE else copy.fetched_at
 
 
-def refresh_at(record: Record, now: float) -> float:
-    """When one who watches wants a new copy: at the end of freshness, or of the cooldown."""
+def absent_pause(terms: Terms) -> float:
+    """What is absent is asked about no more often, for who watches, than what is there."""
+    return max(terms.absent_for, min(terms.policy.fresh_for, LONGEST_PAUSE))
+
+
+def refresh_at(record: Record, now: float, pause: float = 0.0) -> float:
+    """When one who watches wants a new copy: at the end of freshness, or of the cooldown.
+
+    `pause` for one who knows already that it is absent.
+    """
     copy, failure = record.copy, record.failure
+    is_absent = copy is not None and copy.value is None and copy.mark is Mark.NONE
+    if copy is not None and is_absent and 0 <= now - copy.fetched_at < pause:
+        return copy.fetched_at + pause
     if copy is not None and verdict_of(copy, now) is Verdict.FRESH:
         return fresh_until(copy)
     return failure.retry_at if failure is not None else float("-inf")
 
 
-def is_due(record: Record, now: float) -> bool:
-    """One who watches wants a new copy now."""
-    return refresh_at(record, now) <= now
+def refresh_times(
+    texts: Mapping[K, str],
+    records: Mapping[str, Record],
+    now: float,
+    terms: Terms,
+    absent: Container[K],
+) -> dict[K, float]:
+    """When each is to be refreshed for who watches, and knows these to be absent."""
+    pause = absent_pause(terms)
+    return {
+        key: refresh_at(records.get(id_, NOTHING), now, pause if key in absent else 0.0)
+        for key, id_ in texts.items()
+    }
+
+
+def watched_until(copy: Copy, terms: Terms) -> float:
+    """When a copy that just came is to be refreshed, for who watches."""
+    pause = absent_pause(terms) if copy.value is None else 0.0
+    return max(fresh_until(copy), copy.fetched_at + pause)
 
 
 def unchanged_until(copy: Copy, now: float) -> float:

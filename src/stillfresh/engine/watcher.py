@@ -98,6 +98,8 @@ class Watcher(Generic[K, V]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
+        self.absent: dict[K, Answer[V]] = {}
+        """What was heard last of what is watched, and does not exist."""
         self._pace: Pace[K] = Pace()
         self._stale_at: dict[K, float] = {}
         """Of what landed while it is being renewed: it need not be read again."""
@@ -115,6 +117,8 @@ class Watcher(Generic[K, V]):
         self.watches.setdefault(key, {})[watch] = None
         self._lane.subscribe(key, counted=True)
         self._wake()
+        if (answer := self.absent.get(key)) is not None:
+            watch.tell(Update(key, answer))
 
     def leave(self, key: K, watch: Watch[K, V]) -> None:
         watches = self.watches.get(key, {})
@@ -124,6 +128,7 @@ class Watcher(Generic[K, V]):
         self._lane.unsubscribe(key)
         if not watches:
             del self.watches[key]
+            self.absent.pop(key, None)
         self._changed.set()
 
     def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
@@ -141,6 +146,9 @@ class Watcher(Generic[K, V]):
         self._lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
         if self._lane.state(key) is State.FLYING:
             self._stale_at[key] = stale_at
+        self.absent.pop(key, None)
+        if not answer.found:
+            self.absent[key] = answer
         update = Update(key, answer)
         for watch in tuple(watches):
             watch.tell(update)
@@ -154,6 +162,7 @@ class Watcher(Generic[K, V]):
     def close(self) -> None:
         """The cache closes: whoever iterates comes to the end."""
         self.watches.clear()
+        self.absent.clear()
         self._leaving.clear()
         self._lane.reset()
         for watch in tuple(self._open):

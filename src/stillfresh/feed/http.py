@@ -43,7 +43,7 @@ try:
     import httpx
 except ModuleNotFoundError as exc:
     raise ConfigError(
-        "stillfresh.feed.http needs httpx, which is not installed: pip install 'stillfresh[web]'"
+        "stillfresh.feed.http needs httpx, which is not installed: install stillfresh[web]"
     ) from exc
 
 __all__ = ["FeedHttpError", "HttpFeedSource"]

@@ -214,9 +214,17 @@ def _hot_key(scope: Scope) -> tuple[Any, ...] | None:
             host = value
         elif name in SLOW:
             return None
-    get = scope.get
-    raw, query, root = get("raw_path"), get("query_string"), get("root_path")
-    return get("scheme"), host, raw, scope["path"], query, root
+    try:
+        return (
+            scope["scheme"],
+            host,
+            scope.get("raw_path"),
+            scope["path"],
+            scope["query_string"],
+            scope["root_path"],
+        )
+    except KeyError:  # optional in ASGI; no server leaves them out
+        return None
 
 
 def _marked(send: Send, what: str) -> Send:

@@ -213,6 +213,7 @@ class Pool:
         self._timeout = timeout
         self._free = asyncio.Semaphore(size)
         self._resting: deque[Connection] = deque()
+        self._is_closed = False
 
     async def take(self, *, is_new: bool = False) -> Connection:
         """`is_new`: one that no other request was sent on."""
@@ -254,10 +255,13 @@ class Pool:
 
     def give(self, connection: Connection) -> None:
         """Back, whatever became of the exchange."""
-        if connection.rest():
+        if self._is_closed:
+            connection.close()
+        elif connection.rest():
             self._resting.append(connection)
         self._free.release()
 
     def close(self) -> None:
+        self._is_closed = True
         while self._resting:
             self._resting.pop().close()

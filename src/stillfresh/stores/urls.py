@@ -69,7 +69,7 @@ def _redis(url: str, clock: Clock) -> Store:
         if exc.name is None or exc.name.partition(".")[0] != "redis":
             raise
         raise ConfigError(
-            'a Redis store needs the library "redis": pip install "stillfresh[redis]"'
+            'a Redis store needs the library "redis": install stillfresh[redis]'
         ) from exc
     return store_at(url, None if clock is time.time else clock)
 

@@ -107,6 +107,11 @@ class WaitingClient:
         await self.cache.close()
         await self._http.aclose()
 
+    @property
+    def is_connected(self) -> bool:
+        """The service's events are heard now; without, the order is the one last known."""
+        return self._socket is not None
+
     async def look(self, game_id: str) -> bool:
         """The game comes on screen; returns whether it is ours to play.
 

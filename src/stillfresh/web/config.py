@@ -178,6 +178,7 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         _check_fields(kind, mistakes)
     if any(kind["per_viewer"] for kind in kinds if "per_viewer" in kind):
         _check_sign_in(server, mistakes)
+    _check_not_itself(server, pages, kinds, mistakes)
     if mistakes:
         raise Mistakes(mistakes)
     return Settings(
@@ -249,6 +250,25 @@ def _check_fields(kind: Mapping[str, Any], mistakes: list[str]) -> None:
     name = kind.get("viewer_field")
     if kind.get("per_viewer") and name is not None and name == kind.get("ids_field"):
         mistakes.append(f"kinds.{kind['name']}.viewer_field: is the ids_field, too: {shown(name)}")
+
+
+def _check_not_itself(
+    server: Mapping[str, Any],
+    pages: Mapping[str, Any] | None,
+    kinds: list[dict[str, Any]],
+    mistakes: list[str],
+) -> None:
+    """A gateway that asks itself waits for itself."""
+    host, port = server.get("host"), server.get("port")
+    asked = {f"kinds.{it['name']}.batch_url": it.get("batch_url") for it in kinds}
+    asked["pages.upstream"] = (pages or {}).get("upstream")
+    asked["server.authenticate_url"] = server.get("authenticate_url")
+    for key, url in asked.items():
+        if host and port and url and fields.is_at(url, host, port):
+            mistakes.append(
+                f"{key}: {url} is where this gateway listens itself; "
+                "choose another port for one of them"
+            )
 
 
 def _check_sign_in(server: Mapping[str, Any], mistakes: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from stillfresh.engine import Cache, Explanation
 from stillfresh.engine.core import Core
-from stillfresh.engine.explain import explain
+from stillfresh.engine.explain import PAGE, explain
 from stillfresh.engine.keys import checked_id, checked_kind
 from stillfresh.engine.listing import Listed, listed
 from stillfresh.errors import ConfigError, LoadFailed
@@ -21,6 +21,8 @@ __all__ = ["ACTIONS", "PAGES", "Place", "Shelves"]
 
 ACTIONS: Final = ("refresh", "invalidate", "delete")
 PAGES: Final = "pages"
+INVALIDATED: Final = "Invalidated: no read is answered with this copy, unless loading fails."
+INVALIDATED_PAGE: Final = "Invalidated: not served before it was validated."
 CHUNK: Final = 100
 """Entries asked of a store at once."""
 MOST_CHUNKS: Final = 100
@@ -130,7 +132,7 @@ class Shelves:
                 return "Marked stale: its next reader brings a new copy."
             case "invalidate":
                 await core.invalidate([key], soft=False)
-                return "Invalidated: no read is answered with this copy, unless loading fails."
+                return INVALIDATED_PAGE if kind == PAGE else INVALIDATED
             case _:
                 await core.delete([key])
                 return "Deleted."

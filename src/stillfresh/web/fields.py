@@ -12,8 +12,10 @@ from ipaddress import ip_address
 from string import Formatter
 from typing import Any, Final, TypeAlias
 
+import httpx
+
 from stillfresh.coordinator.endpoint import checked_url
-from stillfresh.durations import seconds
+from stillfresh.durations import ALLOWED, seconds
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.isr.rules_edge import checked_networks, is_host
 from stillfresh.isr.rules_keys import checked_tenant
@@ -31,6 +33,7 @@ __all__ = [
     "headers",
     "host",
     "hosts",
+    "is_at",
     "networks",
     "origins",
     "path",
@@ -50,6 +53,9 @@ __all__ = [
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()
+WRITTEN: Final = "seconds as a number, or text such as '250ms', '30s', '5m', '1h', '30d'"
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (to be compared with)
 OURS: Final = {"accept-encoding", "connection", "content-length", "content-type", "host"} | {
     "transfer-encoding"
 }
@@ -131,14 +137,22 @@ def whole(least: int, most: int) -> Reader:
 
 
 def duration(value: Any, key: str) -> float:  # noqa: ANN401 (whatever is written)
-    return seconds(value, name=key)
+    return _seconds(value, key)
+
+
+def _seconds(value: Any, key: str, *, positive: bool = False) -> float:  # noqa: ANN401
+    """What only Python can write is not advised."""
+    try:
+        return seconds(value, name=key, positive=positive)
+    except ConfigError as exc:
+        raise ConfigError(str(exc).replace(ALLOWED, WRITTEN)) from exc
 
 
 def positive(most: float) -> Reader:
     """More than zero, and no more than this."""
 
     def read(value: Any, key: str) -> float:  # noqa: ANN401 (whatever is written)
-        found = seconds(value, name=key, positive=True)
+        found = _seconds(value, key, positive=True)
         if found > most:
             raise ConfigError(f"{key}: must be {most:g} seconds or less, not {shown(value)}")
         return found
@@ -155,8 +169,19 @@ def _keyed(key: str, check: Callable[[], Any]) -> Any:  # noqa: ANN401 (what it 
 
 
 def url(value: object, key: str) -> str:
-    address: str = _keyed(key, lambda: checked_url(text(value, "url")))
-    return address
+    address = text(value, key)
+    try:
+        return checked_url(address)
+    except ConfigError as exc:
+        raise ConfigError(f"{key}: {str(exc).removeprefix('url: ')}") from exc
+
+
+def is_at(url: str, host: str, port: int) -> bool:
+    """Whether who asks there asks who listens here."""
+    parts = httpx.URL(url)
+    here = LOOPBACK | EVERYWHERE
+    names = here if host in here else {host}
+    return parts.scheme == "http" and parts.host in names and (parts.port or 80) == port
 
 
 def upstream(value: object, key: str) -> str:

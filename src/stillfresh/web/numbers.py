@@ -81,7 +81,9 @@ class Numbers:
             reads.update(row["reads"])
         ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
         sums = {name: sum(row[name] for row in rows) for name in NOTED}
-        self._notes.append({"at": self._clock(), "reads": dict(reads), "ages": ages, **sums})
+        kinds = {f"{row['cache']} {row['kind']}": _noted(row) for row in rows}
+        now = self._clock()
+        self._notes.append({"at": now, "reads": dict(reads), "ages": ages, "kinds": kinds, **sums})
 
     def _resources(self) -> list[dict[str, Any]]:
         now = self._ticks()
@@ -135,6 +137,11 @@ class Gauge:
     def _note(self, told: dict[str, Any], pause: float) -> None:
         self._last = told
         self._due = self._ticks() + pause
+
+
+def _noted(row: dict[str, Any]) -> dict[str, int]:
+    """Of one kind, what its rates are made of."""
+    return {"reads": sum(row["reads"].values()), "loads": row["loads"]}
 
 
 def _plain(stats: ResourceStats) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import asyncio
 import enum
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -47,6 +48,7 @@ class Protocol(HttpToolsProtocol):
     _unread = 0
     _is_refused = False
     _timer: asyncio.TimerHandle | None = None
+    _cycles: Sequence[RequestResponseCycle] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,6 +56,8 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        for cycle in self._cycles:
+            _cut(cycle)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -79,16 +83,23 @@ class Protocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._part, self._unread = Part.BODY, 0
+        self._unread = 0
         self._stop_timer()
         size = len(self.url) + sum(len(name) + len(it) + 4 for name, it in self.headers)
         if size > LONGEST_HEAD:
             self.app = _too_long  # in its turn, after the answers that are under way
         self._name_host()
         super().on_headers_complete()
-        if self.scope["http_version"] == "1.0" and self.cycle is not None:
-            send: Any = _unchunked(self.cycle)
-            self.cycle.send = send  # type: ignore[method-assign]
+        self._part = Part.BODY
+        if self.cycle is not None:
+            self._follow(self.cycle)
+
+    def _follow(self, cycle: RequestResponseCycle) -> None:
+        """Of requests in a row all are told when the client leaves, not just the last one."""
+        self._cycles = [*(it for it in self._cycles if not it.response_complete), cycle]
+        if cycle.scope["http_version"] == "1.0":
+            send: Any = _unchunked(cycle)
+            cycle.send = send  # type: ignore[method-assign]
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
@@ -128,13 +139,30 @@ class Protocol(HttpToolsProtocol):
         self._stop_timer()
         if self.transport.is_closing():
             return
-        if self._part is Part.BODY or not (self.cycle is None or self.cycle.response_complete):
-            self.transport.close()  # an answer is under way
+        if not self._may_speak():
+            self.transport.close()
             return
+        for cycle in self._cycles:
+            _cut(cycle)
         self.transport.write(_last_words(status, text))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER, self.transport.abort)
+
+    def _may_speak(self) -> bool:
+        """Not within another answer, nor in the place of one."""
+        if self.pipeline or self.cycle is None:
+            return not self.pipeline
+        if self._part is Part.BODY:
+            return not self.cycle.response_started
+        return self.cycle.response_complete
+
+
+def _cut(cycle: RequestResponseCycle) -> None:
+    """Its app hears that the client is gone."""
+    if not cycle.response_complete:
+        cycle.disconnected = True
+    cycle.message_event.set()
 
 
 def _last_words(status: int, text: bytes) -> bytes:

@@ -4,6 +4,8 @@ Needs `stillfresh[web]`.
 """
 
 import asyncio
+import errno
+import logging
 import re
 import signal
 import socket
@@ -26,6 +28,7 @@ from stillfresh.web.protocol import Protocol
 from stillfresh.web.replies import Problem, problem_reply
 from stillfresh.web.signing import Authority
 from stillfresh.web.site import page_cache_of, site_of
+from stillfresh.web.sockets import SocketProtocol
 
 __all__ = ["Server", "address", "bound", "gateway_of", "serve", "server_config"]
 
@@ -36,12 +39,15 @@ KEPT: Final = 20
 """Idle connections to upstream APIs."""
 LONGEST_WAIT: Final = 30.0
 """Seconds for one step of an exchange; each kind bounds the whole of its own."""
+LOGGED: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""For who has set up no logging."""
 LONGEST_FRAME: Final = 1_048_576
 """Bytes; a longer message is not even put together."""
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Until SIGTERM or SIGINT; what cannot work is told before anything is served."""
+    logging.basicConfig(format=LOGGED)
     listener = bound(settings.server.host, settings.server.port)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ending = Ending()
@@ -83,7 +89,7 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         finished(app),
         http=Protocol,
-        ws="websockets-sansio",
+        ws=SocketProtocol,
         ws_max_size=LONGEST_FRAME,
         ws_per_message_deflate=False,
         lifespan="on",
@@ -115,9 +121,11 @@ def finished(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, tell)
         except asyncio.CancelledError:
-            if scope["type"] != "http":
+            if scope["type"] == "lifespan":
                 raise
-            if not is_begun:  # else it is cut, which the client can tell
+            if (
+                scope["type"] == "http" and not is_begun
+            ):  # else it is cut, which the client can tell
                 ending = Problem(503, "ending", "The server ends", retry_after="5")
                 await problem_reply(ending).send(scope, tell)
 
@@ -195,6 +203,8 @@ def _said(settings: Settings, where: str) -> Iterator[str]:
     store = without_password(settings.store.url)
     if settings.pages is not None:
         yield f"{where} in front of {settings.pages.upstream}, pages in {store}"
+        if not settings.pages.routes:
+            yield "pages are kept if the site says so (Cache-Control); --route '/*=1m' keeps others"
     if settings.kinds:
         yield f"{where}/v1/ keeps {', '.join(it.name for it in settings.kinds)} in {store}"
     yield f"{where}/_stillfresh/ shows what it does"
@@ -202,6 +212,12 @@ def _said(settings: Settings, where: str) -> Iterator[str]:
 
 def address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _why(exc: Exception) -> str:
+    if isinstance(exc, OSError) and exc.errno == errno.EADDRINUSE:
+        return "another program listens there; choose another one with --port, or 0 for any"
+    return str(exc)
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -213,5 +229,5 @@ def bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, ValueError) as exc:
         listener.close()
         failed = StillfreshError if isinstance(exc, OSError) else ConfigError
-        raise failed(f"cannot listen on {host}:{port}: {exc}") from exc
+        raise failed(f"cannot listen on {host}:{port}: {_why(exc)}") from exc
     return listener

@@ -39,7 +39,7 @@ from stillfresh.web.viewing import Viewing
 
 __all__ = ["House", "Session", "SignInFailed"]
 
-CLOSING = 2.0
+CLOSING = 3.0
 """Seconds that saying goodbye may take."""
 IN_A_TURN: Final = 50
 """Frames to one viewer, after which it is the others' turn: sending need not wait for anything."""

@@ -7,6 +7,7 @@ import { announce, byId, make, stamp, write } from "./fresh.js";
 
 const { token, postFreshFor } = document.body.dataset;
 const MOST_CHIPS = 24;
+const articles = new Map(); // by the post's id
 const count = new Intl.NumberFormat("en").format;
 
 export function start({ gameNews }) {
@@ -15,8 +16,12 @@ export function start({ gameNews }) {
   live.on("welcome", gameNews); // whatever was told while nobody was connected
   for (const article of byId("feed").querySelectorAll("[data-post]")) {
     face(article);
+    articles.set(article.dataset.post, article);
     live.watch(article, "post", article.dataset.post, draw);
   }
+  live.on("error", ({ code, kind, id }) => {
+    if (code === "load_failed" && kind === "post") unanswered(articles.get(id));
+  });
   setInterval(() => showWatched(live), 500);
 }
 
@@ -31,6 +36,20 @@ function draw(view, article) {
     announce(shown, count(view.value.counts[shown.dataset.count]));
   }
   stamp(badge, { age: view.age, freshFor: Number(postFreshFor) });
+  write(article.querySelector(".why"), "upstream away: shown as it was");
+}
+
+/** Asked for, in vain, and nothing is kept of it. */
+function unanswered(article) {
+  if (!article || article.dataset.fetchedAt) return;
+  write(article.querySelector("[data-badge]"), "asked, no answer yet");
+  write(article.querySelector(".why"), "upstream away: it is asked again");
+}
+
+function asking(id) {
+  const article = id.startsWith("post:") ? articles.get(id.slice(5)) : null;
+  if (!article || article.dataset.fetchedAt || article.dataset.error) return;
+  write(article.querySelector("[data-badge]"), "asking …");
 }
 
 function face(article) {
@@ -49,6 +68,7 @@ function byKind(one, other) {
 /** What this tab keeps fresh right now, by its own word. */
 function showWatched(live) {
   const ids = live.subscribed.sort(byKind);
+  ids.forEach(asking);
   const posts = ids.filter((id) => id.startsWith("post:")).length;
   const text = `${posts} posts, ${ids.length - posts} people`;
   write(byId("watched"), text);

@@ -8,8 +8,16 @@ export function stamp(badge, { age, freshFor, verdict = null, error = null }) {
   show(badge);
 }
 
-export function forget(badge) {
+/** There is no copy whose age could be told: the badge says why, and ticks no more. */
+export function unknown(badge, text) {
   stamps.delete(badge);
+  badge.dataset.verdict = "gone";
+  write(badge, text);
+}
+
+/** Somebody may be looking at it: the tab is in front, and no other part is shown in its place. */
+export function isShown(element) {
+  return !document.hidden && element.checkVisibility();
 }
 
 function show(badge) {

@@ -10,14 +10,16 @@ import * as topics from "./topics.js";
 const WORDS = {
   fine: ["ok", "Upstream well: a lookup takes 1 to 3 s."],
   slow: ["warn", "Upstream slow: 5 to 8 s. The site is not."],
-  failing: ["bad", "Upstream failing, with errors only. The site stays."],
-  down: ["bad", "Upstream down. The site stays, and says its age."],
+  failing: ["bad", "Upstream failing. The site stays."],
+  down: ["bad", "Upstream down. The site stays."],
 };
 const number = new Intl.NumberFormat("en").format;
 let events = null;
 
 function told(state) {
   const [level, text] = WORDS[state.mode];
+  const before = byId("word").dataset.mode;
+  byId("word").dataset.mode = state.mode;
   document.body.dataset.mode = state.mode;
   byId("word").dataset.level = level;
   write(byId("word"), text);
@@ -25,9 +27,10 @@ function told(state) {
   if (chosen && !byId("switch").disabled) chosen.checked = true;
   write(byId("asked"), number(state.asked));
   write(byId("polled"), number(state.polled));
-  write(byId("in-batches"), `In the same batches of 20 it would be ${number(state.polled_in_batches)}.`);
+  write(byId("polled-in-batches"), number(state.polled_in_batches));
   if (state.approvals) approvals.told(state.approvals);
   topics.told(state.news);
+  if (before && before !== state.mode) for (const part of [games, topics, page]) part.switched();
 }
 
 /** One stream, and only while somebody looks: a hidden tab holds no connection for it. */

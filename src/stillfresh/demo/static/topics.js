@@ -1,14 +1,20 @@
 // Topics and comments from the feed's file: at once, and read again when something new has come.
 
-import { ask, byId, make, send, stamp, write } from "./fresh.js";
+import { ask, byId, make, send, stamp, unknown, write } from "./fresh.js";
 
 const freshFor = Number(document.body.dataset.feedFreshFor);
 let news = 0;
 let opened = null;
 let timer = null;
+const drafts = new Map(); // by topic: what was typed, and not sent or not taken
 
 export function start() {
   byId("say").addEventListener("submit", say);
+  read();
+}
+
+/** The upstream was switched: what is shown may be old news. */
+export function switched() {
   read();
 }
 
@@ -21,12 +27,10 @@ export function told(number) {
 
 async function read() {
   clearTimeout(timer);
-  const [list, talk] = await Promise.all([
-    ask("/demo/topics"),
-    opened && ask(`/demo/topics/${encodeURIComponent(opened.id)}`),
-  ]);
+  const topic = opened;
+  const [list, talk] = await Promise.all([ask("/demo/topics"), topic && ask(address(topic))]);
   showList(list);
-  if (talk) showTalk(talk);
+  if (talk && opened === topic) showTalk(talk);
   again(list.age ?? 0);
 }
 
@@ -39,6 +43,7 @@ function again(age) {
 function showList(answer) {
   if (!answer.topics) {
     write(byId("topics-word"), answer.refused);
+    if (!byId("topics").children.length) unknown(byId("topics-badge"), "no copy");
     return;
   }
   stamp(byId("topics-badge"), { ...answer, freshFor });
@@ -56,7 +61,10 @@ function row(topic) {
   return item;
 }
 
+const address = (topic) => `/demo/topics/${encodeURIComponent(topic.id)}`;
+
 async function open(topic) {
+  if (opened) keep(opened, byId("said").value);
   opened = opened?.id === topic.id ? null : topic;
   for (const item of byId("topics").children) {
     item.firstChild.setAttribute("aria-pressed", String(item.dataset.id === opened?.id));
@@ -64,8 +72,11 @@ async function open(topic) {
   byId("talk").hidden = !opened;
   if (!opened) return;
   write(byId("talk-title"), topic.title);
+  write(byId("say-word"), "");
+  unknown(byId("talk-badge"), "asking …");
+  byId("said").value = drafts.get(topic.id) ?? "";
   byId("comments").replaceChildren(make("li", "Asking the upstream …", { class: "muted" }));
-  const answer = await ask(`/demo/topics/${encodeURIComponent(topic.id)}`);
+  const answer = await ask(address(topic));
   if (opened?.id !== topic.id) return;
   showTalk(answer);
   byId("talk").scrollIntoView({ block: "nearest" });
@@ -73,6 +84,7 @@ async function open(topic) {
 
 function showTalk(answer) {
   if (!answer.comments) {
+    unknown(byId("talk-badge"), "no copy");
     byId("comments").replaceChildren(make("li", answer.refused, { class: "muted" }));
     return;
   }
@@ -86,14 +98,33 @@ function comment({ author, body }) {
   return item;
 }
 
+function keep(topic, text) {
+  if (text.trim()) drafts.set(topic.id, text);
+  else drafts.delete(topic.id);
+}
+
+/** At once on the page; what the upstream does not take is typed text again, not lost. */
 async function say(event) {
   event.preventDefault();
-  const field = byId("said");
+  const [field, topic] = [byId("said"), opened];
   const body = field.value.trim();
-  if (!body || !opened) return;
+  if (!body || !topic) return;
   byId("comments").prepend(comment({ author: "you", body }));
   field.value = "";
-  const answer = await send(`/demo/topics/${encodeURIComponent(opened.id)}/comments`, { body });
-  write(byId("topics-word"), answer.refused ?? "");
-  showTalk(answer.comments ? answer : await ask(`/demo/topics/${encodeURIComponent(opened.id)}`));
+  write(byId("say-word"), "Sending …");
+  const answer = await send(`${address(topic)}/comments`, { body });
+  if (answer.refused) putBack(topic, body);
+  const talk = answer.comments ? answer : await ask(address(topic));
+  if (opened !== topic) return;
+  write(byId("say-word"), answer.refused ? `Not sent: ${answer.refused}. Your text is in the field again.` : "");
+  showTalk(talk);
+}
+
+/** Before what was typed meanwhile. */
+function putBack(topic, body) {
+  const field = byId("said");
+  const typed = opened === topic ? field.value : drafts.get(topic.id) ?? "";
+  const text = typed ? `${body} ${typed}` : body;
+  if (opened === topic) field.value = text;
+  else keep(topic, text);
 }

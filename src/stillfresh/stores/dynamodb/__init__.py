@@ -20,5 +20,5 @@ def __getattr__(name: str) -> object:
     try:
         from stillfresh.stores.dynamodb.store import DynamoStore  # noqa: PLC0415 (only when named)
     except ModuleNotFoundError as exc:
-        raise ConfigError(f"dynamodb:// needs {exc.name}: pip install 'stillfresh[aws]'") from exc
+        raise ConfigError(f"dynamodb:// needs {exc.name}: install stillfresh[aws]") from exc
     return DynamoStore

@@ -11,7 +11,7 @@ from stillfresh.stores.contract import Entry
 from stillfresh.stores.redis.layout import Command, Place, Places, listed
 from stillfresh.stores.redis.link import Link
 
-__all__ = ["list_entries"]
+__all__ = ["list_entries", "walk"]
 
 Member: TypeAlias = tuple[bytes, bytes]
 
@@ -40,6 +40,12 @@ async def list_entries(
             break  # else some were none of ours, or went while we looked: that is no end
         start = first[-1]
     return found
+
+
+async def walk(link: Link, places: Places, kind: str) -> AsyncIterator[list[Entry]]:
+    """All of a kind, in no order, each at least once: one walk, however many they are."""
+    async for members in _names(link, places, places.pattern(kind, ""), b""):
+        yield await _described(link, places, members)
 
 
 async def _names(

@@ -1,7 +1,7 @@
 """The Redis store: the contract as commands and scripts, and nothing decided here (S1, S2, S5)."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ from stillfresh.stores.redis.layout import (
     record_of,
 )
 from stillfresh.stores.redis.link import Link
-from stillfresh.stores.redis.listing import list_entries
+from stillfresh.stores.redis.listing import list_entries, walk
 
 __all__ = ["RedisStore"]
 
@@ -306,6 +306,10 @@ class RedisStore:
             after=after,
             limit=checked_limit(limit),
         )
+
+    def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
+        """All of a kind, in no order: one walk, where pages would be many."""
+        return walk(self._opened(), self._places, kind)
 
     def _now(self) -> str:
         """What the scripts take for the time; nothing: the server's own."""

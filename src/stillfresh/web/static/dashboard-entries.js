@@ -5,6 +5,7 @@ import { age, byId, bytes, duration, element, plural, put, visible } from "./das
 const SEARCH_PAUSE = 200;
 const REFRESH = 5_000;
 const SOON = 900; // what was fresh is not any more: see what it is
+const TAIL = 12; // the last characters of a long id
 const SLOW = 250; // a listing that takes longer is not repeated by itself
 
 const nameOf = (entry) => `${entry.kind}\n${entry.id}`;
@@ -139,13 +140,13 @@ export class Entries {
   #row(entry) {
     const button = element("button", { className: "entry-name", tabIndex: -1 },
       element("span", { className: "kind", textContent: entry.kind }),
-      element("span", { className: "id mono", textContent: visible(entry.id), title: visible(entry.id) }));
+      element("span", { className: "id mono", title: visible(entry.id) }, ...ends(visible(entry.id))));
     const row = element("tr", {}, element("td", {}, button),
       element("td", {}, element("span", { className: "badge" })),
       element("td", { className: "number" }),
       element("td", { className: "number wide" }),
       element("td", { className: "number wide" }),
-      element("td", { className: "wide muted small cut" }));
+      element("td", { className: "wide muted small" }, element("span", { className: "clamp" })));
     return { row, button };
   }
 
@@ -154,11 +155,11 @@ export class Entries {
     const badge = row.children[1].firstChild;
     const verdict = entry.failures ? "failed" : entry.verdict;
     badge.dataset.verdict = verdict;
-    put(badge, entry.failures ? `${entry.verdict}, failing` : entry.verdict);
+    put(badge, wordsOf(entry));
     put(row.children[2], entry.age === null ? "–" : age(entry.age + passed));
     put(row.children[3], freshness(entry, passed));
     put(row.children[4], entry.size === null ? "–" : bytes(entry.size));
-    put(row.children[5], noteOf(entry, passed));
+    put(row.children[5].firstChild, noteOf(entry, passed));
     row.children[5].title = row.children[5].textContent;
   }
 
@@ -248,7 +249,7 @@ export class Entries {
   #explain(told) {
     byId("panel-verdict").hidden = false;
     byId("panel-verdict").dataset.verdict = told.failures ? "failed" : told.verdict;
-    put(byId("panel-verdict"), told.failures ? `${told.verdict}, failing` : told.verdict);
+    put(byId("panel-verdict"), wordsOf(told));
     put(byId("panel-state"), told.age === null ? "no copy" : `${age(told.age)} old`);
     put(byId("panel-text"), visible(told.text));
     put(byId("refresh"), told.can_refresh ? "Refresh" : "Mark stale");
@@ -257,7 +258,7 @@ export class Entries {
       element("dt", { textContent: name }),
       element("dd", { textContent: value }),
     ]));
-    const [title, text] = valueOf(told.value);
+    const [title, text] = valueOf(told.value, told.cache === "pages");
     put(byId("panel-value-title"), title);
     put(byId("panel-value"), text);
     byId("panel-value").hidden = !text;
@@ -299,21 +300,34 @@ export class Entries {
   }
 }
 
+/** A long id is cut in the middle: two that differ in their end are told apart. */
+function ends(id) {
+  const letters = [...id];
+  if (letters.length <= TAIL * 2) return [id];
+  return [letters.slice(0, -TAIL).join(""), letters.slice(-TAIL).join("")].map((part) => element("span", { textContent: part }));
+}
+
+/** What was never loaded is not gone. */
+function wordsOf(entry) {
+  const verdict = entry.verdict === "gone" && entry.age === null ? "no copy" : entry.verdict;
+  return entry.failures ? `${verdict}, failing` : verdict;
+}
+
 function noteOf(entry, passed) {
   if (entry.held_for > passed) return "being loaded";
   if (entry.failures) {
     const left = (entry.retry_in ?? 0) - passed;
-    return `${left > 0 ? `next try in ${duration(left)}: ` : ""}${visible(entry.error ?? "")}`;
+    return `${visible(entry.error ?? "")}${left > 0 ? `; next try in ${duration(left)}` : ""}`;
   }
-  if (entry.is_absent) return "does not exist upstream";
+  if (entry.is_absent) return entry.cache === "pages" ? "not shared: each visitor is sent their own" : "does not exist upstream";
   return entry.is_invalidated ? "invalidated" : "";
 }
 
 function freshness(entry, passed) {
   if (entry.fresh_for === null) return "–";
-  if (entry.is_invalidated) return "over";
+  if (entry.is_invalidated) return "no longer";
   const left = entry.fresh_for - passed;
-  return left > 0 ? age(left) : "over";
+  return left > 0 ? age(left) : "no longer";
 }
 
 function facts(told) {
@@ -340,7 +354,7 @@ function span(seconds) {
   return seconds ? duration(seconds) : "–";
 }
 
-function valueOf(value) {
+function valueOf(value, isPage) {
   switch (value?.kind) {
     case "json":
       return [`Value, ${bytes(value.size)}${value.is_cut ? ", its beginning" : ""}`, value.text];
@@ -352,7 +366,7 @@ function valueOf(value) {
     case "bytes":
       return [`Value: ${bytes(value.size)}, not shown`, ""];
     case "absent":
-      return ["Value: upstream says that it does not exist", ""];
+      return [isPage ? "Not shared: each visitor is sent their own" : "Value: upstream says that it does not exist", ""];
     default:
       return ["No value", ""];
   }

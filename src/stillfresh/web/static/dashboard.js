@@ -88,7 +88,8 @@ function recall(notes, started_at) {
   for (const note of notes) {
     const row = { ...note, largest_batch: 0, max_batch: 0, retry_at: null, error: null };
     for (const name of [...COUNTERS, ...GAUGES]) row[name] ??= 0;
-    history.push({ at: note.at, started_at, told: null, kinds: new Map(), sum: totals([row]) });
+    const kinds = new Map(Object.entries(note.kinds).map(([kind, it]) => [kind, { all_reads: it.reads, loads: it.loads, ages: [] }]));
+    history.push({ at: note.at, started_at, told: null, kinds, sum: totals([row]) });
   }
 }
 
@@ -98,7 +99,7 @@ function before(seconds) {
   return history.findLast((moment) => moment.at <= wanted) ?? history[0];
 }
 
-/** How fast `pick(sum)` grew: of all kinds, or of one, of which the notes from before know nothing. */
+/** How fast `pick(sum)` grew: of all kinds, or of one, of which the notes from before know reads and loads. */
 function speed(pick, kind = null) {
   const now = history.at(-1);
   const of = (moment) => (kind === null ? moment.sum : moment.kinds.get(kind));
@@ -145,10 +146,14 @@ function health({ told, kinds, sum }) {
     return [recent.gone ? "bad" : "warn", `Upstream failing for ${plural(failing.length, "kind")} (${names})${lost}.`, detail];
   }
   if (!kinds.size) return ["none", "Nothing is declared to be cached."];
-  if (!reads) return ["ok", "Quiet: nobody has read anything in the last minute."];
+  const watched = sum.watched ? ` Kept fresh for viewers: ${plural(sum.watched, "key")}.` : "";
+  if (!reads) return ["ok", `Quiet: nobody has read anything in the last minute.${watched}`];
   if (recent.gone) return ["warn", `${plural(recent.gone, "read")} of the last minute found nothing to serve.`];
-  if (recent.fresh === reads) return ["ok", "All fresh: every read of the last minute."];
-  return ["ok", `${percent(recent.fresh / reads)} of the last minute's reads were fresh; the rest is refreshed behind them.`];
+  if (recent.fresh === reads) return ["ok", `All fresh: every read of the last minute.${watched}`];
+  const parts = [
+    [recent.fresh, "fresh"], [recent.stale, "stale and refreshed behind them"], [recent.expired, "expired"],
+  ].filter(([number]) => number).map(([number, text]) => `${count(number)} ${text}`);
+  return ["ok", `All is well: every read of the last minute was answered, ${parts.join(", ")}.${watched}`];
 }
 
 /* ---- drawing ---- */
@@ -203,16 +208,22 @@ function drawReads(sum) {
 }
 
 const saved = (sum) => Math.max(0, sum.all_reads - sum.loads);
+/** Refreshed for viewers, who are pushed to and do not read: no request was spared a reader. */
+const isForViewers = (sum) => sum.watched > 0 && saved(sum) === 0;
 
 function drawUpstream(sum) {
   say("upstream.made", count(sum.loads));
   figure(slot("upstream.rate"), rate(speed((it) => it.loads)), " /s");
   spark(document.querySelector('[data-spark="loads"]'), course((it) => it.loads), "Upstream requests");
   shares(document.querySelector('[data-shares="saved"]'), [["fresh", saved(sum)]], saved(sum) + sum.loads);
-  say("upstream.saved", count(saved(sum)));
-  say("upstream.share", sum.all_reads ? `(${percent(saved(sum) / (saved(sum) + sum.loads))})` : "");
+  say("upstream.saved", isForViewers(sum) ? "–" : count(saved(sum)));
+  say("upstream.share", isForViewers(sum) ? "made for viewers, who do not read" : savedShare(sum) && `(${savedShare(sum)})`);
   say("upstream.keys", count(sum.loaded));
   say("upstream.coalesced", count(sum.coalesced));
+}
+
+function savedShare(sum) {
+  return sum.all_reads ? percent(saved(sum) / (saved(sum) + sum.loads)) : "";
 }
 
 function drawRest(told, sum) {
@@ -301,7 +312,7 @@ function drawKind(row, sum, name, bounds) {
   put(cells[3], bound(quantile(seen, bounds, 0.5), bounds));
   put(cells[4], bound(quantile(seen, bounds, 0.99), bounds));
   put(cells[5], rate(speed((it) => it.loads, name)));
-  put(cells[6], sum.all_reads ? percent(saved(sum) / (saved(sum) + sum.loads)) : "–");
+  put(cells[6], (!isForViewers(sum) && savedShare(sum)) || "–");
   put(cells[7], sum.loads ? `${+(sum.loaded / sum.loads).toFixed(1)} of ${+(sum.room / sum.loads).toFixed(1)}` : "–");
   put(cells[8], count(sum.watched));
   put(cells[9], sum.queued ? `${count(sum.loading)} (${count(sum.queued)} queued)` : count(sum.loading));

@@ -9,6 +9,7 @@
 
 const LARGEST_MESSAGE = 50_000; // characters; the server takes more
 const STABLE_AFTER = 10_000; // milliseconds; a connection that lasts so long starts the pauses anew
+const MOST_WARNINGS = 100;
 const KEPT_ALIVE = 25; // seconds, until the server says otherwise
 
 /** Connects, and watches every [data-fresh] of the document; see stillfresh.d.ts for the options. */
@@ -27,6 +28,7 @@ export function watch(element, kind, id, render) {
 
 let current = null;
 let automatic = null;
+const warned = new Set();
 
 export class Client {
   #url;
@@ -219,6 +221,9 @@ export class Client {
     if (before?.watching === `${kind}\n${id}`) return;
     before?.off();
     this.#bound.delete(element);
+    if (!kind && element.dataset.fresh) {
+      warn(`data-fresh="${element.dataset.fresh}": write it as kind:id`);
+    }
     if (kind) {
       const off = this.watch(element, kind, id, bindText);
       this.#bound.set(element, { watching: `${kind}\n${id}`, off });
@@ -293,7 +298,7 @@ export class Client {
     }
     const items = [];
     for (const [key, topic] of this.#topics) {
-      if (this.#sent.has(key) || this.#refused.has(key) || !this.#isOpen(topic.kind)) continue;
+      if (this.#sent.has(key) || this.#refused.has(key) || !this.#isOpen(topic)) continue;
       this.#sent.add(key);
       const { kind, id, view } = topic;
       items.push(view === null ? [kind, id] : [kind, id, view.fetched_at]);
@@ -302,11 +307,14 @@ export class Client {
     if (messages.length > 0) this.#send(messages);
   }
 
-  #isOpen(kind) {
-    if (this.#welcome.kinds.includes(kind)) return !this.#barred.has(kind);
+  #isOpen({ kind, watches }) {
+    const { kinds } = this.#welcome;
+    if (kinds.includes(kind)) return !this.#barred.has(kind);
+    const message = `no such kind: ${kind}`;
+    fault(watches, message);
     if (!this.#warned.has(kind)) {
       this.#warned.add(kind);
-      const message = `no such kind: ${kind}`;
+      warn(`${message}; there are: ${kinds.join(", ") || "none"}`);
       this.#emit("error", { type: "error", code: "unknown_kind", message, kind });
     }
     return false;
@@ -475,14 +483,14 @@ export class Client {
   #failed(error) {
     const { code, kind, id } = error;
     if (code === "load_failed") {
-      for (const { element } of this.#topics.get(`${kind}\n${id}`)?.watches ?? []) {
-        element.dataset.error = error.message;
-      }
+      fault(this.#topics.get(`${kind}\n${id}`)?.watches ?? [], error.message);
     } else if (kind !== undefined) {
       if (id === undefined) this.#barred.add(kind);
       else this.#refused.add(`${kind}\n${id}`);
       for (const [key, topic] of this.#topics) {
-        if (topic.kind === kind && (id === undefined || topic.id === id)) this.#sent.delete(key);
+        if (topic.kind !== kind || (id !== undefined && topic.id !== id)) continue;
+        this.#sent.delete(key);
+        fault(topic.watches, error.message);
       }
     }
   }
@@ -536,21 +544,44 @@ function mark(element, view) {
   else element.dataset.error = view.error;
 }
 
+/** Why nothing is shown, for a stylesheet and who looks for it; the next view takes it away. */
+function fault(watches, message) {
+  for (const { element } of watches) element.dataset.error = message;
+}
+
+/** For who writes the page: a mistake in it, once. */
+function warn(message) {
+  if (warned.size < MOST_WARNINGS && !warned.has(message)) {
+    warned.add(message);
+    console.warn(`stillfresh: ${message}`);
+  }
+}
+
 /** As text: the fields that are named, or the whole value where none is. */
 function bindText(view, element) {
   const fields = [...element.querySelectorAll("[data-fresh-field]")].filter(
     (inner) => inner.parentElement.closest("[data-fresh]") === element,
   );
   if (element.hasAttribute("data-fresh-field")) fields.push(element);
-  for (const inner of fields) inner.textContent = textOf(view.value, inner.dataset.freshField);
+  for (const inner of fields) {
+    const path = inner.dataset.freshField;
+    const value = valueAt(view.value, path);
+    if (view.found && value === undefined) warn(`a view of ${view.kind} has no field ${path}`);
+    inner.textContent = textOf(value);
+  }
   if (fields.length === 0 && typeof view.value !== "object") element.textContent = view.value;
   else if (fields.length === 0 && !view.found) element.textContent = "";
 }
 
-function textOf(value, path) {
+/** What stands there; undefined if nothing does. */
+function valueAt(value, path) {
   for (const name of path === "" ? [] : path.split(".")) {
-    value = value !== null && Object.hasOwn(Object(value), name) ? value[name] : null;
+    value = value !== null && Object.hasOwn(Object(value), name) ? value[name] : undefined;
   }
+  return value;
+}
+
+function textOf(value) {
   return value === null || value === undefined || typeof value === "object" ? "" : String(value);
 }
 

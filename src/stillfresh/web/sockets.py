@@ -1,0 +1,127 @@
+"""WebSockets as browsers speak them to a gateway (G3): uvicorn's protocol, within limits.
+
+Who is let go is gone a moment later, read or not; who sends only what asks for an answer, or
+parts of a message without end, is let go. Needs `stillfresh[web]`.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
+__all__ = ["LINGER", "SocketProtocol"]
+
+LINGER: Final = 2.0
+"""Seconds to read what is left, and to say goodbye; then the connection is cut."""
+RATE: Final = 50.0
+BURST: Final = 1_000.0
+"""Control frames and parts of messages, a second and at once: browsers send hardly any."""
+MOST_PARTS: Final = 1_000
+"""Of one message: empty ones would never be too long."""
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """One connection."""
+
+    _left = BURST
+    _left_at = 0.0
+    _is_refused = False
+    _cut: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.close_timeout = LINGER
+        self._gone = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._cut is not None:
+            self._cut.cancel()
+        self._gone.set()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._linger()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_refused:
+            super().data_received(data)
+
+    def handle_ping(self) -> None:
+        """Answered if the last answer was read: who never reads is owed nothing."""
+        answer = b"".join(self.conn.data_to_send())
+        if self._may_send_another() and self.writable.is_set():
+            self.transport.write(answer)
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._may_send_another():
+            super().handle_pong(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        if not self._may_send_another():
+            return
+        if len(self.frames) >= MOST_PARTS:
+            self._refuse()
+        else:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Rubbish is the client's mistake: told to it, not to the log."""
+        try:
+            if self.curr_msg_data_type == "text":
+                b"".join(self.frames).decode()
+        except UnicodeDecodeError:
+            self._refuse(1007, "text is UTF-8")
+        else:
+            super().send_receive_event_to_app()
+
+    def handle_close(self, event: Frame) -> None:
+        super().handle_close(event)
+        self._linger()
+
+    def handle_parser_exception(self) -> None:
+        super().handle_parser_exception()
+        self._linger()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._linger()
+
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        self._linger()
+
+    async def send(self, message: "ASGISendEvent") -> None:
+        """A close has happened when the connection is gone: till then it is counted as one."""
+        is_open = self.handshake_complete
+        if message["type"] == "websocket.close":
+            self._linger()
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True  # refused, which is an answer too
+        elif message["type"] == "websocket.close" and is_open:
+            await self._gone.wait()
+
+    def _linger(self) -> None:
+        if self._cut is None and not self.disconnected:
+            self._cut = self.loop.call_later(LINGER, self.transport.abort)
+
+    def _may_send_another(self) -> bool:
+        if self._is_refused:
+            return False
+        now = self.loop.time()
+        self._left = min(BURST, self._left + (now - self._left_at) * RATE) - 1
+        self._left_at = now
+        if self._left < 0:
+            self._refuse()
+        return not self._is_refused
+
+    def _refuse(self, code: int = 1008, reason: str = "too many frames") -> None:
+        self._is_refused = True
+        self.frames = []
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()

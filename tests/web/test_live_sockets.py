@@ -1,0 +1,182 @@
+"""G3 below the messages: who is let go is gone, and frames that carry nothing have a limit."""
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from live_kit import PATIENCE, Upstream, handshaken, sent_raw, served, until, viewing
+from websockets.exceptions import InvalidStatus
+from websockets.frames import Frame, Opcode
+
+from stillfresh import Cache
+from stillfresh.coordinator import Hub
+from stillfresh.testing import ManualClock
+from stillfresh.web import sockets
+from stillfresh.web.live import Live
+from stillfresh.web.sockets import BURST, MOST_PARTS, SocketProtocol
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever a viewer does is no error of the server's."""
+    yield
+    assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+@pytest.fixture
+async def hub(upstream: Upstream) -> AsyncIterator[Hub]:
+    async with Cache("memory://") as cache:
+        yield Hub(cache, kinds=upstream.kinds())
+
+
+def frame(opcode: Opcode, data: bytes = b"", *, fin: bool = True) -> bytes:
+    return Frame(opcode, data, fin).serialize(mask=True)
+
+
+async def never(_: float) -> None:
+    await asyncio.Event().wait()
+
+
+def open_sockets() -> int:
+    return sum(isinstance(it, SocketProtocol) and not it.disconnected for it in gc.get_objects())
+
+
+async def told_to_close(raw: Any) -> bytes:
+    """All that is said until the server hangs up."""
+    said = b""
+    async with asyncio.timeout(PATIENCE):
+        while more := await asyncio.get_running_loop().sock_recv(raw, 65_536):
+            said += more
+    return said
+
+
+class TestG3LetGo:
+    async def test_who_never_reads_is_gone_and_counted_till_then(
+        self, hub: Hub, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its socket and what waited in it too, not only its session."""
+        monkeypatch.setattr(sockets, "LINGER", 0.2)
+        clock, upstream.padding = ManualClock(), "x" * 50_000
+        live = Live(hub, clock=clock, sleep=never, patience=20)
+        ids = [f"p{number}" for number in range(100)]
+        async with served(live, lifespan="off", ws=SocketProtocol) as port:
+            raw = await handshaken(port)
+            try:
+                items = [["word", id_] for id_ in ids]
+                await sent_raw(raw, {"type": "subscribe", "items": items})
+                await until(lambda: live.snapshot()["subscriptions"]["word"] == 100)
+                [session] = live._sessions
+                while session._sending_since is None:
+                    await hub.resource("word").refresh(*ids)
+                    await asyncio.sleep(0.01)
+                clock.advance(20)
+                live.tick()
+                assert live.snapshot()["connections"] == 1
+                await until(lambda: live.snapshot()["connections"] == 0)
+                assert open_sockets() == 0
+            finally:
+                raw.close()
+            await live.close()
+
+    async def test_ending_does_not_wait_for_who_does_not_read(
+        self, hub: Hub, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server ends within its grace, and no traceback tells of it."""
+        monkeypatch.setattr(sockets, "LINGER", 0.2)
+        upstream.padding = "x" * 50_000
+        live = Live(hub, sleep=never)
+        ids = [f"p{number}" for number in range(100)]
+        options: dict[str, Any] = {"ws": SocketProtocol, "timeout_graceful_shutdown": None}
+        async with asyncio.timeout(PATIENCE):
+            async with served(live, lifespan="off", **options) as port:
+                raw = await handshaken(port)
+                items = [["word", id_] for id_ in ids]
+                await sent_raw(raw, {"type": "subscribe", "items": items})
+                await until(lambda: live.snapshot()["subscriptions"]["word"] == 100)
+                [session] = live._sessions
+                while session._sending_since is None:
+                    await hub.resource("word").refresh(*ids)
+                    await asyncio.sleep(0.01)
+            raw.close()
+            await live.close()
+
+    async def test_who_is_refused_is_no_error_of_ours(self, hub: Hub) -> None:
+        """An answer was given: nothing is to be logged."""
+        live = Live(hub, sleep=never)
+        async with served(live, lifespan="off", ws=SocketProtocol) as port:
+            with pytest.raises(InvalidStatus) as refused:
+                async with viewing(port, origin="https://evil.example"):
+                    pass
+            assert refused.value.response.status_code == 403
+        await live.close()
+
+
+class TestG3Frames:
+    @pytest.mark.parametrize(
+        ("opcode", "fin"), [(Opcode.PING, True), (Opcode.PONG, True), (Opcode.CONT, False)]
+    )
+    async def test_frames_that_carry_nothing_have_a_limit(
+        self, hub: Hub, opcode: Opcode, *, fin: bool
+    ) -> None:
+        """Too many at once, and it is over: 1008."""
+        live = Live(hub, sleep=never)
+        async with served(live, lifespan="off", ws=SocketProtocol) as port:
+            raw = await handshaken(port)
+            begin = frame(Opcode.TEXT, b"{", fin=False) if opcode is Opcode.CONT else b""
+            flood = begin + frame(opcode, fin=fin) * int(2 * BURST)
+            await asyncio.get_running_loop().sock_sendall(raw, flood)
+            assert b"\x03\xf0too many frames" in await told_to_close(raw)
+            raw.close()
+            await until(lambda: live.snapshot()["connections"] == 0)
+        await live.close()
+
+    async def test_a_message_of_parts_without_end_is_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However slowly they come: empty parts would never be too long."""
+        protocol = object.__new__(SocketProtocol)
+        protocol.frames = [b""] * MOST_PARTS
+        protocol._left = BURST
+        refused: list[bool] = []
+        monkeypatch.setattr(protocol, "_refuse", lambda: refused.append(True))
+        protocol.loop = asyncio.get_running_loop()
+        protocol.handle_cont(Frame(Opcode.CONT, b"", fin=False))
+        assert refused
+
+    async def test_pongs_are_not_kept_for_who_does_not_read(self, hub: Hub) -> None:
+        """What is owed to it does not grow."""
+        live = Live(hub, sleep=never)
+        async with served(live, lifespan="off", ws=SocketProtocol) as port:
+            raw = await handshaken(port)
+            await until(lambda: live.snapshot()["connections"] == 1)
+            [protocol] = [it for it in gc.get_objects() if isinstance(it, SocketProtocol)]
+            protocol.pause_writing()
+            before = protocol.transport.get_write_buffer_size()
+            protocol.data_received(frame(Opcode.PING, random.randbytes(125)) * 100)
+            assert protocol.transport.get_write_buffer_size() == before
+            protocol.resume_writing()
+            protocol.data_received(frame(Opcode.PING, b"now"))
+            async with asyncio.timeout(PATIENCE):
+                while b"\x8a\x03now" not in await asyncio.get_running_loop().sock_recv(raw, 65_536):
+                    pass
+            raw.close()
+        await live.close()
+
+    async def test_text_that_is_none_is_told_to_who_sent_it(self, hub: Hub) -> None:
+        """1007, and not a word in the log."""
+        live = Live(hub, sleep=never)
+        async with served(live, lifespan="off", ws=SocketProtocol) as port:
+            raw = await handshaken(port)
+            await asyncio.get_running_loop().sock_sendall(raw, frame(Opcode.TEXT, b"\xff"))
+            assert b"\x03\xeftext is UTF-8" in await told_to_close(raw)
+            raw.close()
+        await live.close()

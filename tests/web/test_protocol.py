@@ -1,0 +1,162 @@
+"""G1, I13: what a connection to a gateway may take: time for a head, and requests in a row."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from web_kit import running
+
+from stillfresh.web.replies import Reply, read_body
+
+WHOLE = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
+UPLOAD = b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST = b"GET /z HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+
+
+GONE: "set[asyncio.Future[None]]" = set()
+
+
+async def endless(receive: Receive, send: Send) -> None:
+    left = asyncio.ensure_future(until_gone(receive))
+    GONE.add(left)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while not left.done():
+        await send({"type": "http.response.body", "body": b"x" * 1_000, "more_body": True})
+        await asyncio.sleep(0)
+
+
+async def until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Says the target, the Host and the body back."""
+    if scope["type"] == "http" and scope["path"] == "/endless":
+        await endless(receive, send)
+    elif scope["type"] == "http":
+        body = await read_body(receive, 1_000_000)
+        host = dict(scope["headers"]).get(b"host", b"")
+        await Reply(200, body=scope["raw_path"] + b" " + host + b" " + body).send(scope, send)
+    else:
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            await send({"type": f"{message['type']}.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    async with running(app) as url:
+        yield int(url.rpartition(":")[2])
+
+
+async def said(port: int, *parts: bytes) -> bytes:
+    """All that comes back; each part is sent when the loop has turned a few times."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+class TestG1SlowHeads:
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("stillfresh.web.protocol.HEAD_TIME", 0.1)
+
+    @pytest.mark.parametrize(
+        "parts", [(WHOLE[:20],), (b"G",), (WHOLE[:5], WHOLE[5:9]), (WHOLE, WHOLE[:9])]
+    )
+    async def test_a_head_that_does_not_end(self, port: int, parts: tuple[bytes, ...]) -> None:
+        """408, also for the second request of a connection."""
+        answer = await said(port, *parts)
+        assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
+        assert b"\r\ndate: " in answer
+        assert answer.count(b"HTTP/1.1 200") == parts.count(WHOLE)
+
+    @pytest.mark.parametrize("parts", [(), (b"\r\n",), (b"\r\n", b"\r\n\r\n")])
+    async def test_who_says_nothing_is_not_waited_for(
+        self, port: int, parts: tuple[bytes, ...]
+    ) -> None:
+        """The connection is closed without a word."""
+        assert await said(port, *parts) == b""
+
+    async def test_a_body_is_no_head(self, port: int) -> None:
+        """It may take longer: here, until the head's time is over for another connection."""
+        upload = b"POST /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n\r\nh"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(upload)
+        assert await said(port) == b""
+        assert await said(port) == b""
+        writer.write(b"i")
+        assert (await reader.read()).endswith(b"/a h hi")
+        writer.close()
+
+
+class TestG1Requests:
+    async def test_in_a_row(self, port: int) -> None:
+        """Pipelined, and cut anywhere: each is answered, in its order."""
+        upload = (
+            b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
+        )
+        sent = WHOLE + upload + b"T: 1\r\n\r\n\r\n" + WHOLE + LAST
+        for at in range(1, len(sent), 7):
+            answer = await said(port, sent[:at], sent[at:])
+            assert answer.count(b"HTTP/1.1 200 OK") == 4
+            assert answer.endswith(b"/z h ")
+            assert b"/p h hi" in answer
+
+    @pytest.mark.parametrize(
+        ("target", "host"),
+        [
+            (b"/a", b"h"),
+            (b"http://b/a", b"b"),
+            (b"http://b:81/a?x=http://c/", b"b:81"),
+            (b"HTTP://[::1]:8/a", b"[::1]:8"),
+            (b"/a?x=http://c/", b"h"),
+            (b"/http://c/a", b"h"),
+        ],
+    )
+    async def test_whose_they_are(self, port: int, target: bytes, host: bytes) -> None:
+        """RFC 9112 §3.2.2."""
+        answer = await said(port, LAST.replace(b"/z", target))
+        assert answer.endswith(b"a " + host + b" ")
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+            b"nonsense\r\n\r\n",
+            UPLOAD + b"zz\r\n",
+        ],
+    )
+    @pytest.mark.parametrize("before", [b"", WHOLE])
+    async def test_bad_ones_are_told(self, port: int, before: bytes, bad: bytes) -> None:
+        """400 in its own place, also where an app already waits for the body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if before:
+            writer.write(before)
+            assert (await reader.readuntil(b"/a h ")).startswith(b"HTTP/1.1 200 OK")
+        writer.write(bad)
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert answer.count(b"HTTP/1.1") == 1
+        writer.close()
+
+    @pytest.mark.parametrize("after", [b"", WHOLE, WHOLE * 3])
+    async def test_who_leaves_leaves_them_all(self, port: int, after: bytes) -> None:
+        """The app that is under way hears it, whatever was asked for behind it."""
+        GONE.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(WHOLE.replace(b"/a", b"/endless") + after)
+        assert await reader.read(1)
+        writer.transport.abort()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*GONE)
