@@ -408,7 +408,9 @@ class TestG8Games:
         self, made: Demo, client: httpx.AsyncClient
     ) -> None:
         """Opened while the service is down: no board, and no other's; back up, it is there."""
-        first, second = (game["id"] for game in (await settled(client))["next"][:2])
+        state = await settled(client)
+        assert state["connected"]
+        first, second = (game["id"] for game in state["next"][:2])
         await client.post(f"/demo/games/{first}/open", headers=OURS)
         await made.upstream.turn("down")
         said = (await client.post(f"/demo/games/{second}/open", headers=OURS)).json()

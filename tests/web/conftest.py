@@ -14,6 +14,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
+from client_kit import Site
+from live_kit import Upstream
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -138,3 +140,11 @@ def _listen(page: Page, complaints: Complaints) -> None:
 @pytest.fixture
 async def page(new_page: NewPage) -> Page:
     return await new_page()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site(Upstream())
+    await site.start()
+    yield site
+    await site.stop()

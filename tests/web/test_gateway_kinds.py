@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web_kit import Api, api_config, running
 
-from stillfresh.coordinator.endpoint import new_client
+from stillfresh.coordinator.endpoint import Endpoint, new_client
 from stillfresh.errors import LoadFailed
 from stillfresh.web.config import Settings, settings_of
 from stillfresh.web.kinds import id_maker, views_by_id
@@ -195,3 +195,14 @@ class TestG1Ids:
                 assert found[id_] == {"id": id_}
             else:
                 assert isinstance(found.get(id_), LoadFailed) == ("-" in came)
+
+
+class TestG1Told:
+    async def test_a_refusal_names_the_host_and_no_query(self) -> None:
+        """Which of several upstreams it was; what stands behind ? may be a secret."""
+        refusing = httpx.MockTransport(lambda _: httpx.Response(501))
+        async with httpx.AsyncClient(transport=refusing) as client:
+            endpoint = Endpoint(client, "http://api.example:4000/by_ids?key=hush")
+            with pytest.raises(LoadFailed) as caught:
+                await endpoint.ask({"ids": ["a"]})
+        assert str(caught.value) == "api.example:4000/by_ids: HTTP 501"

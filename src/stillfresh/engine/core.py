@@ -29,7 +29,7 @@ from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.tower import Tower
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
-from stillfresh.freshness import Verdict
+from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
 
 __all__ = ["Core"]
@@ -118,8 +118,9 @@ class Core(Generic[K, V]):
         entry, runtime = self.shelf.front.entries.get(key), self._runtime
         if entry is None or runtime is None or runtime.read_now is None:
             return None
-        copy, id_ = entry.copy, self._text(key)
-        if runtime.clock() >= entry.stands or runtime.loop is not asyncio.get_running_loop():
+        copy, id_, now = entry.copy, self._text(key), runtime.clock()
+        is_right = copy.fetched_at - MAX_SKEW <= now < entry.stands
+        if not is_right or runtime.loop is not asyncio.get_running_loop():
             return None
         try:
             record = runtime.read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_)

@@ -139,9 +139,9 @@ class Gauge:
         self._due = self._ticks() + pause
 
 
-def _noted(row: dict[str, Any]) -> dict[str, int]:
-    """Of one kind, what its rates are made of."""
-    return {"reads": sum(row["reads"].values()), "loads": row["loads"]}
+def _noted(row: dict[str, Any]) -> dict[str, Any]:
+    """Of one kind, what its row is made of."""
+    return {"reads": sum(row["reads"].values()), "loads": row["loads"], "ages": row["ages"]}
 
 
 def _plain(stats: ResourceStats) -> dict[str, Any]:

@@ -88,7 +88,7 @@ function recall(notes, started_at) {
   for (const note of notes) {
     const row = { ...note, largest_batch: 0, max_batch: 0, retry_at: null, error: null };
     for (const name of [...COUNTERS, ...GAUGES]) row[name] ??= 0;
-    const kinds = new Map(Object.entries(note.kinds).map(([kind, it]) => [kind, { all_reads: it.reads, loads: it.loads, ages: [] }]));
+    const kinds = new Map(Object.entries(note.kinds).map(([kind, it]) => [kind, { ...it, all_reads: it.reads }]));
     history.push({ at: note.at, started_at, told: null, kinds, sum: totals([row]) });
   }
 }

@@ -204,7 +204,9 @@ export class Client {
   ): () => void;
   /** Watches the [data-fresh] elements in `root`, and `root` itself. */
   bind(root: Document | DocumentFragment | Element): void;
+  /** From now on as this viewer, also after a reconnect; without a token, a guest. */
   signIn(token: Token): Promise<void>;
+  /** A guest again; a token that is still on its way is not used. */
   signOut(): void;
   /** Asks for the operator's figures: "stats" events, now and every second. */
   stats(token?: string | null): void;

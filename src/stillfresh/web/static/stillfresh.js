@@ -11,6 +11,9 @@ const LARGEST_MESSAGE = 50_000; // characters; the server takes more
 const STABLE_AFTER = 10_000; // milliseconds; a connection that lasts so long starts the pauses anew
 const MOST_WARNINGS = 100;
 const KEPT_ALIVE = 25; // seconds, until the server says otherwise
+const LONGEST_PATH = 2_000; // characters; the server refuses more
+const LONGEST_ID = 1_000; // likewise
+const MOST_REMEMBERED = 1_000; // mistakes of the page; the oldest are forgotten
 
 /** Connects, and watches every [data-fresh] of the document; see stillfresh.d.ts for the options. */
 export function connect(url, options = {}) {
@@ -43,18 +46,25 @@ export class Client {
   #heardAt = 0;
   #heartbeat = KEPT_ALIVE;
   #pulse = null;
-  #welcome = null;
+  #welcome = null; // the last one of this connection
   #isReady = false; // signed in, or nobody has to: subscriptions may be sent
+  #viewer = null; // whose views are shown; null is a guest's
+  #asked = 0; // how often the token was given anew: who is late with one is not heard
+  #unanswered = 0; // sign_in and sign_out, before we are ready
   #topics = new Map(); // what is on screen: key -> Topic
   #sent = new Set(); // the keys that the server knows of
   #refused = new Set(); // keys that the server has no place for
+  #bad = new Map(); // keys that are no ids, also for the next connection -> why
+  #isFull = false;
+  #isAnyGone = false; // something was taken out of the document
   #barred = new Set(); // kinds that a guest may not see
+  #perViewer = new Set(); // kinds whose views differ by viewer
   #watches = new WeakMap(); // element -> Set of Watch; gone with the element
   #bound = new WeakMap(); // element -> the Watch of its data-fresh attribute
   #frame = null;
   #path = null;
   #told = null;
-  #warned = new Set();
+  #warned = new Map(); // kinds that there are not -> why
   #onScreen;
   #inDocument;
   #undo = [];
@@ -89,7 +99,7 @@ export class Client {
 
   /** Who the server takes us for; null is a guest. */
   get viewerId() {
-    return this.#welcome?.viewer_id ?? null;
+    return this.#viewer;
   }
 
   /** The keys that are subscribed now, as "kind:id". */
@@ -113,6 +123,7 @@ export class Client {
     const watching = { element, kind, id, key: `${kind}\n${id}`, render, view: null, isOn: false };
     const watches = this.#watches.get(element) ?? new Set();
     this.#watches.set(element, watches.add(watching));
+    if (this.#isClosed) return () => this.#unwatch(watching);
     if (watches.size > 1) this.#onScreen.unobserve(element); // so that it is told of anew
     this.#onScreen.observe(element);
     return () => this.#unwatch(watching);
@@ -127,15 +138,23 @@ export class Client {
   /** From now on as this viewer; also after a reconnect. */
   async signIn(token) {
     this.#options.token = token;
-    if (!this.#isReady) return;
+    const [asked, socket] = [++this.#asked, this.#socket];
+    if (!this.#isReady) return this.#begin();
     const given = await valueOf(token);
-    if (given) this.#send([{ type: "sign_in", token: given }]);
+    if (asked !== this.#asked || socket !== this.#socket) return;
+    this.#send([given ? { type: "sign_in", token: given } : { type: "sign_out" }]);
   }
 
   /** A guest again. */
   signOut() {
     this.#options.token = null;
-    if (this.#isReady) this.#send([{ type: "sign_out" }]);
+    this.#asked += 1;
+    if (this.#isReady) {
+      this.#send([{ type: "sign_out" }]);
+    } else {
+      this.#settle(null);
+      this.#begin();
+    }
   }
 
   /** Asks for the operator's figures: "stats" events, now and every second. */
@@ -153,6 +172,9 @@ export class Client {
     clearTimeout(this.#retry);
     cancelAnimationFrame(this.#frame);
     this.#drop();
+    for (const { watches } of this.#topics.values()) {
+      for (const watching of watches) watching.isOn = false;
+    }
     this.#topics.clear();
     this.#become("closed");
     if (current === this) current = null;
@@ -173,12 +195,21 @@ export class Client {
     if (watching.isOn) return;
     watching.isOn = true;
     const { key, kind, id } = watching;
+    if (watching.view !== null && this.#isOfAnother(watching)) {
+      this.#show(watching, viewOf({ type: "absent", kind, id, fetched_at: 0 }));
+      watching.view = null;
+    }
     const topic = this.#topics.get(key) ?? { kind, id, view: null, watches: new Set() };
     this.#topics.set(key, topic);
     topic.watches.add(watching);
     if (isNewer(watching.view, topic.view)) topic.view = watching.view;
     else if (topic.view !== null) this.#show(watching, topic.view);
     this.#flushSoon();
+  }
+
+  /** Seen by somebody else, before it went off the screen. */
+  #isOfAnother({ kind, viewer }) {
+    return this.#perViewer.has(kind) && viewer !== this.#viewer;
   }
 
   #leave(watching) {
@@ -198,18 +229,25 @@ export class Client {
   }
 
   #changed(changes) {
-    let isGone = false;
     for (const change of changes) {
       if (change.type === "attributes") this.#bind(change.target);
-      isGone ||= change.removedNodes.length > 0;
       for (const node of change.addedNodes) {
         if (node instanceof Element && this.#options.bind) this.bind(node);
       }
+      for (const node of change.removedNodes) this.#isAnyGone ||= node instanceof Element;
     }
-    if (!isGone) return;
+    if (this.#isAnyGone) this.#flushSoon(); // by then it may be back, somewhere else
+  }
+
+  #leaveGone() {
+    if (!this.#isAnyGone) return;
+    this.#isAnyGone = false;
     for (const { watches } of [...this.#topics.values()]) {
       for (const watching of [...watches]) {
-        if (!watching.element.isConnected) this.#leave(watching); // seen again if it comes back
+        if (watching.element.isConnected) continue;
+        this.#leave(watching);
+        this.#onScreen.unobserve(watching.element); // put back within this frame, nothing
+        this.#onScreen.observe(watching.element); //   would have changed: it is told of anew
       }
     }
   }
@@ -244,7 +282,7 @@ export class Client {
 
   #followRoute() {
     const went = () => {
-      if (location.pathname !== this.#path) this.#flushSoon();
+      if (pathHere() !== this.#path) this.#flushSoon();
     };
     if (window.navigation) {
       this.#listen(window.navigation, "currententrychange", went);
@@ -280,31 +318,67 @@ export class Client {
   }
 
   #flush() {
+    this.#leaveGone();
     if (!this.#isReady) return;
     const messages = [];
-    if (location.pathname !== this.#path) {
+    if (pathHere() !== this.#path) {
       if (this.#path !== null) {
         this.#sent.clear(); // another route ends all subscriptions
         this.#refused.clear();
       }
-      this.#path = location.pathname;
+      this.#path = pathHere();
       messages.push({ type: "route", path: this.#path });
     }
     const gone = [...this.#sent].filter((key) => !this.#topics.has(key));
     if (gone.length > 0) {
-      messages.push({ type: "unsubscribe", items: gone.map((key) => key.split(/\n(.*)/s, 2)) });
+      messages.push({ type: "unsubscribe", items: gone.map(itemOf) });
       for (const key of gone) this.#sent.delete(key);
       this.#refused.clear(); // there may be a place now
     }
-    const items = [];
-    for (const [key, topic] of this.#topics) {
-      if (this.#sent.has(key) || this.#refused.has(key) || !this.#isOpen(topic)) continue;
-      this.#sent.add(key);
-      const { kind, id, view } = topic;
-      items.push(view === null ? [kind, id] : [kind, id, view.fetched_at]);
-    }
+    const items = this.#wanted();
     if (items.length > 0) messages.push({ type: "subscribe", items });
     if (messages.length > 0) this.#send(messages);
+  }
+
+  /** What is on screen and not subscribed yet, as far as there are places; the others wait. */
+  #wanted() {
+    const most = this.#welcome.max_subscriptions;
+    const items = [];
+    const waiting = [];
+    for (const [key, topic] of this.#topics) {
+      if (this.#sent.has(key) || this.#refused.has(key) || !this.#mayAsk(key, topic)) continue;
+      const { kind, id, view } = topic;
+      if (this.#sent.size >= most) {
+        waiting.push(key);
+        continue;
+      }
+      this.#sent.add(key);
+      items.push(view === null ? [kind, id] : [kind, id, view.fetched_at]);
+    }
+    const wasFull = this.#isFull;
+    this.#isFull = waiting.length > 0;
+    if (this.#isFull && !wasFull) {
+      const message = `at most ${most} at once: ${waiting.length} wait for a place`;
+      warn(message);
+      this.#emit("error", { type: "error", code: "too_many_subscriptions", message });
+    }
+    this.#fault(waiting, `waits for a place: at most ${most} at once`);
+    return items;
+  }
+
+  /** What the server would refuse is not sent: it closes on who makes mistake after mistake. */
+  #mayAsk(key, topic) {
+    if (!this.#isOpen(topic)) return false;
+    const { kind, id, watches } = topic;
+    const message = `an id is text of 1 to ${LONGEST_ID} printable characters`;
+    if (isId(id) && !this.#bad.has(key)) return true;
+    fault(watches, this.#bad.get(key) ?? message);
+    if (!this.#bad.has(key)) {
+      remember(this.#bad, key, message);
+      warn(`data-fresh of ${kind}: ${message}`);
+      this.#emit("error", { type: "error", code: "bad_id", message, kind, id });
+    }
+    return false;
   }
 
   #isOpen({ kind, watches }) {
@@ -313,7 +387,7 @@ export class Client {
     const message = `no such kind: ${kind}`;
     fault(watches, message);
     if (!this.#warned.has(kind)) {
-      this.#warned.add(kind);
+      remember(this.#warned, kind, message);
       warn(`${message}; there are: ${kinds.join(", ") || "none"}`);
       this.#emit("error", { type: "error", code: "unknown_kind", message, kind });
     }
@@ -344,7 +418,7 @@ export class Client {
       this.#become("open");
       this.#watchPulse();
     };
-    socket.onmessage = ({ data }) => this.#heard(data);
+    socket.onmessage = ({ data }) => this.#heard(data, socket);
     socket.onclose = ({ code, reason }) => this.#lost(code, reason);
   }
 
@@ -366,7 +440,9 @@ export class Client {
       this.#socket.close();
     }
     this.#socket = null;
-    this.#isReady = false;
+    this.#isReady = this.#isFull = false;
+    this.#unanswered = 0;
+    this.#welcome = null;
     this.#sent.clear();
     this.#refused.clear();
     this.#barred.clear();
@@ -394,10 +470,12 @@ export class Client {
 
   // ---- what the server says
 
-  #heard(data) {
+  #heard(data, socket) {
     this.#heardAt = performance.now();
     const frame = JSON.parse(data);
-    for (const message of Array.isArray(frame) ? frame : [frame]) this.#hear(message);
+    for (const message of Array.isArray(frame) ? frame : [frame]) {
+      if (socket === this.#socket) this.#hear(message); // a listener may have closed it
+    }
   }
 
   #hear(message) {
@@ -433,6 +511,7 @@ export class Client {
 
   #show(watching, view) {
     watching.view = view;
+    watching.viewer = this.#viewer;
     mark(watching.element, view);
     if (watching.render) attempt(watching.render, view, watching.element);
     watching.element.dispatchEvent(
@@ -440,59 +519,87 @@ export class Client {
     );
   }
 
-  async #welcomed(message) {
-    const before = this.#welcome;
+  #welcomed(message) {
+    const isFirst = this.#welcome === null;
     this.#welcome = message;
+    this.#perViewer = new Set(message.per_viewer);
     this.#heartbeat = message.heartbeat;
     this.#watchPulse();
-    if (!this.#isReady) await this.#begin();
-    if (before !== null && before.viewer_id !== message.viewer_id) {
-      this.#forget(message.per_viewer);
-      this.#flush();
-    }
+    if (isFirst) this.#begin();
+    else if (this.#isReady) this.#settle(message.viewer_id);
+    else this.#answered();
   }
 
-  /** First of all who we are, whether somebody looks, and where; then what is on screen. */
+  /** First of all who we are; what is on screen is asked for when that was answered. */
   async #begin() {
-    const socket = this.#socket;
-    const { stats } = this.#options;
+    if (this.#welcome === null) return;
+    const [asked, socket] = [this.#asked, this.#socket];
     const token = await valueOf(this.#options.token);
-    if (socket !== this.#socket || socket?.readyState !== WebSocket.OPEN) return;
+    if (asked !== this.#asked || socket !== this.#socket || this.#isReady) return;
+    if (!token && this.#unanswered === 0) {
+      this.#start();
+      return;
+    }
+    this.#unanswered += 1;
+    this.#send([token ? { type: "sign_in", token } : { type: "sign_out" }]);
+  }
+
+  #answered() {
+    this.#unanswered = Math.max(0, this.#unanswered - 1);
+    if (this.#unanswered === 0) this.#start();
+  }
+
+  #start() {
     this.#isReady = true;
     this.#told = document.visibilityState === "visible";
-    const messages = token ? [{ type: "sign_in", token }] : [];
-    if (!this.#told) messages.push({ type: "visible", visible: false });
-    if (stats) messages.push(stats);
+    const messages = this.#told ? [] : [{ type: "visible", visible: false }];
+    if (this.#options.stats) messages.push(this.#options.stats);
     if (messages.length > 0) this.#send(messages);
+    this.#settle(this.#welcome.viewer_id);
     this.#flush();
   }
 
   /** Another viewer's views are neither shown nor taken for known. */
-  #forget(kinds) {
+  #settle(viewer) {
+    if (viewer === this.#viewer) return;
+    this.#viewer = viewer;
     this.#barred.clear();
     for (const [key, topic] of this.#topics) {
-      if (!kinds.includes(topic.kind)) continue;
+      if (!this.#perViewer.has(topic.kind)) continue;
       this.#sent.delete(key);
       if (topic.view === null) continue;
       const { kind, id } = topic;
       this.#tell(topic, viewOf({ type: "absent", kind, id, fetched_at: 0 }));
       topic.view = null;
     }
+    this.#flush();
   }
 
   #failed(error) {
     const { code, kind, id } = error;
+    const items = error.items ?? (id === undefined ? [] : [[kind, id]]);
+    const keys = items.map(([kind, id]) => `${kind}\n${id}`);
     if (code === "load_failed") {
-      fault(this.#topics.get(`${kind}\n${id}`)?.watches ?? [], error.message);
-    } else if (kind !== undefined) {
-      if (id === undefined) this.#barred.add(kind);
-      else this.#refused.add(`${kind}\n${id}`);
-      for (const [key, topic] of this.#topics) {
-        if (topic.kind !== kind || (id !== undefined && topic.id !== id)) continue;
-        this.#sent.delete(key);
-        fault(topic.watches, error.message);
-      }
+      this.#fault(keys, error.message);
+      return;
     }
+    if (code === "bad_id") {
+      for (const key of keys) remember(this.#bad, key, error.message);
+    } else if (code === "too_many_subscriptions") {
+      for (const key of keys) this.#refused.add(key); // until there may be a place
+    } else if (kind !== undefined) {
+      this.#barred.add(kind);
+      for (const [key, topic] of this.#topics) if (topic.kind === kind) keys.push(key);
+    } else if (!this.#isReady && this.#unanswered > 0) {
+      this.#answered();
+    }
+    for (const key of keys) this.#sent.delete(key);
+    this.#fault(keys, error.message);
+    if (keys.length > 0) this.#flushSoon(); // for those that wait
+  }
+
+  #fault(keys, message) {
+    for (const key of keys) fault(this.#topics.get(key)?.watches ?? [], message);
   }
 
   #age() {
@@ -510,6 +617,26 @@ function addressOf(url) {
   address.searchParams.set("batch", "1");
   address.hash = "";
   return address.href;
+}
+
+function pathHere() {
+  return location.pathname.slice(0, LONGEST_PATH);
+}
+
+function itemOf(key) {
+  return key.split(/\n(.*)/s, 2);
+}
+
+/** As the server has it: no control, format or unassigned character, no space but the plain one. */
+function isId(id) {
+  return id.length <= 2 * LONGEST_ID && [...id].length <= LONGEST_ID && !UNPRINTABLE.test(id);
+}
+
+const UNPRINTABLE = /(?! )[\p{C}\p{Z}]/u;
+
+function remember(some, key, why) {
+  some.set(key, why);
+  if (some.size > MOST_REMEMBERED) some.delete(some.keys().next().value);
 }
 
 function viewOf(message) {
