@@ -26,11 +26,11 @@ from stillfresh.web.replies import (
     read_body,
 )
 from stillfresh.web.rules_rest import (
-    ID,
-    MAX_ID,
     MAX_IDS,
+    NO_ID,
     freshness_headers,
     is_failed,
+    is_id,
     item_of,
     pause_after,
 )
@@ -92,9 +92,8 @@ class Rest:
         return ", ".join(self._hub.kinds) or "none"
 
     def _named(self, name: str, id_: str, viewer: str | None) -> Kind:
-        if len(id_) > MAX_ID or not ID.fullmatch(id_):
-            why = f"an id is text of 1 to {MAX_ID:,} characters, none of them a control character"
-            raise Problem(422, "bad_id", "Not an id", why)
+        if not is_id(id_):
+            raise Problem(422, "bad_id", "Not an id", NO_ID)
         try:
             return self._hub.named(name, id_, viewer)[0]
         except ConfigError as exc:
