@@ -6,7 +6,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test check format diagrams bench explore simulate pins clean screenshots
+.PHONY: help demo examples test check format diagrams bench explore simulate torture pins clean screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -55,6 +55,9 @@ explore: $(VENV)/.dev ## check the waiting rules further than the tests do: make
 
 simulate: $(VENV)/.dev ## every system in the simulator, more seeds than the tests: make simulate SEEDS=10000
 	$(BIN)/python tests/simulation/simulate_all.py --seeds $(or $(SEEDS),10000) $(if $(WRITE),--write)
+
+torture: $(VENV)/.servers ## kill, pause, fill and cut under real processes: make torture MINUTES=2 SEED=1 STORES=sqlite
+	PYTHONPATH=tests/stores $(BIN)/python tests/proof/torture.py $(STORES) --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
 	@for group in dev bench; do \

@@ -1,5 +1,6 @@
 """Every error that stillfresh raises, so that one `except StillfreshError` catches them all."""
 
+import re
 from typing import Final
 
 __all__ = [
@@ -11,9 +12,13 @@ __all__ = [
     "StillfreshError",
     "StoreError",
     "shown",
+    "shown_address",
+    "without_password",
 ]
 
 LONGEST_SHOWN: Final = 60
+USERINFO: Final = re.compile(r"(:/{0,2})(?!/).*@", re.DOTALL)
+"""Up to the last @: a password may hold anything, and an address may be written wrongly."""
 
 
 class StillfreshError(Exception):
@@ -53,8 +58,25 @@ class LoadFailed(StillfreshError):
 
 def shown(value: object) -> str:
     """A value as an error names it: its repr, cut at a sane length."""
+    return _cut(_printed(value))
+
+
+def shown_address(value: object) -> str:
+    """As `shown`, without what may be a password."""
+    return _cut(without_password(_printed(value)))
+
+
+def without_password(address: str) -> str:
+    """As it may be shown: a name and a password become `***`; a file's name stays."""
+    return USERINFO.sub(r"\1***@", address, count=1)
+
+
+def _printed(value: object) -> str:
     try:
-        text = repr(value)
+        return repr(value)
     except ValueError:  # an int of more digits than Python prints
         return f"a {type(value).__name__} too long to print"
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

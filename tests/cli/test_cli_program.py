@@ -7,6 +7,7 @@ import pty
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,8 +25,8 @@ from valkey_server import Server, free_port
 from stillfresh import Policy
 from stillfresh.cli import main, measuring
 from stillfresh.cli.output import age_text, moment_text, plain, size_text
-from stillfresh.cli.places import without_password
 from stillfresh.cli.program import Exemplary
+from stillfresh.errors import without_password
 
 HOUR = Policy(3600)
 ROOT = Path(__file__).parent.parent.parent
@@ -465,6 +466,15 @@ class TestG10Serve:
             assert process.wait(timeout=60) == 0
         assert json.loads(said("inspect", f"{tmp_path}/site.db", "--json"))["copies"] == 0
 
+    def test_a_demo_that_cannot_run_has_failed(self, tmp_path: Path) -> None:
+        """Its port is taken, its directory is a file: 1; a port that is none is wrong use: 2."""
+        (tmp_path / "file").touch()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            assert call("demo", "--port", f"{port}").exit_code == 1
+        assert call("demo", "--store", f"{tmp_path}/file").exit_code == 1
+        assert call("demo", "--port", "99999").exit_code == 2
+
     def test_demo_runs_until_ctrl_c(self) -> None:
         """One address to open."""
         with subprocess.Popen(
@@ -514,6 +524,41 @@ class TestG10Words:
 
     def test_passwords_are_not_shown(self) -> None:
         """An address is, without."""
-        assert without_password("redis://me:secret@host/0") == "redis://me:***@host/0"
-        assert without_password("redis://:secret@host:1/0") == "redis://:***@host:1/0"
-        assert without_password("sqlite:///a.db") == "sqlite:///a.db"
+        assert without_password("redis://me:secret@host/0") == "redis://***@host/0"
+        assert without_password("redis://:secret@host:1/0") == "redis://***@host:1/0"
+        assert without_password("redis://me:se/cr@et@host/0") == "redis://***@host/0"
+        assert without_password("me:secret@host") == "me:***@host"
+        assert without_password("sqlite:///a@b.db") == "sqlite:///a@b.db"
+        assert without_password("a@b.db") == "a@b.db"
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "postgres://u:sekret@host/db",
+            "u:sekret@host",
+            "memory://u:sekret@h",
+            "redis://u:sekret@[",
+            "dynamodb://u:sekret@table?bucket=b",
+            "sqlite://u:sekret@h/x",
+            "x://u:p/sekret@h",
+        ],
+    )
+    def test_passwords_are_not_in_errors(self, tmp_path: Path, address: str) -> None:
+        """Wherever an address was written, and however wrongly."""
+        file = tmp_path / "s.toml"
+        lines = [
+            f'[pages]\nupstream = "{address}"',
+            f'[pages]\nupstream = "{address.replace("x:", "http:")}"',
+            f'[pages]\nupstream = ["{address}"]',
+            f'[pages]\nupstream = "http://x"\n[store]\nurl = "{address}"',
+            f'[kinds.k]\nfresh_for = 1\nbatch_url = "{address}"',
+            f'[kinds.k]\nfresh_for = 1\nbatch_url = "{address.replace("x:", "http:")}"',
+        ]
+        for line in lines:
+            file.write_text(line)
+            assert "sekret" not in call("check", str(file)).output
+            assert call("serve", str(file)).exit_code == 2
+        for found in (call("inspect", address), call("serve", "--upstream", address)):
+            assert found.exit_code == 2
+            assert "sekret" not in found.output
+            assert found.output.count("\n") == 1

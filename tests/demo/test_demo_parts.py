@@ -16,7 +16,7 @@ from stillfresh.demo.assembly import Demo, demo
 from stillfresh.demo.guard import HEADER, Guard
 from stillfresh.demo.pace import Pace
 from stillfresh.demo.upstream import MODES
-from stillfresh.demo.visitors import MOST_VISITORS, Visitors
+from stillfresh.demo.visitors import MOST_VISITORS, Visitors, key_in
 from stillfresh.demo.world import MOST_COMMENTS, MOST_TOPICS, World
 from stillfresh.errors import ConfigError
 from stillfresh.feed import Comment, Topic
@@ -242,7 +242,9 @@ class TestG8Guard:
             assert "unsafe" not in headers["content-security-policy"]
             assert headers["x-content-type-options"] == "nosniff"
 
-    @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"mode": 5}', b"x" * 10_000])
+    @pytest.mark.parametrize(
+        "body", [b"", b"[]", b"{", b'{"mode": 5}', b"x" * 10_000, b"[" * 4_000]
+    )
     async def test_nonsense_changes_nothing(
         self, made: Demo, client: httpx.AsyncClient, body: bytes
     ) -> None:
@@ -265,10 +267,30 @@ class TestG8Visitors:
         assert "stillfresh-waiting-client" not in names
         assert visitors.authenticate(first.token) not in {None, first.id}
 
-    @pytest.mark.parametrize("token", ["", "made up", "x" * 31, "x" * 33, "é" * 32, "../" * 11])
+    @pytest.mark.parametrize(
+        "token", ["", "made up", "x" * 32, "é" * 32, "../" * 11, f"{'x' * 32}.{'0' * 32}"]
+    )
     async def test_a_token_that_is_none_of_ours_is_nobody(self, made: Demo, token: str) -> None:
         """Whatever a cookie or a client says."""
         assert made.parts.visitors.authenticate(token) is None
+
+    async def test_made_up_cookies_push_nobody_out(self, made: Demo) -> None:
+        """Only who has a cookie of ours has a session, and who was here last keeps it."""
+        visitors: Visitors = made.parts.visitors
+        first, others = visitors.welcome(), [visitors.welcome() for _ in range(MOST_VISITORS - 1)]
+        for number in range(MOST_VISITORS):
+            assert visitors.find(f"{number:032}.{number:032}") is None
+        assert visitors.find(first.token) is first
+        visitors.welcome()
+        assert visitors.find(first.token) is first
+        assert visitors.find(others[1].token) is others[1]
+        assert visitors.find(others[0].token) is not others[0]
+
+    def test_the_key_outlives_the_process(self, tmp_path: Path) -> None:
+        """A page that is open goes on after a restart; nobody else reads the key."""
+        key = key_in(tmp_path)
+        assert key_in(tmp_path) == key
+        assert (tmp_path / "visitors.key").stat().st_mode & 0o077 == 0
 
     async def test_a_session_is_found_by_its_cookie_only(
         self, made: Demo, client: httpx.AsyncClient

@@ -369,6 +369,28 @@ class TestE5FailingStore:
         await ours("a")
         assert upstream.calls == [["a"]]
 
+    @pytest.mark.parametrize(
+        ("broken", "served"),
+        [({"publish"}, (2, FRESH)), ({"read", "acquire", "publish"}, (1, STALE))],
+    )
+    async def test_what_could_not_be_stored_is_fresh_no_longer_than_any_other(
+        self,
+        here: Cache,
+        store: SteppedStore,
+        upstream: Upstream,
+        clock: ManualClock,
+        broken: set[str],
+        served: tuple[int, Verdict],
+    ) -> None:
+        """The moment for which memory keeps it may be longer than its freshness."""
+        brief = declare(here, upstream, fresh_for=0.1)
+        store.broken = broken
+        assert seen(await brief.get("a")) == (1, FRESH)
+        clock.advance(0.2)
+        upstream.version = 2
+        assert seen(await brief.get("a")) == served
+        await idle(here)
+
     async def test_a_failing_release_leaves_the_failure_as_it_is(
         self, ours: Resource[str, Price], store: SteppedStore, upstream: Upstream, here: Cache
     ) -> None:

@@ -516,7 +516,7 @@ class TestE12Explain:
         await outcome(prices.get("a"))
         told = await prices.explain("a")
         assert (
-            "The last 1 load(s) failed (ConnectionError: down); no load begins for another 1.0 s."
+            "The last load failed (ConnectionError: down); no load begins for another 1.0 s."
             in str(told)
         )
         assert (told.failures, told.error) == (1, "ConnectionError: down")

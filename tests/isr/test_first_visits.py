@@ -29,12 +29,15 @@ class TestI13FirstVisit:
             assert (answer.text, site.renders) == (f"page {number}", number)
             assert line.partition(":")[0] in answer.headers
 
-    async def test_nor_does_head_use_it_up(self, pages: PageCache, site: Site) -> None:
-        """Who only looks whether it is there is not taken for who opens it."""
+    async def test_head_shares_what_get_would_get(self, pages: PageCache, site: Site) -> None:
+        """Also at the first visit, and the site is asked once."""
         visit = as_it_says(site, pages)
+        site.says("Cache-Control: max-age=60")
+        head = await visit(method="HEAD")
+        assert (head.content, (await visit()).text, site.renders) == (b"", "page 1", 1)
         site.says("Cache-Control: no-store")
-        await visit("/login?token=x", method="HEAD")
-        assert [scope["method"] for scope in site.scopes] == ["HEAD"]
+        assert (await visit("/private", method="HEAD")).content == b""
+        assert site.renders == 2
 
     async def test_the_first_answer_goes_to_one_alone(self, pages: PageCache, site: Site) -> None:
         """Of a crowd, each has an answer of his own, and the site is asked no more than that."""

@@ -24,6 +24,7 @@ from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError, StoreError
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.web import Gateway, gateway
+from stillfresh.web.guard import is_called_rightly, is_local
 from stillfresh.web.serving import server_config
 
 TOKEN = "sesame"  # noqa: S105 (of a test)
@@ -122,6 +123,81 @@ class TestG1Routes:
         assert [it["type"] for it in sent] == ["websocket.close"]
 
 
+PRIVATE = ["/v1/price/a", "/metrics"]
+
+
+class TestG1Names:
+    @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "[::1]:8", "a.b", "x.c.d:1"])
+    async def test_its_own_are_answered(self, host: str) -> None:
+        """Loopback's, and those that it was told."""
+        app = gateway(kinds=[a_kind()], hosts=["a.b", "*.c.d"])
+        async with client_of(app, headers={"host": host}) as client:
+            for path in PRIVATE:
+                assert (await client.get(path)).status_code == 200
+
+    @pytest.mark.parametrize("host", ["evil.com", "evil.com@localhost", "", "c.d", "localhost.a"])
+    async def test_others_are_refused_from_this_machine(self, host: str) -> None:
+        """Any name can be made to lead a browser to 127.0.0.1, and its page reads along."""
+        app = gateway(kinds=[a_kind()], hosts=["a.b", "*.c.d"])
+        async with running(app) as url:
+            port = int(url.rpartition(":")[2])
+            for path in PRIVATE:
+                assert b" 421 " in await raw(port, path, f"Host: {host}")
+            assert b" 200 " in await raw(port, "/healthz", f"Host: {host}")
+            socket_ = await raw(port, "/v1/live", f"Host: {host}", *UPGRADE)
+        assert b" 403 " in socket_
+
+    async def test_two_are_none(self) -> None:
+        """Which one is meant, nobody can tell."""
+        scope: Scope = {"client": ("127.0.0.1", 1), "headers": [(b"host", b"localhost")] * 2}
+        assert not is_called_rightly(scope, ())
+        assert not is_local(scope)
+
+    async def test_from_elsewhere_and_in_other_apps_any_name_will_do(self) -> None:
+        """Who comes over the network knows the address; a mounted gateway has its app's names."""
+        evil = [(b"host", b"evil.com")]
+        assert is_called_rightly({"client": ("192.0.2.7", 1), "headers": evil}, ())
+        async with client_of(gateway(kinds=[a_kind()]), headers={"host": "any"}) as client:
+            assert (await client.get("/v1/price/a")).status_code == 200
+
+    @pytest.mark.parametrize(
+        "field",
+        [
+            b"x-forwarded-for",
+            b"x-forwarded-proto",
+            b"cf-connecting-ip",
+            b"true-client-ip",
+            b"x-real-ip",
+            b"forwarded",
+            b"via",
+        ],
+    )
+    async def test_who_was_passed_on_is_not_local(self, field: bytes) -> None:
+        """Also where the proxy says nothing more."""
+        headers = [(b"host", b"localhost")]
+        assert is_local({"client": ("127.0.0.1", 1), "headers": headers})
+        assert not is_local({"client": ("127.0.0.1", 1), "headers": [*headers, (field, b"")]})
+
+
+UPGRADE = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+async def raw(port: int, path: str, *fields: str) -> bytes:
+    """The answer's first line, to fields that no client would send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write("\r\n".join([f"GET {path} HTTP/1.1", *fields, "", ""]).encode())
+        return await asyncio.wait_for(reader.readline(), 30)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
 class TestG1Mounted:
     @pytest.mark.parametrize("outer", ["starlette", "fastapi"])
     async def test_under_a_prefix(self, outer: str) -> None:
@@ -204,6 +280,64 @@ class TestG1Life:
             async with gateway(pages=broken):
                 pass
         assert len(asyncio.all_tasks()) == 1
+
+    async def test_a_site_that_does_not_start_fails_the_gateways_start(self) -> None:
+        """With its own message, as servers are told it."""
+
+        async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+            del scope
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": "no database"})
+            raise RuntimeError
+
+        said: list[Any] = []
+
+        async def told() -> dict[str, str]:
+            return {"type": "lifespan.startup"}
+
+        async def say(message: Any) -> None:
+            said.append(message)
+
+        await gateway(pages=broken)({"type": "lifespan"}, told, say)
+        assert [it["type"] for it in said] == ["lifespan.startup.failed"]
+        assert "no database" in said[0]["message"]
+        assert len(asyncio.all_tasks()) == 1
+
+    @pytest.mark.parametrize(
+        ("says_so", "level"), [(False, "WARNING"), (True, "ERROR")], ids=["before", "after"]
+    )
+    async def test_a_site_that_breaks_in_its_lifespan_is_logged(
+        self, caplog: pytest.LogCaptureFixture, *, says_so: bool, level: str
+    ) -> None:
+        """Before it said that it started, it is one that knows no lifespan."""
+        ended = asyncio.Event()
+
+        async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "lifespan":
+                await receive()
+                try:
+                    if says_so:
+                        await send({"type": "lifespan.startup.complete"})
+                        await receive()
+                    raise RuntimeError("boom")
+                finally:
+                    ended.set()
+            await PlainTextResponse("here")(scope, receive, send)
+
+        async with gateway(pages=broken) as app, asked(app) as client:
+            assert (await client.get("/")).text == "here"
+        await ended.wait()
+        assert [it.levelname for it in caplog.records] == [level]
+        assert "boom" in caplog.text
+
+    async def test_the_history_begins_though_the_store_is_away(self, tmp_path: Path) -> None:
+        """It is there when the store comes back."""
+        app = gateway(f"sqlite:///{tmp_path}/none/x.db", kinds=[a_kind()])
+        async with client_of(app) as client:
+            (tmp_path / "none").mkdir()
+            assert (await client.get("/v1/price/a")).status_code == 200
+            history = (await client.get("/_stillfresh/api/history")).json()
+        assert len(history) >= 1
 
     async def test_a_site_without_a_lifespan(self) -> None:
         """Lives without one."""

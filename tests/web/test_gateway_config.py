@@ -60,13 +60,24 @@ viewer_field = "viewer"
 host = "127.0.0.1"
 port = 9000
 origins = ["https://example.com"]
+hosts = ["gateway.example.com"]
 token = "hush-hush"
 authenticate_url = "http://127.0.0.1:8080/who"
 max_connections = 500
 """
 
 WRONG: dict[tuple[str, str], list[Any]] = {
-    ("store", "url"): ["ftp://x", 1, "", "sqlite://", "redis://[", "memory://x?y=1"],
+    ("store", "url"): [
+        "ftp://x",
+        1,
+        "",
+        "sqlite://",
+        "redis://[",
+        "memory://x?y=1",
+        "sqlite:///a\0b.db",
+        "sqlite:///a%00b.db",
+        "memory://\ud800",
+    ],
     ("store", "memory_for"): ["soon", -1, True, "5 minutes"],
     ("pages", "upstream"): ["ftp://x", "http://x/path", 3000, "http://x:99999", ""],
     ("pages", "routes"): [[], {"blog": "1m"}, {"/a": "soon"}, {"/*/a": "1m"}, "1m"],
@@ -76,9 +87,22 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("pages", "trusted_proxies"): ["10.0.0.0/8", ["10.0.0.1/8"], ["proxy"], [1]],
     ("pages", "max_body"): [0, -1, "1MB", True, 2**40],
     ("pages", "timeout"): ["never", 0, -1, 100_000],
-    ("kinds", "batch_url"): ["x", 1, "ftp://x/y", "http://", "http://a:b@x/", "http://[x"],
+    ("kinds", "batch_url"): [
+        "x",
+        1,
+        "ftp://x/y",
+        "http://",
+        "http://a:b@x/",
+        "http://[x",
+        "http://x:99999/",
+        "http://x:0/",
+        "http://x/a b",
+        "http://x y/",
+        "http://x/\0",
+        "http://x\n/",
+    ],
     ("kinds", "fresh_for"): ["soon", 0, -1, [], 1e300],
-    ("kinds", "ids_field"): ["", 1, []],
+    ("kinds", "ids_field"): ["", 1, [], "a\0"],
     ("kinds", "id"): ["", "id", "{}", "{0}", "{a", "{a!r}", "{a:>5}", "{a[0]}", "{a..b}", 1],
     ("kinds", "list_field"): ["", "a.", 1, "a b"],
     ("kinds", "stale_for"): ["soon", -1],
@@ -89,12 +113,24 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("kinds", "max_bytes"): [0, "1MB", True],
     ("kinds", "headers"): ["x", {"a b": "c"}, {"a": 1}, {"a": "x\ny"}, {"Host": "x"}],
     ("kinds", "per_viewer"): ["yes", 1],
-    ("kinds", "viewer_field"): ["", 1],
-    ("server", "host"): ["", 1],
+    ("kinds", "viewer_field"): ["", 1, "post_ids"],
+    ("server", "host"): [
+        "",
+        1,
+        "h\0",
+        "999.1.1.1",
+        "1.2.3",
+        "a b",
+        "::g",
+        "http://x",
+        "x:80",
+        "a..b",
+    ],
+    ("server", "hosts"): ["x", [""], ["a/b"], [1], ["a\0"]],
     ("server", "port"): [-1, 65_536, "8080", True],
     ("server", "origins"): ["https://x", ["x"], ["https://x/"], ["*"], ["https://a:b@x"], [1]],
     ("server", "token"): ["", "with space", 1, "ü"],
-    ("server", "token_file"): ["", 1, "/nowhere/at/all"],
+    ("server", "token_file"): ["", 1, "/nowhere/at/all", "a\0b"],
     ("server", "authenticate_url"): ["x", 1, "ftp://x"],
     ("server", "max_connections"): [0, "many", True, 1.5],
 }
@@ -159,6 +195,7 @@ class TestG1GoodFile:
             "hush-hush",
             "http://127.0.0.1:8080/who",
             500,
+            ("gateway.example.com",),
         )
 
     def test_little_is_enough(self) -> None:

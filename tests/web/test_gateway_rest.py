@@ -10,7 +10,7 @@ from web_kit import client_of, running
 from stillfresh.coordinator import Kind
 from stillfresh.engine import RetryAfter
 from stillfresh.testing import ManualClock
-from stillfresh.web import Gateway, gateway
+from stillfresh.web import Gateway, gateway, rest
 
 
 class Prices:
@@ -232,14 +232,32 @@ class TestG2Failing:
     async def test_a_hook_that_breaks_is_our_mistake(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """500, noted in the log, and the gateway goes on."""
+        """503 without a word of why, noted in the log, and the gateway goes on."""
         world = World(authenticate={}.__getitem__)
         async with client_of(world.gateway) as client:
             broken = await client.get("/v1/basket/a", headers={"authorization": "Bearer t"})
             fine = await client.get("/v1/price/a")
-        assert told(broken) == (500, "broken")
+        assert told(broken) == (503, "sign_in_failed")
+        assert "KeyError" not in broken.text
         assert fine.status_code == 200
-        assert [it.message for it in caplog.records] == ["basket could not be answered"]
+        assert [it.message for it in caplog.records] == ["authenticate failed"]
+
+    async def test_a_hook_that_hangs_is_not_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """503 after five seconds, here less, and a time to come back."""
+        assert rest.SIGN_IN_WITHIN == 5
+        monkeypatch.setattr(rest, "SIGN_IN_WITHIN", 0.01)
+
+        async def never(_: str) -> str:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async with client_of(World(authenticate=never).gateway) as client:
+            answer = await client.get("/v1/basket/a", headers={"authorization": "Bearer t"})
+        assert told(answer) == (503, "sign_in_failed")
+        assert answer.headers["retry-after"] == "5"
+        assert [it.message for it in caplog.records] == ["authenticate failed"]
 
     async def test_a_store_that_is_away_is_503(self) -> None:
         """Or the value itself, where it could be loaded."""

@@ -357,10 +357,22 @@ class TestG3Doors:
             await viewer.watch("a", "b", "c", kind="word")
             heard = await viewer.hear_all(3)
             refused = [it for it in heard if it["type"] == "error"]
-            assert [(it["code"], it["id"]) for it in refused] == [("too_many_subscriptions", "c")]
+            assert [(it["code"], it["items"]) for it in refused] == [
+                ("too_many_subscriptions", [["word", "c"]])
+            ]
             await viewer.say("unsubscribe", items=[["word", "a"]])
             await viewer.watch("c", kind="word")
             assert (await viewer.hear())["id"] == "c"
+
+    async def test_all_that_is_too_much_is_named_at_once(self, start: Start) -> None:
+        """However many: none is dropped in silence, nor the welcome."""
+        _, port = await start(max_subscriptions=1)
+        async with viewing(port) as viewer:
+            await viewer.watch(*(f"p{number}" for number in range(500)), kind="word")
+            heard = await viewer.hear_all(2)
+            [refused] = [it for it in heard if it["type"] == "error"]
+            assert refused["items"] == [["word", f"p{number}"] for number in range(1, 500)]
+            await viewer.nothing()
 
     @pytest.mark.parametrize(
         "options",

@@ -16,8 +16,10 @@ from stillfresh import Cache
 from stillfresh.coordinator import Hub
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.messages import YourTurnNews
+from stillfresh.web.frames import Frames
 from stillfresh.web.live import BURST, Live
-from stillfresh.web.outbox import MOST_NOTICES, MOST_REPLIES, Outbox
+from stillfresh.web.messages import Error, Pong
+from stillfresh.web.outbox import MOST_BEATS, MOST_NOTICES, MOST_REPLIES, Outbox
 
 Start = Callable[..., Awaitable[tuple[Live, int]]]
 
@@ -81,14 +83,16 @@ class TestG3BadMessages:
             ["word", ""],
             ["word", "x" * 1_001],
             ["word", "a\nb"],
-            ["word", "right"],
+            ["word", "a\u0085b"],
+            ["word", "a\u2028b"],
+            ["word", "\u00a0right\u200d"],
             ["n" * 5_000, "1"],
         ]
         async with viewing(port) as viewer:
             await viewer.socket.send(json.dumps({"type": "subscribe", "items": items}))
-            heard = await viewer.hear_all(6)
+            heard = await viewer.hear_all(8)
             codes = sorted(it.get("code", it["type"]) for it in heard)
-            assert codes == ["bad_id"] * 3 + ["unknown_kind"] * 2 + ["update"]
+            assert codes == ["bad_id"] * 5 + ["unknown_kind"] * 2 + ["update"]
             assert all(len(json.dumps(it)) < 1_000 for it in heard)
 
     async def test_a_huge_message_is_too_big(self, start: Start) -> None:
@@ -97,6 +101,9 @@ class TestG3BadMessages:
         async with viewing(port) as viewer:
             await viewer.socket.send(" " * 1_001)
             assert (await viewer.end())[1] == 1009
+        async with viewing(port) as viewer:
+            await viewer.socket.send("é" * 501)
+            assert (await viewer.end())[1:] == (1009, "a message has at most 1,000 bytes")
 
     async def test_a_flood_is_stopped(self, start: Start) -> None:
         """Past the burst, and so soon, it is over; fast scrolling is far below."""
@@ -329,17 +336,56 @@ class TestG3SlowReaders:
             assert asyncio.all_tasks() == before
 
     async def test_what_waits_for_a_viewer_is_bounded(self, hub: Hub) -> None:
-        """Answers: the newest hundred; notices: the newest of each game, and only so many."""
-        from stillfresh.web.frames import Frames  # noqa: PLC0415
-
+        """Pongs: the newest; notices: the newest of each game; and of all only so many."""
         outbox = Outbox(Frames())
-        for number in range(1_000):
-            outbox.reply({"n": number})
+        for _ in range(1_000):
+            outbox.beat(Pong())
+        assert all(outbox.reply(Error("bad_message", "")) for _ in range(MOST_REPLIES))
+        assert not outbox.reply(Error("bad_message", "one too many"))
         for version in range(1_000):
             assert outbox.notify(YourTurnNews("same", version))
         assert all(outbox.notify(YourTurnNews(f"g{n}", 1)) for n in range(MOST_NOTICES - 1))
         assert not outbox.notify(YourTurnNews("one too many", 1))
         with hub.connect() as connection:
             texts = list(outbox.take(connection, 0.0, together=False))
-        assert len(texts) == MOST_REPLIES + MOST_NOTICES
-        assert json.loads(texts[MOST_REPLIES])["version"] == 999
+        assert len(texts) == MOST_REPLIES + MOST_BEATS + MOST_NOTICES
+        assert json.loads(texts[MOST_REPLIES + MOST_BEATS])["version"] == 999
+
+    async def test_answers_do_not_wait_behind_news(self, hub: Hub) -> None:
+        """Nor does the end, however much is new."""
+        outbox = Outbox(Frames())
+        with hub.connect() as connection:
+            for number in range(200):
+                connection.subscribe("word", str(number))
+            await until(lambda: len(connection._news.fresh["word"]) == 200)
+            frames = outbox.take(connection, 0.0, together=False)
+            assert json.loads(next(frames))["type"] == "update"
+            outbox.beat(Pong())
+            assert json.loads(next(frames))["type"] == "pong"
+            assert json.loads(next(frames))["type"] == "update"
+
+    async def test_a_slow_reader_that_reads_is_there(self, hub: Hub) -> None:
+        """What it reads late is a sign of life, though it never says a word."""
+        clock, sent = ManualClock(), 0
+        live = Live(hub, clock=clock, sleep=never)
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        async def send(message: Any) -> None:
+            nonlocal sent
+            await asyncio.sleep(0)
+            if message["type"] == "websocket.send":
+                sent += 1
+                clock.advance(10)
+
+        scope: Any = {"type": "websocket", "headers": [], "query_string": b""}
+        serving = asyncio.create_task(live(scope, inbox.get, send))
+        inbox.put_nowait({"type": "websocket.connect"})
+        subscribe = {"type": "subscribe", "items": [["word", str(n)] for n in range(30)]}
+        inbox.put_nowait({"type": "websocket.receive", "text": json.dumps(subscribe)})
+        while sent < 31:
+            await asyncio.sleep(0)
+            live.tick()
+        assert live.snapshot()["connections"] == 1
+        inbox.put_nowait({"type": "websocket.disconnect", "code": 1001})
+        await serving
+        await live.close()

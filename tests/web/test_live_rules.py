@@ -21,7 +21,6 @@ from stillfresh.web.rules_live import Limits, Pace, Pulse, is_allowed_origin, pu
 LIMITS = Limits(
     max_message=1_000,
     max_subscriptions=10,
-    max_id=100,
     max_bad=10,
     rate=10.0,
     burst=20.0,
@@ -39,7 +38,7 @@ TYPES = ["subscribe", "unsubscribe", "visible", "route", "sign_in", "sign_out", 
 class TestG3Messages:
     def test_one_or_several(self) -> None:
         """A frame is a message, or an array of them."""
-        assert read('{"type":"ping"}') == (Ping(),)
+        assert read('{"type":"ping"}') == [Ping()]
         assert read('[{"type":"ping"},{"type":"sign_out"}]') == [Ping(), SignOut()]
         [message] = read('{"type":"subscribe","items":[["price","a"],["price","b",1.5]]}')
         assert message == Subscribe((("price", "a"), ("price", "b", 1.5)))
@@ -79,6 +78,14 @@ class TestG3Messages:
         """Whatever it is: one error, one sentence."""
         with pytest.raises(Refused, match="not a message: "):
             read(text)
+
+    def test_of_an_array_each_is_refused_by_itself(self) -> None:
+        """A page's path that is too long does not undo what it subscribes."""
+        route = {"type": "route", "path": "/" * 3_000}
+        items = {"type": "subscribe", "items": [["price", 1]]}
+        first, second, third = read(json.dumps([route, {"type": "ping"}, items]))
+        assert (type(first), second, type(third)) == (Refused, Ping(), Refused)
+        assert "path" in str(first)
 
     @given(st.text() | JSON.map(json.dumps))
     def test_anything_is_a_message_or_refused(self, text: str) -> None:
@@ -134,6 +141,7 @@ class TestG3Pulse:
             (25.0, 25.0, None, 50.0, Pulse.ASK),
             (10.0, None, 0.0, 19.9, Pulse.FINE),
             (10.0, None, 0.0, 20.0, Pulse.GONE),
+            (0.0, 25.0, 49.0, 50.0, Pulse.FINE),
         ],
     )
     def test_silence_is_asked_about_and_then_final(

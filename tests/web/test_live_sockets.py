@@ -1,7 +1,6 @@
 """G3 below the messages: who is let go is gone, and frames that carry nothing have a limit."""
 
 import asyncio
-import gc
 import logging
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -46,8 +45,18 @@ async def never(_: float) -> None:
     await asyncio.Event().wait()
 
 
-def open_sockets() -> int:
-    return sum(isinstance(it, SocketProtocol) and not it.disconnected for it in gc.get_objects())
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[SocketProtocol]:
+    """Every connection of the test."""
+    found: list[SocketProtocol] = []
+    before = SocketProtocol.connection_made
+
+    def note(self: SocketProtocol, transport: asyncio.BaseTransport) -> None:
+        found.append(self)
+        before(self, transport)
+
+    monkeypatch.setattr(SocketProtocol, "connection_made", note)
+    return found
 
 
 async def told_to_close(raw: Any) -> bytes:
@@ -61,7 +70,11 @@ async def told_to_close(raw: Any) -> bytes:
 
 class TestG3LetGo:
     async def test_who_never_reads_is_gone_and_counted_till_then(
-        self, hub: Hub, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+        self,
+        hub: Hub,
+        upstream: Upstream,
+        made: list[SocketProtocol],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Its socket and what waited in it too, not only its session."""
         monkeypatch.setattr(sockets, "LINGER", 0.2)
@@ -82,7 +95,7 @@ class TestG3LetGo:
                 live.tick()
                 assert live.snapshot()["connections"] == 1
                 await until(lambda: live.snapshot()["connections"] == 0)
-                assert open_sockets() == 0
+                assert [it.disconnected for it in made] == [True]
             finally:
                 raw.close()
             await live.close()
@@ -152,13 +165,15 @@ class TestG3Frames:
         protocol.handle_cont(Frame(Opcode.CONT, b"", fin=False))
         assert refused
 
-    async def test_pongs_are_not_kept_for_who_does_not_read(self, hub: Hub) -> None:
+    async def test_pongs_are_not_kept_for_who_does_not_read(
+        self, hub: Hub, made: list[SocketProtocol]
+    ) -> None:
         """What is owed to it does not grow."""
         live = Live(hub, sleep=never)
         async with served(live, lifespan="off", ws=SocketProtocol) as port:
             raw = await handshaken(port)
             await until(lambda: live.snapshot()["connections"] == 1)
-            [protocol] = [it for it in gc.get_objects() if isinstance(it, SocketProtocol)]
+            [protocol] = made
             protocol.pause_writing()
             before = protocol.transport.get_write_buffer_size()
             protocol.data_received(frame(Opcode.PING, random.randbytes(125)) * 100)

@@ -9,10 +9,11 @@ from typing import Any, Final
 import click
 
 from stillfresh.cli.output import age_text, as_json, print_json, print_table, size_text, working
-from stillfresh.cli.places import looked_into, pages_of, without_password
+from stillfresh.cli.places import looked_into, pages_of
 from stillfresh.cli.program import TEXT, Command
 from stillfresh.engine.explain import PAGE
 from stillfresh.engine.listing import Listed, listed
+from stillfresh.errors import without_password
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import StoreStats
 from stillfresh.stores.listing import MOST_LISTED

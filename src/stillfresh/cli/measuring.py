@@ -17,9 +17,10 @@ from uuid import uuid4
 import click
 
 from stillfresh.cli.output import as_json, print_json, print_table, working
-from stillfresh.cli.places import file_of, quietly, without_password
+from stillfresh.cli.places import file_of, quietly
 from stillfresh.cli.program import Command
 from stillfresh.engine.cache import Cache
+from stillfresh.errors import without_password
 from stillfresh.stores.urls import store_for
 
 __all__ = ["bench"]

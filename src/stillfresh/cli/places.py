@@ -21,7 +21,6 @@ __all__ = [
     "opened",
     "pages_of",
     "quietly",
-    "without_password",
 ]
 
 
@@ -108,15 +107,6 @@ def file_of(address: str) -> str | None:
         return address
     is_store = address.startswith("sqlite:") and store_for(address, time.time) is not None
     return unquote(urlsplit(address).path[1:]) if is_store else None
-
-
-def without_password(address: str) -> str:
-    """As it may be shown."""
-    parts = urlsplit(address)
-    if parts.password is None:
-        return address
-    user, _, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}").geturl()
 
 
 async def all_of(store: Readable, kind: str, size: int) -> AsyncIterator[list[Entry]]:

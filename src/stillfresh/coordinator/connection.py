@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 from stillfresh.coordinator.hub_kinds import key_of, parts
 from stillfresh.coordinator.model import Kind
 from stillfresh.coordinator.news import HubUpdate, News, is_as_had, is_news, is_still_absent, slices
+from stillfresh.coordinator.unread import Unread
 from stillfresh.engine import Answer, Resource, Update, Watch
 from stillfresh.errors import NotOpen, StillfreshError
 
@@ -62,6 +63,7 @@ class Connection:
         self._seen: dict[str, dict[str, Answer[Any]]] = {kind: {} for kind in hub.kinds}
         """The last that was told, or got, of what is subscribed."""
         self._catching_up: list[asyncio.Task[None]] = []
+        self._unread = Unread(self._catch_up)
         self._changed = asyncio.Event()
         self._tell_owner = tell or self._changed.set
         self._is_open = True
@@ -179,7 +181,7 @@ class Connection:
                     self._watches[kind].add(*counts)
                 self._news.fresh[kind] |= other._news.fresh[kind]  # noqa: SLF001
                 self._news.failed[kind] |= other._news.failed[kind]  # noqa: SLF001
-        if any(not task.done() for task in other._catching_up):  # noqa: SLF001
+        if other._unread or any(not task.done() for task in other._catching_up):  # noqa: SLF001
             self._begin_catching_up(self._ids_by_key())
 
     def close(self) -> None:
@@ -273,8 +275,11 @@ class Connection:
         """From memory or the store; what has to be loaded is told by the watch when it lands."""
         seen = self._seen[kind]
         for keys in slices(list(ids)):
-            before = {key: seen.get(ids[key]) for key in keys}
-            for key, answer in (await self._hub.resource(kind).known(keys)).items():
+            before, unread = {key: seen.get(ids[key]) for key in keys}, set[str]()
+            known = await self._hub.resource(kind).known(keys, unread=unread)
+            if unread:
+                self._unread.add(kind, {key: ids[key] for key in unread})
+            for key, answer in known.items():
                 id_ = ids[key]
                 if id_ not in self._counts[kind] or seen.get(id_) is not before[key]:
                     continue
@@ -292,6 +297,7 @@ class Connection:
         for task in self._catching_up:
             task.cancel()
         self._catching_up.clear()
+        self._unread.stop()
 
     def _clear(self) -> None:
         self._total = 0

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import RetryAfter
-from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.errors import ConfigError, LoadFailed, shown_address
 from stillfresh.wire import Unreadable, checked_headers, checked_size, pause_of, whole
 
 try:
@@ -35,11 +35,17 @@ def checked_url(url: object) -> str:
     """A whole address of a server, without a name and a password in it."""
     try:
         parsed = httpx.URL(url) if isinstance(url, str) else httpx.URL()
-        is_server = parsed.scheme in {"http", "https"} and bool(urlsplit(str(url)).hostname)
+        parts = urlsplit(str(url))
+        is_server = parsed.scheme in {"http", "https"} and bool(parts.hostname)
+        is_whole = " " not in str(url) and parts.port != 0
     except (httpx.InvalidURL, ValueError):
-        raise ConfigError(f"url: {shown(url)} is no address") from None
+        raise ConfigError(f"url: {shown_address(url)} is no address") from None
+    if not is_whole:
+        raise ConfigError(f"url: {shown_address(url)} is no address")
     if not is_server or parsed.fragment:
-        raise ConfigError(f"url: must begin with http:// or https:// and a host, not {shown(url)}")
+        raise ConfigError(
+            f"url: must begin with http:// or https:// and a host, not {shown_address(url)}"
+        )
     if parsed.userinfo:
         raise ConfigError("url: holds a password; send an Authorization header instead")
     return str(url)

@@ -27,7 +27,7 @@ from stillfresh.demo.tables import Tables
 from stillfresh.demo.topics import Topics
 from stillfresh.demo.upstream import Switch, Upstream
 from stillfresh.demo.upstream_app import upstream_app
-from stillfresh.demo.visitors import Visitors
+from stillfresh.demo.visitors import Visitors, key_in
 from stillfresh.demo.world import World
 from stillfresh.engine import Cache
 from stillfresh.errors import StillfreshError
@@ -101,7 +101,7 @@ async def site_of(
                     pause=pause,
                 )
 
-            visitors = Visitors(playing_of, pace.approval_for, world.dice)
+            visitors = Visitors(playing_of, pace.approval_for, world.dice, key_in(directory))
             parts = Parts(
                 pace=pace,
                 post_ids=tuple(world.posts),
@@ -121,6 +121,7 @@ async def site_of(
                 pages=Guard(IsrMiddleware(site(parts), pages, routes), hosts),
                 page_cache=pages,
                 authenticate=visitors.authenticate,
+                hosts=hosts,
             )
             async with app, running(ticks(parts)), running(wakings(parts, app.hub)):
                 try:

@@ -14,7 +14,7 @@ from typing import Final
 from stillfresh.demo.assembly import Demo, demo
 from stillfresh.demo.pace import Pace
 from stillfresh.demo.quiet import QuietServer
-from stillfresh.errors import ConfigError
+from stillfresh.errors import StillfreshError
 from stillfresh.web.serving import address, bound, server_config
 
 __all__ = ["run"]
@@ -94,5 +94,5 @@ def _directory(store: str | None) -> Iterator[Path]:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(f"store: {store} cannot be the demo's directory: {exc}") from exc
+        raise StillfreshError(f"store: {store} cannot be the demo's directory: {exc}") from exc
     yield path.absolute()

@@ -76,7 +76,7 @@ async def _asked(request: Request) -> dict[str, Any]:
         return {}
     try:
         asked = json.loads(await request.body())
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return asked if isinstance(asked, dict) else {}
 

@@ -8,7 +8,7 @@ from stillfresh.engine.codec import Codec
 from stillfresh.engine.front import NEVER, Front
 from stillfresh.engine.metrics import Meter, age_bucket
 from stillfresh.engine.model import Answer, Origin
-from stillfresh.engine.rules import Serve, unchanged_until, verdict_of
+from stillfresh.engine.rules import Serve, fresh_until, unchanged_until, verdict_of
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import UNREAD, Copy, Failure
@@ -19,7 +19,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 UNSTORED_FOR: Final = 1.0
-"""S5: while the store is away, a loaded value is served from memory for so long."""
+"""S5: while the store is away, a loaded value is served from memory for so long, if fresh."""
 
 
 class Answers(Generic[K, V]):
@@ -87,12 +87,13 @@ class Answers(Generic[K, V]):
     def landed(
         self, key: K, copy: Copy, value: V | None, verdict: Verdict, now: float, *, stored: bool
     ) -> None:
-        """Keep what was just published; what could not be, for a moment only."""
+        """Keep what was just published; what could not be, for a moment, while it is fresh."""
         kept = self.made(copy, value, verdict, self._kept_origin)
         if stored:
             self._keep(key, kept, Serve(copy, verdict), now)
         else:
-            self.front.put(key, _light(copy), kept, until=now + UNSTORED_FOR)
+            until = min(now + UNSTORED_FOR, fresh_until(copy))
+            self.front.put(key, _light(copy), kept, until=until)
 
     def fallback(self, key: K, copy: Copy) -> Callable[[LoadFailed], Answer[V]] | None:
         """E2: what an EXPIRED copy is still good for, if the load fails; decoded once."""

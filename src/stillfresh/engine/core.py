@@ -29,7 +29,7 @@ from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.tower import Tower
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
-from stillfresh.freshness import Verdict
+from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
 
 __all__ = ["Core"]
@@ -118,8 +118,9 @@ class Core(Generic[K, V]):
         entry, runtime = self.shelf.front.entries.get(key), self._runtime
         if entry is None or runtime is None or runtime.read_now is None:
             return None
-        copy, id_ = entry.copy, self._text(key)
-        if runtime.clock() >= entry.stands or runtime.loop is not asyncio.get_running_loop():
+        copy, id_, now = entry.copy, self._text(key), runtime.clock()
+        is_right = copy.fetched_at - MAX_SKEW <= now < entry.stands
+        if not is_right or runtime.loop is not asyncio.get_running_loop():
             return None
         try:
             record = runtime.read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_)
@@ -132,13 +133,12 @@ class Core(Generic[K, V]):
         entry.hits += 1
         return entry.answer
 
-    async def known(self, keys: Iterable[K]) -> dict[K, Outcome[V]]:
+    async def known(self, keys: Iterable[K], unread: set[K] | None = None) -> dict[K, Outcome[V]]:
         """What can be said of each without a load; a key that needs one is left out."""
         runtime = await self.ready()
-        now = runtime.clock()
-        found: dict[K, Outcome[V]] = {}
+        now, found = runtime.clock(), dict[K, Outcome[V]]()
         texts = self._unheld(keys, now, found)
-        records = await self._records(runtime, texts) if texts else {}
+        records = await self._records(runtime, texts, unread) if texts else {}
         for key, id_ in texts.items():
             match plan_read(records.get(id_, NOTHING), now):
                 case Serve() as plan if answer := self.shelf.serve(key, plan, now):
@@ -293,8 +293,10 @@ class Core(Generic[K, V]):
         if self._runtime is not runtime:
             raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
-    async def _records(self, runtime: Runtime, texts: Mapping[K, str]) -> dict[str, Record]:
-        """What the store has (values that memory holds left out); or memory, if it is away (S5)."""
+    async def _records(
+        self, runtime: Runtime, texts: Mapping[K, str], unread: set[K] | None = None
+    ) -> dict[str, Record]:
+        """What the store has (but values in memory); or memory, if it is away: `unread` (S5)."""
         entries = self.shelf.front.entries
         held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
         known = {id_: copy.generation for id_, copy in held.items()}
@@ -306,6 +308,8 @@ class Core(Generic[K, V]):
         except StoreError:
             self._check_open(runtime)
             self.shelf.meter.store_errors += 1
+            if unread is not None:
+                unread.update(texts)
             return {id_: Record(copy) for id_, copy in held.items()}
 
     async def _read(

@@ -16,7 +16,7 @@ from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Loaded, RetryAfter
 from stillfresh.engine.results import ABSENT, UNKEPT, error_text, results_of
-from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait
+from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait, stamped
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import LoadFailed, StoreError
@@ -174,7 +174,7 @@ class Loader(Generic[K, V]):
         return False
 
     async def _load(self, flights: list[Flight[K, V]], leases: dict[str, Lease]) -> None:
-        sent = self._runtime.clock()
+        sent = stamped(self._runtime.clock())
         self._meter.batch(len(flights))
         try:
             results = await self._call(flights, list(leases.values()))

@@ -102,10 +102,13 @@ class Resource(Generic[K, V]):
         outcomes = await self._core.answers(unique)
         return {key: answered(outcome, self._clock) for key, outcome in outcomes.items()}
 
-    async def known(self, keys: Iterable[K]) -> dict[K, Answer[V]]:
-        """Of each, what memory or the store can answer; nothing is loaded or waited for."""
+    async def known(self, keys: Iterable[K], *, unread: set[K] | None = None) -> dict[K, Answer[V]]:
+        """Of each, what memory or the store can answer; nothing is loaded or waited for.
+
+        To `unread` those are added that the store was to be asked for, and could not be.
+        """
         self._refuse_text(keys, "known")
-        outcomes = await self._core.known(dict.fromkeys(keys))
+        outcomes = await self._core.known(dict.fromkeys(keys), unread)
         return {key: answered(outcome, self._clock) for key, outcome in outcomes.items()}
 
     def peek(self, key: K) -> Answer[V] | None:

@@ -6,6 +6,7 @@ else may live here: no clock, no store, no asyncio.
 
 from bisect import bisect_right
 from collections.abc import Container, Hashable, Mapping
+from math import floor
 from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -185,6 +186,11 @@ def unchanged_until(copy: Copy, now: float) -> float:
         if age < terms.fresh_for + after < end:
             end = terms.fresh_for + after
     return copy.fetched_at + end
+
+
+def stamped(now: float) -> float:
+    """When a load was sent, to the millisecond, as every store keeps it: a copy has one time."""
+    return floor(round(now * 1000, 3)) / 1000
 
 
 def jittered(terms: Terms, dice: float, own: Policy | None = None) -> Policy:

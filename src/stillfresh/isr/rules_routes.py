@@ -112,7 +112,7 @@ class Visit(Place):
     is_head: bool = False
     is_authorized: bool = False
     is_personal: bool = False
-    """It says who asks, or not to do what a GET does: another request is not the same."""
+    """It says who asks: a render, which does not, may get another answer."""
 
 
 class Site:
@@ -171,7 +171,7 @@ class Site:
             wish=wish_of(headers),
             is_head=scope["method"] == "HEAD",
             is_authorized=b"authorization" in names,
-            is_personal=bool(names & PERSONAL_FIELDS) or scope["method"] == "HEAD",
+            is_personal=bool(names & PERSONAL_FIELDS),
         )
 
 

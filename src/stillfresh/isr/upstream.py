@@ -12,7 +12,7 @@ import h11
 import httpx
 
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, shown
+from stillfresh.errors import ConfigError, shown_address
 from stillfresh.isr.rendering import Receive
 from stillfresh.isr.responses import Send, refuse
 from stillfresh.isr.rules_fields import Raw, date_text, values
@@ -36,19 +36,21 @@ OURS: Final = frozenset(
 
 def checked_upstream(url: str) -> httpx.URL:
     """`http://host[:port]`; a path would have to be cut out of every link."""
+    if "@" in url:  # a parser's own words could repeat a part of it
+        raise ConfigError(f"upstream {shown_address(url)}: write it without a name and a password")
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as exc:
-        raise ConfigError(f"upstream {shown(url)}: not a URL ({exc})") from None
-    is_site = parts.scheme in {"http", "https"} and parts.hostname and parts.username is None
+        raise ConfigError(f"upstream {shown_address(url)}: not a URL ({exc})") from None
+    is_site = parts.scheme in {"http", "https"} and parts.hostname
     if not is_site or parts.path not in {"", "/"} or parts.query or parts.fragment:
-        raise ConfigError(f"upstream {shown(url)}: write http://host:port or https://host")
+        raise ConfigError(f"upstream {shown_address(url)}: write http://host:port or https://host")
     try:
         found = httpx.URL(f"{parts.scheme}://{parts.netloc}")
         _ = found.raw_host.decode("ascii").encode("idna")
     except (httpx.InvalidURL, UnicodeError) as exc:
-        raise ConfigError(f"upstream {shown(url)}: not a host's name ({exc})") from None
+        raise ConfigError(f"upstream {shown_address(url)}: not a host's name ({exc})") from None
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, shown
+from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 
@@ -37,22 +37,28 @@ def _named(url: str, clock: Clock) -> Store:
     try:
         parts = urlsplit(url)
     except ValueError as exc:
-        raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}") from exc
+        raise ConfigError(
+            f"store {shown_address(url)}: not a store's address; write {ALLOWED}"
+        ) from exc
     if parts.scheme in REDIS:
         return _redis(url, clock)
     if parts.scheme == "dynamodb":
         return _dynamodb(url, clock)
     if parts.query or parts.fragment:
-        raise ConfigError(f"store {url!r}: takes no options behind ? or #; write {ALLOWED}")
+        raise ConfigError(
+            f"store {shown_address(url)}: takes no options behind ? or #; write {ALLOWED}"
+        )
     match parts.scheme:
         case "memory" if not parts.netloc and parts.path in {"", "/"}:
             return MemoryStore(clock=clock)
-        case "sqlite" if not parts.netloc and len(parts.path) > 1:
+        case "sqlite" if (
+            not parts.netloc and len(parts.path) > 1 and "\0" not in unquote(parts.path)
+        ):
             from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
 
             return SqliteStore(unquote(parts.path[1:]), clock=clock)
         case _:
-            raise ConfigError(f"store {url!r}: not a store's address; write {ALLOWED}")
+            raise ConfigError(f"store {shown_address(url)}: not a store's address; write {ALLOWED}")
 
 
 def _redis(url: str, clock: Clock) -> Store:
@@ -82,9 +88,11 @@ def dynamodb_options(url: str) -> dict[str, str]:
     options = dict(found)
     if len(options) < len(found) or not options.keys() <= set(DYNAMODB_OPTIONS):
         raise ConfigError(
-            f"store {url!r}: takes each once, behind ?: {', '.join(DYNAMODB_OPTIONS)}"
+            f"store {shown_address(url)}: takes each once, behind ?: {', '.join(DYNAMODB_OPTIONS)}"
         )
     is_plain = parts.path in {"", "/"} and not parts.fragment and "@" not in parts.netloc
     if parts.scheme != "dynamodb" or not is_plain or not options.get("bucket"):
-        raise ConfigError(f"store {url!r}: write dynamodb://table?bucket=name[&tenant=…]")
+        raise ConfigError(
+            f"store {shown_address(url)}: write dynamodb://table?bucket=name[&tenant=…]"
+        )
     return {"table": unquote(parts.netloc), **options}

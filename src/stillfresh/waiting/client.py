@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown_address
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.messages import (
     EVENTS,
@@ -65,7 +65,7 @@ class WaitingClient:
         dice: Callable[[], float] = random.random,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"url: must begin with http:// or https://, not {shown(url)}")
+            raise ConfigError(f"url: must begin with http:// or https://, not {shown_address(url)}")
         self._url = url.rstrip("/")
         self._headers = dict(headers or {})
         self._timeout = seconds(timeout, name="timeout", positive=True)

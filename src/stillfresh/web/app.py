@@ -21,12 +21,12 @@ from stillfresh.isr import PageCache
 from stillfresh.isr.pages import KIND as PAGE
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
-from stillfresh.web.guard import SECRET, bearer, is_operator
+from stillfresh.web.guard import SECRET, bearer, is_called_rightly, is_operator
 from stillfresh.web.health import Health
-from stillfresh.web.life import Life
+from stillfresh.web.life import Life, NotStarted
 from stillfresh.web.live import Live
 from stillfresh.web.openapi import openapi
-from stillfresh.web.origins import checked_origins
+from stillfresh.web.origins import checked_hosts, checked_origins
 from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply
 from stillfresh.web.rest import Authenticate, Rest
 
@@ -48,13 +48,15 @@ def gateway(
     page_cache: PageCache | None = None,
     authenticate: Authenticate | None = None,
     origins: Iterable[str] = (),
+    hosts: Iterable[str] | None = None,
     token: str | None = None,
     max_connections: int = 10_000,
     clock: Clock = time.time,
 ) -> "Gateway":
     """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`.
 
-    A cache that is given has its own clock, and stays its maker's to close.
+    A cache that is given has its own clock, and stays its maker's to close. With `hosts`, who comes
+    from this machine is answered under these names and loopback's alone.
     """
     return Gateway(
         store if isinstance(store, Cache) else Cache(store, clock=clock),
@@ -64,6 +66,7 @@ def gateway(
         page_cache=page_cache,
         authenticate=authenticate,
         origins=checked_origins(origins),
+        hosts=checked_hosts(hosts),
         token=checked_token(token),
         max_connections=max_connections,
     )
@@ -82,6 +85,7 @@ class Gateway:
         page_cache: PageCache | None,
         authenticate: Authenticate | None,
         origins: tuple[str, ...],
+        hosts: tuple[str, ...] | None,
         token: str | None,
         max_connections: int,
     ) -> None:
@@ -95,6 +99,7 @@ class Gateway:
         self._pages = pages
         self._life = Life(pages) if pages is not None else None
         self._token = token
+        self._hosts = hosts
         self._has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
             cache, live=self._live_now, page_cache=page_cache, token=token, clock=clock
@@ -131,10 +136,10 @@ class Gateway:
         """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""
         if self._life is not None:
             await self._life.start()
+        self.dashboard.open()
         await self.cache.open()
         if self.page_cache is not None:
             await self.page_cache.open()
-        self.dashboard.open()
 
     async def close(self) -> None:
         """No new work; connections are told, and what is ours is closed."""
@@ -168,6 +173,10 @@ class Gateway:
         await receive()
         try:
             await self.open()
+        except NotStarted as exc:
+            await self.close()
+            await send({"type": "lifespan.startup.failed", "message": str(exc)})
+            return
         except StillfreshError as exc:
             logger.warning("the gateway's store could not be opened, and is tried again: %s", exc)
         await send({"type": "lifespan.startup.complete"})
@@ -176,11 +185,13 @@ class Gateway:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if path_of(scope) == "/v1/live":
+        is_ours = path_of(scope) == "/v1/live"
+        if is_ours and self._is_called_rightly(scope):
             await self.live(scope, receive, send)
         else:
+            code, why = (4403, "not under this name") if is_ours else (4404, "not here")
             await receive()
-            await send({"type": "websocket.close", "code": 4404, "reason": "not here"})
+            await send({"type": "websocket.close", "code": code, "reason": why})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope)
@@ -191,6 +202,7 @@ class Gateway:
 
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if self._has_v1 and path.startswith("/v1/"):
+            self._check_host(scope)
             await self._v1(scope, receive, send)
         elif path in FILES:
             await send_file(scope, send, FILES[path])
@@ -216,6 +228,7 @@ class Gateway:
                 return json_reply(self._openapi(scope), cache_control="no-cache")
             case "/metrics":
                 method_of(scope)
+                self._check_host(scope)
                 self._check_token(scope)
                 return await self._health.metrics()
             case _:
@@ -245,6 +258,16 @@ class Gateway:
 
     def _is_operator(self, scope: Scope, given: str | None) -> bool:
         return is_operator(scope, self._token, given)
+
+    def _is_called_rightly(self, scope: Scope) -> bool:
+        return self._hosts is None or is_called_rightly(scope, self._hosts)
+
+    def _check_host(self, scope: Scope) -> None:
+        if not self._is_called_rightly(scope):
+            said = (
+                "from this machine: localhost, 127.0.0.1, ::1, or what is written in server.hosts"
+            )
+            raise Problem(421, "another_host", "Not under this name", said)
 
     def _check_token(self, scope: Scope) -> None:
         """Numbers are for everybody, unless there is a token."""

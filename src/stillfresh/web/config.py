@@ -96,6 +96,7 @@ class ServerSettings:
     token: str | None = field(default=None, repr=False)
     authenticate_url: str | None = None
     max_connections: int = 10_000
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,9 @@ KIND: Final = {
     "viewer_field": Field(fields.text, "viewer_id"),
 }
 SERVER: Final = {
-    "host": Field(fields.text, "127.0.0.1"),
+    "host": Field(fields.host, "127.0.0.1"),
     "port": Field(fields.whole(0, 65_535), 8080),
+    "hosts": Field(fields.hosts, ()),
     "origins": Field(fields.origins, ()),
     "token": Field(fields.secret, None),
     "token_file": Field(fields.text, None),
@@ -172,6 +174,8 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
     server = _server(tables.get("server", {}), environ, mistakes)
     if not pages and not kinds and not mistakes:
         mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
+    for kind in kinds:
+        _check_fields(kind, mistakes)
     if any(kind["per_viewer"] for kind in kinds if "per_viewer" in kind):
         _check_sign_in(server, mistakes)
     _check_not_itself(server, pages, kinds, mistakes)
@@ -240,6 +244,12 @@ def _token_in(file: str) -> str:
     except OSError as exc:
         raise ConfigError(f"server.token_file: {file}: {exc.strerror or exc}") from exc
     return fields.secret(told, "server.token_file")
+
+
+def _check_fields(kind: Mapping[str, Any], mistakes: list[str]) -> None:
+    name = kind.get("viewer_field")
+    if kind.get("per_viewer") and name is not None and name == kind.get("ids_field"):
+        mistakes.append(f"kinds.{kind['name']}.viewer_field: is the ids_field, too: {shown(name)}")
 
 
 def _check_not_itself(

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from string import Formatter
 from typing import Any, Final, TypeAlias
 
@@ -15,7 +16,7 @@ import httpx
 
 from stillfresh.coordinator.endpoint import checked_url
 from stillfresh.durations import ALLOWED, seconds
-from stillfresh.errors import ConfigError, shown
+from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.isr.rules_edge import checked_networks, is_host
 from stillfresh.isr.rules_keys import checked_tenant
 from stillfresh.isr.rules_routes import Routes
@@ -30,6 +31,7 @@ __all__ = [
     "duration",
     "flag",
     "headers",
+    "host",
     "hosts",
     "is_at",
     "networks",
@@ -57,6 +59,8 @@ EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (to be compared w
 OURS: Final = {"accept-encoding", "connection", "content-length", "content-type", "host"} | {
     "transfer-encoding"
 }
+NUMBERS: Final = re.compile(r"[\d.]+", re.ASCII)
+NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
@@ -106,8 +110,8 @@ def _listed(known: Mapping[str, object]) -> str:
 
 
 def text(value: object, key: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{key}: must be text that is not empty, not {shown(value)}")
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ConfigError(f"{key}: must be printable text, not {shown_address(value)}")
     return value
 
 
@@ -219,6 +223,23 @@ def hosts(value: object, key: str) -> tuple[str, ...]:
         if not is_host(host.removeprefix("*.").encode("latin-1", "replace")):
             raise ConfigError(f"{key}: write example.com or *.example.com, not {shown(host)}")
     return found
+
+
+def host(value: object, key: str) -> str:
+    """Of a machine: a name, or an address that is one."""
+    name = text(value, key)
+    is_number = ":" in name or NUMBERS.fullmatch(name) is not None
+    if not (_is_address(name) if is_number else NAME.fullmatch(name)):
+        raise ConfigError(f"{key}: must be a host's name or address, not {shown(name)}")
+    return name
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def networks(value: object, key: str) -> tuple[str, ...]:

@@ -7,19 +7,24 @@ says so: its peer is this machine, its visitor is not.
 
 import hmac
 import re
+from collections.abc import Collection
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
 from stillfresh.web.replies import header
 
-__all__ = ["SECRET", "bearer", "is_local", "is_of_this_page", "is_operator"]
+__all__ = ["SECRET", "bearer", "is_called_rightly", "is_local", "is_of_this_page", "is_operator"]
 
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
 """What a token is made of: anything that a header field can carry whole."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-PASSED_ON: Final = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+HOST: Final = re.compile(r"(\[[\da-f:.]+\]|[^\s:@/?#\[\]]+)(:\d*)?", re.ASCII)
+PASSED_ON: Final = frozenset(
+    (b"forwarded", b"via", b"cdn-loop", b"cf-ray", b"x-original-host", b"x-envoy-external-address")
+)
+PASSED_ON_BY: Final = re.compile(rb"x-forwarded.*|.*-(client|connecting|real|remote)-?(ip|addr).*")
+"""Fields by which proxies say that they are one; an empty one says it as well."""
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of this page's own requests, and of an address typed in."""
 
@@ -39,8 +44,19 @@ def is_operator(scope: Scope, token: str | None, given: str | None) -> bool:
 
 def is_local(scope: Scope) -> bool:
     peer = (scope.get("client") or ("",))[0]
-    is_passed_on = any(header(scope, name) for name in PASSED_ON)
+    is_passed_on = any(_is_of_proxy(name) for name, _ in scope["headers"])
     return _is_loopback(peer) and _host_name(scope) in LOCAL_NAMES and not is_passed_on
+
+
+def is_called_rightly(scope: Scope, hosts: Collection[str]) -> bool:
+    """From this machine: by one of its names, or by one of `hosts` (`*.` stands for any below).
+
+    A browser here is led to 127.0.0.1 by any name whose owner wishes it.
+    """
+    peer, name = (scope.get("client") or ("",))[0], _host_name(scope)
+    if not _is_loopback(peer) or name in LOCAL_NAMES:
+        return True
+    return name is not None and any(_is_named(name, host.lower()) for host in hosts)
 
 
 def is_of_this_page(scope: Scope) -> bool:
@@ -59,8 +75,16 @@ def _is_loopback(address: str) -> bool:
     return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 
 
+def _is_of_proxy(name: bytes) -> bool:
+    return name in PASSED_ON or PASSED_ON_BY.fullmatch(name) is not None
+
+
+def _is_named(name: str, host: str) -> bool:
+    return name.endswith(host[1:]) if host.startswith("*.") else name == host.strip("[]")
+
+
 def _host_name(scope: Scope) -> str | None:
-    try:
-        return urlsplit(f"//{header(scope, b'host')}").hostname
-    except ValueError:
-        return None
+    """Of one Host, and of one that is nothing but a name and a port."""
+    told = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
+    found = HOST.fullmatch(told[0]) if len(told) == 1 else None
+    return found[1].strip("[]") if found is not None else None

@@ -8,12 +8,16 @@ from starlette.types import ASGIApp, Message, Scope
 
 from stillfresh.errors import StillfreshError
 
-__all__ = ["Life"]
+__all__ = ["Life", "NotStarted"]
 
 ENDS_WITHIN: Final = 10.0
 """Seconds that the app has to end; then it is ended."""
 
 logger = logging.getLogger(__name__)
+
+
+class NotStarted(StillfreshError):
+    """The app behind said so."""
 
 
 class Life:
@@ -25,18 +29,20 @@ class Life:
         self._told: asyncio.Queue[Message] = asyncio.Queue()
         self._said: asyncio.Queue[Message] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._answer: Message = {}
 
     async def start(self) -> None:
         """Once; starting what has started changes nothing."""
         if self._task is not None:
             return
         self.state.clear()
+        self._answer = {}
         self._told, self._said = asyncio.Queue(), asyncio.Queue()
         self._task = asyncio.create_task(self._run())
-        said = await self._step("lifespan.startup")
+        self._answer = said = await self._step("lifespan.startup")
         if said.get("type") == "lifespan.startup.failed":
             await self.end()
-            raise StillfreshError(f"the app behind did not start: {said.get('message', '')}")
+            raise NotStarted(f"the app behind did not start: {said.get('message', '')}")
 
     async def end(self) -> None:
         """The app is told, and given its time; then it is over."""
@@ -58,7 +64,17 @@ class Life:
         scope: Scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": self.state}
         try:
             await self._app(scope, self._told.get, self._said.put)
-        except Exception:
-            logger.debug("the app behind knows no lifespan, or failed in it", exc_info=True)
+        except Exception as exc:  # noqa: BLE001 (whatever an app raises; it is logged)
+            self._note(exc)
         finally:
             self._said.put_nowait({})
+
+    def _note(self, exc: Exception) -> None:
+        """Before it said anything it is taken for an app that knows no lifespan, as servers do."""
+        match self._answer.get("type"):
+            case None:
+                logger.warning("the app behind knows no lifespan, or failed in it: %r", exc)
+            case "lifespan.startup.complete":
+                logger.error("the app behind failed in its lifespan", exc_info=exc)
+            case _:
+                logger.debug("the app behind did not start", exc_info=exc)

@@ -29,7 +29,6 @@ from stillfresh.web.session import House, Session, SignInFailed
 __all__ = ["Live"]
 
 MAX_BAD: Final = 10
-MAX_ID: Final = 1_000
 RATE, BURST = 100.0, 1_000.0
 """Messages a second, and at once: who scrolls sends one a frame, sixty a second, and a network
 that held them up delivers those of several seconds together."""
@@ -71,7 +70,6 @@ class Live:
         limits = Limits(
             max_message=max_message,
             max_subscriptions=max_subscriptions,
-            max_id=MAX_ID,
             max_bad=MAX_BAD,
             rate=RATE,
             burst=BURST,

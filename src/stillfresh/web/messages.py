@@ -145,6 +145,8 @@ class Error(Struct, frozen=True, tag="error", omit_defaults=True):
     message: str
     kind: str | None = None
     id: str | None = None
+    items: tuple[tuple[str, str], ...] | None = None
+    """All that were not subscribed, where a viewer has too many already."""
 
 
 ClientMessage: TypeAlias = (
@@ -157,29 +159,59 @@ encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(
     ClientMessage | Annotated[list[ClientMessage], Meta(min_length=1, max_length=MOST_TOGETHER)]
 ).decode
+_decode_one: Final = msgspec.json.Decoder(ClientMessage).decode
+_apart: Final = msgspec.json.Decoder(
+    Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MOST_TOGETHER)]
+).decode
 
 
 class Refused(StillfreshError):
     """A message that is none of ours: says why."""
 
 
-def read(text: str | None) -> Sequence[ClientMessage]:
-    """What the viewer says, in one message or in an array; None is what came as binary data."""
+def read(text: str | None) -> Sequence[ClientMessage | Refused]:
+    """What the viewer says, in one message or in an array; None is what came as binary data.
+
+    Of an array each is refused by itself, unless all are: one mistake does not undo the rest.
+    """
     if text is None:
         raise Refused("not a message: send text, not binary data")
     try:
         decoded: ClientMessage | list[ClientMessage] = _decode(text)
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise Refused(f"not a message: {exc}") from None
-    messages = decoded if isinstance(decoded, list) else (decoded,)
-    for message in messages:
-        if isinstance(message, Subscribe | Unsubscribe):
-            for item in message.items:
-                _check(item)
-    return messages
+        return [_checked(it) for it in (decoded if isinstance(decoded, list) else [decoded])]
+    except (msgspec.DecodeError, RecursionError, Refused) as exc:
+        messages = _read_apart(text)
+        if all(isinstance(it, Refused) for it in messages):
+            raise _refused(exc) from None
+        return messages
 
 
-def items_of(messages: Sequence[ClientMessage]) -> int:
+def _read_apart(text: str) -> list[ClientMessage | Refused]:
+    try:
+        return [_read_one(part) for part in _apart(text)]
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
+def _read_one(part: msgspec.Raw) -> ClientMessage | Refused:
+    try:
+        return _checked(_decode_one(part))
+    except (msgspec.DecodeError, RecursionError, Refused) as exc:
+        return _refused(exc)
+
+
+def _refused(error: Exception) -> Refused:
+    return error if isinstance(error, Refused) else Refused(f"not a message: {error}")
+
+
+def _checked(message: ClientMessage) -> ClientMessage:
+    if isinstance(message, Subscribe | Unsubscribe):
+        for item in message.items:
+            _check(item)
+    return message
+
+
+def items_of(messages: Sequence[ClientMessage | Refused]) -> int:
     """How much is asked for."""
     listing = (it for it in messages if isinstance(it, Subscribe | Unsubscribe))
     return len(messages) - 1 + sum(len(it.items) for it in listing)

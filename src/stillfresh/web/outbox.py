@@ -11,12 +11,14 @@ from typing import Final
 
 from stillfresh.coordinator import Connection
 from stillfresh.web.frames import Frames, batched
-from stillfresh.web.messages import Notice, encode
+from stillfresh.web.messages import Error, Notice, Ping, Pong, Welcome, encode
 
 __all__ = ["Outbox"]
 
-MOST_REPLIES: Final = 100
-"""Beyond, the oldest are forgotten: who asks without reading."""
+MOST_BEATS: Final = 100
+"""Pings and pongs; beyond, the oldest are forgotten: who asks without reading."""
+MOST_REPLIES: Final = 1_000
+"""Welcomes and errors; beyond, the connection has missed something."""
 MOST_NOTICES: Final = 100
 """Of an application, to one connection; beyond, the connection has missed something."""
 AT_ONCE: Final = 100
@@ -28,14 +30,25 @@ class Outbox:
 
     def __init__(self, frames: Frames) -> None:
         self.wake = asyncio.Event()
+        self.is_ending = False
+        """Only answers are sent any more."""
         self._frames = frames
-        self._replies: deque[str] = deque(maxlen=MOST_REPLIES)
+        self._replies: list[str] = []
+        self._beats: deque[str] = deque(maxlen=MOST_BEATS)
         self._notices: dict[tuple[str, str], str] = {}
         self._figures: str | None = None
 
-    def reply(self, message: object) -> None:
+    def beat(self, message: Ping | Pong) -> None:
+        self._beats.append(encode(message).decode())
+        self.wake.set()
+
+    def reply(self, message: Welcome | Error) -> bool:
+        """False if too many wait already, of which none may be lost."""
+        if len(self._replies) >= MOST_REPLIES:
+            return False
         self._replies.append(encode(message).decode())
         self.wake.set()
+        return True
 
     def notify(self, notice: Notice) -> bool:
         """False if too many wait already: this one is lost, and the viewer must look anew."""
@@ -52,15 +65,25 @@ class Outbox:
         self.wake.set()
 
     def take(self, connection: Connection, now: float, *, together: bool) -> Iterator[str]:
-        """What there is to send, frame by frame; news are taken when it is their turn."""
-        yield from batched(self._others(), together=together)
-        while news := connection.take(AT_ONCE):
-            yield from self._frames.of(news, now, together=together)
+        """What there is to send, frame by frame; news never hold up an answer, or the end."""
+        yield from self._answers(together=together)
+        while not self.is_ending and (news := connection.take(AT_ONCE)):
+            for frame in self._frames.of(news, now, together=together):
+                yield frame
+                yield from self._answers(together=together)
+                if self.is_ending:
+                    break
+
+    def _answers(self, *, together: bool) -> Iterator[str]:
+        """What is not news, until none is left."""
+        while self._replies or self._beats or self._notices or self._figures is not None:
+            yield from batched(self._others(), together=together)
 
     def _others(self) -> list[str]:
         figures = [self._figures] if self._figures is not None else []
-        taken = [*self._replies, *self._notices.values(), *figures]
+        taken = [*self._replies, *self._beats, *self._notices.values(), *figures]
         self._replies.clear()
+        self._beats.clear()
         self._notices.clear()
         self._figures = None
         return taken

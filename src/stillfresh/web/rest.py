@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub, Kind
 from stillfresh.engine import Answer
-from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError
+from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, StoreError
 from stillfresh.isr.rules_validation import etag_of, not_modified
 from stillfresh.web.guard import bearer
 from stillfresh.web.replies import (
@@ -26,11 +26,11 @@ from stillfresh.web.replies import (
     read_body,
 )
 from stillfresh.web.rules_rest import (
-    ID,
-    MAX_ID,
     MAX_IDS,
+    NO_ID,
     freshness_headers,
     is_failed,
+    is_id,
     item_of,
     pause_after,
 )
@@ -42,6 +42,8 @@ Authenticate: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 MAX_BODY: Final = 1_048_576
 BODY_WITHIN: Final = 30.0
 """Seconds for a request to come whole."""
+SIGN_IN_WITHIN: Final = 5.0
+"""Seconds that `authenticate` has."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +92,8 @@ class Rest:
         return ", ".join(self._hub.kinds) or "none"
 
     def _named(self, name: str, id_: str, viewer: str | None) -> Kind:
-        if len(id_) > MAX_ID or not ID.fullmatch(id_):
-            why = f"an id is text of 1 to {MAX_ID:,} characters, none of them a control character"
-            raise Problem(422, "bad_id", "Not an id", why)
+        if not is_id(id_):
+            raise Problem(422, "bad_id", "Not an id", NO_ID)
         try:
             return self._hub.named(name, id_, viewer)[0]
         except ConfigError as exc:
@@ -104,12 +105,24 @@ class Rest:
             return None
         token, found = bearer(scope), None
         if token is not None and self._authenticate is not None:
-            said = self._authenticate(token)
-            found = await said if inspect.isawaitable(said) else said
+            found = await self._signed_in(self._authenticate, token)
         if not isinstance(found, str) or not found:
             why = f"{name} differs by viewer: send Authorization: Bearer and a token that is known"
             raise Problem(401, "sign_in", "Sign in first", why, www_authenticate="Bearer")
         return found
+
+    async def _signed_in(self, authenticate: Authenticate, token: str) -> str | None:
+        """What the application's hook says, in time."""
+        try:
+            async with asyncio.timeout(SIGN_IN_WITHIN):
+                said = authenticate(token)
+                return await said if inspect.isawaitable(said) else said
+        except StillfreshError:
+            raise
+        except Exception as exc:
+            logger.exception("authenticate failed")
+            why = "who you are could not be found out"
+            raise Problem(503, "sign_in_failed", "Try again later", why, retry_after="5") from exc
 
     def _one(self, kind: Kind, id_: str, answer: Answer[Any], scope: Scope) -> Reply:
         headers = freshness_headers(kind, answer, answer.age)

@@ -34,9 +34,8 @@ class Limits:
     """Of one connection."""
 
     max_message: int
-    """Characters."""
+    """Bytes."""
     max_subscriptions: int
-    max_id: int
     max_bad: int
     rate: float
     """Messages a second in the long run; one of many items counts for more."""
@@ -83,6 +82,8 @@ def pulse(
         return Pulse.FINE
     if asked_at is None or asked_at <= heard_at:
         return Pulse.ASK
+    if sending_since is not None:  # who reads, however slowly, is there
+        return Pulse.FINE
     return Pulse.GONE if now - asked_at >= limits.heartbeat else Pulse.FINE
 
 

@@ -16,17 +16,36 @@ from stillfresh.freshness import Verdict
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_headers import cache_control, cache_status
 
-__all__ = ["ID", "MAX_ID", "MAX_IDS", "freshness_headers", "is_failed", "item_of", "pause_after"]
+__all__ = [
+    "ID",
+    "MAX_ID",
+    "MAX_IDS",
+    "NO_ID",
+    "freshness_headers",
+    "is_failed",
+    "is_id",
+    "item_of",
+    "pause_after",
+]
 
 MAX_ID: Final = 1_000
 MAX_IDS: Final = 200
-ID: Final = re.compile(r"^[^\x00-\x1f\x7f]+$")
-"""No control characters: an id is written into logs, paths and pages."""
+ID: Final = re.compile(r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$")
+"""No control characters and no line ends: an id is written into logs, paths and pages. What emoji
+and careful typing need (U+200D, U+00A0) may stand in it."""
+NO_ID: Final = (
+    f"an id is text of 1 to {MAX_ID:,} characters, none of them a control character or a line end"
+)
 RETRY_AFTER: Final = 5.0
 """Seconds, where nobody said when to come back."""
 FAILED: Final = "the upstream could not say"
 """What exactly went wrong there is the operator's to know, not every reader's."""
 HITS: Final = {Origin.MEMORY, Origin.STORE}
+
+
+def is_id(text: str) -> bool:
+    """The same over HTTP and over the socket."""
+    return len(text) <= MAX_ID and ID.fullmatch(text) is not None
 
 
 def freshness_headers(kind: Kind, answer: Answer[Any], age: float) -> dict[str, str]:

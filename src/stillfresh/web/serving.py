@@ -6,12 +6,12 @@ Needs `stillfresh[web]`.
 import asyncio
 import errno
 import logging
+import re
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
-from urllib.parse import urlsplit
 
 import httpx
 import uvicorn
@@ -19,7 +19,7 @@ import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.coordinator.endpoint import new_client
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, StillfreshError, without_password
 from stillfresh.isr.rules_fields import date_text
 from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.config import Settings
@@ -32,6 +32,7 @@ from stillfresh.web.sockets import SocketProtocol
 
 __all__ = ["Server", "address", "bound", "gateway_of", "serve", "server_config"]
 
+PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
 GRACE: Final = 10
 """Seconds that requests under way are given when the server is told to end."""
 KEPT: Final = 20
@@ -70,9 +71,17 @@ def gateway_of(settings: Settings, client: httpx.AsyncClient) -> Gateway:
         page_cache=page_cache,
         authenticate=Authority(client, url) if url is not None else None,
         origins=server.origins,
+        hosts=names_of(settings),
         token=server.token,
         max_connections=server.max_connections,
     )
+
+
+def names_of(settings: Settings) -> tuple[str, ...]:
+    """What the gateway is called; ports say nothing."""
+    server, pages = settings.server, settings.pages
+    own = (server.host, *server.hosts, *(pages.site_hosts if pages is not None else ()))
+    return tuple(PORT.sub(r"\1", name) for name in own)
 
 
 def server_config(app: ASGIApp) -> uvicorn.Config:
@@ -191,7 +200,7 @@ async def _open(app: Gateway) -> None:
 
 def _said(settings: Settings, where: str) -> Iterator[str]:
     """What stands where; never a password."""
-    store = _without_password(settings.store.url)
+    store = without_password(settings.store.url)
     if settings.pages is not None:
         yield f"{where} in front of {settings.pages.upstream}, pages in {store}"
         if not settings.pages.routes:
@@ -199,11 +208,6 @@ def _said(settings: Settings, where: str) -> Iterator[str]:
     if settings.kinds:
         yield f"{where}/v1/ keeps {', '.join(it.name for it in settings.kinds)} in {store}"
     yield f"{where}/_stillfresh/ shows what it does"
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
 
 
 def address(host: str, port: int) -> str:
@@ -222,7 +226,8 @@ def bound(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except (OSError, OverflowError, UnicodeError) as exc:
+    except (OSError, OverflowError, ValueError) as exc:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {_why(exc)}") from exc
+        failed = StillfreshError if isinstance(exc, OSError) else ConfigError
+        raise failed(f"cannot listen on {host}:{port}: {_why(exc)}") from exc
     return listener

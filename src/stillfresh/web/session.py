@@ -41,6 +41,8 @@ __all__ = ["House", "Session", "SignInFailed"]
 
 CLOSING = 3.0
 """Seconds that saying goodbye may take."""
+WAITED: Final = 0.01
+"""Seconds: sending took longer, so the viewer reads."""
 IN_A_TURN: Final = 50
 """Frames to one viewer, after which it is the others' turn: sending need not wait for anything."""
 
@@ -115,9 +117,10 @@ class Session:
         await self._say_goodbye(send)
 
     def end(self, code: Close, reason: str, *, within: float | None = None) -> None:
-        """What waits is still sent, if the viewer reads it `within` so many seconds."""
+        """Answers that wait are still sent, if the viewer reads them `within` so many seconds."""
         if self._ends is None:
             self._ends = code, reason
+            self.outbox.is_ending = True
             self.outbox.wake.set()
         if within is not None and self._is_sending and not self._patience.expired():
             self._patience.reschedule(asyncio.get_running_loop().time() + within)
@@ -127,29 +130,36 @@ class Session:
         match pulse(self._heard_at, self._asked_at, self._sending_since, self._house.limits, now):
             case Pulse.ASK:
                 self._asked_at = now
-                self.outbox.reply(Ping())
+                self.outbox.beat(Ping())
             case Pulse.GONE:
                 self.end(Close.SILENT, "nothing was heard, or read, for too long", within=0)
             case Pulse.FINE:
                 pass
 
     async def _send_all(self, send: Send) -> None:
-        clock, outbox = self._house.clock, self.outbox
+        outbox = self.outbox
         while not self._is_gone:
             await outbox.wake.wait()
             outbox.wake.clear()
-            self._sending_since = now = clock()
+            self._sending_since = now = self._house.clock()
             frames = outbox.take(self.viewing.connection, now, together=self._together)
             for count, frame in enumerate(frames, start=1):
-                await _sent(send, {"type": "websocket.send", "text": frame})
-                self._sending_since = clock()
+                await self._send_text(send, frame)
                 if count % IN_A_TURN == 0:
                     await asyncio.sleep(0)
-            self._sending_since = None
             if not self.viewing.connection.is_open:
                 self.end(Close.RESTART, "the service restarts")
             if self._ends is not None:
                 return
+            self._sending_since = None
+
+    async def _send_text(self, send: Send, text: str) -> None:
+        """One that had to wait for room, and found it, has been read: a sign of life."""
+        begin = self._sending_since = self._house.clock()
+        await _sent(send, {"type": "websocket.send", "text": text})
+        now = self._sending_since = self._house.clock()
+        if now - begin >= WAITED:
+            self._heard_at = now
 
     async def _say_goodbye(self, send: Send) -> None:
         if self._is_gone or self._ends is None:
@@ -179,18 +189,21 @@ class Session:
 
     async def _hear(self, message: Message) -> None:
         text = message.get("text")
-        if len(text or message.get("bytes") or "") > self._house.limits.max_message:
-            self.end(Close.TOO_BIG, f"a message has at most {self._house.limits.max_message:,}")
+        if _size(text or message.get("bytes") or b"") > self._house.limits.max_message:
+            self.end(
+                Close.TOO_BIG, f"a message has at most {self._house.limits.max_message:,} bytes"
+            )
             return
         try:
             heard = read(text)
         except Refused as exc:
             self._spend(0)
-            self._complain(Error("bad_message", str(exc)), is_bad=True)
+            self._refuse(exc)
             return
         if self._spend(items_of(heard)):
             for it in heard:
-                await self._do(it)
+                if self._ends is None:
+                    await self._do(it)
 
     def _spend(self, items: int) -> bool:
         if self._pace.spend(items, self._heard_at):
@@ -199,8 +212,13 @@ class Session:
         self.end(Close.POLICY, "too many messages")
         return False
 
-    async def _do(self, message: ClientMessage) -> None:
+    def _refuse(self, why: Refused) -> None:
+        self._complain(Error("bad_message", str(why)), is_bad=True)
+
+    async def _do(self, message: ClientMessage | Refused) -> None:
         match message:
+            case Refused():
+                self._refuse(message)
             case Subscribe() | Unsubscribe() | Visible() | Route():
                 await self.viewing.look(message)
             case SignIn(token):
@@ -210,7 +228,7 @@ class Session:
             case Stats(token):
                 self._show_figures(token)
             case Ping():
-                self.outbox.reply(Pong())
+                self.outbox.beat(Pong())
             case Pong():
                 pass
 
@@ -243,14 +261,25 @@ class Session:
         limits, hub = self._house.limits, self._house.hub
         most = min(limits.max_subscriptions, hub.max_subscriptions)
         own = tuple(filter(hub.is_per_viewer, hub.kinds))
-        self.outbox.reply(Welcome(self.viewer_id, hub.kinds, own, limits.heartbeat, most))
+        self._reply(Welcome(self.viewer_id, hub.kinds, own, limits.heartbeat, most))
+
+    def _reply(self, message: Welcome | Error) -> None:
+        if not self.outbox.reply(message):
+            self.end(Close.SILENT, "too much was left unread", within=0)
 
     def _complain(self, error: Error, *, is_bad: bool) -> None:
         """A mistake of the viewer's (`is_bad`): so many are forgiven."""
-        self.outbox.reply(error)
+        self._reply(error)
         self._bad += is_bad
         if self._bad >= self._house.limits.max_bad:
             self.end(Close.POLICY, "too many bad messages")
+
+
+def _size(message: str | bytes) -> int:
+    """Bytes."""
+    if isinstance(message, bytes) or message.isascii():
+        return len(message)
+    return len(message.encode(errors="surrogatepass"))
 
 
 async def _sent(send: Send, message: Message) -> None:

@@ -8,6 +8,7 @@ from stillfresh.coordinator import Connection, Hub
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.web.messages import Error, Route, Subscribe, Unsubscribe, Visible
 from stillfresh.web.rules_live import Limits
+from stillfresh.web.rules_rest import NO_ID, is_id
 
 __all__ = ["Viewing"]
 
@@ -27,10 +28,10 @@ class Viewing:
         self, hub: Hub, limits: Limits, tell: Callable[[], object], complain: Complain
     ) -> None:
         self._hub = hub
-        self._limits = limits
         self._tell = tell
         self._complain = complain
         self._path: str | None = None
+        self._most = min(limits.max_subscriptions, hub.max_subscriptions)
         self.connection: Connection = hub.connect(tell=tell)
 
     async def look(self, message: Subscribe | Unsubscribe | Visible | Route) -> None:
@@ -55,10 +56,19 @@ class Viewing:
 
     async def _subscribe(self, items: Sequence[Sequence[Any]]) -> None:
         had: dict[str, dict[str, float | None]] = {}
+        too_many: dict[tuple[str, str], None] = {}
         refused = {kind for kind in {item[0] for item in items} if not self._may_see(kind)}
         for kind, id_, *since in items:
-            if kind not in refused and self._enter(kind, id_):
+            if kind in refused or not self._is_right(kind, id_):
+                continue
+            if self._is_full() and not self.connection.has(kind, id_):
+                too_many[kind, id_] = None
+            elif self._enter(kind, id_):
                 had.setdefault(kind, {})[id_] = since[0] if since else None
+        if too_many:
+            why = f"a viewer has at most {self._most:,} subscriptions"
+            error = Error("too_many_subscriptions", why, items=tuple(too_many))
+            self._complain(error, is_bad=False)
         for kind, ids in had.items():
             try:
                 await self.connection.show(kind, ids)
@@ -77,17 +87,15 @@ class Viewing:
             return False
         return True
 
-    def _enter(self, kind: str, id_: str) -> bool:
-        if not id_.isprintable() or len(id_) > self._limits.max_id:
-            why = f"an id is text of 1 to {self._limits.max_id:,} printable characters"
-            self._complain(Error("bad_id", why, kind, id_[:100]), is_bad=True)
+    def _is_right(self, kind: str, id_: str) -> bool:
+        if not is_id(id_):
+            self._complain(Error("bad_id", NO_ID, kind, id_[:100]), is_bad=True)
             return False
+        return True
+
+    def _enter(self, kind: str, id_: str) -> bool:
         if self.connection.has(kind, id_):  # a screen shows it or does not: never twice
             return True
-        if self._is_full():
-            why = f"a viewer has at most {self._limits.max_subscriptions:,} subscriptions"
-            self._complain(Error("too_many_subscriptions", why, kind, id_), is_bad=False)
-            return False
         try:
             self.connection.subscribe(kind, id_)
         except ConfigError as exc:
@@ -96,8 +104,7 @@ class Viewing:
         return True
 
     def _is_full(self) -> bool:
-        most = min(self._limits.max_subscriptions, self._hub.max_subscriptions)
-        return self.connection.size >= most
+        return self.connection.size >= self._most
 
     def _unsubscribe(self, items: Sequence[Sequence[Any]]) -> None:
         """Of what was never subscribed: nothing, whatever it is."""

@@ -142,6 +142,8 @@ export interface ErrorMessage {
   message: string;
   kind?: string;
   id?: string;
+  /** All that were not subscribed: `too_many_subscriptions`. */
+  items?: [kind: string, id: string][];
 }
 export interface YourTurnMessage {
   type: "your_turn";

@@ -1,0 +1,199 @@
+"""What a history of real processes must never show (T4, and T2 as far as it can be seen outside).
+
+Pure: the events of a log in, sentences out. A step that is not known to have ended may have been
+done at any time after it began, or never: it accuses nobody.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, pairwise
+from typing import Final
+
+from witness import Event
+
+from stillfresh.freshness import MAX_SKEW
+
+__all__ = ["CHECKS", "History", "violations"]
+
+NEVER: Final = float("inf")
+USABLE: Final = ("fresh", "stale")
+GRAIN: Final = 0.001
+"""Stores keep milliseconds."""
+
+
+class History:
+    """The events by what and by key."""
+
+    def __init__(self, events: Iterable[Event], fresh_for: float) -> None:
+        self.fresh_for = fresh_for
+        self._by: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        for event in sorted(events, key=lambda event: event.at):
+            self._by[event.what][event.key].append(event)
+        self.loads = {event.load: event for event in self.all("load")}
+        self._published = {event.lease: event for event in self.all("published")}
+        self._publishing = {event.lease: event for event in self.all("publishing")}
+        self._unstored = {event.lease for event in self.all("unstored")} | {""}
+        self._moves = [event.at for event in self.all("moved")]
+
+    def all(self, what: str) -> list[Event]:
+        return [event for events in self._by[what].values() for event in events]
+
+    def of(self, what: str, key: str) -> list[Event]:
+        return self._by[what][key]
+
+    def keys(self, what: str) -> list[str]:
+        return sorted(self._by[what])
+
+    def moved(self, began: float, ended: float) -> bool:
+        """The clock was, in between."""
+        return bisect_left(self._moves, began) != bisect_right(self._moves, ended)
+
+    def is_sighted(self, event: Event) -> bool:
+        """Served by who could ask the store, and store what was loaded with a lease."""
+        load = self.loads.get(event.load)
+        return not event.blind and load is not None and load.lease not in self._unstored
+
+    def sighted(self) -> list[Event]:
+        return [event for event in self.all("served") if self.is_sighted(event)]
+
+    def publication(self, token: str) -> tuple[float, float]:
+        """When it was, at the earliest and at the latest."""
+        if (done := self._published.get(token)) is not None:
+            return done.at, done.ended
+        begun = self._publishing.get(token)
+        return (begun.at if begun is not None else -NEVER), NEVER
+
+    def ends(self, held: Event, before: float) -> bool:
+        """Something may have ended this lease early: its own holder, or an invalidation."""
+        own = [*self.of("publishing", held.key), *self.of("releasing", held.key)]
+        if any(event.lease == held.lease and event.at <= before for event in own):
+            return True
+        done = {event.at: event.ended for event in self.of("invalidated", held.key)}
+        return any(
+            event.at <= before and done.get(event.at, NEVER) >= held.at
+            for event in self.of("invalidating", held.key)
+        )
+
+
+class Latest:
+    """Of steps that were done: the latest beginning among those that had ended before a moment."""
+
+    def __init__(self, steps: Iterable[Event]) -> None:
+        done = sorted(steps, key=lambda step: step.ended)
+        self._ends = [step.ended for step in done]
+        self._begins = list(accumulate((step.at for step in done), max))
+
+    def before(self, moment: float) -> float:
+        count = bisect_left(self._ends, moment)
+        return self._begins[count - 1] if count else -NEVER
+
+
+def law(history: History) -> Iterator[str]:
+    """Nobody is served as fresh, or as stale, what was invalidated before they asked."""
+    latest = {key: Latest(history.of("invalidated", key)) for key in history.keys("invalidated")}
+    for event in history.sighted():
+        if event.key not in latest or event.verdict not in USABLE:
+            continue
+        invalidated = latest[event.key].before(event.at)
+        if history.loads[event.load].at < invalidated:
+            yield f"{event.key}: {event.load} was served as {event.verdict} after its invalidation"
+
+
+def newest(history: History) -> Iterator[str]:
+    """Nobody is served as fresh what had been replaced before they asked."""
+    latest = {key: Latest(history.of("published", key)) for key in history.keys("published")}
+    for event in history.sighted():
+        if event.key in latest and event.verdict == "fresh":
+            _, published = history.publication(history.loads[event.load].lease)
+            if published < latest[event.key].before(event.at):
+                yield f"{event.key}: {event.load} was served after a newer copy was published"
+
+
+def ages(history: History) -> Iterator[str]:
+    """A copy is fresh for its time and no longer, and is never said to be newer than it is."""
+    for event in history.all("served"):
+        load = history.loads.get(event.load)
+        if load is None or load.key != event.key:
+            yield f"{event.key}: was served {event.load!r}, which nobody loaded for it"
+            continue
+        old = event.wall - event.fetched_at >= history.fresh_for
+        if event.verdict == "fresh" and old and not history.moved(event.at, event.ended):
+            yield f"{event.key}: {event.load} was fresh at {event.wall - event.fetched_at:.2f} s"
+        latest = event.wall + event.ended - event.at  # it may have waited for its load
+        ahead = event.fetched_at - latest > MAX_SKEW and history.is_sighted(event)
+        if event.verdict == "fresh" and ahead and not history.moved(event.at - 1, event.ended):
+            yield f"{event.key}: {event.load} was fresh, from the future"
+        if event.fetched_at > load.wall + GRAIN and not history.moved(load.at - 5, load.at):
+            yield f"{event.key}: {event.load} was said to be newer than its load"
+
+
+def loads(history: History) -> Iterator[str]:
+    """One load for a key and lease."""
+    counts = Counter((it.key, it.lease) for it in history.all("load") if it.lease)
+    for (key, token), count in counts.items():
+        if count > 1:
+            yield f"{key}: {count} loads with the lease {token}"
+
+
+def holders(history: History) -> Iterator[str]:
+    """One holder for a key: the next lease is given when the one before has ended."""
+    for key in history.keys("leased"):
+        for one, other in pairwise(history.of("leased", key)):
+            overlaps = one.ended < other.at and other.wall < one.until
+            excused = history.moved(one.at, other.ended)
+            if overlaps and not excused and not history.ends(one, other.ended):
+                yield f"{key}: {other.lease} was leased while {one.lease} was held"
+
+
+def voided(history: History) -> Iterator[str]:
+    """A publication with a lease that an invalidation had voided never shows."""
+    leased = {event.lease: event for event in history.all("leased")}
+    for key in history.keys("published"):
+        latest = Latest(history.of("invalidated", key))
+        for event in history.of("published", key):
+            lease = leased.get(event.lease)
+            if lease is not None and latest.before(event.at) > lease.ended:
+                yield f"{key}: {event.lease} was published after it was voided"
+
+
+def kept(history: History) -> Iterator[str]:
+    """What was published is there, or what was published after it."""
+    for key in history.keys("found"):
+        latest = Latest(history.of("published", key))
+        for event in history.of("found", key):
+            due = latest.before(event.at)
+            ended = history.publication(event.lease)[1] if event.lease else -NEVER
+            if ended < due:
+                there = event.lease or "nothing"
+                yield f"{key}: {there} was found, and something newer had been published"
+
+
+def answered(history: History) -> Iterator[str]:
+    """Readers are answered, whatever becomes of the store."""
+    for event in history.all("failed"):
+        yield f"{event.key}: a read failed: {event.text}"
+
+
+def recovered(history: History) -> Iterator[str]:
+    """After a fault everybody works again, by themselves."""
+    for event in history.all("stuck"):
+        yield f"after {event.text}: not all worked again"
+
+
+CHECKS: Final[dict[str, Callable[[History], Iterator[str]]]] = {
+    "nobody is served what was invalidated before they asked": law,
+    "nobody is served what was replaced before they asked": newest,
+    "fresh for its time, never newer than it is": ages,
+    "one load for a key and lease": loads,
+    "one lease holder for a key": holders,
+    "a voided lease publishes nothing": voided,
+    "nothing that was published is lost": kept,
+    "readers are answered": answered,
+    "works again by itself": recovered,
+}
+
+
+def violations(history: History) -> dict[str, list[str]]:
+    """Of each promise."""
+    return {promise: list(dict.fromkeys(check(history))) for promise, check in CHECKS.items()}

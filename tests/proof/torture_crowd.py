@@ -1,0 +1,116 @@
+"""The processes under torture: started, killed, paused, their clock moved, ended (T4)."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Final
+
+import torture_worker
+from torture_stages import Fault, Stage, lasting
+from torture_worker import LEASE_FOR
+from witness import Event, Log, move_clock
+
+__all__ = ["PATIENCE", "Crowd", "faults_of"]
+
+FORKS: Final = get_context("forkserver")
+FORKS.set_forkserver_preload(["stillfresh.stores.dynamodb.store", "stillfresh.stores.redis"])
+"""The libraries are imported once, and the workers forked from there."""
+PATIENCE: Final = 60.0
+"""Seconds until everybody must work again after a fault, or have ended when told to."""
+MOVES: Final = (3600.0, -2.0, -20.0, 0.7)
+
+
+class Crowd:
+    """The processes, and what can be done to them."""
+
+    def __init__(self, stage: Stage, folder: Path, seed: int) -> None:
+        self._stage = stage
+        self._folder = folder
+        self._dice = random.Random(seed)
+        self._processes: list[ForkServerProcess] = []
+        self._complaints = folder / "complaints"
+        self.clock = folder / "clock"
+        self.log = folder / "log"
+        self._complaints.touch()
+        move_clock(self.clock, 0.0)
+
+    def start(self, count: int) -> None:
+        for _ in range(count):
+            world = (self._stage.url, self.log, self.clock, self._complaints, dict(os.environ))
+            own = (self._stage.keys, self._dice.random(), self._stage.pace)
+            process = FORKS.Process(target=torture_worker.main, args=(*world, *own))
+            process.start()
+            self._processes.append(process)
+
+    @property
+    def pids(self) -> set[int]:
+        return {process.pid for process in self._processes if process.pid is not None}
+
+    def kill(self, count: int) -> None:
+        """`kill -9`, wherever they are; others take their place."""
+        for process in self._dice.sample(self._processes, count):
+            process.kill()
+            process.join(PATIENCE)
+            self._processes.remove(process)
+            self.start(1)
+
+    def some(self) -> ForkServerProcess:
+        return self._dice.choice(self._processes)
+
+    def finish(self) -> list[str]:
+        """Each is told to end, and ends; what they complained of."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join(PATIENCE)
+        codes = [process.exitcode for process in self._processes]
+        said = [line for line in self._complaints.read_text().splitlines() if is_complaint(line)]
+        return [f"a process ended with {code}" for code in codes if code != 0] + said
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(PATIENCE)
+            process.close()
+
+
+def is_complaint(line: str) -> bool:
+    """A store that was away is a warning, and is meant to be said."""
+    return "Traceback" in line or "itself failed" in line or "never awaited" in line
+
+
+def faults_of(stage: Stage, crowd: Crowd, workers: int, log: Log) -> dict[str, Fault]:
+    """What is done to the processes and their clock, and to this store."""
+
+    @contextmanager
+    def paused(dice: random.Random) -> Iterator[None]:
+        pid = crowd.some().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(dice.uniform(1.5, 3) * LEASE_FOR)
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
+    def moved(dice: random.Random) -> Iterator[None]:
+        """Told before and after: in between nobody knows."""
+        log.tell(Event("moved", time.monotonic()))
+        move_clock(crowd.clock, dice.choice(MOVES))
+        log.tell(Event("moved", time.monotonic()))
+        yield
+
+    return {
+        "a process killed": lasting(lambda: crowd.kill(1), lambda: None, 0.0),
+        "all processes killed": lasting(lambda: crowd.kill(workers), lambda: None, 0.0),
+        "a process paused": paused,
+        "the clock moved": moved,
+        **stage.faults,
+    }

@@ -1,0 +1,179 @@
+"""The stores that are tortured, each with what can be done to it (T4).
+
+Everything is real: a file on a small disk, servers that are killed, paused and started again. What
+a server is asked to keep (Valkey: `appendfsync always`) it has to give back.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeAlias
+from unittest.mock import patch
+
+from valkey_server import Server, binary_of
+
+__all__ = ["STAGES", "Fault", "NotHere", "Stage", "small_disk"]
+
+Fault: TypeAlias = Callable[[random.Random], AbstractContextManager[None]]
+MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
+MEGABYTES: Final = 48
+
+
+class NotHere(Exception):
+    """What this machine lacks, in words."""
+
+
+class Stage:
+    """A store's address and the faults that are its own."""
+
+    def __init__(
+        self, url: str, faults: Mapping[str, Fault], *, keys: int = 32, pace: float = 0.004
+    ) -> None:
+        self.url = url
+        self.keys = tuple(f"sku-{number}" for number in range(keys))
+        self.faults = dict(faults)
+        self.pace = pace
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int = MEGABYTES) -> Iterator[Path]:
+    """A filesystem of its own; `NotHere` where nobody may mount one."""
+    folder.mkdir(exist_ok=True)
+    mount = [str(MOUNT), "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or MOUNT is None or UMOUNT is None:
+        raise NotHere("a small filesystem needs root and mount")
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        raise NotHere("mounting is not allowed here")
+    try:
+        yield folder
+    finally:
+        subprocess.run([UMOUNT, "--lazy", str(folder)], check=True)
+
+
+def filled(disk: Path) -> None:
+    """Not a byte is left."""
+    with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(b"x" * (1 << 16))
+    with suppress(OSError), (disk / "crumbs").open("wb", buffering=0) as crumbs:
+        while True:
+            crumbs.write(b"x")
+
+
+def freed(disk: Path) -> None:
+    for name in ("ballast", "crumbs"):
+        (disk / name).unlink(missing_ok=True)
+
+
+def on_disk(stack: ExitStack, folder: Path) -> tuple[Path, bool]:
+    """A small one if it can be had, and whether it is."""
+    try:
+        return stack.enter_context(small_disk(folder / "disk")), True
+    except NotHere:
+        return folder, False
+
+
+def lasting(begin: Callable[[], object], end: Callable[[], object], *hold: float) -> Fault:
+    """Something begins, lasts for a while, and ends."""
+
+    @contextmanager
+    def fault(dice: random.Random) -> Iterator[None]:
+        begin()
+        try:
+            time.sleep(dice.choice(hold))
+            yield
+        finally:
+            end()
+
+    return fault
+
+
+@contextmanager
+def sqlite(folder: Path) -> Iterator[Stage]:
+    with ExitStack() as stack:
+        disk, is_small = on_disk(stack, folder)
+        full = lasting(lambda: filled(disk), lambda: freed(disk), 1.0, 2.0)
+        faults = {"a full disk": full} if is_small else {}
+        yield Stage(f"sqlite:///{disk}/cache.db", faults)
+
+
+@contextmanager
+def valkey(folder: Path) -> Iterator[Stage]:
+    binary = binary_of("valkey")
+    if binary is None:
+        raise NotHere("this machine has no valkey-server")
+    with ExitStack() as stack:
+        disk, is_small = on_disk(stack, folder)
+        server = Server(binary, disk, "--appendonly", "yes", "--appendfsync", "always")
+        server.start()
+        stack.callback(server.stop)
+
+        def roomy() -> None:
+            """With this setting it ends itself rather than forget: somebody starts it again."""
+            freed(disk)
+            if server.process is not None and server.process.poll() is not None:
+                server.stop()
+                server.start()
+
+        faults = {
+            "the store killed": lasting(server.stop, server.start, 0.3, 1.0, 3.0),
+            "the store paused": lasting(server.pause, server.go_on, 0.3, 2.0),
+            "connections cut": lasting(
+                lambda: server.command("CLIENT KILL TYPE normal"), lambda: None, 0.0
+            ),
+        }
+        if is_small:
+            faults["a full disk"] = lasting(lambda: filled(disk), roomy, 1.0, 2.0)
+        yield Stage(server.url(timeout="500ms"), faults)
+
+
+@contextmanager
+def dynamodb(folder: Path) -> Iterator[Stage]:
+    import aws_servers  # noqa: PLC0415 (a second of imports that other stores do not need)
+
+    if why := aws_servers.missing():
+        raise NotHere(why)
+    with ExitStack() as stack:
+        disk, is_small = on_disk(stack, folder)
+        port = aws_servers.free_port()
+        url = f"http://127.0.0.1:{port}"
+        command = [str(aws_servers.dynoxide()), "serve", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--db-path", str(disk / "table.db")]
+        lives = ExitStack()
+        stack.callback(lives.close)
+        process = lives.enter_context(aws_servers.running(command, url))
+        s3 = stack.enter_context(aws_servers.quick_s3(folder))
+        aws_servers.make_bucket(s3)
+        aws = aws_servers.Aws(url, s3)
+
+        def start() -> None:
+            nonlocal process
+            process = lives.enter_context(aws_servers.running(command, url))
+
+        def roomy() -> None:
+            freed(disk)
+            if process.poll() is not None:
+                start()
+
+        faults = {
+            "the store killed": lasting(lives.close, start, 0.3, 1.0, 3.0),
+            "the store paused": lasting(
+                lambda: process.send_signal(signal.SIGSTOP),
+                lambda: process.send_signal(signal.SIGCONT),
+                0.3,
+                2.0,
+            ),
+        }
+        if is_small:
+            faults["a full disk"] = lasting(lambda: filled(disk), roomy, 1.0, 2.0)
+        stack.enter_context(patch.dict(os.environ, aws_servers.ENVIRONMENT))
+        yield Stage(aws.address(aws.new_table()), faults, keys=8, pace=0.02)
+
+
+STAGES: Final = {"sqlite": sqlite, "valkey": valkey, "dynamodb": dynamodb}

@@ -1,0 +1,182 @@
+"""What happened to a store, as one process saw it: appended to a log that all processes share (T4).
+
+A line is written in one system call, so a process that is killed leaves whole lines, and what it
+had begun is seen to have begun. Times are the machine's monotonic clock's, which all share.
+"""
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
+
+from stillfresh import StoreError
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Store
+
+__all__ = ["Event", "Log", "MovedClock", "Witness", "events_of", "move_clock"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+OFFSET: Final = struct.Struct("d")
+
+
+class Event(msgspec.Struct, omit_defaults=True):
+    """One line of the log; `ended` 0: it had only begun."""
+
+    what: str
+    at: float
+    ended: float = 0.0
+    pid: int = 0
+    key: str = ""
+    load: str = ""
+    lease: str = ""
+    """Its token."""
+    wall: float = 0.0
+    """By the clock of who tells."""
+    until: float = 0.0
+    verdict: str = ""
+    fetched_at: float = 0.0
+    blind: bool = False
+    """The store could not be asked: what memory or the loader had was served."""
+    text: str = ""
+
+
+_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Event)
+
+
+def events_of(lines: bytes) -> list[Event]:
+    return [_decoder.decode(line) for line in lines.splitlines()]
+
+
+class Log:
+    """Appends; the file is everybody's."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._pid = os.getpid()
+
+    def tell(self, *events: Event) -> None:
+        for event in events:
+            event.pid = self._pid
+        os.write(self._file, b"".join(_encoder.encode(event) + b"\n" for event in events))
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class MovedClock:
+    """The machine's clock, moved by what the shared file says."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._offset = mmap.mmap(file.fileno(), OFFSET.size)
+
+    def __call__(self) -> float:
+        (offset,) = OFFSET.unpack_from(self._offset)
+        return time.time() + float(offset)
+
+
+def move_clock(path: Path, by: float) -> None:
+    """For all who look at it, at once."""
+    before = OFFSET.unpack(path.read_bytes())[0] if path.exists() else 0.0
+    if not path.exists():
+        path.write_bytes(OFFSET.pack(by))
+        return
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), OFFSET.size) as offset:
+        OFFSET.pack_into(offset, 0, before + by)
+
+
+class Witness:
+    """A store that tells the log what it was asked and what it did."""
+
+    def __init__(self, store: Store, log: Log, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._log = log
+        self._clock = clock
+        self.troubles = 0
+        self.tokens: dict[str, str] = {}
+        """Of the leases that this process was given, by key."""
+        if (read_now := getattr(store, "read_now", None)) is not None:
+            self.read_now = self._watched_now(read_now)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def _watched_now(self, step: Callable[P, T]) -> Callable[P, T]:
+        def read_now(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return step(*args, **kwargs)
+            except StoreError:
+                self.troubles += 1
+                raise
+
+        return read_now
+
+    async def _watched(self, step: Awaitable[T]) -> T:
+        try:
+            return await step
+        except StoreError:
+            self.troubles += 1
+            raise
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> Any:
+        return await self._watched(self._store.read(kind, ids, known))
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        began = time.monotonic()
+        for ask in asks:
+            self.tokens.pop(ask.id, None)
+        grants = await self._watched(self._store.acquire(kind, asks, lease_for))
+        ended, wall = time.monotonic(), self._clock()
+        leases = {id_: lease for id_, lease in grants.items() if isinstance(lease, Lease)}
+        self.tokens.update((id_, lease.token) for id_, lease in leases.items())
+        self._log.tell(
+            *(
+                Event("leased", began, ended, 0, id_, "", it.token, wall, it.expires_at)
+                for id_, it in leases.items()
+            )
+        )
+        return grants
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        began = time.monotonic()
+        tokens = {id_: lease.token for id_, (lease, _) in copies.items()}
+        self._log.tell(*(Event("publishing", began, key=k, lease=t) for k, t in tokens.items()))
+        try:
+            superseded = await self._watched(self._store.publish(kind, copies))
+        except StoreError:
+            self._log.tell(*(Event("unstored", began, key=k, lease=t) for k, t in tokens.items()))
+            raise
+        ended = time.monotonic()
+        self._log.tell(
+            *(
+                Event("published", began, ended, key=key, lease=token)
+                for key, token in tokens.items()
+                if key not in superseded
+            )
+        )
+        return superseded
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        began = time.monotonic()
+        self._log.tell(*(Event("releasing", began, key=it.id, lease=it.token) for it in leases))
+        await self._watched(self._store.release(kind, leases, failures))
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        return await self._watched(self._store.renew(kind, leases, lease_for))
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        began = time.monotonic()
+        self._log.tell(*(Event("invalidating", began, key=key) for key in ids))
+        await self._watched(self._store.invalidate(kind, ids, soft=soft))
+        ended = time.monotonic()
+        self._log.tell(*(Event("invalidated", began, ended, key=key) for key in ids))

@@ -1,0 +1,106 @@
+"""G3 over a store that keeps what it keeps in its own way, and fails now and then."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_kit import Upstream, served, viewing
+
+from stillfresh import Cache, StoreError
+from stillfresh.coordinator import Hub, unread
+from stillfresh.web.live import Live
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'live.db'}"
+
+
+@pytest.fixture
+async def cache(url: str) -> AsyncIterator[Cache]:
+    async with Cache(url) as cache:
+        yield cache
+
+
+@pytest.fixture
+async def other(url: str) -> AsyncIterator[Hub]:
+    """Another process's view of the same store."""
+    async with Cache(url) as cache:
+        yield Hub(cache, kinds=Upstream().kinds())
+
+
+async def fail_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The next reads fail, as many as are in the list."""
+    left: list[int] = []
+    runtime = await cache.runtime()
+    read, read_now = runtime.store.read, runtime.read_now
+    assert read_now is not None
+
+    def fail() -> None:
+        if left:
+            left.pop()
+            raise StoreError("away for a moment")
+
+    async def reads(*args: Any, **options: Any) -> Any:
+        fail()
+        return await read(*args, **options)
+
+    def reads_now(*args: Any, **options: Any) -> Any:
+        fail()
+        return read_now(*args, **options)
+
+    monkeypatch.setattr(runtime.store, "read", reads)
+    object.__setattr__(runtime, "read_now", reads_now)
+    monkeypatch.setattr(unread, "SHORTEST_PAUSE", 0.01)
+    return left
+
+
+class TestG3Store:
+    async def test_a_pushed_copy_is_known_by_its_time(self, cache: Cache) -> None:
+        """As it was pushed, and as the store has it: one time, not two."""
+        live = Live(Hub(cache, kinds=Upstream().kinds()))
+        async with served(live, lifespan="off") as port:
+            for number in range(5):
+                async with viewing(port) as viewer:
+                    await viewer.watch(f"p{number}")
+                    had = (await viewer.hear())["fetched_at"]
+                async with viewing(port) as viewer:
+                    await viewer.say("subscribe", items=[["price", f"p{number}", had]])
+                    await viewer.nothing()
+        await live.close()
+
+    async def test_a_read_that_fails_is_tried_again(
+        self, cache: Cache, other: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who subscribes meanwhile is told as soon as the store can say."""
+        await other.get("word", "a")
+        live = Live(Hub(cache, kinds=Upstream().kinds()))
+        left = await fail_once(cache, monkeypatch)
+        async with served(live, lifespan="off") as port, viewing(port) as viewer:
+            for fails in (1, 2, 3):
+                left[:] = [0] * fails
+                await viewer.watch("a", kind="word")
+                assert (await viewer.hear())["value"] == "a 1"
+                await viewer.say("unsubscribe", items=[["word", "a"]])
+        await live.close()
+
+    async def test_who_looks_again_while_the_store_is_away(
+        self, cache: Cache, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Is told what changed, though memory has an old copy that is fresh."""
+        live = Live(Hub(cache, kinds=Upstream().kinds()))
+        upstream = Upstream()
+        left = await fail_once(cache, monkeypatch)
+        async with served(live, lifespan="off") as port, viewing(port) as viewer:
+            await viewer.watch("a", kind="word")
+            await viewer.hear()
+            await viewer.say("visible", visible=False)
+            await viewer.nothing()
+            upstream.version = 2
+            async with Cache(url) as second:
+                await Hub(second, kinds=upstream.kinds()).resource("word").refresh("a")
+            left[:] = [0]
+            await viewer.say("visible", visible=True)
+            assert (await viewer.hear())["value"] == "a 2"
+        await live.close()
