@@ -370,7 +370,7 @@ export class Client {
   #mayAsk(key, topic) {
     if (!this.#isOpen(topic)) return false;
     const { kind, id, watches } = topic;
-    const message = `an id is text of 1 to ${LONGEST_ID} printable characters`;
+    const message = `an id is text of 1 to ${LONGEST_ID} characters, none of them a control character`;
     if (isId(id) && !this.#bad.has(key)) return true;
     fault(watches, this.#bad.get(key) ?? message);
     if (!this.#bad.has(key)) {
@@ -627,12 +627,12 @@ function itemOf(key) {
   return key.split(/\n(.*)/s, 2);
 }
 
-/** As the server has it: no control, format or unassigned character, no space but the plain one. */
+/** As the server has it: no control character, no line end, no half of a character. */
 function isId(id) {
-  return id.length <= 2 * LONGEST_ID && [...id].length <= LONGEST_ID && !UNPRINTABLE.test(id);
+  return id.length <= 2 * LONGEST_ID && [...id].length <= LONGEST_ID && !NOT_IN_IDS.test(id);
 }
 
-const UNPRINTABLE = /(?! )[\p{C}\p{Z}]/u;
+const NOT_IN_IDS = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}]/u;
 
 function remember(some, key, why) {
   some.set(key, why);
