@@ -129,7 +129,7 @@ class TestG1Serve:
             process.send_signal(signal.SIGTERM)
             said = (await process.communicate())[0].decode()
         assert (ready.status_code, post.status_code) == (503, 200)
-        assert "keeps post in redis://127.0.0.1:1/0" in said
+        assert "keeps post in redis://***@127.0.0.1:1/0" in said
         assert "hush" not in said
 
 
