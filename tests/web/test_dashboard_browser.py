@@ -424,9 +424,8 @@ class TestG6Look:
         await page.locator(".entry-name").tap()
         await expect(page.locator("#panel-text")).to_contain_text("xxx")
         assert await page.evaluate("document.documentElement.scrollWidth") == 360
-        box = await page.locator("#panel").bounding_box()
-        assert box is not None
-        assert (box["x"], box["width"]) == (0, 360)
+        box = "document.getElementById('panel').getBoundingClientRect()"
+        await page.wait_for_function(f"() => {box}.x === 0 && {box}.width === 360")
 
     async def test_nothing_moves_for_who_does_not_want_it(self, new_board: NewPage) -> None:
         """`prefers-reduced-motion`: no animation runs on."""
