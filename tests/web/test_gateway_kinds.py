@@ -31,7 +31,10 @@ async def world(api: Api, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with running(api, api_config(api)) as url, new_client(5, kept=2) as upstream:
         app = gateway_of(settings_for(url, **more), upstream)
         transport = httpx.ASGITransport(app=app)
-        async with app, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with (
+            app,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
             yield client
 
 
@@ -172,7 +175,10 @@ class TestG1KindsFailing:
         async with new_client(5, kept=0) as upstream:
             app = gateway_of(settings_for("http://127.0.0.1:1"), upstream)
             transport = httpx.ASGITransport(app=app)
-            async with app, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            async with (
+                app,
+                httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+            ):
                 answer = await client.get("/v1/post/a")
                 ready = await client.get("/readyz")
         assert (answer.status_code, ready.status_code) == (503, 200)

@@ -37,8 +37,7 @@ def run(
     `speed`: so many times as fast as a visitor likes it, for tests and films.
     """
     pace = Pace().faster(speed)
-    logging.getLogger("stillfresh").setLevel(logging.ERROR)  # its trouble is on purpose, and shown
-    with _directory(store) as directory, bound(host, port) as listener:
+    with quietly(), _directory(store) as directory, bound(host, port) as listener:
         where = address(host, listener.getsockname()[1])
 
         def listening() -> None:
@@ -49,6 +48,18 @@ def run(
                 asyncio.get_running_loop().run_in_executor(None, webbrowser.open, where)
 
         asyncio.run(_served(directory, pace, host, listener, listening))
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Its trouble is on purpose, and shown."""
+    logger = logging.getLogger("stillfresh")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 async def _served(
