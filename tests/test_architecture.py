@@ -17,7 +17,7 @@ CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
 LAYERS = [
     {"errors"},
-    {"clock", "durations", "events", "wire"},
+    {"clock", "durations", "events", "quiet", "wire"},
     {"freshness"},
     {"ttl_cache"},
     {"sweeper"},

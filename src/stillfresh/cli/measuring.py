@@ -1,6 +1,7 @@
 """`stillfresh bench`: the project's benchmarks in a checkout; elsewhere, this machine (G10)."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 import tempfile
@@ -17,10 +18,11 @@ from uuid import uuid4
 import click
 
 from stillfresh.cli.output import as_json, print_json, print_table, working
-from stillfresh.cli.places import file_of, quietly
+from stillfresh.cli.places import file_of
 from stillfresh.cli.program import Command
 from stillfresh.engine.cache import Cache
 from stillfresh.errors import without_password
+from stillfresh.quiet import quietly
 from stillfresh.stores.urls import store_for
 
 __all__ = ["bench"]
@@ -104,7 +106,7 @@ def _us(microseconds: float) -> str:
 
 async def _measured(address: str, advance: Callable[[int], None]) -> list[Measured]:
     name = without_password(address if address != TEMPORARY else "sqlite (temporary file)")
-    with quietly(), _own_file(address) as place:
+    with quietly(logging.CRITICAL), _own_file(address) as place:
         async with _bench(place) as operations:
             rows = []
             for operation, step in operations.items():

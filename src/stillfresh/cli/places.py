@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from stillfresh.errors import ConfigError
+from stillfresh.quiet import quietly
 from stillfresh.stores.contract import Entry, Record, Store, StoreStats
 from stillfresh.stores.listing import MOST_LISTED
 from stillfresh.stores.urls import store_for
@@ -20,7 +21,6 @@ __all__ = [
     "looked_into",
     "opened",
     "pages_of",
-    "quietly",
 ]
 
 
@@ -67,24 +67,12 @@ async def opened(address: str) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def _open(store: Readable) -> AsyncIterator[Readable]:
-    with quietly():
+    with quietly(logging.CRITICAL):  # what it would log, the command's error says
         await store.open()
         try:
             yield store
         finally:
             await store.close()
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """What a store would log, the command's error says, in a line."""
-    logger = logging.getLogger("stillfresh")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _named(address: str) -> Store:

@@ -15,6 +15,7 @@ from stillfresh.demo.assembly import Demo, demo
 from stillfresh.demo.pace import Pace
 from stillfresh.demo.quiet import QuietServer
 from stillfresh.errors import StillfreshError
+from stillfresh.quiet import quietly
 from stillfresh.web.serving import address, bound, server_config
 
 __all__ = ["run"]
@@ -37,7 +38,8 @@ def run(
     `speed`: so many times as fast as a visitor likes it, for tests and films.
     """
     pace = Pace().faster(speed)
-    with quietly(), _directory(store) as directory, bound(host, port) as listener:
+    # Its trouble is on purpose, and shown.
+    with quietly(logging.ERROR), _directory(store) as directory, bound(host, port) as listener:
         where = address(host, listener.getsockname()[1])
 
         def listening() -> None:
@@ -48,18 +50,6 @@ def run(
                 asyncio.get_running_loop().run_in_executor(None, webbrowser.open, where)
 
         asyncio.run(_served(directory, pace, host, listener, listening))
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Its trouble is on purpose, and shown."""
-    logger = logging.getLogger("stillfresh")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 async def _served(
