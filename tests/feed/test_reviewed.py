@@ -34,6 +34,7 @@ from feed_kit import (
 
 from stillfresh import ConfigError, LoadFailed, RetryAfter, StoreError, Verdict
 from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.feed.shelf import Shelf
 from stillfresh.testing import ManualClock
 
 HALF = '{"topic_uuid": "a", "author": "x", "title": "t", "created_at": 1, '
@@ -560,6 +561,31 @@ class TestF10Cancelled:
 
 
 class TestF7Reviewed:
+    async def test_what_another_process_stores_during_a_look_is_not_fetched_again(
+        self,
+        engine: FeedEngine,
+        network: Network,
+        path: Path,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A look sees the rows and who refreshes them at one moment, never a half."""
+        looks = 0
+        real = Shelf.find
+
+        def find(shelf: Shelf, *args: Any, **options: Any) -> Any:
+            nonlocal looks
+            found, looks = real(shelf, *args, **options), looks + 1
+            if looks == 2:
+                with FeedCache.open(path, clock=clock) as other:
+                    other.put_topics([topic("a")], "index:all:7")
+            return found
+
+        monkeypatch.setattr(Shelf, "find", find)
+        feed = await engine.get_all()
+        assert (uuids(feed.topics), feed.verdict) == (["a"], Verdict.FRESH)
+        assert network.lookups == []
+
     async def test_one_days_retry_after_is_respected(
         self, cache: FeedCache, clock: ManualClock
     ) -> None:

@@ -103,7 +103,10 @@ class FeedStore:
 
     def _record(self, key: str, now: float) -> Record:
         def read(connection: apsw.Connection, shelf: Shelf) -> tuple[Found[Any], leases.State]:
-            return shelf.find(connection, key, now), leases.state(connection, key, now)
+            with connection:  # one snapshot: half of a publication would be fetched again
+                found = shelf.find(connection, key, now)
+                state = leases.state(connection, key, now)
+            return found, state
 
         found, state = self._cache.file.read(read)
         return Record(self._copy(key, found, state, now), state.held_until, state.failure)
