@@ -48,7 +48,6 @@ def parser() -> argparse.ArgumentParser:
 def measured(parts: Sequence[Part]) -> tuple[list[Section], bool]:
     """The sections, and whether they are all: Ctrl-C leaves those that were done."""
     sections: list[Section] = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with watching(parts) as watch:
             for part in parts:
@@ -82,4 +81,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

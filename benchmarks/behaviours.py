@@ -1,8 +1,8 @@
 """T6: the same scenarios against stillfresh and its peers; what happens, not how fast.
 
-`python -m benchmarks.behaviours NAME FOLDER REDIS SECONDS` is one of several processes that share
-a folder or a server: it says `ready`, waits for a line, asks for the value (a load takes so many
-seconds and says `loading`) and says `got`.
+`python -m benchmarks.behaviours NAME FOLDER REDIS LEASE SECONDS` is one of several processes that
+share a folder or a server: it says `ready`, waits for a line, asks for the value (a load takes so
+many seconds and says `loading`) and says `got`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.harness import Progress, Section
 from benchmarks.redis_store import server
-from benchmarks.subjects import OURS, Place, Shared, Subject, Tasks, Threads
+from benchmarks.subjects import LEASE_FOR, OURS, Place, Shared, Subject, Tasks, Threads
 
 __all__ = ["SCENARIOS", "compared", "section"]
 
@@ -182,7 +182,7 @@ class Worker:
     """One of the processes that share a place."""
 
     def __init__(self, name: str, place: Place, seconds: float) -> None:
-        about = [name, str(place.folder), place.redis, str(seconds)]
+        about = [name, str(place.folder), place.redis, str(place.lease_for), str(seconds)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.behaviours", *about],
             cwd=ROOT,
@@ -225,7 +225,8 @@ def place_for(subject: Subject) -> Iterator[Place]:
     """Empty, and gone afterwards."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         port = stack.enter_context(server()) if subject.on_redis else None
-        yield Place(Path(folder), "" if port is None else f"redis://127.0.0.1:{port}/0")
+        redis = "" if port is None else f"redis://127.0.0.1:{port}/0"
+        yield Place(Path(folder), redis, LEASE_FOR)
 
 
 @contextmanager
@@ -368,12 +369,12 @@ def section(progress: Progress) -> Section:
     )
 
 
-def main(name: str, folder: str, redis: str, seconds: str) -> None:
+def main(name: str, folder: str, redis: str, lease_for: str, seconds: str) -> None:
     """Peers are imported only by who needs them: a process of ours starts in less."""
     found = next((subject for subject in OURS if subject.name == name), None)
     found = found or next(subject for subject in peers()[0] if subject.name == name)
     if found.shared is not None:
-        worker(found.shared, Place(Path(folder), redis), float(seconds))
+        worker(found.shared, Place(Path(folder), redis, float(lease_for)), float(seconds))
 
 
 if __name__ == "__main__":

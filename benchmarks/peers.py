@@ -96,7 +96,7 @@ def on_loop(tasks: Callable[[Place], Tasks]) -> Shared:
     return shared
 
 
-def cashews_with(url: str, *, lock: bool = False, locked: bool = False) -> Tasks:
+def cashews_with(url: str, *, lock: bool = False, locked_for: float | None = None) -> Tasks:
     @asynccontextmanager
     async def tasks(load: AsyncLoad) -> AsyncIterator[Way]:
         nuts = cashews.Cache()
@@ -106,8 +106,8 @@ def cashews_with(url: str, *, lock: bool = False, locked: bool = False) -> Tasks
             return await load()
 
         cached: Any = nuts(ttl=HOUR, key="price:{sku}", lock=lock)(price)
-        if locked:
-            cached = nuts.locked(ttl=LEASE_FOR, key="price:{sku}")(cached)
+        if locked_for is not None:
+            cached = nuts.locked(ttl=locked_for, key="price:{sku}")(cached)
         yield Way(lambda: cached(KEY), lambda: nuts.delete(PRICE))
         await nuts.close()
 
@@ -125,7 +125,7 @@ def aiocache_on_redis(place: Place) -> Tasks:
     server = urlsplit(place.redis)
     return aiocache_with(
         aiocache.cached_stampede,
-        lease=LEASE_FOR,
+        lease=place.lease_for,
         cache=aiocache.Cache.REDIS,
         endpoint=server.hostname,
         port=server.port,
@@ -185,7 +185,7 @@ def dogpile_on_redis(load: Load, place: Place) -> AbstractContextManager[Blockin
         url=place.redis,
         distributed_lock=True,
         thread_local_lock=False,
-        lock_timeout=LEASE_FOR,
+        lock_timeout=place.lease_for,
     )(load)
 
 
@@ -193,7 +193,7 @@ def disk_stampede(disk: diskcache.Cache, load: Load) -> Any:  # noqa: ANN401
     return diskcache.memoize_stampede(disk, expire=HOUR, name="price")(lambda _sku: load())
 
 
-def disk_barrier(expire: float | None) -> Callable[[diskcache.Cache, Load], Any]:
+def disk_barrier(expire: float | None = None) -> Callable[[diskcache.Cache, Load], Any]:
     """Double-checked locking, from diskcache's case study of a landing page."""
 
     def decorated(disk: diskcache.Cache, load: Load) -> Any:  # noqa: ANN401
@@ -285,8 +285,8 @@ def of_cashews() -> list[Subject]:
         Subject(
             "cashews, locked",
             '`@cache.locked(ttl="5s")` around `@cache`; between processes on Redis',
-            cashews_with("mem://", locked=True),
-            shared=on_loop(lambda place: cashews_with(place.redis, locked=True)),
+            cashews_with("mem://", locked_for=LEASE_FOR),
+            shared=on_loop(lambda place: cashews_with(place.redis, locked_for=place.lease_for)),
             on_redis=True,
         ),
     ]
@@ -294,7 +294,7 @@ def of_cashews() -> list[Subject]:
 
 def of_diskcache() -> list[Subject]:
     stampede = diskcache_with(disk_stampede)
-    barrier = diskcache_with(disk_barrier(None))
+    barrier = diskcache_with(disk_barrier())
     expiring = diskcache_with(disk_barrier(LEASE_FOR))
     return [
         Subject(

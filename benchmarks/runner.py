@@ -37,7 +37,7 @@ def run(part: Part, progress: Progress) -> Section:
             with started(part, errors) as process:
                 found = heard(process, part.limit, progress)
         except TimeoutError:
-            return Section(part.title, failed=f"it took more than {part.limit:.0f} s")
+            return Section(part.title, failed=f"it took more than {part.limit:g} s")
         if found is None:
             return Section(part.title, failed=last_line(errors) or "it ended without a word")
     return found

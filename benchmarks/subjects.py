@@ -20,7 +20,17 @@ from typing import TypeAlias
 
 from stillfresh import Cache
 
-__all__ = ["HOUR", "KEY", "OURS", "Blocking", "Place", "Subject", "Way", "background_loop"]
+__all__ = [
+    "HOUR",
+    "KEY",
+    "LEASE_FOR",
+    "OURS",
+    "Blocking",
+    "Place",
+    "Subject",
+    "Way",
+    "background_loop",
+]
 
 HOUR = 3600
 KEY = "sku"
@@ -54,6 +64,7 @@ class Place:
     folder: Path
     redis: str = ""
     """Its URL."""
+    lease_for: float = LEASE_FOR
 
 
 Tasks: TypeAlias = Callable[[AsyncLoad], AbstractAsyncContextManager[Way]]
@@ -117,11 +128,11 @@ def blocking(load: Load, store: str, lease_for: float = LEASE_FOR) -> Iterator[B
 
 
 def on_sqlite(load: Load, place: Place) -> AbstractContextManager[Blocking]:
-    return blocking(load, f"sqlite:///{place.folder}/cache.db")
+    return blocking(load, f"sqlite:///{place.folder}/cache.db", place.lease_for)
 
 
 def on_redis(load: Load, place: Place) -> AbstractContextManager[Blocking]:
-    return blocking(load, place.redis)
+    return blocking(load, place.redis, place.lease_for)
 
 
 OURS = [
