@@ -44,7 +44,7 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code: diagrams and t
 	$(BIN)/python scripts/cli_help.py
 	$(BIN)/python tests/waiting/waiting_page.py
 
-bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about twelve minutes; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write
 
 screenshots: $(VENV)/.dev ## take the pictures of the demo and the dashboard in docs/images, anew
