@@ -25,6 +25,7 @@ from dogpile.cache import make_region
 
 from benchmarks import sqlite, tried
 from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_on_loop
+from benchmarks.sqlite_writers import crowded
 from stillfresh import Cache, Resource, TtlCache
 from stillfresh.stores.contract import Store
 
@@ -269,9 +270,10 @@ def section(progress: Progress) -> Section:
     calls, key = cold_batches()
     with tempfile.TemporaryDirectory() as folder:
         rows, figures, note = sqlite.measured(Path(folder), progress)
+        crowd_rows, crowd = crowded(Path(folder), progress)
     return Section(
-        "The engine (E14)",
-        [*hit_rows(hot), *batch_rows(calls, key), *rows],
+        "The engine and SQLite (E14, S4)",
+        [*hit_rows(hot), *batch_rows(calls, key), *rows, *crowd_rows],
         {
             f"a hot key, in units of {UNIT}": {
                 name: nanoseconds / hot[UNIT] for name, nanoseconds in hot.items()
@@ -279,6 +281,7 @@ def section(progress: Progress) -> Section:
             "a hot key, ns": hot,
             "1,000 missing keys, µs a key": key,
             **figures,
+            **crowd,
         },
         notes=(
             "The peers' rows are the same job, an async function cached for an hour and read from "

@@ -222,5 +222,5 @@ def section(progress: Progress) -> Section:
         Row("F13", "a list from a file of 100,000 topics, against 10,000", large / small, 1.2),
         Row("F13", f"{TYPED}, against {DISKCACHE}", typed / found[DISKCACHE]),
     ]
-    title = "Feed Cache (F)"
+    title = "Feed Cache (F13)"
     return Section(title, rows, {"100 topics of 5 KB, µs": found, "a 7-day list, µs": size})

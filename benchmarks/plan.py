@@ -21,7 +21,7 @@ class Part:
 
 PARTS = (
     Part("ttl_cache", "TtlCache (M11)", "benchmarks.ttl_cache", 100),
-    Part("engine", "The engine and SQLite (E14)", "benchmarks.engine", 60),
+    Part("engine", "The engine and SQLite (E14, S4)", "benchmarks.engine", 60),
     Part("redis", "Redis (S5)", "benchmarks.redis_store", 10),
     Part("dynamodb", "DynamoDB and S3 (S6)", "benchmarks.dynamodb", 20),
     Part("coordinator", "TTL coordinator (C6)", "benchmarks.coordinator", 90),
