@@ -23,7 +23,7 @@ from stillfresh.isr.rules_keys import (
 )
 from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_routes import Routes, Site
-from stillfresh.isr.rules_storage import Shared, Unshared, judged
+from stillfresh.isr.rules_storage import Shared, Unshared, is_answer_to, judged
 from stillfresh.isr.rules_validation import (
     etag_of,
     if_range_holds,
@@ -204,6 +204,15 @@ class TestI13Judged:
         """Whether it says so or not."""
         headers = raw("content-encoding: gzip", "vary: Accept-Language")
         assert judged(200, headers, NOW, OWN) == Shared(OWN, ("accept-encoding", "accept-language"))
+
+    def test_an_answer_is_everybodys_whom_it_does_not_vary_by(self) -> None:
+        """RFC 9110 §12.5.5: by nothing that he sent, or by what the render was given, too."""
+        request = raw("accept-language: de", "x-plan: gold")
+        assert is_answer_to(request, {}, ())
+        assert is_answer_to(request, {}, raw("vary: Accept, Host"))
+        assert is_answer_to(request, {"accept-language": "de"}, raw("vary: Accept-Language"))
+        assert not is_answer_to(request, {"accept-language": "de"}, raw("vary: X-Plan"))
+        assert not is_answer_to(request, {}, raw("vary: *"))
 
 
 class TestI13Keys:
