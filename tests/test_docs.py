@@ -78,10 +78,18 @@ def test_every_make_target_exists(source: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """Links between pages name files that are there."""
+    """Links between pages name files, and headings in them, that are there."""
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for link in re.findall(r"\]\(([^)#:]+)\)", prose):
-        assert (page.parent / link).exists(), link
+    for link, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", prose):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not heading or heading in headings(target), f"{link}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """As a link names them: small letters, hyphens for spaces, no marks."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_every_page_is_in_the_index() -> None:
