@@ -1,8 +1,8 @@
 """T6: the same scenarios against stillfresh and its peers; what happens, not how fast.
 
 `python -m benchmarks.behaviours NAME FOLDER REDIS LEASE SECONDS` is one of several processes that
-share a folder or a server: it says `ready`, waits for a line, asks for the value (a load takes so
-many seconds and says `loading`) and says `got`.
+share a folder or a server. For each round it reads its number and says `ready`, reads `ask`, asks
+for the value (a load takes so many seconds and says `loading`) and says `got`.
 """
 
 import asyncio
@@ -202,9 +202,9 @@ class Worker:
                 self.said.append(line.strip())
                 self._changed.notify_all()
 
-    def ask(self) -> None:
+    def tell(self, line: str) -> None:
         if self.process.stdin is not None:
-            self.process.stdin.write("ask\n")
+            self.process.stdin.write(f"{line}\n")
 
     def waits_for(self, word: str, seconds: float) -> bool:
         """Did it say that, in time?"""
@@ -225,69 +225,87 @@ def place_for(subject: Subject) -> Iterator[Place]:
     """Empty, and gone afterwards."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         port = stack.enter_context(server()) if subject.on_redis else None
-        redis = "" if port is None else f"redis://127.0.0.1:{port}/0"
+        redis = "" if port is None else f"redis://127.0.0.1:{port}"
         yield Place(Path(folder), redis, LEASE_FOR)
 
 
 @contextmanager
 def workers(subject: Subject, seconds: list[float]) -> Iterator[list[Worker]]:
-    """One for each, ready; the number is how long its load takes."""
+    """One for each; the number is how long its load takes."""
     with place_for(subject) as place, ExitStack() as stack:
         started = []
         for long in seconds:
             worker = Worker(subject.name, place, long)
             stack.callback(worker.kill)
             started.append(worker)
-        for worker in started:
-            if not worker.waits_for("ready", STARTING):
-                raise AssertionError("a process did not start")
         yield started
+
+
+def made_ready(workers: list[Worker], turn: int) -> None:
+    for worker in workers:
+        worker.tell(str(turn))
+    for worker in workers:
+        if not worker.waits_for(f"ready {turn}", STARTING):
+            raise AssertionError("a process did not start")
 
 
 def stampede_of_processes(subject: Subject) -> str:
     """Four processes, one cold key, a load of half a second: how many loads?"""
-    rounds = [loads_by_processes(subject) for _ in range(ROUNDS)]
-    return "**unanswered**" if None in rounds else counted(max(loads or 0 for loads in rounds))
-
-
-def loads_by_processes(subject: Subject) -> int | None:
-    """None: somebody was not answered in time."""
+    worst = 0
     with workers(subject, [0.5] * PROCESSES) as started:
-        for worker in started:
-            worker.ask()
-        answered = [worker.waits_for("got", 2 * PATIENCE) for worker in started]
-        loads = sum("loading" in worker.said for worker in started)
-    return loads if all(answered) else None
+        for turn in range(ROUNDS):
+            loads = loads_by_processes(started, turn)
+            if loads is None:
+                return "**unanswered**"
+            worst = max(worst, loads)
+    return counted(worst)
+
+
+def loads_by_processes(workers: list[Worker], turn: int) -> int | None:
+    """None: somebody was not answered in time."""
+    made_ready(workers, turn)
+    for worker in workers:
+        worker.tell("ask")
+    answered = [worker.waits_for(f"got {turn}", 2 * PATIENCE) for worker in workers]
+    for worker in workers:
+        worker.tell("close")
+    return sum(f"loading {turn}" in it.said for it in workers) if all(answered) else None
 
 
 def dead_holder(subject: Subject) -> str:
     """A process is killed in the middle of its load: does the next one get a value in time?"""
-    with workers(subject, [60.0, 0.0]) as (holder, heir):
-        holder.ask()
-        if not holder.waits_for("loading", PATIENCE):
+    with workers(subject, [60.0, 0.0]) as started:
+        holder, heir = started
+        made_ready(started, 0)
+        holder.tell("ask")
+        if not holder.waits_for("loading 0", PATIENCE):
             raise AssertionError("the holder did not load")
         holder.kill()
         began = time.monotonic()
-        heir.ask()
-        served = heir.waits_for("got", INHERITING)
+        heir.tell("ask")
+        served = heir.waits_for("got 0", INHERITING)
         return f"yes, in {time.monotonic() - began:.1f} s" if served else "**no**"
 
 
 def worker(shared: Shared, place: Place, seconds: float) -> None:
+    """A place of its own for each round; nothing is closed while others still ask."""
+
     def say(word: str) -> None:
         print(word, flush=True)
 
-    def load() -> int:
-        say("loading")
-        time.sleep(seconds)
-        return 1
+    for turn in map(str.strip, sys.stdin):
 
-    with shared(load, place) as way:
-        say("ready")
-        sys.stdin.readline()
-        way.get()
-        say("got")
-        sys.stdin.readline()  # until it is killed: nothing is closed while others still ask
+        def load(turn: str = turn) -> int:
+            say(f"loading {turn}")
+            time.sleep(seconds)
+            return 1
+
+        with shared(load, place.of(turn)) as way:
+            say(f"ready {turn}")
+            sys.stdin.readline()
+            way.get()
+            say(f"got {turn}")
+            sys.stdin.readline()
 
 
 def of_tasks(scenario: Callable[[Tasks], Coroutine[Any, Any, str]]) -> Scenario:

@@ -14,7 +14,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -63,8 +63,14 @@ class Place:
 
     folder: Path
     redis: str = ""
-    """Its URL."""
+    """Its URL, without a database."""
     lease_for: float = LEASE_FOR
+
+    def of(self, turn: str) -> "Place":
+        """One that nobody has used yet."""
+        folder = self.folder / turn
+        folder.mkdir(exist_ok=True)
+        return replace(self, folder=folder, redis=self.redis and f"{self.redis}/{turn}")
 
 
 Tasks: TypeAlias = Callable[[AsyncLoad], AbstractAsyncContextManager[Way]]

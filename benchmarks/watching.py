@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from benchmarks.harness import Section
@@ -45,7 +46,7 @@ class Watch:
     @property
     def times(self) -> str:
         now = time.monotonic()
-        return f"{clock(now - self.pace.began)} gone, about {clock(self.pace.left(now))} left"
+        return f"{clock(now - self.pace.began)}, {clock(self.pace.left(now))} left"
 
     def doing(self, text: str) -> None:
         if time.monotonic() - self._spoke > QUIET:
@@ -66,7 +67,7 @@ class Left(ProgressColumn):
     """Moves the bar by the clock, and tells the time left."""
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self._watch = watch
 
     def render(self, task: Task) -> Text:
@@ -79,8 +80,12 @@ class BarWatch(Watch):
 
     def __init__(self, parts: Sequence[Part], console: Console) -> None:
         super().__init__(parts)
-        columns = SpinnerColumn(), Left(self), BarColumn(30), TextColumn("{task.description}")
-        self.bar = Progress(*columns, console=console, transient=True, refresh_per_second=4)
+        short = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        doing = TextColumn("{task.description}", markup=False, table_column=short)
+        columns = SpinnerColumn(), BarColumn(20), Left(self), doing
+        self.bar = Progress(
+            *columns, console=console, transient=True, expand=True, refresh_per_second=4
+        )
         self._task = self.bar.add_task("starting", total=self.pace.total)
 
     def doing(self, text: str) -> None:
