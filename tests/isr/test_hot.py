@@ -216,7 +216,7 @@ class TestI16Hot:
                 await visit(f"/{number}")
                 await visit(f"/{number}")
         gc.collect()
-        stored = [it for it in gc.get_objects() if isinstance(it, Stored)]
+        stored = [it for it in gc.get_objects() if type(it) is Stored]
         assert not [it for it in stored if (b"x-dropped", b"yes") in it.head.headers]
 
 
