@@ -105,7 +105,10 @@ class Loader(Generic[K, V]):
 
     async def _acquire(self, flights: list[Flight[K, V]]) -> dict[str, Lease | None]:
         """The leases for what is ours to load; None for each if the store is away (S5)."""
-        asks = [Ask(flight.id, flight.seen, self._tags(flight.key)) for flight in flights]
+        asks = [
+            Ask(flight.id, flight.seen, self._tags(flight.key), flight.failures)
+            for flight in flights
+        ]
         try:
             grants = await self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
         except StoreError as exc:
