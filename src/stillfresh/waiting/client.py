@@ -9,7 +9,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -92,12 +91,7 @@ class WaitingClient:
         self._task = asyncio.create_task(self._run(), name="stillfresh-waiting-client")
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._task is not None  # noqa: S101 (entered)
         assert self._http is not None  # noqa: S101
         self._is_closed = True
