@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
+# Tests start hundreds of processes, which would each compile all that they import.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo examples test check format diagrams bench explore simulate torture pins clean screenshots
@@ -45,7 +47,7 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/figures.py
 	$(BIN)/python tests/waiting/waiting_page.py
 
-bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md and the README's figures
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about twelve minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
 	$(BIN)/python scripts/figures.py
 

@@ -90,14 +90,14 @@ async def measured(aws: Any) -> Figures:  # noqa: ANN401 (as above)
 
 
 def section(progress: Progress) -> Section:
-    title = "DynamoDB + S3"
+    title = "DynamoDB and S3 (S6)"
     sys.path.append(str(HELPERS))
     try:
         import aws_servers  # noqa: PLC0415 (where the servers are is the tests' knowledge)
     except ModuleNotFoundError as exc:
-        return Section(title, notes=f"Left out: {exc.name} is not installed.")
+        return Section(title, missing=f"{exc.name} is not installed")
     if why := aws_servers.missing():
-        return Section(title, notes=f"Left out: {why}.")
+        return Section(title, missing=why)
     progress("asking DynamoDB and S3")
     os.environ.update(aws_servers.ENVIRONMENT)
     with tempfile.TemporaryDirectory() as folder, aws_servers.both(Path(folder)) as aws:

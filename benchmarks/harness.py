@@ -78,7 +78,10 @@ async def race_on_loop(contenders: Iterable[Contender], *, rounds: int = 51) -> 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One promise: what was measured, against what, and the target if there is one."""
+    """One promise: what was measured, against what, and the target if there is one.
+
+    `tried`, from `tried.py`, is what has been done for a target that is missed.
+    """
 
     rule: str
     what: str
@@ -86,6 +89,7 @@ class Row:
     target: float | None = None
     at_least: bool = False
     unit: str = "×"
+    tried: str = ""
 
     @property
     def kept(self) -> bool:
@@ -98,7 +102,8 @@ class Row:
         sign = "≥" if self.at_least else "≤"
         target = "–" if self.target is None else f"{sign} {self.target:g} {self.unit}"
         verdict = "–" if self.target is None else ("yes" if self.kept else "**no**")
-        return [self.rule, self.what, f"{self.measured:.2f} {self.unit}", target, verdict]
+        number = f"{self.measured:,.0f}" if self.measured >= 10_000 else f"{self.measured:.2f}"
+        return [self.rule, self.what, f"{number} {self.unit}".strip(), target, verdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +115,7 @@ class Section:
     figures: dict[str, Figures] = field(default_factory=dict)
     notes: str = ""
     words: list[list[str]] = field(default_factory=list)
+    missing: str = ""
+    """What could not be measured here, and why."""
+    failed: str = ""
+    """Why there is nothing to show at all."""
