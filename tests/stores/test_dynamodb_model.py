@@ -105,5 +105,5 @@ def test_s3_dynamodb_is_as_memory(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> 
     assert ENVIRONMENT.items() <= os.environ.items()
     monkeypatch.setattr(DynamoModel, "aws", aws, raising=False)
     run_state_machine_as_test(
-        DynamoModel, settings=settings(max_examples=12, stateful_step_count=30, deadline=None)
+        DynamoModel, settings=settings(max_examples=12, stateful_step_count=30)
     )
