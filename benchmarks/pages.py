@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -71,7 +72,9 @@ def nginx(folder: Path, upstream: int) -> Iterator[int]:
     with subprocess.Popen([binary, "-c", str(settings)], stderr=subprocess.DEVNULL) as process:
         try:
             while not _listens(port):
-                pass
+                if process.poll() is not None:
+                    raise RuntimeError(f"nginx ended with {process.returncode}")
+                time.sleep(0.01)
             yield port
         finally:
             process.terminate()
@@ -97,14 +100,15 @@ def asked(port: int, seconds: float) -> tuple[float, float]:
         url,
     ]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    if "Non-2xx" in said or "Socket errors" in said:
-        raise RuntimeError(said)
+    for line in said.splitlines():
+        if "Non-2xx" in line or "Socket errors" in line:
+            raise RuntimeError(f"wrk: {line.strip()}")
     rate, p99 = (
         re.search(r"Requests/sec:\s+([\d.]+)", said),
         re.search(r"99%\s+([\d.]+)(\w+)", said),
     )
     if rate is None or p99 is None:
-        raise RuntimeError(said)
+        raise RuntimeError(f"wrk said something else: {said!r}")
     return float(rate[1]), float(p99[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[p99[2]]
 
 
@@ -112,8 +116,10 @@ Taken: TypeAlias = dict[str, list[tuple[float, float]]]
 """Rate and 99th percentile of each round, by name."""
 
 
-def races(progress: Progress) -> tuple[Taken, str]:
-    """Every round of each; what Next.js was, or why it was not."""
+def races(progress: Progress) -> tuple[Taken, str, str]:
+    """Every round of each; what Next.js was; what is missing."""
+    missing = [] if shutil.which("nginx") else ["nginx is not installed"]
+    told = ""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
@@ -131,9 +137,9 @@ def races(progress: Progress) -> tuple[Taken, str]:
         try:
             (folder / "next").mkdir()
             ports[NEXT] = stack.enter_context(next_isr(folder / "next"))
-            told = f"{version(folder / 'next')}, a static route handler."
+            told = f" {version(folder / 'next')}, a static route handler."
         except Missing as exc:
-            told = f"Next.js ISR was not measured: {exc}."
+            missing.append(f"Next.js ISR: {exc}")
         taken: Taken = {name: [] for name in ports}
         dice, order = random.Random(1), list(ports)
         for port in ports.values():
@@ -143,7 +149,7 @@ def races(progress: Progress) -> tuple[Taken, str]:
             dice.shuffle(order)
             for name in order:
                 taken[name].append(asked(ports[name], 1))
-    return taken, told
+    return taken, told, "; ".join(missing)
 
 
 def medians(taken: Taken, which: int) -> Figures:
@@ -215,8 +221,8 @@ def section(progress: Progress) -> Section:
     progress("pages: memory")
     rows = [Row("I16", f"memory for {PAGES:,} pages of 10 KB, to their size", memory(), 1.3)]
     if shutil.which("wrk") is None:
-        return Section(title, rows, notes="Rates were not measured: wrk is not installed.")
-    taken, told = races(progress)
+        return Section(title, rows, missing="rates, since wrk is not installed")
+    taken, told, missing = races(progress)
     rows += [
         against(taken, MEMORY, BARE, 0.9, tried.HTTP_HIT),
         against(taken, MEMORY, STARLETTE, 1.4),
@@ -226,13 +232,11 @@ def section(progress: Progress) -> Section:
     ]
     if NGINX in taken:
         rows.append(against(taken, MEMORY, NGINX))
-    else:
-        told += " nginx is not installed."
     if NEXT in taken:
         rows.append(against(taken, MEMORY, NEXT, 15.0, tried.HTTP_NEXT))
     notes = (
         f"wrk, one thread, {CONNECTIONS} connections, {ROUNDS} rounds of a second in turns; each "
-        f"ratio is the median of its rounds'. {told}"
+        f"ratio is the median of its rounds'.{told}"
     )
     figures = {"requests a second": medians(taken, 0), "99th percentile, ms": medians(taken, 1)}
-    return Section(title, rows, figures, notes)
+    return Section(title, rows, figures, notes, missing=missing)
