@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, cast
+from typing import IO, Any, TypeAlias, cast
 
 from benchmarks import tried
 from benchmarks.harness import Figures, Progress, Row, Section
@@ -30,9 +31,10 @@ BARE = "a bare ASGI app"
 STARLETTE = "Starlette returning the bytes"
 MEMORY = "stillfresh, memory://"
 SQLITE = "stillfresh, sqlite://, the store asked at every hit"
+VARIED = "stillfresh, memory://, a page with Vary"
 NGINX = "nginx proxy_cache, one worker"
 NEXT = "Next.js ISR, `next start`"
-ROUNDS = 9
+ROUNDS = 15
 CONNECTIONS = 32
 PAGES = 10_000
 NGINX_SETTINGS = """\
@@ -70,7 +72,9 @@ def nginx(folder: Path, upstream: int) -> Iterator[int]:
     with subprocess.Popen([binary, "-c", str(settings)], stderr=subprocess.DEVNULL) as process:
         try:
             while not _listens(port):
-                pass
+                if process.poll() is not None:
+                    raise RuntimeError(f"nginx ended with {process.returncode}")
+                time.sleep(0.01)
             yield port
         finally:
             process.terminate()
@@ -96,19 +100,26 @@ def asked(port: int, seconds: float) -> tuple[float, float]:
         url,
     ]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    if "Non-2xx" in said or "Socket errors" in said:
-        raise RuntimeError(said)
+    for line in said.splitlines():
+        if "Non-2xx" in line or "Socket errors" in line:
+            raise RuntimeError(f"wrk: {line.strip()}")
     rate, p99 = (
         re.search(r"Requests/sec:\s+([\d.]+)", said),
         re.search(r"99%\s+([\d.]+)(\w+)", said),
     )
     if rate is None or p99 is None:
-        raise RuntimeError(said)
+        raise RuntimeError(f"wrk said something else: {said!r}")
     return float(rate[1]), float(p99[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[p99[2]]
 
 
-def races(progress: Progress) -> tuple[Figures, Figures, str]:
-    """Medians of rates and of 99th percentiles, by name; what Next.js was, or why it was not."""
+Taken: TypeAlias = dict[str, list[tuple[float, float]]]
+"""Rate and 99th percentile of each round, by name."""
+
+
+def races(progress: Progress) -> tuple[Taken, str, str]:
+    """Every round of each; what Next.js was; what is missing."""
+    missing = [] if shutil.which("nginx") else ["nginx is not installed"]
+    told = ""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
@@ -117,6 +128,7 @@ def races(progress: Progress) -> tuple[Figures, Figures, str]:
             STARLETTE: stack.enter_context(site("starlette")),
             MEMORY: stack.enter_context(site("memory")),
             SQLITE: stack.enter_context(site(f"sqlite:///{folder}/pages.db")),
+            VARIED: stack.enter_context(site("varied")),
         }
         if shutil.which("nginx"):
             upstream = stack.enter_context(site("expiring"))
@@ -125,10 +137,10 @@ def races(progress: Progress) -> tuple[Figures, Figures, str]:
         try:
             (folder / "next").mkdir()
             ports[NEXT] = stack.enter_context(next_isr(folder / "next"))
-            told = f"{version(folder / 'next')}, a static route handler."
+            told = f" {version(folder / 'next')}, a static route handler."
         except Missing as exc:
-            told = f"Next.js ISR was not measured: {exc}."
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ports}
+            missing.append(f"Next.js ISR: {exc}")
+        taken: Taken = {name: [] for name in ports}
         dice, order = random.Random(1), list(ports)
         for port in ports.values():
             asked(port, 1)
@@ -137,8 +149,22 @@ def races(progress: Progress) -> tuple[Figures, Figures, str]:
             dice.shuffle(order)
             for name in order:
                 taken[name].append(asked(ports[name], 1))
-    rates = {name: median(rate for rate, _ in values) for name, values in taken.items()}
-    return rates, {name: median(p99 for _, p99 in it) for name, it in taken.items()}, told
+    return taken, told, "; ".join(missing)
+
+
+def medians(taken: Taken, which: int) -> Figures:
+    return {name: median(one[which] for one in rounds) for name, rounds in taken.items()}
+
+
+def ratio(taken: Taken, name: str, other: str, which: int = 0) -> float:
+    """The median of the rounds' own ratios: neighbours in time, on a machine that drifts."""
+    pairs = zip(taken[name], taken[other], strict=True)
+    return median(one[which] / another[which] for one, another in pairs)
+
+
+def against(taken: Taken, name: str, other: str, target: float | None = None, why: str = "") -> Row:
+    what = f"{name}: rate to {other}"
+    return Row("I16", what, ratio(taken, name, other), target, at_least=True, tried=why)
 
 
 async def fill(count: int) -> object:
@@ -195,37 +221,22 @@ def section(progress: Progress) -> Section:
     progress("pages: memory")
     rows = [Row("I16", f"memory for {PAGES:,} pages of 10 KB, to their size", memory(), 1.3)]
     if shutil.which("wrk") is None:
-        return Section(title, rows, notes="Rates were not measured: wrk is not installed.")
-    rates, p99, told = races(progress)
+        return Section(title, rows, missing="rates, since wrk is not installed")
+    taken, told, missing = races(progress)
     rows += [
-        Row(
-            "I16",
-            f"{MEMORY}: rate to {BARE}",
-            rates[MEMORY] / rates[BARE],
-            0.9,
-            at_least=True,
-            tried=tried.HTTP_HIT,
-        ),
-        Row(
-            "I16",
-            f"{MEMORY}: rate to {STARLETTE}",
-            rates[MEMORY] / rates[STARLETTE],
-            1.4,
-            at_least=True,
-        ),
-        Row("I16", f"{MEMORY}: 99th percentile to {BARE}", p99[MEMORY] / p99[BARE], 2.0),
-        Row("I16", f"{SQLITE}: rate to {BARE}", rates[SQLITE] / rates[BARE]),
+        against(taken, MEMORY, BARE, 0.9, tried.HTTP_HIT),
+        against(taken, MEMORY, STARLETTE, 1.4),
+        Row("I16", f"{MEMORY}: 99th percentile to {BARE}", ratio(taken, MEMORY, BARE, 1), 2.0),
+        against(taken, VARIED, BARE),
+        against(taken, SQLITE, BARE),
     ]
-    if NGINX in rates:
-        rows.append(Row("I16", f"{MEMORY}: rate to {NGINX}", rates[MEMORY] / rates[NGINX]))
-    if rates.get(NEXT):
-        ratio = rates[MEMORY] / rates[NEXT]
-        what = f"{MEMORY}: rate to {NEXT}"
-        rows.append(Row("I16", what, ratio, 15.0, at_least=True, tried=tried.HTTP_NEXT))
-    if NGINX not in rates:
-        told += " nginx is not installed."
+    if NGINX in taken:
+        rows.append(against(taken, MEMORY, NGINX))
+    if NEXT in taken:
+        rows.append(against(taken, MEMORY, NEXT, 15.0, tried.HTTP_NEXT))
     notes = (
-        f"wrk, one thread, {CONNECTIONS} connections, {ROUNDS} rounds of a second in turns. {told}"
+        f"wrk, one thread, {CONNECTIONS} connections, {ROUNDS} rounds of a second in turns; each "
+        f"ratio is the median of its rounds'.{told}"
     )
-    figures = {"requests a second": rates, "99th percentile, ms": p99}
-    return Section(title, rows, figures, notes)
+    figures = {"requests a second": medians(taken, 0), "99th percentile, ms": medians(taken, 1)}
+    return Section(title, rows, figures, notes, missing=missing)

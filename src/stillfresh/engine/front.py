@@ -22,7 +22,7 @@ NEVER: Final = float("-inf")
 class Entry(Generic[K, V]):
     """A decoded copy and the answer that can be given as it stands while `now < until`."""
 
-    __slots__ = ("answer", "bucket", "copy", "hits", "key", "marked", "stands", "until")
+    __slots__ = ("answer", "bucket", "copy", "edition", "hits", "key", "marked", "stands", "until")
 
     def __init__(self, key: K, copy: Copy, answer: Answer[V]) -> None:
         self.key = key
@@ -35,6 +35,8 @@ class Entry(Generic[K, V]):
         self.stands = NEVER
         """The answer is right until then, if the store still has this copy."""
         self.marked = False
+        self.edition = 0
+        """Another one whenever the answer was changed, or taken away."""
 
 
 class Front(Generic[K, V]):
@@ -72,12 +74,14 @@ class Front(Generic[K, V]):
             entry.marked = True
         entry.copy, entry.answer, entry.bucket = copy, answer, bucket
         entry.until, entry.stands = until, stands
+        entry.edition += 1
 
     def drop(self, key: K) -> None:
         """Nothing is served from this entry any more, by whoever still holds it."""
         if (entry := self.entries.pop(key, None)) is not None:
             self.fold(entry)
             entry.until = NEVER
+            entry.edition += 1
             del entry.answer, entry.copy  # the ring keeps the entry a while, not what it held
 
     def clear(self) -> None:
