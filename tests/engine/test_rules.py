@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import Policy, Verdict
-from stillfresh.engine.metrics import age_bucket
 from stillfresh.engine.rules import (
     AGE_BUCKETS,
     Fail,
     Load,
     Serve,
     Terms,
+    age_bucket,
     failed,
     fresh_until,
     jittered,

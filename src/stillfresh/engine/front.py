@@ -7,6 +7,8 @@ takes the first that was not. A hit already counts on the entry (E12), and that 
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
+from msgspec import Struct
+
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Answer
 from stillfresh.stores.contract import Copy
@@ -19,22 +21,19 @@ V = TypeVar("V")
 NEVER: Final = float("-inf")
 
 
-class Entry(Generic[K, V]):
+class Entry(Struct, Generic[K, V], eq=False):
     """A decoded copy and the answer that can be given as it stands while `now < until`."""
 
-    __slots__ = ("answer", "bucket", "copy", "hits", "key", "marked", "stands", "until")
-
-    def __init__(self, key: K, copy: Copy, answer: Answer[V]) -> None:
-        self.key = key
-        self.copy = copy
-        self.answer = answer
-        self.bucket = 0
-        self.hits = 0
-        self.until = NEVER
-        """Memory answers by itself until then."""
-        self.stands = NEVER
-        """The answer is right until then, if the store still has this copy."""
-        self.marked = False
+    key: K
+    copy: Copy
+    answer: Answer[V]
+    until: float = NEVER
+    """Memory answers by itself until then."""
+    stands: float = NEVER
+    """The answer is right until then, if the store still has this copy."""
+    bucket: int = 0
+    hits: int = 0
+    marked: bool = False
 
 
 class Front(Generic[K, V]):
@@ -65,11 +64,11 @@ class Front(Generic[K, V]):
         entry = self.entries.get(key)
         if entry is None:
             key = key if self._light is None else self._light(key)
-            entry = self.entries[key] = Entry(key, copy, answer)
+            entry = self.entries[key] = Entry(key, copy, answer, until, stands, bucket)
             self._seat(entry)
-        else:
-            self.fold(entry)
-            entry.marked = True
+            return
+        self.fold(entry)
+        entry.marked = True
         entry.copy, entry.answer, entry.bucket = copy, answer, bucket
         entry.until, entry.stands = until, stands
 
@@ -78,7 +77,8 @@ class Front(Generic[K, V]):
         if (entry := self.entries.pop(key, None)) is not None:
             self.fold(entry)
             entry.until = NEVER
-            del entry.answer, entry.copy  # the ring keeps the entry a while, not what it held
+            # The ring keeps the entry a while, not what it held.
+            entry.answer = entry.copy = None  # type: ignore[assignment]
 
     def clear(self) -> None:
         for key in list(self.entries):

@@ -38,6 +38,8 @@ def checked_kind(name: str) -> str:
 
 def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
     """The key as the store has it; a key of another type than declared is refused."""
+    if type(key) is of is str and 0 < len(key) <= MAX_KEY and key.isascii():
+        return key
     if not isinstance(key, of) or isinstance(key, bool):
         raise ConfigError(
             f"{resource}: a key is {of.__name__}, not {type(key).__name__} ({shown(key)})"

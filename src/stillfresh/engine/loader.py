@@ -6,16 +6,16 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
-import uuid
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
 from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Loaded, RetryAfter
-from stillfresh.engine.results import ABSENT, UNKEPT, error_text, results_of
+from stillfresh.engine.results import ABSENT, Absent, error_text, results_of
 from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait, stamped
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tasks import looked_at
@@ -49,10 +49,15 @@ class Landing(Struct, Generic[V], frozen=True):
 
 
 class Land(Protocol[K, V]):
-    """Tells those who wait for the flight how it ended."""
+    """Tells those who wait for the flights how they ended; the rest by id."""
 
     def __call__(
-        self, flight: Flight[K, V], landing: Landing[V], *, stored: bool, superseded: bool
+        self,
+        flights: Iterable[Flight[K, V]],
+        landings: Mapping[str, Landing[V]],
+        *,
+        stored: Container[str] = (),
+        superseded: Container[str] = (),
     ) -> None: ...
 
 
@@ -99,13 +104,16 @@ class Loader(Generic[K, V]):
 
     def _fail(self, flights: list[Flight[K, V]], why: str) -> None:
         error = LoadFailed(f"{self._spec.kind}: {why}")
-        for flight in flights:
-            if self._queue.flights.get(flight.key) is flight:
-                self._land(flight, Landing(error=error), stored=False, superseded=False)
+        open_ = [it for it in flights if self._queue.flights.get(it.key) is it]
+        self._land(open_, dict.fromkeys((it.id for it in open_), Landing(error=error)))
 
     async def _acquire(self, flights: list[Flight[K, V]]) -> dict[str, Lease | None]:
         """The leases for what is ours to load; None for each if the store is away (S5)."""
-        asks = [Ask(flight.id, flight.seen, self._tags(flight.key)) for flight in flights]
+        tags = self._spec.tags
+        asks = [
+            Ask(flight.id, flight.seen, () if tags is None else _listed(tags(flight.key)))
+            for flight in flights
+        ]
         try:
             grants = await self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
         except StoreError as exc:
@@ -126,12 +134,6 @@ class Loader(Generic[K, V]):
         if held:
             self._runtime.spawn(self._follow(held), self._runtime.context)
         return leases
-
-    def _tags(self, key: K) -> tuple[str, ...]:
-        if self._spec.tags is None:
-            return ()
-        tags = self._spec.tags(key)
-        return (tags,) if isinstance(tags, str) else tuple(tags)
 
     async def _follow(self, flights: list[Flight[K, V]]) -> None:
         """E5: another process loads these; look now and then, with growing, jittered pauses."""
@@ -185,6 +187,7 @@ class Loader(Generic[K, V]):
             flight.id: self._landing(flight, results[flight.key], sent, leases.get(flight.id))
             for flight in flights
         }
+        self._meter.failing.ended(id_ for id_, it in landings.items() if it.error is None)
         self._log(landings)
         await self._runtime.finish(self._settle(flights, leases, landings))
 
@@ -234,20 +237,20 @@ class Loader(Generic[K, V]):
         """What the loader said as a copy; through the codec and back, so that all see the same."""
         if isinstance(result, BaseException):
             return self._failed(flight, result)
-        self._meter.failing.ended(flight.id)
-        generation = lease.token if lease is not None else uuid.uuid4().hex
-        terms = self._spec.terms
-        if result is ABSENT or result is UNKEPT:
+        generation = lease.token if lease is not None else token_hex(16)
+        terms, codec = self._spec.terms, self._spec.codec
+        if isinstance(result, Absent):
             self._meter.absent += 1
             gone = Policy(terms.absent_for, terms.absent_stale_for)
             is_kept = result is ABSENT or flight.seen is not None
             return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
-        own = own_policy(terms, result) if isinstance(result, Loaded) else None
-        raw: Any = result.value if isinstance(result, Loaded) else result
+        own, raw = None, cast("V", result)
+        if isinstance(result, Loaded):
+            own, raw = own_policy(terms, result), result.value
         policy = jittered(terms, self._runtime.dice(), own)
         try:
-            data = self._spec.codec.encode(raw)
-            return Landing(Copy(generation, sent, policy, data), self._spec.codec.decode(data))
+            data = codec.encode(raw)
+            return Landing(Copy(generation, sent, policy, data), codec.decode(data))
         except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
             kept = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
             kept.__cause__ = exc
@@ -286,13 +289,7 @@ class Loader(Generic[K, V]):
         failures = {id_: it.failure for id_, it in landings.items() if it.failure is not None}
         published = copies.keys() if stored else ()
         await self._release([it for id_, it in leases.items() if id_ not in published], failures)
-        for flight in flights:
-            self._land(
-                flight,
-                landings[flight.id],
-                stored=flight.id in published,
-                superseded=flight.id in superseded,
-            )
+        self._land(flights, landings, stored=published, superseded=superseded)
 
     async def _publish(self, copies: dict[str, tuple[Lease, Copy]]) -> tuple[set[str], bool]:
         if not copies:
@@ -323,3 +320,7 @@ class Loader(Generic[K, V]):
         if errors:
             of = f"{len(errors)} of {len(landings)} failed; " if len(landings) > 1 else ""
             logger.warning("%s%s", of, errors[0])
+
+
+def _listed(tags: str | Sequence[str]) -> tuple[str, ...]:
+    return (tags,) if isinstance(tags, str) else tuple(tags)

@@ -12,22 +12,26 @@ from typing import Any, Final, TypeAlias, TypeVar
 from msgspec import Struct
 
 from stillfresh.engine.model import Loaded
-from stillfresh.freshness import Policy, Verdict, is_over
+from stillfresh.freshness import Policy, Verdict, age_of, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 
 __all__ = [
     "AGE_BUCKETS",
+    "NOTHING",
     "Fail",
     "Load",
+    "Outlook",
     "Plan",
     "Serve",
     "Terms",
     "absent_pause",
+    "age_bucket",
     "failed",
     "fresh_until",
     "is_cooling",
     "is_held",
     "jittered",
+    "outlook_of",
     "own_policy",
     "plan_read",
     "plan_wait",
@@ -180,12 +184,47 @@ def watched_until(copy: Copy, terms: Terms) -> float:
 def unchanged_until(copy: Copy, now: float) -> float:
     """E12: until then neither the verdict nor the age's bucket changes."""
     terms, age = copy.policy, now - copy.fetched_at
-    bucket = bisect_right(AGE_BUCKETS, age)
+    bucket = age_bucket(age)
     end = AGE_BUCKETS[bucket] if bucket < len(AGE_BUCKETS) else float("inf")
     for after in (0.0, terms.stale_for, terms.error_for):
         if age < terms.fresh_for + after < end:
             end = terms.fresh_for + after
     return copy.fetched_at + end
+
+
+class Outlook(Struct, frozen=True):
+    """What `now` says of every copy that was sent at that time on those terms."""
+
+    policy: Policy
+    fetched_at: float
+    mark: Mark
+    now: float
+    verdict: Verdict
+    bucket: int
+    """Of its age."""
+    until: float
+    """Nothing of this changes until then."""
+
+    def is_of(self, copy: Copy, now: float) -> bool:
+        """Terms are compared as objects: what is loaded together shares them."""
+        return (
+            self.policy is copy.policy
+            and self.fetched_at == copy.fetched_at
+            and self.mark is copy.mark
+            and self.now == now
+        )
+
+
+def outlook_of(copy: Copy, now: float) -> Outlook:
+    policy, fetched_at, mark = copy.policy, copy.fetched_at, copy.mark
+    bucket = age_bucket(age_of(fetched_at, now))
+    verdict, until = verdict_of(copy, now), unchanged_until(copy, now)
+    return Outlook(policy, fetched_at, mark, now, verdict, bucket, until)
+
+
+def age_bucket(age: float) -> int:
+    """E12: which bucket of the histogram an age belongs to."""
+    return bisect_right(AGE_BUCKETS, age)
 
 
 def stamped(now: float) -> float:
