@@ -25,6 +25,7 @@ __all__ = ["Answers"]
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+FRESH: Final = Verdict.FRESH
 UNSTORED_FOR: Final = 1.0
 """S5: while the store is away, a loaded value is served from memory for so long, if fresh."""
 
@@ -86,29 +87,55 @@ class Answers(Generic[K, V]):
         readable, value = self._value(key, copy)
         if not readable:
             return None
-        error = None if plan.failure is None else self.cooling(key, plan.failure, now)
-        kept = self.made(copy, value, verdict, self._kept_origin, error)
-        self._keep(key, copy, kept, self.outlook(copy, now), plan.failure)
+        failure, outlook = plan.failure, self.outlook(copy, now)
+        error = None if failure is None else self.cooling(key, failure, now)
+        kept = self.keep(key, copy, value, outlook, failure=failure, error=error)
         origin = origin or self._from_store
         return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
 
     def outlook(self, copy: Copy, now: float) -> Outlook:
-        """What was loaded, or is read, together is judged once."""
+        """What was loaded, or is read, together is judged once; it shares its terms."""
         last = self._outlook
-        if last is None or not last.is_of(copy, now):
+        if (
+            last is None
+            or last.policy is not copy.policy
+            or last.fetched_at != copy.fetched_at
+            or last.mark is not copy.mark
+            or last.now != now
+        ):
             last = self._outlook = outlook_of(copy, now)
         return last
 
-    def landed(
-        self, key: K, copy: Copy, value: V | None, outlook: Outlook, *, stored: bool
-    ) -> None:
-        """Keep what was just published; what could not be, for a moment, while it is fresh."""
+    def keep(
+        self,
+        key: K,
+        copy: Copy,
+        value: V | None,
+        outlook: Outlook,
+        *,
+        failure: Failure | None = None,
+        error: LoadFailed | None = None,
+    ) -> Answer[V]:
+        """E9: until when memory may give this answer, by itself or if the store agrees."""
+        stands = until = NEVER
+        if failure is not None:
+            until = min(outlook.until, failure.retry_at)
+        elif outlook.verdict is FRESH:
+            stands = until = outlook.until
+        if not self._memory_for:
+            until = NEVER
+        elif (limit := outlook.now + self._memory_for) < until:
+            until = limit
+        kept = self.made(copy, value, outlook.verdict, self._kept_origin, error)
+        bucket = outlook.bucket
+        self.front.put(key, _light(copy), kept, until=until, stands=stands, bucket=bucket)
+        return kept
+
+    def keep_unstored(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:
+        """What was loaded and could not be published: for a moment, while it is fresh."""
         kept = self.made(copy, value, outlook.verdict, self._kept_origin)
-        if stored:
-            self._keep(key, copy, kept, outlook)
-        else:
-            until = min(outlook.now + UNSTORED_FOR, fresh_until(copy))
-            self.front.put(key, _light(copy), kept, until=until)
+        until = min(outlook.now + UNSTORED_FOR, fresh_until(copy))
+        self.front.put(key, _light(copy), kept, until=until)
 
     def fallback(self, key: K, copy: Copy) -> Callable[[LoadFailed], Answer[V]] | None:
         """E2: what an EXPIRED copy is still good for, if the load fails; decoded once."""
@@ -153,23 +180,6 @@ class Answers(Generic[K, V]):
         found = copy.value is not None
         at, clock = copy.fetched_at, self._clock
         return Answer(value, found, verdict, at, origin, clock, error)  # type: ignore[arg-type]
-
-    def _keep(
-        self,
-        key: K,
-        copy: Copy,
-        answer: Answer[V],
-        outlook: Outlook,
-        failure: Failure | None = None,
-    ) -> None:
-        """E9: until when memory may give this answer, by itself or if the store agrees."""
-        stands = until = NEVER
-        if failure is not None:
-            until = min(outlook.until, failure.retry_at)
-        elif answer.verdict is Verdict.FRESH:
-            stands = until = outlook.until
-        until = min(until, outlook.now + self._memory_for) if self._memory_for else NEVER
-        self.front.put(key, _light(copy), answer, until=until, stands=stands, bucket=outlook.bucket)
 
     def _value(self, key: K, copy: Copy) -> tuple[bool, V | None]:
         """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from stillfresh.clock import Clock
 from stillfresh.engine.model import Answer, Origin
+from stillfresh.engine.rules import NOTHING
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure, Record
@@ -190,11 +191,13 @@ class Queue(Generic[K, V]):
         self._urgent: deque[Flight[K, V]] = deque()
         self._running = 0
 
-    def add(self, key: K, id_: str) -> Flight[K, V]:
+    def add(self, key: K, id_: str, record: Record = NOTHING) -> Flight[K, V]:
         """The flight of this key: the one there is, or a new one at the end of the queue."""
         if (flight := self.flights.get(key)) is None:
             flight = self.flights[key] = Flight(key, id_)
             self._pending.append(flight)
+            if record is not NOTHING:
+                flight.saw(record)
         if CURRENT.get() is not None:
             self._hurry(flight)
         return flight

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from secrets import token_hex
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -199,14 +199,21 @@ class Loader(Generic[K, V]):
         context = self._runtime.context.copy()
         context.run(CURRENT.set, batch)
         load = self._runtime.child(self._spec.load(list(keys)), context)
+        try:
+            await asyncio.sleep(0)
+            if not load.done():
+                await self._guarded(load, leases)
+        finally:
+            load.cancel()
+            load.add_done_callback(looked_at)
+        return self._results(keys, load)
+
+    async def _guarded(self, load: "asyncio.Task[Any]", leases: list[Lease]) -> None:
         guard = self._runtime.child(self._guard(leases), None)
         try:
             await asyncio.wait([load, guard], return_when=asyncio.FIRST_COMPLETED)
         finally:
             guard.cancel()
-            load.cancel()
-            load.add_done_callback(looked_at)
-        return self._results(keys, load)
 
     def _results(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
         kind = self._spec.kind
@@ -244,12 +251,13 @@ class Loader(Generic[K, V]):
             gone = Policy(terms.absent_for, terms.absent_stale_for)
             is_kept = result is ABSENT or flight.seen is not None
             return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
-        own, raw = None, cast("V", result)
+        policy, raw = terms.policy, result
         if isinstance(result, Loaded):
-            own, raw = own_policy(terms, result), result.value
-        policy = jittered(terms, self._runtime.dice(), own)
+            policy, raw = own_policy(terms, result), result.value
+        if terms.jitter:
+            policy = jittered(policy, terms.jitter, self._runtime.dice())
         try:
-            data = codec.encode(raw)
+            data = codec.encode(raw)  # type: ignore[arg-type]  # an annotation is a promise
             return Landing(Copy(generation, sent, policy, data), codec.decode(data))
         except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
             kept = LoadFailed(f"the value cannot be stored: {error_text(exc)}")

@@ -205,15 +205,6 @@ class Outlook(Struct, frozen=True):
     until: float
     """Nothing of this changes until then."""
 
-    def is_of(self, copy: Copy, now: float) -> bool:
-        """Terms are compared as objects: what is loaded together shares them."""
-        return (
-            self.policy is copy.policy
-            and self.fetched_at == copy.fetched_at
-            and self.mark is copy.mark
-            and self.now == now
-        )
-
 
 def outlook_of(copy: Copy, now: float) -> Outlook:
     policy, fetched_at, mark = copy.policy, copy.fetched_at, copy.mark
@@ -232,12 +223,9 @@ def stamped(now: float) -> float:
     return floor(round(now * 1000, 3)) / 1000
 
 
-def jittered(terms: Terms, dice: float, own: Policy | None = None) -> Policy:
+def jittered(policy: Policy, jitter: float, dice: float) -> Policy:
     """E10: drawn once, never longer than promised, stored with the copy so that all agree."""
-    policy = terms.policy if own is None else own
-    if not terms.jitter:
-        return policy
-    fresh_for = policy.fresh_for * (1 - terms.jitter * dice)
+    fresh_for = policy.fresh_for * (1 - jitter * dice)
     return Policy(fresh_for, policy.stale_for, policy.error_for)
 
 

@@ -12,7 +12,7 @@ from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, w
 from stillfresh.engine.front import NEVER
 from stillfresh.engine.loader import Landing
 from stillfresh.engine.model import Answer, Origin
-from stillfresh.engine.rules import NOTHING, Fail, Load, Serve, plan_read
+from stillfresh.engine.rules import Fail, Load, Serve, plan_read
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Record
@@ -23,6 +23,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MAX_ROUNDS: Final = 2
+LOADED: Final = Origin.LOADED
+STALE: Final = Verdict.STALE
 
 
 class Tower(Generic[K, V]):
@@ -68,21 +70,17 @@ class Tower(Generic[K, V]):
                 )
                 return
         flight = self.flight(key, id_, record)
-        flight.forced = flight.forced or forced
+        flight.forced |= forced
         flight.join(waiter)
 
     def flight(self, key: K, id_: str, record: Record) -> Flight[K, V]:
         """The one there is, or a new one that builds on what the record says."""
-        is_new = key not in self.queue.flights
-        flight = self.queue.add(key, id_)
-        if is_new:
-            if record is not NOTHING:
-                flight.saw(record)
-            if record.copy is None and key in self._shelf.front.entries:
-                self._shelf.front.drop(key)  # deleted, by whatever process
+        front = self._shelf.front
+        if record.copy is None and key in front.entries and key not in self.queue.flights:
+            front.drop(key)  # deleted, by whatever process
         if not self._flushing:
             self._flush_soon()
-        return flight
+        return self.queue.add(key, id_, record)
 
     def give_fallback(self, key: K, copy: Copy, waiters: list[Waiter[K, V]]) -> None:
         """E2: EXPIRED is served if the load fails."""
@@ -162,15 +160,14 @@ class Tower(Generic[K, V]):
             self._tell_failure(flight, told, landing.error)
         elif (copy := landing.copy) is not None:
             shelf, key, value = self._shelf, flight.key, landing.value
-            outlook, origin = shelf.outlook(copy, now), Origin.LOADED
-            verdict = Verdict.STALE if overtaken else outlook.verdict
-            for waiter in told:
-                waiter.settle(key, shelf.made(copy, value, verdict, origin))
-                origin = Origin.ANOTHER
+            outlook = shelf.outlook(copy, now)
+            verdict = STALE if overtaken else outlook.verdict
+            self._tell_value(key, told, copy, value, verdict)
             if not overtaken:
-                shelf.landed(key, copy, value, outlook, stored=stored)
+                keep = shelf.keep if stored else shelf.keep_unstored
+                keep(key, copy, value, outlook)
                 if key in self._watched:
-                    self._tell_landed(key, shelf.made(copy, value, verdict, Origin.LOADED), copy)
+                    self._tell_landed(key, shelf.made(copy, value, verdict, LOADED), copy)
         # Overtaken by an invalidation, one more load follows; who only lost the lease, by running
         # past it, may do so for ever, and gives up unless somebody waits.
         flight.wanted = landing.error is None and (
@@ -178,6 +175,15 @@ class Tower(Generic[K, V]):
         )
         if flight.wanted or others or flight.after:
             self._again(flight, [*others, *flight.after])
+
+    def _tell_value(
+        self, key: K, told: list[Waiter[K, V]], copy: Copy, value: V | None, verdict: Verdict
+    ) -> None:
+        """The first who asked had it loaded; the others share it."""
+        origin = LOADED
+        for waiter in told:
+            waiter.settle(key, self._shelf.made(copy, value, verdict, origin))
+            origin = Origin.ANOTHER
 
     def _tell_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
         if self._landed is not None:
