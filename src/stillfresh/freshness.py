@@ -10,10 +10,23 @@ from typing import Final
 
 from stillfresh.durations import Duration, seconds
 
-__all__ = ["MAX_SKEW", "Policy", "Verdict", "age_of", "is_fresh", "is_fresh_inclusive", "is_over"]
+__all__ = [
+    "LONGEST_LEASE",
+    "MAX_SKEW",
+    "Policy",
+    "Verdict",
+    "age_of",
+    "is_fresh",
+    "is_fresh_inclusive",
+    "is_lease_over",
+    "is_over",
+    "last_end",
+]
 
 MAX_SKEW: Final = 5.0
 """Machines' clocks differ: a copy from the future by up to this many seconds is new, not wrong."""
+LONGEST_LEASE: Final = 120.0
+"""Seconds that another deployment, or another language, may lease a key for, unknown to us."""
 
 
 class Verdict(StrEnum):
@@ -48,6 +61,20 @@ def is_fresh_inclusive(fetched_at: float, fresh_for: float, now: float) -> bool:
 def is_over(until: float, now: float) -> bool:
     """A lease or a cooldown is over at its very end: what lasts "until" excludes that moment."""
     return now >= until
+
+
+def last_end(now: float, lease_for: float) -> float:
+    """No lease that is live now ends later, if clocks are right and nobody leases for longer."""
+    return now + max(lease_for, LONGEST_LEASE) + MAX_SKEW
+
+
+def is_lease_over(until: float, now: float, lease_for: float) -> bool:
+    """S2, for one who leases for `lease_for`: at its end, or if that is too far away to be true.
+
+    Such a lease is from before the clock was set back: its holder may be dead. If it is not, it
+    cannot publish, for the token is another's then.
+    """
+    return is_over(until, now) or until > last_end(now, lease_for)
 
 
 @dataclass(frozen=True, slots=True, init=False)

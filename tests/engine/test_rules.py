@@ -143,6 +143,16 @@ class TestE5Waiting:
         assert plan_wait(Record(), None, 70) == Load()
         assert plan_wait(Record(held_until=70), None, 70) == Load()
 
+    def test_a_lease_that_ends_too_late_is_over(self) -> None:
+        """The clock was set back since: nobody waits for it, nor spares the refresh for it."""
+        far = Record(copy(), held_until=70 + 120 + 5.1)
+        assert plan_wait(far, "g1", 70, lease_for=5) == Load(copy())
+        assert plan_wait(far, "g1", 70, lease_for=300) is None
+        assert plan_read(far, 15, lease_for=5) == Serve(copy(), Verdict.STALE, refresh=True)
+        near = Record(copy(), held_until=70 + 120 + 5)
+        assert plan_wait(near, "g1", 70, lease_for=5) is None
+        assert plan_read(near, 70 - 1, lease_for=5) == plan_read(near, 70 - 1)
+
     def test_shares_the_failure(self) -> None:
         """The holder failed: so has this one, for the length of the cooldown."""
         assert plan_wait(Record(failure=COOLING), None, 70) == Fail(COOLING)

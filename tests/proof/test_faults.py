@@ -155,14 +155,15 @@ class TestT4ClockMoved:
         )
         assert loads == ["sku-0"] * 2
 
-    async def test_set_forward_a_lease_is_over(self, url: str) -> None:
+    @pytest.mark.parametrize("by", [3600, -3600])
+    async def test_a_lease_from_before_is_over(self, url: str, by: float) -> None:
         """By an hour: whoever held it has lost it, and publishes nothing over the new copy."""
         clock, loads = ManualClock(start=time.time()), list[str]()
         dead = store_for(url, clock)
         await dead.open()
         lease = (await dead.acquire(KIND, [Ask("sku-0")], LEASE_FOR))["sku-0"]
         assert isinstance(lease, Lease)
-        clock.advance(3600)
+        clock.advance(by)
         async with Cache(url, clock=clock) as cache:
             answer = await declared(cache, loads).get("sku-0")
             copy = (await dead.read(KIND, ["sku-0"]))["sku-0"].copy

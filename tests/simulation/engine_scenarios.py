@@ -10,6 +10,7 @@ from stillfresh.testing.simulator import Observed, Process, Promise, Version, Wo
 
 KEYS = ("a", "b", "c")
 SHOPS = {"eu": ("eu-1", "eu-2"), "us": ("us-1",)}
+HOUR = 3600.0
 
 
 def prices(
@@ -130,6 +131,27 @@ async def from_memory(world: World) -> None:
         await visited(process, [prices(process, process.cache(), memory_for=1.0)] * 3)
 
     world.launch(app, 2)
+
+
+async def set_back(world: World) -> None:
+    """T4, E5: clocks go back by an hour, and who loads is killed: others load what it had begun."""
+    when = world.dice.uniform(0.5, 5)
+    many = [f"k{number}" for number in range(15)]
+
+    async def app(process: Process) -> None:
+        if world.time() >= when:
+            process.jump(-HOUR)
+        resource = prices(process, process.cache(inline=True), keys=many)
+        for number in world.steps(len(many)):
+            await asyncio.sleep(world.dice.choice([0, 0.05, 0.5]))
+            await resource.get(many[number])
+
+    world.launch(app, 3)
+    await asyncio.sleep(when)
+    for process in [each for each in world.processes if each.is_alive]:
+        process.jump(-HOUR)
+        if world.dice.random() < 0.7:
+            process.kill()
 
 
 async def by_tags(world: World) -> None:

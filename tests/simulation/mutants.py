@@ -10,6 +10,7 @@ from scenarios import SCENARIOS
 
 from stillfresh.coordinator.hub import Connection
 from stillfresh.engine import loader, reads
+from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.core import Core
 from stillfresh.engine.flights import Flight
 from stillfresh.engine.front import Front
@@ -228,8 +229,15 @@ def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.ALIVE, "on_a_file")
 def the_lease_of_the_dead_never_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(memory, "is_over", lambda *_: False)
+    patch.setattr(memory, "is_lease_over", lambda *_: False)
     patch.setattr(loader, "plan_wait", lambda record, *_: None if record.held_until else 0)
+
+
+@mutant(Promise.ALIVE, "set_back")
+def a_lease_is_believed_however_far_its_end_is(patch: pytest.MonkeyPatch) -> None:
+    """The clock was set back: the lease of the dead lasts for an hour more."""
+    for module in (memory, engine_rules):
+        patch.setattr(module, "is_lease_over", lambda until, now, _: now >= until)
 
 
 @mutant(Promise.WHOLE, "over_a_network")

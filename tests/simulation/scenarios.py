@@ -7,6 +7,7 @@ from engine_scenarios import (
     inside_another,
     on_a_file,
     over_a_network,
+    set_back,
 )
 from feed_scenarios import of_a_feed
 from page_scenarios import of_pages
@@ -21,6 +22,7 @@ SCENARIOS: dict[str, Scenario] = {
         over_a_network,
         on_a_file,
         from_memory,
+        set_back,
         by_tags,
         inside_another,
         closed_and_opened,

@@ -59,6 +59,13 @@ class TestT2Leases:
         with breaks(Promise.HOLDER):
             granted(ledger, 2, "t2", now=9)
 
+    def test_a_holder_from_before_the_clock_was_set_back(self, ledger: Ledger) -> None:
+        """Is none any more: neither a second holder, nor one who may publish."""
+        granted(ledger, 1, "t1", now=3600)
+        granted(ledger, 2, "t2")
+        with breaks(Promise.LOST):
+            publish(ledger, "t1")
+
     def test_a_lease_that_ended_was_voided_or_was_given_back_is_free(self, ledger: Ledger) -> None:
         granted(ledger, 1, "t1")
         granted(ledger, 2, "t2", now=10)

@@ -64,7 +64,7 @@ class Core(Generic[K, V]):
 
     def _new_tower(self) -> Tower[K, V]:
         queue: Queue[K, V] = Queue(self.spec.max_batch, self.spec.concurrency)
-        return Tower(self.spec.kind, self.shelf, queue, self.watcher.watches)
+        return Tower(self.spec, self.shelf, queue, self.watcher.watches)
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -248,8 +248,7 @@ class Core(Generic[K, V]):
             self.overtake([key for key in known if self.spec.may_have(key, tag)])
 
     async def explain(self, key: K) -> Explanation:
-        runtime = await self.ready()
-        id_ = self._text(key)
+        runtime, id_ = await self.ready(), self._text(key)
         records = await runtime.store.read(self.spec.kind, [id_])
         return explain(
             self.spec.kind,
@@ -258,6 +257,7 @@ class Core(Generic[K, V]):
             runtime.clock(),
             loading_here=self._tower.is_loading(key),
             in_memory=key in self.shelf.front.entries,
+            lease_for=self.spec.lease_for,
         )
 
     def is_full(self, key: K) -> bool:
@@ -333,7 +333,7 @@ class Core(Generic[K, V]):
         return records
 
     def _answer(self, key: K, id_: str, record: Record, now: float, waiter: Waiter[K, V]) -> None:
-        match plan_read(record, now):
+        match plan_read(record, now, self.spec.lease_for):
             case Serve() as plan:
                 served = self.shelf.serve(key, plan, now)
                 if served is None:

@@ -3,8 +3,10 @@
 Pure: what the store and the process know in, an Explanation out.
 """
 
+from msgspec.structs import replace
+
 from stillfresh.engine.model import Explanation
-from stillfresh.engine.rules import fresh_until, is_cooling, is_held, verdict_of
+from stillfresh.engine.rules import FOR_EVER, fresh_until, is_cooling, is_held, verdict_of
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import Mark, Record
 
@@ -36,10 +38,13 @@ def explain(
     *,
     loading_here: bool,
     in_memory: bool,
+    lease_for: float = FOR_EVER,
 ) -> Explanation:
     """Everything known about one entry."""
     copy, failure = record.copy, record.failure
     verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
+    held_until = record.held_until if is_held(record, now, lease_for) else None
+    record = replace(record, held_until=held_until)
     return Explanation(
         resource=resource,
         key=key,
@@ -48,7 +53,7 @@ def explain(
         fresh_until=None if copy is None else fresh_until(copy),
         invalidated=copy is not None and copy.mark is not Mark.NONE,
         loading_here=loading_here,
-        held_until=record.held_until if is_held(record, now) else None,
+        held_until=held_until,
         failures=0 if failure is None else failure.count,
         retry_at=None if failure is None else failure.retry_at,
         error=None if failure is None else failure.error,
@@ -67,7 +72,7 @@ def _text(
     parts = [f"{resource} {key!r}: {what}; {then or reads[verdict]}."]
     if loading_here:
         parts.append("It is being loaded by this process.")
-    elif record.held_until is not None and is_held(record, now):
+    elif record.held_until is not None:
         parts.append(
             f"Another process is loading it, until {record.held_until - now:.1f} s from now."
         )

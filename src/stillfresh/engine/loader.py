@@ -163,7 +163,7 @@ class Loader(Generic[K, V]):
         now, waiting = self._runtime.clock(), []
         for flight in flights:
             record = records.get(flight.id, Record())
-            if plan_wait(record, flight.seen, now) is None:
+            if plan_wait(record, flight.seen, now, self._spec.lease_for) is None:
                 waiting.append(flight)
             else:
                 self._look(flight, record)

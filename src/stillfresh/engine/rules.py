@@ -12,11 +12,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 from msgspec import Struct
 
 from stillfresh.engine.model import Loaded
-from stillfresh.freshness import Policy, Verdict, age_of, is_over
+from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 
 __all__ = [
     "AGE_BUCKETS",
+    "FOR_EVER",
     "NOTHING",
     "Fail",
     "Load",
@@ -45,6 +46,8 @@ __all__ = [
 K = TypeVar("K", bound=Hashable)
 
 NOTHING: Final = Record()
+FOR_EVER: Final = float("inf")
+"""For one who does not know how long a key is leased: whatever a lease says is believed."""
 AGE_BUCKETS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 """Upper bounds, in seconds, of the histogram of age at serving."""
 FIRST_COOLDOWN: Final = 1.0
@@ -102,12 +105,12 @@ def is_cooling(failure: Failure | None, now: float) -> bool:
     return failure is not None and not is_over(failure.retry_at, now)
 
 
-def is_held(record: Record, now: float) -> bool:
-    """E5: somebody is loading it already."""
-    return record.held_until is not None and not is_over(record.held_until, now)
+def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
+    """E5: somebody is loading it already, as far as one can tell who leases for `lease_for`."""
+    return record.held_until is not None and not is_lease_over(record.held_until, now, lease_for)
 
 
-def plan_read(record: Record, now: float) -> Plan:
+def plan_read(record: Record, now: float, lease_for: float = FOR_EVER) -> Plan:
     """E2, E7: FRESH is served, STALE served and refreshed, EXPIRED and GONE wait for a load."""
     copy, failure = record.copy, record.failure
     verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
@@ -119,19 +122,21 @@ def plan_read(record: Record, now: float) -> Plan:
     if cooling is not None:
         return Serve(copy, verdict, failure=cooling)
     if verdict is Verdict.STALE:
-        return Serve(copy, verdict, refresh=not is_held(record, now))
+        return Serve(copy, verdict, refresh=not is_held(record, now, lease_for))
     return Load(fallback=copy)
 
 
-def plan_wait(record: Record, seen: str | None, now: float) -> Plan | None:
+def plan_wait(
+    record: Record, seen: str | None, now: float, lease_for: float = FOR_EVER
+) -> Plan | None:
     """E5: what one does who waits for another's load; None: wait on.
 
     A copy that is not the one seen, or a failure, is read as any other; a lease that is gone or
     has ended is an invitation to load.
     """
     if record.copy is not None and record.copy.generation != seen:
-        return plan_read(record, now)
-    if is_held(record, now):
+        return plan_read(record, now, lease_for)
+    if is_held(record, now, lease_for):
         return None
     return plan_read(record, now) if is_cooling(record.failure, now) else Load(record.copy)
 

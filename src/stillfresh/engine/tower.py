@@ -13,6 +13,7 @@ from stillfresh.engine.front import NEVER
 from stillfresh.engine.loader import Landing
 from stillfresh.engine.model import Answer, Origin
 from stillfresh.engine.rules import Fail, Load, Serve, plan_read
+from stillfresh.engine.spec import Spec
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Record
@@ -31,11 +32,12 @@ class Tower(Generic[K, V]):
     """The flights of one resource, from the first who asks to the last who is told."""
 
     def __init__(
-        self, kind: str, shelf: Answers[K, V], queue: Queue[K, V], watched: Container[K]
+        self, spec: Spec[K, V], shelf: Answers[K, V], queue: Queue[K, V], watched: Container[K]
     ) -> None:
         self.queue = queue
         self._watched = watched
-        self._kind = kind
+        self._kind = spec.kind
+        self._lease_for = spec.lease_for
         self._shelf = shelf
         self._start: Callable[[], None] | None = None
         self._landed: Callable[[K, Answer[V], Copy], None] | None = None
@@ -115,7 +117,7 @@ class Tower(Generic[K, V]):
         flight.saw(record)
         now = self._shelf.now()
         early, late = flight.early, [*flight.late, *flight.after]
-        match plan_read(record, now):
+        match plan_read(record, now, self._lease_for):
             case Serve() as plan if _is_answer(flight, plan.copy, seen) and (
                 answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER)
             ):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, NotOpen
-from stillfresh.freshness import is_over
+from stillfresh.freshness import is_lease_over, is_over
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -111,7 +111,7 @@ class MemoryStore:
         row = self._opened().setdefault((kind, ask.id), Row())
         if row.copy is not None and row.copy.generation != ask.seen:
             return Newer(row.record(known=None))
-        if row.token is not None and not is_over(row.held_until, now):
+        if row.token is not None and not is_lease_over(row.held_until, now, lease_for):
             return Held(row.held_until)
         row.token, row.held_until = self._new_token(), now + lease_for
         self._tag(kind, ask, row)

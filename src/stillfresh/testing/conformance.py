@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, NotOpen
-from stillfresh.freshness import Policy
+from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW, Policy
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -60,6 +60,10 @@ class StoreConformance:
     async def pass_time(self, seconds: float) -> None:
         """Let the store's clock move on."""
         self.clock.advance(seconds)
+
+    async def set_back(self, seconds: float) -> None:
+        """Let the store's clock go back, where that can be done."""
+        await self.pass_time(-seconds)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Store]:
@@ -217,6 +221,26 @@ class StoreConformance:
             assert isinstance(await self.ask(store), Held)
             await self.pass_time(self.LEASE * 0.6)
             assert isinstance(await self.ask(store), Lease)
+
+    async def test_a_lease_from_before_the_clock_was_set_back_is_over(self) -> None:
+        """S2: it ends further away than a lease can; who holds it still can do nothing."""
+        async with self.opened() as store:
+            old = await self.lease(store)
+            await self.set_back(3600)
+            new = await self.lease(store)
+            assert isinstance(await self.ask(store), Held)
+            assert await store.renew(KIND, [old], self.LEASE) == {"a"}
+            assert await store.publish(KIND, {"a": (old, self.copy(old))}) == {"a"}
+            assert await store.publish(KIND, {"a": (new, self.copy(new))}) == set()
+
+    async def test_who_leases_for_longer_is_not_disturbed(self) -> None:
+        """Another deployment's lease may be longer than ours, by as much as clocks may differ."""
+        async with self.opened() as store:
+            await store.acquire(KIND, [Ask("a")], LONGEST_LEASE)
+            await self.set_back(MAX_SKEW)
+            assert isinstance(await self.ask(store), Held)
+            await store.acquire(KIND, [Ask("b")], 3600)
+            assert isinstance((await store.acquire(KIND, [Ask("b")], 3600))["b"], Held)
 
     async def test_who_was_replaced_can_do_nothing(self) -> None:
         """S2: the old holder neither renews, releases nor publishes; the new one is undisturbed."""

@@ -8,6 +8,7 @@ who is refused after a lost answer finds its own token in the row, and has won (
 from typing import Any, Final
 
 from stillfresh.errors import LeaseHeld, LeaseLost
+from stillfresh.freshness import last_end
 from stillfresh.stores.aws import CONDITION, Refused
 from stillfresh.stores.contract import Failure, Mark
 from stillfresh.stores.dynamodb.rows import RELEASED, failure_attributes
@@ -16,6 +17,7 @@ from stillfresh.stores.dynamodb.schema import (
     META,
     FaceTheoryCacheLease,
     Item,
+    ended_at,
     key_of,
     number,
     text,
@@ -27,6 +29,8 @@ __all__ = ["Leases"]
 
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
+    # Further away than a lease can end: from before the clock was set back.
+    " OR lease_expires_at > :last"
     # A row without an end is no lease: nobody would ever be free of it.
     " OR NOT attribute_type(lease_expires_at, :number)"
 )
@@ -45,7 +49,8 @@ class Leases:
         self, lease: FaceTheoryCacheLease, *, now: float, beside: Item | None = None
     ) -> Item | None:
         """I4: PutItem, unless it is held; returns the row of the ended lease that it replaced."""
-        given = values(now=whole(now), number="N")
+        last = ended_at(last_end(now, lease.lease_expires_at - now))
+        given = values(now=whole(now), last=last, number="N")
         try:
             return await self._table.put(lease.item() | (beside or {}), FREE, given)
         except Refused as exc:

@@ -11,6 +11,7 @@ from typing import Final
 
 import apsw
 
+from stillfresh.freshness import is_lease_over
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -85,7 +86,7 @@ def acquire(
     grants: dict[str, Grant] = {}
     for ask in asks:
         row = connection.execute(sql.point, (ask.seen, ask.id)).get
-        grant = None if row is None else _denied(record_of(row, ask.seen), ask, now)
+        grant = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
         if grant is None:
             grant = Lease(ask.id, new_token(), expires_at / 1000)
             connection.execute(sql.lease, (ask.id, grant.token, expires_at))
@@ -94,12 +95,13 @@ def acquire(
     return grants
 
 
-def _denied(record: Record, ask: Ask, now: float) -> Grant | None:
+def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | None:
     """E5: only for the copy that was seen; who saw another one gets the one there is."""
     if record.copy is not None and record.copy.generation != ask.seen:
         return Newer(record)
-    if record.held_until is not None and at_least(record.held_until) > at_most(now):
-        return Held(record.held_until)
+    until = record.held_until
+    if until is not None and not is_lease_over(until, at_most(now) / 1000, lease_for):
+        return Held(until)
     return None
 
 

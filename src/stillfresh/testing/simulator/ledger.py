@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from stillfresh.freshness import Verdict, is_over
+from stillfresh.freshness import Verdict, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Grant, Lease
 from stillfresh.testing.simulator.promises import Broken, Promise
 
@@ -110,7 +110,8 @@ class Ledger:
 
     def _grant(self, process: int, key: Key, lease: Lease, now: float) -> None:
         held = self._holders.get(key)
-        if held is not None and not is_over(held.until, now):
+        lease_for = lease.expires_at - now
+        if held is not None and not is_lease_over(held.until, now, lease_for):
             raise Broken(
                 Promise.HOLDER,
                 f"{_name(key)} was given to process {process} while process {held.process} has it",
