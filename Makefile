@@ -39,13 +39,15 @@ format: $(VENV)/.dev ## format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-diagrams: $(VENV)/.dev ## write what the docs take from the code: diagrams and tables
+diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures: diagrams and tables
 	$(BIN)/python scripts/diagrams.py
 	$(BIN)/python scripts/cli_help.py
+	$(BIN)/python scripts/figures.py
 	$(BIN)/python tests/waiting/waiting_page.py
 
-bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers; rewrites docs/benchmarks.md
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about twelve minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
+	$(BIN)/python scripts/figures.py
 
 screenshots: $(VENV)/.dev ## take the pictures of the demo and the dashboard in docs/images, anew
 	$(BIN)/python scripts/screenshots.py

@@ -1,11 +1,12 @@
 """T6: the same scenarios against stillfresh and its peers; what happens, not how fast.
 
-`python -m benchmarks.behaviours NAME FOLDER SECONDS` is one of several processes that share a
-folder: it says `ready`, waits for a line, asks for the value (a load takes so many seconds and says
-`loading`) and says `got` and the value.
+`python -m benchmarks.behaviours NAME FOLDER REDIS LEASE SECONDS` is one of several processes that
+share a folder or a server. For each round it reads its number and says `ready`, reads `ask`, asks
+for the value (a load takes so many seconds and says `loading`) and says `got`.
 """
 
 import asyncio
+import importlib
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks.harness import Progress, Section
-from benchmarks.subjects import SUBJECTS, Shared, Subject, Tasks, Threads
+from benchmarks.redis_store import server
+from benchmarks.subjects import LEASE_FOR, OURS, Place, Shared, Subject, Tasks, Threads
 
-__all__ = ["section"]
+__all__ = ["SCENARIOS", "compared", "section"]
 
-NOT_APPLICABLE = "–"
+ROOT = Path(__file__).parent.parent
+NOT_APPLICABLE = "—"
 TASKS = THREADS = 16
 PROCESSES = 4
 ROUNDS = 3
@@ -31,6 +34,8 @@ PATIENCE = 5.0
 """Seconds that a scenario may take to come to its end."""
 INHERITING = 8.0
 """The same for who comes after a dead holder: locks and leases last as long as by default."""
+STARTING = 60.0
+"""The same for a process to have imported everything."""
 GATHERING = 0.3
 """Seconds for threads to come to where they wait: nobody can see that from outside."""
 
@@ -111,7 +116,15 @@ async def fill_after_invalidate(tasks: Tasks) -> str:
         upstream.go.set()
         await asyncio.wait([early], timeout=PATIENCE)
         again = await asyncio.wait_for(way.get(), PATIENCE)
+        await way.drop()
+        checked(again, await asyncio.wait_for(way.get(), PATIENCE))
     return "yes" if again > 1 else "**no**"
+
+
+def checked(before: int, after: int) -> None:
+    """Dropped while nobody loads: if not even that works, it is we who use the library wrongly."""
+    if after <= before:
+        raise AssertionError("what was dropped is served again")
 
 
 def fill_after_invalidate_by_threads(threads: Threads) -> str:
@@ -125,6 +138,8 @@ def fill_after_invalidate_by_threads(threads: Threads) -> str:
         upstream.go.set()
         early.result(PATIENCE)
         again = way.get()
+        way.drop()
+        checked(again, way.get())
     return "yes" if again > 1 else "**no**"
 
 
@@ -164,12 +179,17 @@ def loads_by_threads(threads: Threads) -> int:
 
 
 class Worker:
-    """One of the processes that share a folder."""
+    """One of the processes that share a place."""
 
-    def __init__(self, name: str, folder: Path, seconds: float) -> None:
-        command = [sys.executable, "-m", "benchmarks.behaviours", name, str(folder), str(seconds)]
+    def __init__(self, name: str, place: Place, seconds: float) -> None:
+        about = [name, str(place.folder), place.redis, str(place.lease_for), str(seconds)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            [sys.executable, "-m", "benchmarks.behaviours", *about],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
         self.said: list[str] = []
         self._changed = threading.Condition()
@@ -182,9 +202,9 @@ class Worker:
                 self.said.append(line.strip())
                 self._changed.notify_all()
 
-    def ask(self) -> None:
+    def tell(self, line: str) -> None:
         if self.process.stdin is not None:
-            self.process.stdin.write("ask\n")
+            self.process.stdin.write(f"{line}\n")
 
     def waits_for(self, word: str, seconds: float) -> bool:
         """Did it say that, in time?"""
@@ -201,70 +221,96 @@ class Worker:
 
 
 @contextmanager
-def workers(name: str, seconds: list[float]) -> Iterator[list[Worker]]:
-    """One for each, ready; the number is how long its load takes."""
+def place_for(subject: Subject) -> Iterator[Place]:
+    """Empty, and gone afterwards."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        port = stack.enter_context(server()) if subject.on_redis else None
+        redis = "" if port is None else f"redis://127.0.0.1:{port}"
+        yield Place(Path(folder), redis, LEASE_FOR)
+
+
+@contextmanager
+def workers(subject: Subject, seconds: list[float]) -> Iterator[list[Worker]]:
+    """One for each; the number is how long its load takes."""
+    with place_for(subject) as place, ExitStack() as stack:
         started = []
         for long in seconds:
-            worker = Worker(name, Path(folder), long)
+            worker = Worker(subject.name, place, long)
             stack.callback(worker.kill)
             started.append(worker)
-        for worker in started:
-            if not worker.waits_for("ready", 4 * PATIENCE):
-                raise AssertionError(f"{name}: a process did not start")
         yield started
 
 
-def stampede_of_processes(name: str) -> str:
+def made_ready(workers: list[Worker], turn: int) -> None:
+    for worker in workers:
+        worker.tell(str(turn))
+    for worker in workers:
+        if not worker.waits_for(f"ready {turn}", STARTING):
+            raise AssertionError("a process did not start")
+
+
+def stampede_of_processes(subject: Subject) -> str:
     """Four processes, one cold key, a load of half a second: how many loads?"""
-    rounds = [loads_by_processes(name) for _ in range(ROUNDS)]
-    return "**unanswered**" if None in rounds else counted(max(loads or 0 for loads in rounds))
+    worst = 0
+    with workers(subject, [0.5] * PROCESSES) as started:
+        for turn in range(ROUNDS):
+            loads = loads_by_processes(started, turn)
+            if loads is None:
+                return "**unanswered**"
+            worst = max(worst, loads)
+    return counted(worst)
 
 
-def loads_by_processes(name: str) -> int | None:
+def loads_by_processes(workers: list[Worker], turn: int) -> int | None:
     """None: somebody was not answered in time."""
-    with workers(name, [0.5] * PROCESSES) as started:
-        for worker in started:
-            worker.ask()
-        answered = [worker.waits_for("got", PATIENCE) for worker in started]
-        loads = sum("loading" in worker.said for worker in started)
-    return loads if all(answered) else None
+    made_ready(workers, turn)
+    for worker in workers:
+        worker.tell("ask")
+    answered = [worker.waits_for(f"got {turn}", 2 * PATIENCE) for worker in workers]
+    for worker in workers:
+        worker.tell("close")
+    return sum(f"loading {turn}" in it.said for it in workers) if all(answered) else None
 
 
-def dead_holder(name: str) -> str:
+def dead_holder(subject: Subject) -> str:
     """A process is killed in the middle of its load: does the next one get a value in time?"""
-    with workers(name, [60.0, 0.0]) as (holder, heir):
-        holder.ask()
-        if not holder.waits_for("loading", PATIENCE):
-            raise AssertionError(f"{name}: the holder did not load")
+    with workers(subject, [60.0, 0.0]) as started:
+        holder, heir = started
+        made_ready(started, 0)
+        holder.tell("ask")
+        if not holder.waits_for("loading 0", PATIENCE):
+            raise AssertionError("the holder did not load")
         holder.kill()
-        heir.ask()
-        return "yes" if heir.waits_for("got", INHERITING) else "**no**"
+        began = time.monotonic()
+        heir.tell("ask")
+        served = heir.waits_for("got 0", INHERITING)
+        return f"yes, in {time.monotonic() - began:.1f} s" if served else "**no**"
 
 
-def worker(shared: Shared, folder: Path, seconds: float) -> None:
+def worker(shared: Shared, place: Place, seconds: float) -> None:
+    """A place of its own for each round; nothing is closed while others still ask."""
+
     def say(word: str) -> None:
         print(word, flush=True)
 
-    def load() -> int:
-        say("loading")
-        time.sleep(seconds)
-        return 1
+    for turn in map(str.strip, sys.stdin):
 
-    with shared(load, folder) as way:
-        say("ready")
-        sys.stdin.readline()
-        way.get()
-        say("got")
-        sys.stdin.readline()  # until it is killed: nothing is closed while others still ask
+        def load(turn: str = turn) -> int:
+            say(f"loading {turn}")
+            time.sleep(seconds)
+            return 1
+
+        with shared(load, place.of(turn)) as way:
+            say(f"ready {turn}")
+            sys.stdin.readline()
+            way.get()
+            say(f"got {turn}")
+            sys.stdin.readline()
 
 
 def of_tasks(scenario: Callable[[Tasks], Coroutine[Any, Any, str]]) -> Scenario:
     async def bounded(tasks: Tasks) -> str:
-        try:
-            return await asyncio.wait_for(scenario(tasks), 4 * PATIENCE)
-        except TimeoutError:
-            return "**hangs**"
+        return await asyncio.wait_for(scenario(tasks), 4 * PATIENCE)
 
     return lambda subject: (
         NOT_APPLICABLE if subject.tasks is None else asyncio.run(bounded(subject.tasks))
@@ -275,8 +321,8 @@ def of_threads(scenario: Callable[[Threads], str]) -> Scenario:
     return lambda subject: NOT_APPLICABLE if subject.threads is None else scenario(subject.threads)
 
 
-def of_processes(scenario: Callable[[str], str]) -> Scenario:
-    return lambda subject: "not shared" if subject.shared is None else scenario(subject.name)
+def of_processes(scenario: Callable[[Subject], str]) -> Scenario:
+    return lambda subject: NOT_APPLICABLE if subject.shared is None else scenario(subject)
 
 
 def filled(subject: Subject) -> str:
@@ -295,27 +341,59 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def section(progress: Progress) -> Section:
-    """The table of T6."""
-    lines = []
-    for subject in SUBJECTS:
+def compared(subjects: list[Subject], progress: Progress) -> list[list[str]]:
+    """A line for each, under a head: what happened in each scenario."""
+    lines = [["library", *SCENARIOS]]
+    for subject in subjects:
         cells = []
         for name, scenario in SCENARIOS.items():
-            progress(f"{subject.name}: {name}")
-            cells.append(scenario(subject))
+            progress(f"{subject.name.replace('*', '')}: {name}")
+            cells.append(examined(scenario, subject))
         lines.append([subject.name, *cells])
-    used = "\n".join(f"- {subject.name}: {subject.used}" for subject in SUBJECTS)
+    return lines
+
+
+def examined(scenario: Scenario, subject: Subject) -> str:
+    """One that cannot be carried out is no reason to go without the rest."""
+    try:
+        return scenario(subject)
+    except TimeoutError:
+        return "**hangs**"
+    except AssertionError as exc:
+        return f"not examined: {exc}"
+
+
+def peers() -> tuple[list[Subject], str]:
+    """Those that are installed with the benchmarks; else why there are none."""
+    try:
+        return importlib.import_module("benchmarks.peers").PEERS, ""
+    except ModuleNotFoundError as exc:
+        return [], f"Without the peers: {exc.name} is not installed (`make bench` installs it). "
+
+
+def section(progress: Progress) -> Section:
+    """The table of T6."""
+    others, why = peers()
+    subjects = [*OURS, *others]
+    used = "\n".join(f"- {subject.name}: {subject.used}" for subject in subjects)
     return Section(
         "Behaviours (T6)",
-        words=[["library", *SCENARIOS], *lines],
+        words=compared(subjects, progress),
         notes=(
-            f"–: the library has no call for it. Threads and processes: the worst of {ROUNDS} "
-            f"rounds. Each was used as its documentation says:\n\n{used}"
+            f"{why}{NOT_APPLICABLE}: the library has no call for it. Threads and processes: the "
+            f"worst of {ROUNDS} rounds. Processes are real ones; who dies is killed (`SIGKILL`). "
+            f"Each library was used as its documentation says:\n\n{used}"
         ),
     )
 
 
+def main(name: str, folder: str, redis: str, lease_for: str, seconds: str) -> None:
+    """Peers are imported only by who needs them: a process of ours starts in less."""
+    found = next((subject for subject in OURS if subject.name == name), None)
+    found = found or next(subject for subject in peers()[0] if subject.name == name)
+    if found.shared is not None:
+        worker(found.shared, Place(Path(folder), redis, float(lease_for)), float(seconds))
+
+
 if __name__ == "__main__":
-    chosen = {subject.name: subject.shared for subject in SUBJECTS}[sys.argv[1]]
-    if chosen is not None:
-        worker(chosen, Path(sys.argv[2]), float(sys.argv[3]))
+    main(*sys.argv[1:])

@@ -1,4 +1,7 @@
-"""C6: what a tick costs with many subscribed, and 10,000 watched ids against a timer for each."""
+"""C6: what a tick costs with many subscribed, and 10,000 watched ids against a timer for each.
+
+The same ids are polled by TanStack Query, in Node, where npm can install it.
+"""
 
 import asyncio
 import gc
@@ -15,7 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
+from benchmarks import tried
 from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_on_loop
+from benchmarks.tanstack import Missing, Polled, installed, polled
 from stillfresh import Cache
 from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.coordinator.rules import milliseconds
@@ -24,6 +29,7 @@ from stillfresh.testing import ManualClock
 
 __all__ = ["section"]
 
+TITLE = "TTL coordinator (C6)"
 SIZES = (1_000, 10_000, 100_000)
 WATCHED = 10_000
 BATCH = 20
@@ -274,7 +280,12 @@ def section(progress: Progress) -> Section:
         Row("C6", "the same id with 100,000 subscribed, against 1,000", costs[-1] / costs[0])
     )
     rows += kept_fresh(progress, figures)
-    return Section("TTL coordinator", rows, figures)
+    try:
+        peer, told = tanstack(progress)
+    except Missing as exc:
+        return Section(TITLE, rows, figures, f"TanStack Query was not measured: {exc}.")
+    rows += against_tanstack(figures, peer)
+    return Section(TITLE, rows, figures, told)
 
 
 def kept_fresh(progress: Progress, figures: dict[str, Figures]) -> list[Row]:
@@ -289,20 +300,53 @@ def kept_fresh(progress: Progress, figures: dict[str, Figures]) -> list[Row]:
             gc.collect()
     gc.enable()
     mine, other = summed(ours), summed(theirs)
-    figures["10,000 watched ids, requests"] = {
+    figures[f"{WATCHED:,} watched ids, requests"] = {
         "watch": mine.requests,
         "a timer each": other.requests,
     }
-    figures["10,000 watched ids, CPU s"] = {"watch": mine.cpu, "a timer each": other.cpu}
-    figures["10,000 watched ids, longest stall, ms"] = {
+    figures[f"{WATCHED:,} watched ids, CPU s"] = {"watch": mine.cpu, "a timer each": other.cpu}
+    figures[f"{WATCHED:,} watched ids, longest stall, ms"] = {
         "watch": mine.stall,
         "a timer each": other.stall,
     }
     what = f"{WATCHED:,} ids kept fresh"
     return [
-        Row("C6", f"{what}: requests, against a timer each", mine.requests / other.requests, 0.06),
+        Row("C6", f"{what}: requests, against a timer each", mine.requests / other.requests, 0.05),
         Row("C6", f"{what}: CPU, against a timer each", mine.cpu / other.cpu),
         Row("C6", f"{what}: longest stall of the loop", mine.stall, 5, unit="ms"),
+    ]
+
+
+def tanstack(progress: Progress) -> tuple[Polled, str]:
+    """The same ids from the same server; and which version."""
+    progress(f"{WATCHED:,} ids polled by TanStack Query")
+    with tempfile.TemporaryDirectory() as name, server() as port:
+        told = installed(Path(name))
+        about = {"ids": WATCHED, "step": STEP, "freshFor": FRESH_FOR * 1000}
+        found = polled(Path(name), port=port, connections=CONNECTIONS, **about)
+    return found, (
+        f"{told} in Node, a `QueryObserver` with `refetchInterval` for each id, on as many "
+        "connections to the same server, once; its stall is by the wall clock, ours by CPU."
+    )
+
+
+def against_tanstack(figures: dict[str, Figures], peer: Polled) -> list[Row]:
+    ratios = {}
+    for name, value in (("requests", peer.requests), ("CPU s", peer.cpu)):
+        found = figures[f"{WATCHED:,} watched ids, {name}"]
+        found["TanStack Query"] = value
+        ratios[name] = found["watch"] / value
+    figures[f"{WATCHED:,} watched ids, longest stall, ms"]["TanStack Query"] = peer.stall
+    what = f"{WATCHED:,} ids kept fresh"
+    return [
+        Row("C6", f"{what}: requests, against TanStack Query", ratios["requests"], 0.05),
+        Row(
+            "C6",
+            f"{what}: CPU, against TanStack Query",
+            ratios["CPU s"],
+            0.1,
+            tried=tried.WATCHED_CPU,
+        ),
     ]
 
 

@@ -90,7 +90,7 @@ async def measured(aws: Any) -> Figures:  # noqa: ANN401 (as above)
 
 
 def section(progress: Progress) -> Section:
-    title = "DynamoDB + S3"
+    title = "DynamoDB and S3 (S6)"
     sys.path.append(str(HELPERS))
     try:
         import aws_servers  # noqa: PLC0415 (where the servers are is the tests' knowledge)

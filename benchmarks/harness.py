@@ -78,7 +78,10 @@ async def race_on_loop(contenders: Iterable[Contender], *, rounds: int = 51) -> 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One promise: what was measured, against what, and the target if there is one."""
+    """One promise: what was measured, against what, and the target if there is one.
+
+    `tried`, from `tried.py`, is what has been done for a target that is missed.
+    """
 
     rule: str
     what: str
@@ -86,6 +89,7 @@ class Row:
     target: float | None = None
     at_least: bool = False
     unit: str = "×"
+    tried: str = ""
 
     @property
     def kept(self) -> bool:
@@ -110,3 +114,5 @@ class Section:
     figures: dict[str, Figures] = field(default_factory=dict)
     notes: str = ""
     words: list[list[str]] = field(default_factory=list)
+    failed: str = ""
+    """Why there is nothing, or not everything, to show."""

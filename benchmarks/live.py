@@ -204,6 +204,8 @@ def section(progress: Progress) -> Section:
                 many.requests / one.requests,
                 1.1,
             ),
+            Row("G4", "connections held", VIEWERS, unit=""),
+            Row("G4", "updates a second, to all of them together", many.updates, unit="/ s"),
             Row("G4", "memory for each connection", per_connection, unit="KiB"),
             Row(
                 "G4",

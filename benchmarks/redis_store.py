@@ -112,7 +112,7 @@ def section(progress: Progress) -> Section:
         reads, leases = asyncio.run(measured(port, rounds=21))
     pairs = [(reads, HIT, BARE_HIT), (reads, BATCH, BARE_BATCH), (leases, LEASE, BARE_LEASE)]
     return Section(
-        "Redis",
+        "Redis (S5)",
         [Row("S5", f"{ours}, against {bare}", one[ours] / one[bare]) for one, ours, bare in pairs],
         {
             "Redis on the loopback, reads, µs": {name: ns / 1000 for name, ns in reads.items()},

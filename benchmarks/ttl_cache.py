@@ -15,6 +15,7 @@ import cachetools
 import moka_py
 import theine
 
+from benchmarks import tried
 from benchmarks.compiled import compiled_ttl_cache
 from benchmarks.harness import Contender, Figures, Progress, Row, Section, race
 from benchmarks.memory import bytes_per_entry
@@ -200,6 +201,7 @@ def section(progress: Progress) -> Section:
         notes=(
             "`TtlCache` is swept by a `Sweeper`; `cachetools` and `cachebox` drop in one go "
             "(`expire()`), `moka-py` and `theine` on threads of their own."
+            + ("" if compiled else " The compiled build was not measured: no C compiler here.")
         ),
     )
 
@@ -207,7 +209,13 @@ def section(progress: Progress) -> Section:
 def speed_rows(hot: Figures, many: Figures, miss: Figures) -> list[Row]:
     ours = hot["TtlCache"]
     rows = [
-        Row("M11", "`get` of a hot key, against inline", ours / hot["inline"], 1.45),
+        Row(
+            "M11",
+            "`get` of a hot key, against inline",
+            ours / hot["inline"],
+            1.45,
+            tried=tried.HOT_GET,
+        ),
         Row(
             "M11", "`get` over 100,000 keys, against inline", many["TtlCache"] / many["inline"], 1.2
         ),
@@ -228,6 +236,12 @@ def speed_rows(hot: Figures, many: Figures, miss: Figures) -> list[Row]:
 def size_rows(entry: dict[str, Figures], hold: Figures) -> list[Row]:
     worst = max(figures["stillfresh"] / figures["cachetools"] for figures in entry.values())
     return [
-        Row("M11", "memory for an entry, against `cachetools` (worst of four sizes)", worst, 0.65),
+        Row(
+            "M11",
+            "memory for an entry, against `cachetools` (worst of four sizes)",
+            worst,
+            0.65,
+            tried=tried.MEMORY_ENTRY,
+        ),
         Row("M11", HOLD, hold["TtlCache"], 5, unit="ms"),
     ]

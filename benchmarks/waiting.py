@@ -160,7 +160,7 @@ def section(progress: Progress) -> Section:
         target = 0.01 if name.startswith("one game") else None
         rows.append(Row("W14", f"{name}: against every event", counts[0] / counts[1], target))
     return Section(
-        "Longest-Waiting: refetches in a hundred turns",
+        "Longest-Waiting: refetches in a hundred turns (W14)",
         rows,
         words=words,
         notes=f"Replayed, not timed: {TURNS:,} turns each. The oracle knows when an answer would "

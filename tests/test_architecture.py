@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -33,6 +34,7 @@ LAYERS = [
 
 PURE = re.compile(r"(^|/)(freshness|durations|rules\w*|lane|model|keys)\.py$")
 """Modules that decide and do nothing else."""
+RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}
 
 
@@ -49,8 +51,13 @@ def level(which: str) -> int:
     return next(number for number, layer in enumerate(LAYERS) if which in layer)
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -67,7 +74,7 @@ def own_imports(path: Path) -> set[str]:
 class TestEveryModule:
     def test_says_what_it_is_for(self, path: Path) -> None:
         """The first line of a file tells its reader why it is there."""
-        assert ast.get_docstring(ast.parse(path.read_text()))
+        assert ast.get_docstring(tree(path))
 
     def test_imports_go_down_only(self, path: Path) -> None:
         """Nothing imports what stands above it, a sibling system, `testing`, or the flat root."""
@@ -82,7 +89,7 @@ class TestEveryModule:
         if not PURE.search(name(path)):
             return
         assert not {module.split(".")[0] for module in imports(path)} & IMPURE
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(tree(path)))
         assert not any(isinstance(node, ast.Await | ast.AsyncFunctionDef) for node in nodes)
 
     def test_the_core_needs_two_libraries(self, path: Path) -> None:
@@ -91,6 +98,10 @@ class TestEveryModule:
             return
         outside = {module.split(".")[0] for module in imports(path)} - {"stillfresh"}
         assert outside - set(sys.stdlib_module_names) <= CORE_DEPENDENCIES
+
+    def test_no_stored_bytes_can_run_code(self, path: Path) -> None:
+        """E11: no pickle, nor what is made of it, anywhere."""
+        assert not {module.split(".")[0] for module in imports(path)} & RUN_CODE
 
     def test_is_one_idea(self, path: Path) -> None:
         """A file past 350 lines usually holds two; a suite of tests grows with its contract."""
@@ -121,7 +132,7 @@ def test_functions_are_short() -> None:
     lengths = sorted(
         body_lines(node)
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     assert median(lengths) <= 5

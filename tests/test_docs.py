@@ -78,10 +78,18 @@ def test_every_make_target_exists(source: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """Links between pages name files that are there."""
+    """Links between pages name files, and headings in them, that are there."""
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for link in re.findall(r"\]\(([^)#:]+)\)", prose):
-        assert (page.parent / link).exists(), link
+    for link, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", prose):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not heading or heading in headings(target), f"{link}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """As a link names them: small letters, hyphens for spaces, no marks."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -167,9 +175,26 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
         assert not test or re.search(rf"^(async )?(class|def) {test}\b", source, re.MULTILINE), test
 
 
+def named_after_a_rule() -> Iterator[Any]:
+    """(rule, test) of every class and function whose name says which rule it proves."""
+    defined = re.compile(
+        r"^(?:async )?(?:class|def) ((?:Test|test_)([A-Z]\d+)\w*)", re.MULTILINE | re.IGNORECASE
+    )
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name, rule in defined.findall(file.read_text()):
+            yield rule.upper(), f"`{file.relative_to(ROOT)}::{name}`"
+
+
+def test_every_test_of_a_rule_is_listed() -> None:
+    """Who looks a rule up in docs/seeds.md finds all that proves it, and not a part."""
+    listed = {row.id: row.values[1] for row in rules()}
+    for rule, test in named_after_a_rule():
+        assert test in listed.get(rule, test), f"{rule}: {test}"
+
+
 def test_every_rule_that_landed_is_listed() -> None:
-    """All of M, E, S, F, I, W, C and G, and what has landed of T."""
-    counts = {"M": 12, "E": 15, "S": 7, "F": 14, "I": 16, "W": 14, "C": 14, "G": 10, "T": 4}
+    """All of M, E, S, F, I, W, C and G, and T."""
+    counts = {"M": 12, "E": 15, "S": 7, "F": 14, "I": 16, "W": 14, "C": 14, "G": 10, "T": 6}
     landed = {f"{letter}{n + 1}" for letter, count in counts.items() for n in range(count)}
     assert {parameters.id for parameters in rules()} >= landed
 
@@ -179,6 +204,14 @@ def test_diagrams_are_drawn_from_the_code() -> None:
     page = ROOT / "docs" / "coordinator.md"
     assert loaded(ROOT / "scripts" / "diagrams.py").drawn(page.read_text()) == page.read_text()
     assert "due --> queued" in page.read_text()
+
+
+def test_the_readmes_figures_were_measured() -> None:
+    """What `make diagrams` would write is what the README shows."""
+    readme, measured = (ROOT / "README.md").read_text(), ROOT / "docs" / "benchmarks.md"
+    figures = loaded(ROOT / "scripts" / "figures.py")
+    assert figures.drawn(readme, measured.read_text()) == readme
+    assert "time of a hit" in readme
 
 
 def loaded(path: Path) -> Any:

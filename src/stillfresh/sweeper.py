@@ -6,7 +6,6 @@ The timed loop is a few lines around `tick()`, which tests call themselves.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Protocol, Self
 
 from stillfresh.durations import Duration, seconds
@@ -66,12 +65,7 @@ class Sweeper:
         self._task = asyncio.create_task(self._run(), name="stillfresh-sweeper")
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

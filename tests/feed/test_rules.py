@@ -18,10 +18,12 @@ from stillfresh.feed.keys import (
     named_category,
 )
 from stillfresh.feed.rules import (
+    Fetched,
     buckets,
     comment_rows,
     covered,
     is_stale,
+    listed,
     merged,
     window,
     with_comment,
@@ -62,6 +64,25 @@ class TestF4Rules:
         assert clamped == days or not 1 <= days <= 30
         assert checked_days(clamped) == clamped
 
+    def test_what_could_not_be_stored_is_listed_as_it_would_have_been(self) -> None:
+        """F6: newest first, ties by uuid; nothing deleted, older than asked for, or of another."""
+        topics = (
+            topic("old", 7 * DAY + 1),
+            topic("b", 60),
+            topic("a", 60),
+            topic("gone", deleted=True),
+            topic("elsewhere", category_id="Sports"),
+            topic("new", 1, category_id=" General"),
+        )
+        fetched = Fetched(topics)
+        assert [it.topic_uuid for it in listed(fetched, Index("general", 7), NOW)] == [
+            "new",
+            "a",
+            "b",
+        ]
+        everything = listed(fetched, Index(None, 8), NOW)
+        assert [it.topic_uuid for it in everything] == ["new", "a", "b", "elsewhere", "old"]
+
 
 class TestF5Rules:
     @given(NAMES)
@@ -80,6 +101,11 @@ class TestF5Rules:
         index = Index(category, days)
         assert index_of(index.key) == index
         assert canonical(index.key) == index.key
+
+    @pytest.mark.parametrize("days", ["", "x", "-1", "1.5", "٣", "²", "7 ", "1" * 10])
+    def test_days_are_plain_digits(self, days: str) -> None:
+        """Anything else names no list, and is stored under the name that it has."""
+        assert index_of(f"index:a:{days}") is None
 
     @given(CATEGORIES, CATEGORIES, DAYS)
     @example("a:b", "a", 7)

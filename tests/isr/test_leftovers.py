@@ -10,7 +10,7 @@ import httpx
 import pytest
 from serve_kit import KeptSite, Proxy
 
-from stillfresh.isr.wire import Pool
+from stillfresh.isr.site_connections import Pool
 
 KEPT = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nContent-Length: 4\r\n\r\n"
 EVIL = KEPT + b"EVIL"

@@ -16,6 +16,7 @@ from stillfresh.isr.rules_keys import (
     canonical_host,
     canonical_path,
     canonical_query,
+    canonical_url,
     checked_tenant,
     is_allowed,
     normalised,
@@ -23,7 +24,7 @@ from stillfresh.isr.rules_keys import (
 )
 from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_routes import Routes, Site
-from stillfresh.isr.rules_storage import Shared, Unshared, judged
+from stillfresh.isr.rules_storage import Shared, Unshared, is_answer_to, judged
 from stillfresh.isr.rules_validation import (
     etag_of,
     if_range_holds,
@@ -150,6 +151,17 @@ class TestI14Stated:
         wish = wish_of(raw(f"cache-control: {asked}"))
         assert is_good_enough(wish, age=age, ttl=ttl, may_be_stale=False) is good
 
+    @pytest.mark.parametrize(
+        ("asked", "good"),
+        [("", True), ("max-age=100", True), ("max-age=9", False), ("no-cache", False)],
+    )
+    def test_what_is_stale_for_anybody_is_stale_for_who_asks(
+        self, asked: str, *, good: bool
+    ) -> None:
+        """RFC 5861 §3, unless the request says otherwise."""
+        wish = wish_of(raw(f"cache-control: {asked}"))
+        assert is_good_enough(wish, age=70, ttl=-10, may_be_stale=True) is good
+
     def test_pragma_counts_without_cache_control(self) -> None:
         """RFC 9111 §5.4."""
         assert wish_of(raw("pragma: no-cache")) == Wish(no_cache=True)
@@ -205,6 +217,15 @@ class TestI13Judged:
         headers = raw("content-encoding: gzip", "vary: Accept-Language")
         assert judged(200, headers, NOW, OWN) == Shared(OWN, ("accept-encoding", "accept-language"))
 
+    def test_an_answer_is_everybodys_whom_it_does_not_vary_by(self) -> None:
+        """RFC 9110 §12.5.5: by nothing that he sent, or by what the render was given, too."""
+        request = raw("accept-language: de", "x-plan: gold")
+        assert is_answer_to(request, {}, ())
+        assert is_answer_to(request, {}, raw("vary: Accept, Host"))
+        assert is_answer_to(request, {"accept-language": "de"}, raw("vary: Accept-Language"))
+        assert not is_answer_to(request, {"accept-language": "de"}, raw("vary: X-Plan"))
+        assert not is_answer_to(request, {}, raw("vary: *"))
+
 
 class TestI13Keys:
     @pytest.mark.parametrize(
@@ -235,6 +256,20 @@ class TestI13Keys:
     def test_a_path_has_one_form_or_none(self, path: bytes, expected: str | None) -> None:
         """What another server might read as another path is not kept."""
         assert canonical_path(path) == expected
+
+    @pytest.mark.parametrize(
+        ("url", "expected"),
+        [
+            ("HTTP://Shop.example:80/caf%c3%a9?b=2&a=1", "http://shop.example/caf%C3%A9?a=1&b=2"),
+            ("http://Shop.example:80/%7Eann?b=2&a=1", "http://shop.example/~ann?a=1&b=2"),
+            ("https://shop.example", "https://shop.example/"),
+            ("https://shop.example/a/../b", "https://shop.example/a/../b"),
+            ("https://no host/a%7Eb", "https://no host/a%7Eb"),
+        ],
+    )
+    def test_a_url_to_purge_is_that_of_visits(self, url: str, expected: str) -> None:
+        """I11; one that no visit can have stays as it is, whole."""
+        assert canonical_url(url) == expected
 
     @given(st.binary(max_size=60).map(lambda tail: b"/" + tail))
     def test_the_form_of_a_form_is_itself(self, path: bytes) -> None:

@@ -1,7 +1,6 @@
 """I9, I12, I15: `stillfresh serve`, real processes and sockets, in front of a real site."""
 
 import contextlib
-import re
 import shutil
 import signal
 import socket
@@ -293,15 +292,6 @@ class TestI12CommandLine:
         told = capfd.readouterr().err
         assert said in told
         assert len(told.splitlines()) == 1
-
-    def test_every_option_is_in_the_docs(self) -> None:
-        """And every one that the docs name is there."""
-        text = (Path(__file__).parents[2] / "docs" / "isr.md").read_text()
-        rows = re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
-        told = {name for row in rows for name in re.findall(r"`(--[a-z-]+)`", row)}
-        assert told == {
-            it.opts[0] for it in main.commands["serve"].params if it.param_type_name == "option"
-        }
 
     def test_a_site_must_be_named(self, capfd: pytest.CaptureFixture[str]) -> None:
         """Nothing can be guessed."""

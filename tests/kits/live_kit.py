@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,12 +14,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from stillfresh.coordinator import Kind
+from stillfresh.web.live import Live
 
 __all__ = [
+    "Start",
     "Upstream",
     "Viewer",
     "free_socket",
     "handshaken",
+    "never",
     "sent_raw",
     "served",
     "until",
@@ -28,6 +31,7 @@ __all__ = [
 
 PATIENCE = 30.0
 """Seconds that a test waits for what must come."""
+Start = Callable[..., Awaitable[tuple[Live, int]]]
 
 
 class Upstream:
@@ -142,6 +146,11 @@ async def viewing(port: int, path: str = "/v1/live", **options: Any) -> AsyncIte
         if (first[0] if isinstance(first, list) else first)["type"] != "welcome":
             raise AssertionError(first)
         yield viewer
+
+
+async def never(_: float) -> None:
+    """A sleep without an end."""
+    await asyncio.Event().wait()
 
 
 async def until(is_so: Callable[[], object]) -> None:

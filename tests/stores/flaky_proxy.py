@@ -11,7 +11,6 @@ It knows nothing of the protocol: a request is whatever a client sent in one go.
 """
 
 import asyncio
-from types import TracebackType
 from typing import Literal, Self
 
 __all__ = ["FlakyProxy", "Loss"]
@@ -68,12 +67,7 @@ class FlakyProxy:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
         self.cut()

@@ -27,6 +27,11 @@ from stillfresh.testing import ManualClock, StoreConformance
 
 NOW = 1_700_000_000.0
 POLICY = Policy(30, 60, 90)
+SETTINGS = {
+    apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,
+    apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
+    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
+}
 MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
 
 
@@ -126,6 +131,20 @@ class TestS4Schema:
             assert tags == [("eu", "post", "b")]
         finally:
             found.close()
+
+    async def test_its_connections_are_set_up(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Plans that stay, no schema that is trusted; `synchronous=NORMAL` for who writes."""
+        found: list[apsw.Connection] = []
+        monkeypatch.setattr(apsw, "connection_hooks", [found.append])
+        async with opened(path) as store:
+            await publish(store, "a")
+            [writer] = [it for it in found if not it.pragma("query_only")]
+            assert writer.pragma("synchronous") == 1  # NORMAL
+            assert len(found) > 1
+            for setting, value in SETTINGS.items():
+                assert {it.config(setting, -1) for it in found} == {value}
 
     @pytest.mark.parametrize(
         "kind", ["", "Post", "1st", "a-b", 'a"b', "post_ttl", "sqlite_x", "stillfresh_tags", "é"]

@@ -19,8 +19,6 @@ for (const element of document.querySelectorAll("li")) {
 }
 </script>"""
 ROWS = "<ul>" + "".join(f'<li id="r{n}"></li>' for n in range(100)) + "</ul>"
-VIEWPORT = {"width": 400, "height": 500}
-"""Five rows, and the edge of the sixth, which counts."""
 
 
 def rows(*numbers: int) -> set[str]:

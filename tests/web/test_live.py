@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from live_kit import Upstream, served, until, viewing
+from live_kit import Start, Upstream, until, viewing
 from websockets.exceptions import InvalidStatus
 
 from stillfresh import Cache, ConfigError
@@ -17,37 +16,6 @@ from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurn
 from stillfresh.web.live import Live
 
 TOKEN = "t"  # noqa: S105 (of a test)
-Start = Callable[..., Awaitable[tuple[Live, int]]]
-
-
-@pytest.fixture
-def upstream() -> Upstream:
-    return Upstream()
-
-
-@pytest.fixture
-async def cache() -> AsyncIterator[Cache]:
-    async with Cache("memory://") as cache:
-        yield cache
-
-
-@pytest.fixture
-async def hub(cache: Cache, upstream: Upstream) -> Hub:
-    return Hub(cache, kinds=upstream.kinds())
-
-
-@pytest.fixture
-async def start(hub: Hub) -> AsyncIterator[Start]:
-    """`live, port = await start(heartbeat=5)`"""
-    async with AsyncExitStack() as stack:
-
-        async def started(**options: Any) -> tuple[Live, int]:
-            live = Live(hub, **options)
-            port = await stack.enter_async_context(served(live, lifespan="off"))
-            stack.push_async_callback(live.close)
-            return live, port
-
-        yield started
 
 
 async def ann_or_bob(token: str) -> str | None:

@@ -1,6 +1,7 @@
 """G3, G5: docs and types say of the messages what they are, and all of it is shipped."""
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -22,6 +23,7 @@ from stillfresh.web.messages import (
     Welcome,
 )
 from stillfresh.web.rules_live import Close
+from stillfresh.web.rules_rest import MAX_ID, is_id
 
 ROOT = Path(__file__).parent.parent.parent
 STATIC = ROOT / "src" / "stillfresh" / "web" / "static"
@@ -30,6 +32,19 @@ HEARD = {
     tag.__struct_config__.tag: tag
     for tag in (Welcome, Update, Absent, Error, Ping, Pong, *get_args(Notice))
 }
+
+
+NODE = shutil.which("node")
+REFUSED = """
+const refused = [];
+for (let point = 0; point <= 0x10ffff; point++) {
+  if (!isId(String.fromCodePoint(point))) refused.push(point);
+}
+const lengths = [0, 1, LONGEST_ID, LONGEST_ID + 1];
+const allowed = lengths.map((length) => isId("😀".repeat(length)));
+console.log(JSON.stringify([refused, allowed]));
+"""
+"""Which characters are in no id, and how long one may be, as stillfresh.js says."""
 
 
 def fields_of(message: Any) -> set[str]:
@@ -105,3 +120,21 @@ class TestG5Shipped:
         source = (STATIC / "stillfresh.js").read_text()
         for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert way not in source
+
+
+@pytest.mark.skipif(NODE is None, reason="this machine has no node")
+class TestG5Ids:
+    def test_the_client_refuses_what_the_server_does(self) -> None:
+        """Every character there is, and the length of one that JavaScript counts as two."""
+        source = (STATIC / "stillfresh.js").read_text()
+        parts = r"const (?:LONGEST_ID|NOT_IN_IDS) = .*?\n|function isId\(.*?\n}\n"
+        script = "".join(re.findall(parts, source, re.DOTALL)) + REFUSED
+        told = subprocess.run(
+            [NODE or ""], input=script.encode(), stdout=subprocess.PIPE, check=True, timeout=60
+        )
+        refused, allowed = msgspec.json.decode(told.stdout)
+        halves = range(0xD800, 0xE000)  # which no JSON that the server reads can hold
+        assert set(refused) - set(halves) == {
+            point for point in range(0x110000) if not is_id(chr(point))
+        }
+        assert allowed == [is_id("😀" * length) for length in (0, 1, MAX_ID, MAX_ID + 1)]

@@ -2,17 +2,13 @@
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live_kit import Upstream, handshaken, sent_raw, served, until, viewing
+from live_kit import Start, Upstream, handshaken, never, sent_raw, until, viewing
 
-from stillfresh import Cache
 from stillfresh.coordinator import Hub
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.messages import YourTurnNews
@@ -21,42 +17,7 @@ from stillfresh.web.live import BURST, Live
 from stillfresh.web.messages import Error, Pong
 from stillfresh.web.outbox import MOST_BEATS, MOST_NOTICES, MOST_REPLIES, Outbox
 
-Start = Callable[..., Awaitable[tuple[Live, int]]]
-
-
-@pytest.fixture(autouse=True)
-def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Whatever a viewer does is no error of the server's."""
-    yield
-    assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
-
-
-@pytest.fixture
-def upstream() -> Upstream:
-    return Upstream()
-
-
-@pytest.fixture
-async def hub(upstream: Upstream) -> AsyncIterator[Hub]:
-    async with Cache("memory://") as cache:
-        yield Hub(cache, kinds=upstream.kinds())
-
-
-@pytest.fixture
-async def start(hub: Hub) -> AsyncIterator[Start]:
-    async with AsyncExitStack() as stack:
-
-        async def started(**options: Any) -> tuple[Live, int]:
-            live = Live(hub, **options)
-            port = await stack.enter_async_context(served(live, lifespan="off"))
-            stack.push_async_callback(live.close)
-            return live, port
-
-        yield started
-
-
-async def never(_: float) -> None:
-    await asyncio.Event().wait()
+pytestmark = pytest.mark.usefixtures("nothing_logged")
 
 
 class TestG3BadMessages:

@@ -1,48 +1,25 @@
 """G3 below the messages: who is let go is gone, and frames that carry nothing have a limit."""
 
 import asyncio
-import logging
 import random
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from live_kit import PATIENCE, Upstream, handshaken, sent_raw, served, until, viewing
+from live_kit import PATIENCE, Upstream, handshaken, never, sent_raw, served, until, viewing
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from stillfresh import Cache
 from stillfresh.coordinator import Hub
 from stillfresh.testing import ManualClock
 from stillfresh.web import sockets
 from stillfresh.web.live import Live
 from stillfresh.web.sockets import BURST, MOST_PARTS, SocketProtocol
 
-
-@pytest.fixture(autouse=True)
-def nothing_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Whatever a viewer does is no error of the server's."""
-    yield
-    assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
-
-
-@pytest.fixture
-def upstream() -> Upstream:
-    return Upstream()
-
-
-@pytest.fixture
-async def hub(upstream: Upstream) -> AsyncIterator[Hub]:
-    async with Cache("memory://") as cache:
-        yield Hub(cache, kinds=upstream.kinds())
+pytestmark = pytest.mark.usefixtures("nothing_logged")
 
 
 def frame(opcode: Opcode, data: bytes = b"", *, fin: bool = True) -> bytes:
     return Frame(opcode, data, fin).serialize(mask=True)
-
-
-async def never(_: float) -> None:
-    await asyncio.Event().wait()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ slow reader never grows past what it looks at.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from stillfresh.coordinator.hub_kinds import key_of, parts
@@ -205,12 +204,7 @@ class Connection:
         self._check_open()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __aiter__(self) -> AsyncIterator[HubUpdate]:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Self
 
 from stillfresh.clock import Clock, checked_clock
@@ -215,12 +214,7 @@ class TtlCoordinator:
         self.start()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     def _track(self, kind: str) -> Track:

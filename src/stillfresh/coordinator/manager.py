@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from stillfresh.errors import ConfigError
@@ -69,10 +68,5 @@ class CoordinatorsManager:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()

@@ -34,6 +34,8 @@ class Entry(Struct, Generic[K, V], eq=False):
     bucket: int = 0
     hits: int = 0
     marked: bool = False
+    edition: int = 0
+    """Another one whenever the answer was changed, or taken away."""
 
 
 class Front(Generic[K, V]):
@@ -71,12 +73,14 @@ class Front(Generic[K, V]):
         entry.marked = True
         entry.copy, entry.answer, entry.bucket = copy, answer, bucket
         entry.until, entry.stands = until, stands
+        entry.edition += 1
 
     def drop(self, key: K) -> None:
         """Nothing is served from this entry any more, by whoever still holds it."""
         if (entry := self.entries.pop(key, None)) is not None:
             self.fold(entry)
             entry.until = NEVER
+            entry.edition += 1
             # The ring keeps the entry a while, not what it held.
             entry.answer = entry.copy = None  # type: ignore[assignment]
 

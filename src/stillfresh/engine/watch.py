@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from stillfresh.engine.model import Answer
@@ -144,12 +143,7 @@ class Watch(Generic[K, V]):
             self._watcher.enter(key, self)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __aiter__(self) -> AsyncIterator[Update[K, V]]:

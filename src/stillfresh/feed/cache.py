@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import apsw
@@ -87,12 +86,7 @@ class FeedCache:
         self.file.check_open()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def put_topic(self, topic: Topic) -> None:

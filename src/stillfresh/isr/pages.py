@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from msgspec import structs
@@ -238,12 +237,7 @@ class PageCache:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _tag(self, which: str, name: str) -> str:

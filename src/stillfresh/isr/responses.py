@@ -1,6 +1,6 @@
 """From a stored page to an ASGI response: 200, 304, 206, 416; GET and HEAD (I12, I14, I15)."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
 
 from stillfresh.isr.model import Page, Stored
@@ -10,7 +10,17 @@ from stillfresh.isr.rules_headers import cache_status, not_modified_headers, pol
 from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_validation import if_range_holds, not_modified
 
-__all__ = ["Message", "Ready", "Send", "ready", "refuse", "send_page", "send_stored"]
+__all__ = [
+    "Message",
+    "Ready",
+    "Send",
+    "ready",
+    "refuse",
+    "send_page",
+    "send_stored",
+    "told",
+    "told_outdated",
+]
 
 Message: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
@@ -20,9 +30,9 @@ FAULTS = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 
 
 class Ready:
-    """A page's header fields as they are always sent; and those of a hit, made once a second."""
+    """A page's header fields; `said`: those of a hit, from `begins` until `ends`."""
 
-    __slots__ = ("before", "etag", "fields", "length", "modified", "second", "start")
+    __slots__ = ("before", "begins", "ends", "etag", "fields", "length", "modified", "said")
 
     def __init__(self, stored: Stored) -> None:
         head = stored.head
@@ -36,13 +46,8 @@ class Ready:
         self.length: Raw = () if head.status in BODILESS else size
         self.etag = next(iter(values(kept, b"etag")), None)
         self.modified = next(iter(values(kept, b"last-modified")), None)
-        self.second = -1
-        self.start: list[tuple[bytes, bytes]] = []
-
-    def told(self, age: float, what: str) -> Raw:
-        """With what this very answer says of itself."""
-        status = cache_status(self.before, what)
-        return (*self.fields, (b"age", b"%d" % age), (b"cache-status", status))
+        self.begins = self.ends = 0.0
+        self.said: Raw = ()
 
 
 def ready(stored: Stored) -> Ready:
@@ -56,16 +61,13 @@ def ready(stored: Stored) -> Ready:
 async def send_stored(
     send: Send,
     stored: Stored,
-    request: Raw,
+    fields: Raw,
+    request: Iterable[tuple[bytes, bytes]],
     *,
-    age: float,
-    what: str,
     is_head: bool,
-    is_outdated: bool = False,
 ) -> None:
     """As the request's conditions ask for it (RFC 9110 §13.2.2)."""
-    made, status = ready(stored), stored.head.status
-    fields = _outdated(stored, made, age, what) if is_outdated else made.told(age, what)
+    made, status, request = ready(stored), stored.head.status, tuple(request)
     if status == 200:
         if not_modified(request, made.etag, made.modified):
             return await _send(send, 304, not_modified_headers(fields), b"")
@@ -76,7 +78,14 @@ async def send_stored(
     return await _send(send, status, (*fields, *made.length), body)
 
 
-def _outdated(stored: Stored, made: Ready, age: float, what: str) -> Raw:
+def told(stored: Stored, age: float, what: str) -> Raw:
+    """With what this very answer says of itself."""
+    made = ready(stored)
+    status = cache_status(made.before, what)
+    return (*made.fields, (b"age", b"%d" % age), (b"cache-status", status))
+
+
+def told_outdated(stored: Stored, age: float, what: str) -> Raw:
     """Else a cache behind this one would keep it for the rest of its time.
 
     By our policy it is told so; what the site said is passed on, and the age says it (§5.2).
@@ -84,8 +93,8 @@ def _outdated(stored: Stored, made: Ready, age: float, what: str) -> Raw:
     head = stored.head
     if head.is_own:
         gone = Terms(0.0, head.stale_for, head.error_for)
-        return policy_headers(made.told(age, what), gone)
-    return made.told(max(age, longest_lifetime(head.headers)), what)
+        return policy_headers(told(stored, age, what), gone)
+    return told(stored, max(age, longest_lifetime(head.headers)), what)
 
 
 async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> None:

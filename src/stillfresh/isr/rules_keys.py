@@ -89,7 +89,8 @@ def plain_path(path: str) -> str:
 
 def canonical_url(url: str) -> str:
     """A whole URL as visits to it have it; one that none can have, as it is."""
-    scheme, _, rest = url.partition("://")
+    written, _, rest = url.partition("://")
+    scheme = written.lower()
     host, slash, path = rest.partition("/")
     before, _, asked = (slash + path or "/").partition("?")
     raw = quote(before, safe="/%!$&'()*+,;=:@~-._").encode("ascii")

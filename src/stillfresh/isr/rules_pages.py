@@ -16,6 +16,7 @@ from stillfresh.isr.rules_validation import etag_of
 __all__ = [
     "age_at",
     "bare",
+    "hit_text",
     "is_changed",
     "is_of",
     "may_serve",
@@ -87,6 +88,11 @@ def ttl_at(stored: Stored, fetched_at: float, now: float, verdict: Verdict) -> f
     """What is left of its freshness; an invalidated page has none."""
     left = stored.head.fresh_for - (now - fetched_at)
     return left if verdict is Verdict.FRESH else min(left, 0.0)
+
+
+def hit_text(ttl: float) -> str:
+    """RFC 9211 §2.4: served as it was stored."""
+    return f"hit; ttl={int(ttl)}"
 
 
 def is_changed(stored: Stored, fetched_at: float, now: float, verdict: Verdict) -> bool:

@@ -18,8 +18,8 @@ from stillfresh.isr.responses import Send, refuse
 from stillfresh.isr.rules_fields import Raw, date_text, values
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.site_connections import Broken, Connection, Pool
 from stillfresh.isr.visitor import Left, Stalled, Visitor
-from stillfresh.isr.wire import Broken, Connection, Pool
 
 __all__ = ["Upstream", "checked_upstream"]
 

@@ -1,7 +1,7 @@
 """From a visit to the page that it is served (I8, I13, I14): the driver of the HTTP rules."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from stillfresh.engine import Answer, Origin
@@ -16,7 +16,15 @@ from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_freshness import is_good_enough
 from stillfresh.isr.rules_heard import Heard, Word
 from stillfresh.isr.rules_keys import variant
-from stillfresh.isr.rules_pages import age_at, is_changed, is_of, may_serve, too_busy, ttl_at
+from stillfresh.isr.rules_pages import (
+    age_at,
+    hit_text,
+    is_changed,
+    is_of,
+    may_serve,
+    too_busy,
+    ttl_at,
+)
 from stillfresh.isr.rules_routes import MOST_KEY, Visit, key_of_variant
 from stillfresh.isr.rules_storage import (
     Shared,
@@ -48,6 +56,13 @@ class Found:
     what: str
     is_outdated: bool = False
     """Stale though younger than it was to become."""
+    of: PageKey | None = None
+    """The key under which it was looked for first, and which has another variant."""
+
+    @property
+    def keys(self) -> Sequence[PageKey]:
+        """What was asked for, one after the other."""
+        return (self.key,) if self.of is None else (self.of, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +129,15 @@ class Visits:
         if is_of(found.stored, values):
             return found
         id_ = _variant_id(visit, found.stored.head.vary, values or {})
-        if values is None or not self._has_room(visit, id_):
+        if values is None or len(id_) > MOST_KEY:
             return None
         varied = self._key(visit, state, id_, {**given_to(visit), **values})
+        if not self._has_room(key, varied, self._pages.clock()):
+            return None
         found = await self._answer(visit, varied)
         if isinstance(found, Found):
             now = variant(found.stored.head.vary, visit.headers)
-            return found if is_of(found.stored, now) else None
+            return replace(found, of=key) if is_of(found.stored, now) else None
         return found
 
     def _key(
@@ -253,7 +270,7 @@ class Visits:
     def _hit(self, key: PageKey, answer: Answer[Stored]) -> Found:
         stored, now = answer.value, self._pages.clock()
         ttl = ttl_at(stored, answer.fetched_at, now, answer.verdict)
-        what = f"hit; ttl={int(ttl)}"
+        what = hit_text(ttl)
         if answer.error is not None:
             what += "; detail=refresh-failed"
         elif answer.origin in {Origin.LOADED, Origin.ANOTHER}:
@@ -285,17 +302,21 @@ class Visits:
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self._pages.clock()
         return Unavailable(too_busy(pause), "fwd=miss; detail=cooling")
 
-    def _has_room(self, visit: Visit, variant_id: str) -> bool:
+    def has_places(self, seat: Seat, keys: Sequence[PageKey], now: float) -> bool:
+        """Whether a page that was found is still one of those that are kept."""
+        first, last = keys[0], keys[-1]
+        return self._has_seat(seat, now) and (first is last or self._has_room(first, last, now))
+
+    def _has_room(self, key: PageKey, varied: PageKey, now: float) -> bool:
         """I13: whoever makes up header values does not fill the store."""
-        is_short = len(variant_id) <= MOST_KEY
-        return is_short and self._variants.has(visit.id, variant_id, self._pages.clock())
+        return self._variants.has(key.id, varied.id, now)
 
     def _is_one_too_many(self, visit: Visit) -> bool:
         """I13: nor does who makes up queries."""
         seat = visit.host, visit.path, visit.query
-        return not self.has_room_for(seat, self._pages.clock())
+        return not self._has_seat(seat, self._pages.clock())
 
-    def has_room_for(self, seat: Seat, now: float) -> bool:
+    def _has_seat(self, seat: Seat, now: float) -> bool:
         host, path, query = seat
         return not query or self._queries.has(host + path, query, now)
 

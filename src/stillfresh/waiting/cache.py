@@ -7,7 +7,6 @@ when it returns, and what it sets going runs behind.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from stillfresh.errors import ConfigError, NotOpen, shown
@@ -124,12 +123,7 @@ class WaitingCache:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _hear(self, event: Event) -> None:

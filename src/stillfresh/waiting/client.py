@@ -9,8 +9,8 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
+from typing import Final, Self
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown_address
+from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, shown_address
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.messages import (
     EVENTS,
@@ -39,10 +39,15 @@ from stillfresh.waiting.messages import (
     read_news,
 )
 from stillfresh.waiting.rules_refetch import pause_after
+from stillfresh.wire import checked_headers, whole
 
 __all__ = ["WaitingClient"]
 
 logger = logging.getLogger(__name__)
+
+
+MOST_BYTES: Final = 1_048_576
+"""Of an answer: five ids are expected."""
 
 
 class _Answer(msgspec.Struct):
@@ -64,10 +69,8 @@ class WaitingClient:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"url: must begin with http:// or https://, not {shown_address(url)}")
-        self._url = url.rstrip("/")
-        self._headers = dict(headers or {})
+        self._url = checked_url(url).rstrip("/")
+        self._headers = checked_headers(headers or {})
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._sleep = sleep
         self._dice = dice
@@ -88,16 +91,13 @@ class WaitingClient:
     async def __aenter__(self) -> Self:
         if self._task is not None:
             raise ConfigError("this WaitingClient is open already, or closed; make another one")
-        self._http = httpx.AsyncClient(base_url=self._url, headers=self._headers)
+        waits = httpx.Timeout(None, connect=self._timeout / 2)
+        headers = {**self._headers, "Accept-Encoding": "gzip"}
+        self._http = httpx.AsyncClient(base_url=self._url, headers=headers, timeout=waits)
         self._task = asyncio.create_task(self._run(), name="stillfresh-waiting-client")
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._task is not None  # noqa: S101 (entered)
         assert self._http is not None  # noqa: S101
         self._is_closed = True
@@ -145,10 +145,17 @@ class WaitingClient:
         await self._send(Move(game_id, version, keeps_turn))
 
     async def _fetch(self) -> list[str]:
+        """Whole within `timeout`, and of a sane length, whatever the service sends."""
         assert self._http is not None  # noqa: S101 (entered)
-        response = await self._http.get(WAITING_LONGEST)
-        response.raise_for_status()
-        return _read_answer(response.content).game_ids
+        async with (
+            asyncio.timeout(self._timeout),
+            self._http.stream("GET", WAITING_LONGEST) as response,
+        ):
+            if response.status_code != httpx.codes.OK:
+                raise LoadFailed(f"{WAITING_LONGEST}: HTTP {response.status_code}")
+            encoding = response.headers.get("Content-Encoding", "")
+            body = await whole(response.aiter_raw(), encoding, MOST_BYTES)
+        return _read_answer(body).game_ids
 
     def _connected(self) -> ClientConnection:
         if self._task is None or self._is_closed:
@@ -265,3 +272,17 @@ class WaitingClient:
             looking.set_result(news.my_turn)
         else:
             looking.set_exception(StillfreshError(news.reason))
+
+
+def checked_url(url: object) -> str:
+    """Of a service; what stands before an @ is never shown."""
+    text = url if isinstance(url, str) else ""
+    try:
+        is_whole = bool(httpx.URL(text).host) and urlsplit(text).port != 0
+    except (httpx.InvalidURL, ValueError):
+        raise ConfigError(f"url: {shown_address(url)} is no address") from None
+    if not is_whole or not text.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"url: must begin with http:// or https:// and a host, not {shown_address(url)}"
+        )
+    return text

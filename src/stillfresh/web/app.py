@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterable
 from importlib.metadata import version
-from types import TracebackType
 from typing import Any, Final, Self
 
 from starlette.middleware.cors import CORSMiddleware
@@ -160,12 +159,7 @@ class Gateway:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:

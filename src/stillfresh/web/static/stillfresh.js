@@ -627,9 +627,10 @@ function itemOf(key) {
   return key.split(/\n(.*)/s, 2);
 }
 
-/** As the server has it: no control character, no line end, no half of a character. */
+/** As the server has it: some text, no control character, no line end, no half of a character. */
 function isId(id) {
-  return id.length <= 2 * LONGEST_ID && [...id].length <= LONGEST_ID && !NOT_IN_IDS.test(id);
+  if (id === "" || id.length > 2 * LONGEST_ID) return false;
+  return [...id].length <= LONGEST_ID && !NOT_IN_IDS.test(id);
 }
 
 const NOT_IN_IDS = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}]/u;

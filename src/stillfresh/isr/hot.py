@@ -1,0 +1,159 @@
+"""Pages at hand (I16): where the long way led for the same request, while all of that still stands.
+
+It decides nothing. A page is remembered by the bytes that the long way looked at, with the entries
+that it rested on; when one of them is another than it was, the request goes the long way again.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+from stillfresh.engine.front import Entry
+from stillfresh.freshness import Verdict
+from stillfresh.isr.model import PageKey, Stored
+from stillfresh.isr.pages import PageCache
+from stillfresh.isr.responses import Ready, ready, told
+from stillfresh.isr.rules_fields import Raw
+from stillfresh.isr.rules_pages import age_at, hit_text, ttl_at
+from stillfresh.isr.rules_routes import Scope, Visit
+from stillfresh.isr.visits import Found, Seat
+
+__all__ = ["ON_CONDITIONS", "PLAIN", "HotPages"]
+
+MOST_HOT: Final = 512
+"""Bytes of a request that are kept at hand; what is longer takes the long way."""
+HOST: Final = b"host"
+ON_CONDITIONS: Final = frozenset(
+    {HOST, b"authorization", b"cache-control", b"if-match", b"if-unmodified-since", b"pragma"}
+)
+"""But for the host, request headers with which another answer, or none, may be the right one."""
+PLAIN: Final = ON_CONDITIONS | {b"if-modified-since", b"if-none-match", b"if-range", b"range"}
+"""And those that ask for the page on conditions, or for a part of it."""
+
+Line: TypeAlias = tuple[Any, ...]
+Step: TypeAlias = tuple[PageKey, Entry[PageKey, Stored], int]
+"""An entry that was asked for, and which edition of it there was."""
+HasPlaces: TypeAlias = Callable[[Seat, Sequence[PageKey], float], bool]
+
+
+class Hot:
+    """What a page rests on, itself last; its bytes are the entry's alone, and go with it."""
+
+    __slots__ = ("seat", "steps")
+
+    def __init__(self, steps: tuple[Step, ...], seat: Seat) -> None:
+        self.steps = steps
+        self.seat = seat
+
+
+class HotPages:
+    """`has_places`: whether the names that a page is kept by are still among those kept."""
+
+    def __init__(self, pages: PageCache, has_places: HasPlaces) -> None:
+        self._has_places = has_places
+        self._clock = pages.clock
+        self._glance = pages.core.glance
+        self._entries = pages.core.shelf.front.entries
+        self._most = pages.core.spec.max_entries
+        self._known: dict[Line | None, Hot | frozenset[bytes]] = {}
+        """By the line of a request; where its headers count, their names, and then by both."""
+
+    def find(self, scope: Scope, marks: frozenset[bytes]) -> Stored | None:
+        """What this request is served, with its `ready`; None: it has to go the long way."""
+        line = line_of(scope, marks)
+        hot = self._known.get(line)
+        if type(hot) is frozenset:
+            hot = self._known.get((line, said(scope["headers"], hot)))
+        if type(hot) is not Hot:
+            return None
+        now = self._clock()
+        for key, entry, edition in hot.steps:
+            if entry.edition != edition:
+                return None
+            if now < entry.until:
+                entry.hits += 1
+            elif self._glance(key) is None:  # where it is counted
+                return None
+        stored = entry.answer.value
+        made: Ready = stored.ready
+        is_said = made is not None and made.begins <= now < made.ends
+        return stored if is_said or self._is_prepared(hot, now) else None
+
+    def _is_prepared(self, hot: Hot, now: float) -> bool:
+        """What a page says of its age holds for a part of a second; then it is said anew."""
+        answer = hot.steps[-1][1].answer
+        if not self._has_places(hot.seat, [key for key, _, _ in hot.steps], now):
+            return False
+        stored, made = answer.value, ready(answer.value)
+        age = age_at(stored, answer.fetched_at, now)
+        ttl = ttl_at(stored, answer.fetched_at, now, Verdict.FRESH)
+        made.said = told(stored, age, hit_text(ttl))
+        made.begins, made.ends = now, now + min(1.0 - age % 1.0, ttl % 1.0)
+        return True
+
+    def remember(self, scope: Scope, visit: Visit, found: Found) -> None:
+        """Next time these very bytes lead straight to the page."""
+        line, steps = line_of(scope, ON_CONDITIONS), [self._step(key) for key in found.keys]
+        if line is None or None in steps:
+            return
+        hot = Hot(cast("tuple[Step, ...]", tuple(steps)), (visit.host, visit.path, visit.query))
+        if hot.steps[-1][1].answer.value is not found.stored:
+            return
+        names = {*visit.route.vary}.union(*(it[1].answer.value.head.vary for it in hot.steps))
+        self._keep(line, frozenset(map(_field, names)), scope["headers"], hot)
+
+    def _step(self, key: PageKey) -> Step | None:
+        """None: it is not there, or not one that is served again and again as it is."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        answer = entry.answer
+        is_plain = answer.found and answer.verdict is Verdict.FRESH and answer.error is None
+        return (entry.key, entry, entry.edition) if is_plain else None
+
+    def _keep(self, line: Line, names: frozenset[bytes], headers: Raw, hot: Hot) -> None:
+        before = self._known.get(line)
+        names |= before if isinstance(before, frozenset) else frozenset()
+        words = said(headers, names)
+        if _size(line) + sum(map(_size, words)) > MOST_HOT:
+            return
+        if len(self._known) >= self._most:
+            self._known.clear()
+        if names:
+            self._known[line] = names
+        self._known[(line, words) if names else line] = hot
+
+
+def line_of(scope: Scope, marks: frozenset[bytes]) -> Line | None:
+    """What a plain request for a page consists of; None: it asks for more than that."""
+    host = None
+    for name, value in scope["headers"]:
+        if name in marks:
+            if name != HOST or host is not None:
+                return None
+            host = value
+    if host is None:
+        return None
+    try:
+        return (
+            scope["scheme"],
+            host,
+            scope.get("raw_path"),
+            scope["path"],
+            scope["query_string"],
+            scope["root_path"],
+        )
+    except KeyError:  # optional in ASGI; no server leaves them out
+        return None
+
+
+def said(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> Raw:
+    """The header fields of these names."""
+    return tuple((name, value) for name, value in headers if name in names)
+
+
+def _field(name: str) -> bytes:
+    return name.lower().encode("latin-1", "replace")
+
+
+def _size(parts: Iterable[bytes | str | None]) -> int:
+    return sum(len(part) for part in parts if part is not None)

@@ -1,0 +1,188 @@
+"""T6: stillfresh's own lines of the behaviours' table; and that a bench ends as it should.
+
+The peers are not here: they are installed with the benchmarks (`make bench`).
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import behaviours
+from benchmarks.harness import Row, Section
+from benchmarks.plan import PARTS, Pace, Part
+from benchmarks.report import page, summary
+from benchmarks.runner import run
+from benchmarks.subjects import OURS, Subject
+
+SCENARIOS = list(behaviours.SCENARIOS)
+EXPECTED = ["yes", "yes", "1", "1", "1", "yes, in "]
+CASES = list(zip(SCENARIOS, EXPECTED, strict=True))
+
+
+def unsaid(_: str) -> None:
+    """Nobody watches."""
+
+
+class TestT6Ours:
+    @pytest.mark.parametrize(("name", "expected"), CASES)
+    def test_stillfresh_does_well_in_every_scenario(
+        self, name: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Cancelled waiter, fill after invalidate, three stampedes, a holder that is killed."""
+        monkeypatch.setattr(behaviours, "ROUNDS", 1)
+        monkeypatch.setattr(behaviours, "LEASE_FOR", 0.5)
+        assert behaviours.examined(behaviours.SCENARIOS[name], OURS[0]).startswith(expected)
+
+    def test_what_a_library_has_no_call_for_is_a_dash(self) -> None:
+        """A line for each library under the scenarios, a cell for each scenario."""
+        head, *lines = behaviours.compared([Subject("a", ""), Subject("b", "")], unsaid)
+        assert head == ["library", *SCENARIOS]
+        assert lines == [["a", *"——————"], ["b", *"——————"]]
+
+    def test_a_scenario_that_cannot_be_carried_out_is_a_cell(self) -> None:
+        """The others go on."""
+
+        def hangs(_: Subject) -> str:
+            raise TimeoutError
+
+        def breaks(_: Subject) -> str:
+            raise AssertionError("a process did not start")
+
+        assert behaviours.examined(hangs, OURS[0]) == "**hangs**"
+        assert behaviours.examined(breaks, OURS[0]) == "not examined: a process did not start"
+
+
+@pytest.fixture
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Part]:
+    """A part whose `section(progress)` has that body."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def made(body: str) -> Part:
+        lines = "".join(f"    {line}\n" for line in body.splitlines())
+        text = "from benchmarks.harness import Row, Section\nimport subprocess, time\n"
+        (tmp_path / "measured_here.py").write_text(f"{text}def section(progress):\n{lines}")
+        return Part("here", "Here", "measured_here", 1, limit=30)
+
+    return made
+
+
+SERVER = """\
+server = subprocess.Popen(["sleep", "600"])
+progress(str(server.pid))
+"""
+
+
+def ended(pid: int) -> bool:
+    """Gone, or nothing but a number that nobody has asked for yet."""
+    stat = Path(f"/proc/{pid}/stat")
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            state = stat.read_text().rpartition(") ")[2][:1]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+class TestT6Bench:
+    def test_a_part_tells_its_steps_and_its_section(self, part: Callable[[str], Part]) -> None:
+        """What its servers print is not taken for one."""
+        steps: list[str] = []
+        body = "progress('first')\nsubprocess.run(['echo', '{}'])\nprint('{}')\n"
+        found = run(part(f"{body}return Section('T', [Row('E1', 'a', 2.0, 3)])"), steps.append)
+        assert found == Section("T", [Row("E1", "a", 2.0, 3)])
+        assert steps == ["first"]
+
+    def test_a_part_that_fails_says_why_in_its_section(self, part: Callable[[str], Part]) -> None:
+        """And leaves no server behind."""
+        pids: list[str] = []
+        found = run(part(f"{SERVER}raise RuntimeError('no wrk here')"), pids.append)
+        assert found == Section("Here", failed="RuntimeError: no wrk here")
+        assert ended(int(pids[0]))
+
+    def test_a_part_that_hangs_is_ended(self, part: Callable[[str], Part]) -> None:
+        """With what it started."""
+        hanging = part("time.sleep(600)")
+        found = run(Part("here", "Here", hanging.module, 1, limit=0.01), unsaid)
+        assert found.failed == "it took more than 0.01 s"
+
+    def test_an_interrupted_part_puts_its_things_away(
+        self, part: Callable[[str], Part], tmp_path: Path
+    ) -> None:
+        """Its `finally` runs, and no server is left."""
+        pids: list[str] = []
+
+        def interrupt(pid: str) -> None:
+            pids.append(pid)
+            raise KeyboardInterrupt
+
+        away = f"open({str(tmp_path / 'away')!r}, 'w')"
+        body = f"try:\n    {SERVER.replace(chr(10), chr(10) + '    ')}time.sleep(600)"
+        with pytest.raises(KeyboardInterrupt):
+            run(part(f"{body}\nfinally:\n    {away}"), interrupt)
+        assert (tmp_path / "away").exists()
+        assert ended(int(pids[0]))
+
+    def test_missed_targets_come_first_with_what_was_tried(self) -> None:
+        """And what could not be measured is named beside them."""
+        kept = Row("E14", "quick", 1.0, 2.0)
+        missed = Row("M11", "slow", 3.0, 2.0, tried="a ring")
+        text = page([Section("One", [kept, missed]), Section("Two", failed="no wrk")])
+        first = text.partition("## The machine")[0]
+        assert "| M11 | slow | 3.00 × | ≤ 2 × | a ring |" in first
+        assert "quick" not in first
+        assert "- Two: no wrk." in first
+        assert text.index("## The machine") < text.index("## One") < text.index("## Two")
+        assert "None in this run." in summary([Section("One", [kept])])
+
+    def test_a_partial_run_never_writes_the_page(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """It is refused before anything is measured."""
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "--write", "--only", "live"])
+        with pytest.raises(SystemExit):
+            command.main()
+        assert "--write needs a whole run" in capsys.readouterr().err
+
+    def test_an_interrupted_run_writes_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        """What was measured until then is printed."""
+
+        def interrupted(measured: Part, _: object) -> Section:
+            if measured is PARTS[1]:
+                raise KeyboardInterrupt
+            return Section(measured.title, notes="measured")
+
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "--write"])
+        monkeypatch.setattr(command, "run", interrupted)
+        monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+        assert command.main() == 130
+        told = capsys.readouterr()
+        assert told.out == f"## {PARTS[0].title}\n\nmeasured\n"
+        assert "interrupted: nothing was written" in told.err
+        assert not (tmp_path / "page.md").exists()
+
+    def test_every_part_is_in_the_help(self) -> None:
+        """With its rules and about how long it takes."""
+        text = command.parser().format_help()
+        assert all(f"{part.name:12} {part.title}" in text for part in PARTS)
+
+    def test_the_time_left_follows_the_pace_so_far(self) -> None:
+        """Twice as slow as expected until now: so is the rest."""
+        pace = Pace([Part("a", "", "", 10), Part("b", "", "", 30)], began=100.0)
+        assert pace.left(100.0) == 40
+        assert pace.left(105.0) == 35
+        pace.taken.append(20.0)
+        assert pace.left(120.0) == 60
+        assert pace.left(140.0) == 40
+        assert pace.left(500.0) == pytest.approx(6)
+        pace.taken.append(380.0)
+        assert pace.left(500.0) == 0
