@@ -160,13 +160,10 @@ class Database:
 
 
 def commit(connection: apsw.Connection, jobs: Sequence[Job]) -> list[Outcome]:
-    """One transaction for all; a job alone in it needs no savepoint, for which pages are copied."""
+    """One transaction for all."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if len(jobs) == 1:
-            outcomes = [Outcome(jobs[0](connection))]
-        else:
-            outcomes = [attempt(connection, job) for job in jobs]
+        outcomes = [attempt(connection, job) for job in jobs]
         connection.execute("COMMIT")
     except BaseException:
         # Some errors have rolled it back already.
