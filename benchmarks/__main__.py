@@ -73,9 +73,10 @@ def main() -> int:
         print(sections_text(sections))
         said("interrupted: nothing was written")
         return INTERRUPTED
-    print(f"{summary(sections)}\n\n{sections_text(sections)}" if options.only else page(sections))
+    told = f"{summary(sections)}\n\n{sections_text(sections)}" if options.only else page(sections)
+    print(told)
     if options.write:
-        PAGE.write_text(page(sections))
+        PAGE.write_text(told)
         said(f"written: docs/{PAGE.name}")
     return 1 if any(section.failed for section in sections) else 0
 

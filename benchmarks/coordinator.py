@@ -283,7 +283,7 @@ def section(progress: Progress) -> Section:
     try:
         peer, told = tanstack(progress)
     except Missing as exc:
-        return Section(TITLE, rows, figures, f"TanStack Query was not measured: {exc}.")
+        return Section(TITLE, rows, figures, missing=f"TanStack Query: {exc}")
     rows += against_tanstack(figures, peer)
     return Section(TITLE, rows, figures, told)
 

@@ -95,9 +95,9 @@ def section(progress: Progress) -> Section:
     try:
         import aws_servers  # noqa: PLC0415 (where the servers are is the tests' knowledge)
     except ModuleNotFoundError as exc:
-        return Section(title, notes=f"Left out: {exc.name} is not installed.")
+        return Section(title, missing=f"{exc.name} is not installed")
     if why := aws_servers.missing():
-        return Section(title, notes=f"Left out: {why}.")
+        return Section(title, missing=why)
     progress("asking DynamoDB and S3")
     os.environ.update(aws_servers.ENVIRONMENT)
     with tempfile.TemporaryDirectory() as folder, aws_servers.both(Path(folder)) as aws:

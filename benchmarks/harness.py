@@ -102,7 +102,8 @@ class Row:
         sign = "≥" if self.at_least else "≤"
         target = "–" if self.target is None else f"{sign} {self.target:g} {self.unit}"
         verdict = "–" if self.target is None else ("yes" if self.kept else "**no**")
-        return [self.rule, self.what, f"{self.measured:.2f} {self.unit}", target, verdict]
+        number = f"{self.measured:,.0f}" if self.measured >= 10_000 else f"{self.measured:.2f}"
+        return [self.rule, self.what, f"{number} {self.unit}".strip(), target, verdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +115,7 @@ class Section:
     figures: dict[str, Figures] = field(default_factory=dict)
     notes: str = ""
     words: list[list[str]] = field(default_factory=list)
+    missing: str = ""
+    """What could not be measured here, and why."""
     failed: str = ""
-    """Why there is nothing, or not everything, to show."""
+    """Why there is nothing to show at all."""

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -70,7 +71,9 @@ def nginx(folder: Path, upstream: int) -> Iterator[int]:
     with subprocess.Popen([binary, "-c", str(settings)], stderr=subprocess.DEVNULL) as process:
         try:
             while not _listens(port):
-                pass
+                if process.poll() is not None:
+                    raise RuntimeError(f"nginx ended with {process.returncode}")
+                time.sleep(0.01)
             yield port
         finally:
             process.terminate()
@@ -96,19 +99,22 @@ def asked(port: int, seconds: float) -> tuple[float, float]:
         url,
     ]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    if "Non-2xx" in said or "Socket errors" in said:
-        raise RuntimeError(said)
+    for line in said.splitlines():
+        if "Non-2xx" in line or "Socket errors" in line:
+            raise RuntimeError(f"wrk: {line.strip()}")
     rate, p99 = (
         re.search(r"Requests/sec:\s+([\d.]+)", said),
         re.search(r"99%\s+([\d.]+)(\w+)", said),
     )
     if rate is None or p99 is None:
-        raise RuntimeError(said)
+        raise RuntimeError(f"wrk said something else: {said!r}")
     return float(rate[1]), float(p99[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[p99[2]]
 
 
-def races(progress: Progress) -> tuple[Figures, Figures, str]:
-    """Medians of rates and of 99th percentiles, by name; what Next.js was, or why it was not."""
+def races(progress: Progress) -> tuple[Figures, Figures, str, str]:
+    """Medians of rates and of 99th percentiles, by name; what Next.js was; what is missing."""
+    missing = [] if shutil.which("nginx") else ["nginx is not installed"]
+    told = ""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
@@ -125,9 +131,9 @@ def races(progress: Progress) -> tuple[Figures, Figures, str]:
         try:
             (folder / "next").mkdir()
             ports[NEXT] = stack.enter_context(next_isr(folder / "next"))
-            told = f"{version(folder / 'next')}, a static route handler."
+            told = f" {version(folder / 'next')}, a static route handler."
         except Missing as exc:
-            told = f"Next.js ISR was not measured: {exc}."
+            missing.append(f"Next.js ISR: {exc}")
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ports}
         dice, order = random.Random(1), list(ports)
         for port in ports.values():
@@ -138,7 +144,8 @@ def races(progress: Progress) -> tuple[Figures, Figures, str]:
             for name in order:
                 taken[name].append(asked(ports[name], 1))
     rates = {name: median(rate for rate, _ in values) for name, values in taken.items()}
-    return rates, {name: median(p99 for _, p99 in it) for name, it in taken.items()}, told
+    p99s = {name: median(p99 for _, p99 in values) for name, values in taken.items()}
+    return rates, p99s, told, "; ".join(missing)
 
 
 async def fill(count: int) -> object:
@@ -195,8 +202,8 @@ def section(progress: Progress) -> Section:
     progress("pages: memory")
     rows = [Row("I16", f"memory for {PAGES:,} pages of 10 KB, to their size", memory(), 1.3)]
     if shutil.which("wrk") is None:
-        return Section(title, rows, notes="Rates were not measured: wrk is not installed.")
-    rates, p99, told = races(progress)
+        return Section(title, rows, missing="rates, since wrk is not installed")
+    rates, p99, told, missing = races(progress)
     rows += [
         Row(
             "I16",
@@ -222,10 +229,8 @@ def section(progress: Progress) -> Section:
         ratio = rates[MEMORY] / rates[NEXT]
         what = f"{MEMORY}: rate to {NEXT}"
         rows.append(Row("I16", what, ratio, 15.0, at_least=True, tried=tried.HTTP_NEXT))
-    if NGINX not in rates:
-        told += " nginx is not installed."
     notes = (
-        f"wrk, one thread, {CONNECTIONS} connections, {ROUNDS} rounds of a second in turns. {told}"
+        f"wrk, one thread, {CONNECTIONS} connections, {ROUNDS} rounds of a second in turns.{told}"
     )
     figures = {"requests a second": rates, "99th percentile, ms": p99}
-    return Section(title, rows, figures, notes)
+    return Section(title, rows, figures, notes, missing=missing)

@@ -39,7 +39,8 @@ def figures(section: Section) -> str:
 
 def section_text(section: Section) -> str:
     parts = [f"## {section.title}"]
-    parts += [f"**Not measured**: {section.failed}."] if section.failed else []
+    why = section.failed or section.missing
+    parts += [f"**Not measured**: {why}."] if why else []
     parts += [promises(section.rows)] if section.rows else []
     parts += [table(section.words[0], section.words[1:])] if section.words else []
     parts += [text for text in (figures(section), section.notes) if text]
@@ -49,7 +50,8 @@ def section_text(section: Section) -> str:
 def summary(sections: Sequence[Section]) -> str:
     """Targets missed, and what could not be measured."""
     rows = [row for section in sections for row in section.rows if not row.kept]
-    absent = [f"- {it.title}: {it.failed}." for it in sections if it.failed]
+    whys = {section.title: section.failed or section.missing for section in sections}
+    absent = [f"- {title}: {why}." for title, why in whys.items() if why]
     parts = ["## Targets missed", missed(rows) if rows else "None in this run."]
     parts += ["Not measured:", "\n".join(absent)] if absent else []
     return "\n\n".join(parts)

@@ -6,6 +6,7 @@ outlives it.
 """
 
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -39,7 +40,7 @@ def run(part: Part, progress: Progress) -> Section:
         except TimeoutError:
             return Section(part.title, failed=f"it took more than {part.limit:g} s")
         if found is None:
-            return Section(part.title, failed=last_line(errors) or "it ended without a word")
+            return Section(part.title, failed=last_word(errors) or "it ended without a word")
     return found
 
 
@@ -98,7 +99,9 @@ def lines(process: "subprocess.Popen[bytes]", deadline: float) -> Iterator[bytes
     raise TimeoutError
 
 
-def last_line(errors: IO[bytes]) -> str:
+def last_word(errors: IO[bytes]) -> str:
+    """The exception that ended it, the first line of it; else the last line of all."""
     errors.seek(0)
     said = errors.read().decode(errors="replace").strip().splitlines()
-    return said[-1] if said else ""
+    raised = [line for line in said if re.match(r"[\w.]+(Error|Exception|Missing)\b", line)]
+    return (raised or said or [""])[-1]

@@ -201,8 +201,8 @@ def section(progress: Progress) -> Section:
         notes=(
             "`TtlCache` is swept by a `Sweeper`; `cachetools` and `cachebox` drop in one go "
             "(`expire()`), `moka-py` and `theine` on threads of their own."
-            + ("" if compiled else " The compiled build was not measured: no C compiler here.")
         ),
+        missing="" if compiled else "the compiled build, without a C compiler",
     )
 
 

@@ -1,4 +1,5 @@
-"""Servers that the tests of one worker share, started for the first who asks, ended with it."""
+"""How Hypothesis runs here, and the servers that the tests of one worker share: started for the
+first who asks, ended with the worker."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -6,10 +7,15 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from valkey_server import Server, binary_of, free_port, serving
 
 if TYPE_CHECKING:
     from aws_servers import Aws
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("stillfresh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("stillfresh")
 
 
 @pytest.fixture(scope="session")

@@ -134,11 +134,12 @@ class TestT6Bench:
         """And what could not be measured is named beside them."""
         kept = Row("E14", "quick", 1.0, 2.0)
         missed = Row("M11", "slow", 3.0, 2.0, tried="a ring")
-        text = page([Section("One", [kept, missed]), Section("Two", failed="no wrk")])
+        three = Section("Three", [kept], missing="Next.js: no npm")
+        text = page([Section("One", [kept, missed]), Section("Two", failed="no wrk"), three])
         first = text.partition("## The machine")[0]
         assert "| M11 | slow | 3.00 × | ≤ 2 × | a ring |" in first
         assert "quick" not in first
-        assert "- Two: no wrk." in first
+        assert "- Two: no wrk.\n- Three: Next.js: no npm." in first
         assert text.index("## The machine") < text.index("## One") < text.index("## Two")
         assert "None in this run." in summary([Section("One", [kept])])
 

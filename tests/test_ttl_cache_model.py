@@ -145,9 +145,9 @@ class SmallTtlCacheModel(TtlCacheModel):
 
 
 TestUnlimited = TtlCacheModel.TestCase
-TestUnlimited.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestUnlimited.settings = settings(max_examples=150, stateful_step_count=40)
 TestLimited = SmallTtlCacheModel.TestCase
-TestLimited.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLimited.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_m5_eight_threads_leave_the_cache_whole() -> None:

@@ -177,7 +177,7 @@ class TestG10Inspect:
 
 
 class TestG10View:
-    @settings(deadline=None, max_examples=30)
+    @settings(max_examples=30)
     @given(
         ids=st.sets(st.tuples(st.sampled_from(["a", "a1", "a_1"]), st.text("ab:\0é", max_size=3))),
         kind=st.sampled_from(["a", "a1", "other", None]),

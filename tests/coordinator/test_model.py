@@ -378,4 +378,4 @@ class Coordinators(RuleBasedStateMachine):
 class TestC5AgainstAModel(Coordinators.TestCase):  # type: ignore[misc, valid-type]
     """Any sequence of calls, times and failures."""
 
-    settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+    settings = settings(max_examples=80, stateful_step_count=30)

@@ -425,7 +425,7 @@ class FeedMachine(RuleBasedStateMachine):
                 assert not found_talk
 
 
-FeedMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+FeedMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30)
 TestFeedModel = FeedMachine.TestCase
 
 

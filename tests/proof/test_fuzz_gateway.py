@@ -17,7 +17,7 @@ from stillfresh.web import gateway
 from stillfresh.web.config import KIND, PAGES, SERVER, STORE, Mistakes, Settings, settings_of
 from stillfresh.web.kinds import id_maker, listed, views_by_id
 
-MODEST = settings(max_examples=40, deadline=None)
+MODEST = settings(max_examples=40)
 
 SPICES = [
     "",

@@ -65,7 +65,8 @@ class DynamoModel(StoreModel):
             copy = records[id_].copy if id_ in records else None
             now = copy.generation if copy is not None else None
             seen = data.draw(st.sampled_from([now, now, None, self.generations[-1]]))
-            asks.append(Ask(id_, seen, TAGS[id_]))
+            failures = data.draw(st.sampled_from([None, 0, 2]))
+            asks.append(Ask(id_, seen, TAGS[id_], failures))
         expected = self.runner.run(self.memory.acquire(kind, asks, lease_for))
         granted = {id_: it for id_, it in expected.items() if isinstance(it, Lease)}
         self.tokens = [granted[id_].token if id_ in granted else f"no-{id_}" for id_ in ids]
@@ -105,5 +106,5 @@ def test_s3_dynamodb_is_as_memory(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> 
     assert ENVIRONMENT.items() <= os.environ.items()
     monkeypatch.setattr(DynamoModel, "aws", aws, raising=False)
     run_state_machine_as_test(
-        DynamoModel, settings=settings(max_examples=12, stateful_step_count=30, deadline=None)
+        DynamoModel, settings=settings(max_examples=12, stateful_step_count=30)
     )

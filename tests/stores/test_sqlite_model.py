@@ -24,4 +24,4 @@ class SqliteModel(StoreModel):
 
 
 TestS3SqliteModel = SqliteModel.TestCase
-TestS3SqliteModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestS3SqliteModel.settings = settings(max_examples=80, stateful_step_count=40)

@@ -1,7 +1,7 @@
 """The rules one by one, as pure steps: W1 to W11."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from waiting_kit import Rules
 
@@ -56,7 +56,6 @@ class TestW1Pure:
         with pytest.raises(AttributeError):
             State().pool = ("a",)  # type: ignore[misc]
 
-    @settings(deadline=None)
     @given(st.lists(EVENTS, max_size=30))
     def test_whatever_happens(self, events: list[Event]) -> None:
         """The same events lead to the same state; five games at most, none twice, one flight."""
@@ -571,7 +570,6 @@ class TestW10Snapshots:
         rules = Rules("a")
         assert rules.hear(YourTurn("b")).snapshot is None
 
-    @settings(deadline=None)
     @given(st.lists(EVENTS, max_size=40))
     def test_are_always_an_answer_for_one_game(self, events: list[Event]) -> None:
         """Whatever happens, a snapshot is what an answer to its own request became."""

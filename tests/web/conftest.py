@@ -1,5 +1,8 @@
 """A real browser for the tests of the web part: headless Chromium, driven by Playwright.
 
+A worker has one of each, on the loop of its session: a test with a page runs on that loop too,
+and so must every fixture that it awaits (`@pytest_asyncio.fixture(loop_scope="session")`).
+
 `page` is a blank page of a context of its own; `new_page(**options)` makes more, dark or on a
 telephone. A test fails at its end if a page of it wrote an error to the console, or asked another
 host than this one. `expected_errors` takes the parts of console errors that a test provokes.
@@ -16,6 +19,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
+import pytest_asyncio
 from client_kit import Site
 from live_kit import Start, Upstream, served
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
@@ -41,6 +45,12 @@ OURS: Final = {"127.0.0.1", "localhost", "::1", None}
 """None: about:blank, data: and blob: addresses ask nobody."""
 
 NewPage = Callable[..., Awaitable[Page]]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Starting a driver on a loop of its own would cost each test most of a second."""
+    if isinstance(item, pytest.Function) and "browser" in item.fixturenames:
+        item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +84,7 @@ def _port(folder: Path, started: subprocess.Popen[bytes]) -> int:
     pytest.fail(f"chromium did not start: {(folder / 'log').read_text()[-2000:]}")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser(chromium: str) -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         yield await playwright.chromium.connect_over_cdp(chromium)
@@ -106,7 +116,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         complaints.is_over = True
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def new_page(
     request: pytest.FixtureRequest, browser: Browser, expected_errors: list[str]
 ) -> AsyncIterator[NewPage]:
@@ -143,12 +153,12 @@ def _listen(page: Page, complaints: Complaints) -> None:
     page.on("console", said)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def page(new_page: NewPage) -> Page:
     return await new_page()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def site() -> AsyncIterator[Site]:
     site = Site(Upstream())
     await site.start()

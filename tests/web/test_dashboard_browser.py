@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, expect
 from serving_kit import served
 from starlette.applications import Starlette
@@ -69,7 +70,7 @@ def world() -> World:
     return World()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def url(world: World) -> AsyncIterator[str]:
     async with world.at() as url:
         await world.read("post", *(f"ann:{number}" for number in range(40)))
@@ -77,7 +78,7 @@ async def url(world: World) -> AsyncIterator[str]:
         yield f"{url}/_stillfresh/"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def new_board(url: str, new_page: NewPage) -> AsyncIterator[NewPage]:
     """Pages that are closed before the gateway is, so that none of them misses it."""
     made: list[Page] = []
@@ -91,7 +92,7 @@ async def new_board(url: str, new_page: NewPage) -> AsyncIterator[NewPage]:
         await page.context.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def page(new_board: NewPage) -> Page:
     return await new_board()
 

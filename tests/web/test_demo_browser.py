@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, expect
 
 READY = re.compile(r"(http://[\d.]+:\d+/)")
@@ -77,7 +78,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         yield demo
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def demo(shared: Demo) -> Demo:
     """Well again, whatever the test before it did."""
     await turn(shared.url, "fine")

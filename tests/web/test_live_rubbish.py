@@ -93,7 +93,7 @@ class TestG3BadMessages:
             await viewer.nothing()
             assert live.snapshot()["connections"] == 1
 
-    @settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=30, suppress_health_check=list(HealthCheck))
     @given(
         st.lists(
             st.one_of(
