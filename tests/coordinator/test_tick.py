@@ -187,6 +187,24 @@ class TestC5Tick:
         assert sorted(site.nexus.posts[-1]) == ["a:1", "a:2"]
         assert site.ttl.snapshot().cooling["post"] == {}
 
+    async def test_a_tick_that_fails_is_not_the_last(
+        self, site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who called it is told, so is the log, and the next one goes on."""
+
+        async def broken(_: object) -> bool:
+            raise RuntimeError("a mistake of ours")
+
+        await site.ttl.tick()
+        subscribe(site, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(site.controller.database), "changed", broken)
+            with pytest.raises(RuntimeError, match="of ours"):
+                await site.ttl.tick()
+        assert "the tick failed" in caplog.text
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+
     async def test_a_listener_that_fails_stops_nothing(
         self, site: Site, caplog: pytest.LogCaptureFixture
     ) -> None:

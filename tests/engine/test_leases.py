@@ -324,6 +324,84 @@ class TestE5Lease:
         assert "Another process is loading it" in text
 
 
+class TestE7Missed:
+    async def test_who_missed_a_failure_loads_nothing(
+        self,
+        store: SteppedStore,
+        ours: Resource[str, Price],
+        theirs: Resource[str, Price],
+        upstream: Upstream,
+    ) -> None:
+        """It looked before the other failed, and asks for the lease after: it hears of it."""
+        upstream.error = ConnectionError("down")
+        store.hold("acquire")
+        mine = asyncio.create_task(outcome(ours.get("a")))
+        await store.reached("acquire")
+        await outcome(theirs.get("a"))
+        store.let_go("acquire")
+        assert "down" in str(await mine)
+        assert upstream.calls == [["a"]]
+
+    async def test_what_is_stale_is_served_with_the_failure(
+        self,
+        store: SteppedStore,
+        ours: Resource[str, Price],
+        theirs: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+    ) -> None:
+        """EXPIRED: who waits gets the old copy, and what was said."""
+        await ours.get("a")
+        clock.advance(100)
+        upstream.error = ConnectionError("down")
+        store.hold("acquire")
+        mine = asyncio.create_task(ours.get("a"))
+        await store.reached("acquire")
+        await theirs.get("a")
+        store.let_go("acquire")
+        answer = await mine
+        assert (seen(answer), str(answer.error)[-4:]) == ((1, Verdict.EXPIRED), "down")
+        assert len(upstream.calls) == 2
+
+    async def test_when_its_cooldown_is_over_it_is_tried_again(
+        self,
+        store: SteppedStore,
+        ours: Resource[str, Price],
+        theirs: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+    ) -> None:
+        """The lease is asked for once more, by one who knows."""
+        upstream.error = ConnectionError("down")
+        store.hold("acquire")
+        mine = asyncio.create_task(ours.get("a"))
+        await store.reached("acquire")
+        await outcome(theirs.get("a"))
+        clock.advance(2)
+        upstream.error = None
+        store.let_go("acquire")
+        assert seen(await mine) == (1, FRESH)
+        assert (store.count("acquire"), upstream.calls) == (2, [["a"]] * 2)
+
+    async def test_refresh_means_now(
+        self,
+        store: SteppedStore,
+        ours: Resource[str, Price],
+        theirs: Resource[str, Price],
+        upstream: Upstream,
+    ) -> None:
+        """It ignores the cooldown, also one that it did not know of."""
+        upstream.error = ConnectionError("down")
+        store.hold("acquire")
+        mine = asyncio.create_task(ours.refresh("a"))
+        await store.reached("acquire")
+        await outcome(theirs.get("a"))
+        upstream.error = None
+        store.let_go("acquire")
+        await mine
+        assert (store.count("acquire"), upstream.calls) == (1, [["a"]] * 2)
+
+
 class TestE5FailingStore:
     @pytest.mark.parametrize("step", ["read", "acquire", "publish"])
     async def test_a_first_read_is_answered_by_the_loader(

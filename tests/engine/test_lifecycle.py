@@ -11,6 +11,7 @@ from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until,
 from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Answer, Cache, LoadFailed, NotOpen, Resource, StillfreshError, StoreError
+from stillfresh.engine import loader
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -209,6 +210,41 @@ class TestE13Close:
         await shut.close()
         await task
         assert store.calls[-2:] == ["release", "close"]
+
+    @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
+    async def test_frees_a_lease_that_is_granted_meanwhile(
+        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore, step: str
+    ) -> None:
+        """Closed while the store was asked for it, or as its answer came: nobody has to wait."""
+        store.hold(step)
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached(step)
+        closing = asyncio.create_task(shut.close())
+        await turns()
+        store.hold("close")
+        store.let_go(step)
+        await store.reached("close")
+        assert isinstance(await task, LoadFailed)
+        assert await store.inner.read("price", ["a"]) == {}
+        store.let_go("close")
+        await closing
+        assert others() == set()
+
+    async def test_asks_a_store_that_is_stuck_no_longer(
+        self,
+        shut: Cache,
+        goods: Resource[str, Price],
+        store: SteppedStore,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Who closes does not wait for the whole grace."""
+        monkeypatch.setattr(loader, "PARTING", 0.0)
+        store.hold("acquire")
+        task = asyncio.create_task(outcome(goods.get("a")))
+        await store.reached("acquire")
+        await shut.close()
+        await task
+        assert (store.calls[-1], others()) == ("close", set())
 
     async def test_a_publish_that_had_started_finishes(
         self, shut: Cache, goods: Resource[str, Price], store: SteppedStore

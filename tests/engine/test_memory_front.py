@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -264,6 +265,18 @@ class TestE12Stats:
         assert sum(counts.ages) == 9
         upstream.let_go()
         await idle(cache)
+
+    async def test_a_hit_makes_nothing_new(self, upstream: Upstream, clock: ManualClock) -> None:
+        """The answer stands on the entry, and so does its count."""
+        async with Cache("memory://", clock=clock) as cache:
+            prices = declare(cache, upstream)
+            await prices.get("a")
+            first = await prices.get("a")
+            before = sys.getallocatedblocks()
+            for _ in range(1_000):
+                assert await prices.get("a") is first
+            assert sys.getallocatedblocks() - before < 100
+            assert reads(await stats(cache)) == (1_002, 0, 0, 0)
 
     async def test_hits_are_counted_when_the_bucket_changes(
         self, prices: Resource[str, Price], cache: Cache, clock: ManualClock

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import pairwise
 
@@ -14,6 +14,8 @@ from stillfresh.engine.lane import State
 from stillfresh.engine.watcher import Pace
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+
+Passes = Callable[..., Awaitable[None]]
 
 
 async def settled(*resources: Resource[str, Price]) -> None:
@@ -30,14 +32,17 @@ def is_settled(prices: Resource[str, Price]) -> bool:
     return not queue.flights and all(lane.state(key) in waits for key in lane.subscribed)
 
 
-async def passes(
-    sleeper: Sleeper, clock: ManualClock, seconds: float, *resources: Resource[str, Price]
-) -> None:
+@pytest.fixture
+def passes(sleeper: Sleeper, clock: ManualClock) -> Passes:
     """Time passes, and whoever slept until then wakes and does what is due."""
-    await settled(*resources)
-    clock.advance(seconds)
-    sleeper.wake()
-    await settled(*resources)
+
+    async def passed(seconds: float, *resources: Resource[str, Price]) -> None:
+        await settled(*resources)
+        clock.advance(seconds)
+        sleeper.wake()
+        await settled(*resources)
+
+    return passed
 
 
 class TestC14Watch:
@@ -48,35 +53,27 @@ class TestC14Watch:
         assert prices.watched == ()
 
     async def test_a_cold_key_is_loaded_and_then_kept_fresh(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
-        sleeper: Sleeper,
+        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
     ) -> None:
         """Each time its freshness ends, without anybody reading it."""
         with prices.watch("sku-1") as watch:
             assert (await anext(watch)).answer.value == Price("sku-1", 1)
             upstream.version = 2
-            await passes(sleeper, clock, 29, prices)
+            await passes(29, prices)
             assert len(upstream.calls) == 1
-            await passes(sleeper, clock, 1, prices)
+            await passes(1, prices)
             update = await anext(watch)
             assert (update.key, version(update.answer)) == ("sku-1", 2)
         assert upstream.calls == [["sku-1"]] * 2
 
     async def test_what_nobody_watches_any_more_is_left_alone(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
-        sleeper: Sleeper,
+        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
     ) -> None:
         """After the block ends nothing is loaded, and no task waits for it."""
         with prices.watch("sku-1") as watch:
             await anext(watch)
         before = len(asyncio.all_tasks())
-        await passes(sleeper, clock, 3600, prices)
+        await passes(3600, prices)
         assert len(upstream.calls) == 1
         assert len(asyncio.all_tasks()) <= before
         assert [update async for update in watch] == []
@@ -92,11 +89,7 @@ class TestC14Watch:
         assert upstream.calls == [["a", "b", "c"]]
 
     async def test_a_fresh_copy_is_no_news(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
-        sleeper: Sleeper,
+        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock, passes: Passes
     ) -> None:
         """Only what comes after; read it yourself for what there is."""
         await prices("sku-1")
@@ -105,22 +98,18 @@ class TestC14Watch:
             await turns()
             assert len(upstream.calls) == 1
             upstream.version = 2
-            await passes(sleeper, clock, 20, prices)
+            await passes(20, prices)
             assert version((await anext(watch)).answer) == 2
 
     async def test_two_watches_of_one_key_cost_one_load(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
-        sleeper: Sleeper,
+        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
     ) -> None:
         """Both are told; when one leaves the other goes on."""
         with prices.watch("sku-1") as second:
             with prices.watch("sku-1") as first:
                 await anext(first)
             await anext(second)
-            await passes(sleeper, clock, 30, prices)
+            await passes(30, prices)
             await anext(second)
         assert len(upstream.calls) == 2
 
@@ -161,11 +150,7 @@ class TestC14Watch:
             assert version((await anext(watch)).answer) == 4
 
     async def test_absence_is_news(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
-        sleeper: Sleeper,
+        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
     ) -> None:
         """And it is asked about again no more often than what is there, though it is believed for
         a tenth of that time: who comes meanwhile is told at once."""
@@ -174,13 +159,13 @@ class TestC14Watch:
             assert not (await anext(watch)).answer.found
             asked = len(upstream.calls)
             for _ in range(9):
-                await passes(sleeper, clock, 3, prices)
+                await passes(3, prices)
             assert len(upstream.calls) == asked
             with prices.watch("sku-1") as another:
                 assert not (await anext(another)).answer.found
             assert len(upstream.calls) == asked
             upstream.absent = set()
-            await passes(sleeper, clock, 3, prices)
+            await passes(3, prices)
             assert (await anext(watch)).answer.found
 
     async def test_an_absent_key_that_is_invalidated_is_asked_about_at_once(
@@ -212,40 +197,35 @@ class TestC14Watch:
         self,
         prices: Resource[str, Price],
         upstream: Upstream,
-        clock: ManualClock,
-        sleeper: Sleeper,
         caplog: pytest.LogCaptureFixture,
+        passes: Passes,
     ) -> None:
         """1 s, then 2 s, as the store remembers it; the first success is news."""
         upstream.error = ConnectionError("down")
         with caplog.at_level(logging.ERROR), prices.watch("sku-1") as watch:
-            await passes(sleeper, clock, 0.5, prices)
+            await passes(0.5, prices)
             assert len(upstream.calls) == 1
-            await passes(sleeper, clock, 0.5, prices)
+            await passes(0.5, prices)
             assert len(upstream.calls) == 2
-            await passes(sleeper, clock, 1.5, prices)
+            await passes(1.5, prices)
             assert len(upstream.calls) == 2
             upstream.error = None
-            await passes(sleeper, clock, 0.5, prices)
+            await passes(0.5, prices)
             assert (await anext(watch)).answer.found
 
     async def test_a_freshness_of_nothing_is_no_storm(
-        self, cache: Cache, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+        self, cache: Cache, upstream: Upstream, passes: Passes
     ) -> None:
         """At most ten loads a second and key."""
         prices = declare(cache, upstream, fresh_for=0)
         with prices.watch("sku-1"):
             await settled(prices)
             assert len(upstream.calls) == 1
-            await passes(sleeper, clock, 0.1, prices)
+            await passes(0.1, prices)
             assert len(upstream.calls) == 2
 
     async def test_many_invalidations_are_no_storm(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
-        sleeper: Sleeper,
+        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
     ) -> None:
         """Ten loads of a key in any second, then it waits; other keys do not wait for it."""
         with prices.watch("a") as watch:
@@ -257,11 +237,11 @@ class TestC14Watch:
             watch.add("b")
             await settled(prices)
             assert upstream.calls[10:] == [["b"]]
-            await passes(sleeper, clock, 0.9, prices)
+            await passes(0.9, prices)
             assert len(upstream.calls) == 11
-            await passes(sleeper, clock, 0.2, prices)
+            await passes(0.2, prices)
             assert upstream.calls[11:] == [["a"]]
-        await passes(sleeper, clock, 2, prices)
+        await passes(2, prices)
         with prices.watch("c"):
             await settled(prices)
         assert len(prices._core.watcher._pace) == 1
@@ -423,7 +403,7 @@ class TestC14Watch:
             assert list(prices._core.watcher.watches) == ["a"]
 
     async def test_one_load_for_all_processes(
-        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream, passes: Passes
     ) -> None:
         """E5: two caches on one store watch the same keys; each copy is loaded once."""
         store = MemoryStore(clock=clock)
@@ -434,11 +414,11 @@ class TestC14Watch:
             one, two = declare(first, upstream), declare(second, upstream)
             with one.watch("a", "b") as here, two.watch("a", "b") as there:
                 for round_ in range(1, 4):
-                    await passes(sleeper, clock, 0.2)
+                    await passes(0.2)
                     seen = [{(await anext(watch)).key for _ in "ab"} for watch in (here, there)]
                     assert seen == [{"a", "b"}] * 2
                     assert len(upstream.calls) == round_
-                    await passes(sleeper, clock, 29.8)
+                    await passes(29.8)
 
     async def test_ten_thousand_keys_are_loaded_in_batches(
         self, cache: Cache, upstream: Upstream

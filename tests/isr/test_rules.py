@@ -312,6 +312,8 @@ class TestI13Keys:
             ([b"evil.com/x"], None),
             ([b"a b"], None),
             ([b"user@host"], None),
+            ([b"a" * 255], "a" * 255),
+            ([b"a" * 256], None),
             ([b""], None),
         ],
     )

@@ -66,7 +66,8 @@ class StoreModel(RuleBasedStateMachine):
             copy = records[id_].copy if id_ in records else None
             now = copy.generation if copy is not None else None
             seen = data.draw(st.sampled_from([now, now, None, self.generations[-1]]))
-            asks.append(Ask(id_, seen, tuple(tags)))
+            failures = data.draw(st.sampled_from([None, 0, 2]))
+            asks.append(Ask(id_, seen, tuple(tags), failures))
         grants = self.runner.run(self.store.acquire(kind, asks, lease_for))
         granted = [grant for grant in grants.values() if isinstance(grant, Lease)]
         self.drawn = [lease.token for lease in granted]
@@ -118,7 +119,7 @@ class StoreModel(RuleBasedStateMachine):
     def evict(self, later: float) -> None:
         self.both(lambda store: store.evict(self.clock() + later))
 
-    @rule(seconds=st.sampled_from([0.25, 1.0, 4.0, 10.0]))
+    @rule(seconds=st.sampled_from([0.25, 1.0, 4.0, 10.0, -3600.0]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 

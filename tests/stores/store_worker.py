@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import logging
 import random
 import sys
 import time
+from collections import Counter
+from contextlib import AsyncExitStack
 
-from stillfresh import Policy
+from stillfresh import Cache, LoadFailed, Policy, RetryAfter
 from stillfresh.stores.contract import Ask, Copy, Lease, Record, Store
 from stillfresh.stores.urls import store_for
 
@@ -107,6 +110,32 @@ async def want(store: Store, key: str) -> int:
     return 0
 
 
+async def fail(store: Store, contenders: str) -> None:
+    """For each key told: so many caches want it, and loading fails; how many of them loaded it."""
+    loads, url = Counter[str](), sys.argv[2]
+    logging.disable()
+
+    async def load(ids: list[str]) -> dict[str, int]:
+        loads.update(ids)
+        await asyncio.sleep(0)
+        raise RetryAfter(3_600)
+
+    async with AsyncExitStack() as stack:
+        caches = [Cache(url, sleep=soon) for _ in range(int(contenders))]
+        posts = [cache.batched(KIND, fresh_for=60, lease_for=60)(load) for cache in caches]
+        for cache in caches:
+            await stack.enter_async_context(cache)
+        tell("ready")
+        while key := told():
+            answers = await asyncio.gather(*(post(key) for post in posts), return_exceptions=True)
+            assert all(isinstance(answer, LoadFailed) for answer in answers)
+            tell(loads[key])
+
+
+async def soon(_seconds: float) -> None:
+    await asyncio.sleep(0.001)
+
+
 async def hold(store: Store, key: str, lease_for: str) -> None:
     """Leases the key; publishes when told; whether that was superseded."""
     lease = await lease_of(store, key, float(lease_for))
@@ -134,7 +163,7 @@ async def meet_corruption(store: Store) -> None:
 
 
 async def main(command: str, url: str, *arguments: str) -> None:
-    commands = (hammer, contend, hold, publish_for_ever, meet_corruption)
+    commands = (hammer, contend, fail, hold, publish_for_ever, meet_corruption)
     store = store_for(url, time.time)
     await store.open()
     await {each.__name__: each for each in commands}[command](store, *arguments)

@@ -271,6 +271,18 @@ class TestI3Invalidate:
         changed = {"revalidate_seconds": {"N": "0"}, "mark": {"N": "2"}}
         assert await bench.raw.rows() == [before | changed]
 
+    async def test_the_lease_goes_before_the_copy_is_marked(self, aws: Aws) -> None:
+        """In that order nothing is published between the two, and no transaction is needed."""
+        async with bench_on(aws) as bench, lossy(aws.endpoint) as proxy:
+            copy = await bench.publish(await bench.lease())
+            await bench.lease(copy.generation)
+            store = Aws(proxy.address, aws.s3_endpoint).store(bench.raw.table, bench.clock)
+            await store.open()
+            proxy.seen.clear()
+            await store.invalidate(PAGE, ["/pricing"])
+            assert list(proxy.seen) == ["DeleteItem", "UpdateItem"]
+            await store.close()
+
     async def test_another_languages_copy(self, bench: Bench) -> None:
         """Its terms are remembered, so that who finds it knows how long it may be served."""
         await bench.raw.put_object("theirs.html", b"")

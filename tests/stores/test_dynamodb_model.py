@@ -65,7 +65,8 @@ class DynamoModel(StoreModel):
             copy = records[id_].copy if id_ in records else None
             now = copy.generation if copy is not None else None
             seen = data.draw(st.sampled_from([now, now, None, self.generations[-1]]))
-            asks.append(Ask(id_, seen, TAGS[id_]))
+            failures = data.draw(st.sampled_from([None, 0, 2]))
+            asks.append(Ask(id_, seen, TAGS[id_], failures))
         expected = self.runner.run(self.memory.acquire(kind, asks, lease_for))
         granted = {id_: it for id_, it in expected.items() if isinstance(it, Lease)}
         self.tokens = [granted[id_].token if id_ in granted else f"no-{id_}" for id_ in ids]

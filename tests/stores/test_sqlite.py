@@ -333,7 +333,39 @@ class TestS4Writer:
             assert set(store.read_now("post", [*ids, "under way"])) == {"under way"}
 
 
+ALONE = """
+import asyncio, os, sys
+from stillfresh.stores.contract import Ask
+from stillfresh.stores.sqlite import SqliteStore
+
+path, opened = os.path.realpath(sys.argv[1]), []
+
+def heard(event, args):
+    if event in {"open", "os.open"} and isinstance(args[0], str):
+        opened.append(os.path.realpath(args[0]))
+
+async def main():
+    for _ in range(2):
+        store = SqliteStore(path)
+        await store.open()
+        await store.acquire("post", [Ask("a")], 10)
+        await store.read("post", ["a"])
+        await store.entries()
+        await store.stats()
+        await store.close()
+
+sys.addaudithook(heard)
+asyncio.run(main())
+assert f"{path}.lock" in opened, opened
+assert not {path, f"{path}-wal", f"{path}-shm"} & set(opened), opened
+"""
+
+
 class TestS4OpenAndClose:
+    def test_nobody_but_sqlite_opens_the_file(self, path: Path) -> None:
+        """Closing a file of Python's own would drop the locks that SQLite has on it."""
+        elsewhere(ALONE, path)
+
     async def test_leaves_nothing_behind(self, path: Path) -> None:
         """No log, no thread; what was queued is done."""
         threads = threading.active_count()

@@ -75,17 +75,28 @@ class TestS7Contention:
 
     async def test_thirty_two_contenders_load_once(self, url: str) -> None:
         """Four processes of eight tasks, fifty cold keys, one load each (E5: the copy seen)."""
-        with ExitStack() as stack:
-            workers = [stack.enter_context(working("contend", url, 8)) for _ in range(4)]
+        assert loads_of(50, "contend", url) == [1] * 50
+
+    async def test_thirty_two_contenders_fail_once(self, url: str) -> None:
+        """E7: upstream is down: one of them finds out, the others hear of it, each time."""
+        assert loads_of(10, "fail", url) == [1] * 10
+
+
+def loads_of(rounds: int, command: str, url: str) -> list[int]:
+    """Of each key, by four processes of eight."""
+    loads = []
+    with ExitStack() as stack:
+        workers = [stack.enter_context(working(command, url, 8)) for _ in range(4)]
+        for worker in workers:
+            assert worker.hear() == "ready"
+        for number in range(rounds):
             for worker in workers:
-                assert worker.hear() == "ready"
-            for number in range(50):
-                for worker in workers:
-                    worker.say(f"key-{number}")
-                assert sum(worker.hear() for worker in workers) == 1
-            for worker in workers:
-                worker.say("")
-                worker.finish()
+                worker.say(f"key-{number}")
+            loads.append(sum(worker.hear() for worker in workers))
+        for worker in workers:
+            worker.say("")
+            worker.finish()
+    return loads
 
 
 def check_history(happened: list[dict[str, Any]], record: Record) -> None:

@@ -151,6 +151,13 @@ class Flight(Generic[K, V]):
         self.seen = record.copy.generation if record.copy is not None else None
         self.failure = record.failure
 
+    @property
+    def failures(self) -> int | None:
+        """E7: the lease is not for one who has missed a failure; `refresh()` asks for it anyway."""
+        if self.forced:
+            return None
+        return 0 if self.failure is None else self.failure.count
+
     def join(self, waiter: Waiter[K, V]) -> None:
         """Early, late, or after the fact: each may be told only what was not known to be wrong."""
         waiter.missing += 1

@@ -21,7 +21,7 @@ from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Newer, Record
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
 
 __all__ = ["Land", "Landing", "Loader"]
 
@@ -33,6 +33,8 @@ LONGEST_PAUSE: Final = 1.0
 """E5: between two looks at another process's load; at most ten reads a second and key."""
 RENEWALS: Final = 3
 """A lease is renewed when a third of it has passed, so that one lost renewal is survived."""
+PARTING: Final = 1.0
+"""Seconds that closing waits for the store to say whether a lease was granted."""
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +107,12 @@ class Loader(Generic[K, V]):
 
     async def _acquire(self, flights: list[Flight[K, V]]) -> dict[str, Lease | None]:
         """The leases for what is ours to load; None for each if the store is away (S5)."""
-        asks = [Ask(flight.id, flight.seen, self._tags(flight.key)) for flight in flights]
+        asks = [
+            Ask(flight.id, flight.seen, self._tags(flight.key), flight.failures)
+            for flight in flights
+        ]
         try:
-            grants = await self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
+            grants = await self._granted(asks)
         except StoreError as exc:
             self._store_failed("lease", exc)
             return dict.fromkeys(ask.id for ask in asks)
@@ -126,6 +131,19 @@ class Loader(Generic[K, V]):
         if held:
             self._runtime.spawn(self._follow(held), self._runtime.context)
         return leases
+
+    async def _granted(self, asks: list[Ask]) -> dict[str, Grant]:
+        """E13: what is granted while the cache closes is given back, not left to run out."""
+        work = self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
+        step = self._runtime.child(work, None)
+        try:
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await asyncio.wait([step], timeout=PARTING)
+            if not step.cancel() and not step.cancelled() and step.exception() is None:
+                grants: dict[str, Grant] = step.result()
+                await self._release([it for it in grants.values() if isinstance(it, Lease)], {})
+            raise
 
     def _tags(self, key: K) -> tuple[str, ...]:
         if self._spec.tags is None:

@@ -94,6 +94,12 @@ class Ask(Struct, frozen=True):
     The tags of the last lease are the tags of the entry, also of the copy that is there:
     where deployments name other tags for one id, the one that leased it last decides.
     """
+    failures: int | None = None
+    """How many loads in a row had failed as the asker saw it (0: none); None: whatever failed."""
+
+    def missed(self, failure: Failure | None) -> bool:
+        """E7: another load has failed since the asker looked."""
+        return self.failures is not None and failure is not None and failure.count != self.failures
 
 
 class Lease(Struct, frozen=True):
@@ -111,7 +117,7 @@ class Held(Struct, frozen=True):
 
 
 class Newer(Struct, frozen=True):
-    """Denied: the copy is not the one that was seen any more; here is the one there is."""
+    """Denied: the copy, or the failure, is not the one that was seen any more; here it is."""
 
     record: Record
 
@@ -170,9 +176,10 @@ class Store(Protocol):
         """
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        """For each: Newer if the copy is not the one seen, Held if the lease is live, else a Lease.
+        """For each: Newer if the copy is not the one seen, Held if the lease is live, Newer if
+        a failure is not the one seen, else a Lease.
 
-        A copy that was seen and is gone since is no reason to deny.
+        What was seen and is gone since is no reason to deny.
         """
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:

@@ -114,6 +114,8 @@ class MemoryStore:
             return Newer(row.record(known=None))
         if row.token is not None and not is_lease_over(row.held_until, now, lease_for):
             return Held(row.held_until)
+        if ask.missed(row.failure):
+            return Newer(row.record(known=None))
         row.token, row.held_until = self._new_token(), now + lease_for
         self._tag(kind, ask, row)
         return Lease(ask.id, row.token, row.held_until)

@@ -274,6 +274,36 @@ class StoreConformance:
             assert isinstance(await self.ask(store), Held)
             assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == set()
 
+    async def test_a_failure_that_was_not_seen_denies_the_lease(self) -> None:
+        """E7: who looked before it failed is told of the failure; who asks in spite of it is not.
+
+        With a copy, which comes along, and without one.
+        """
+        async with self.opened() as store:
+            copy = await self.published(store, "b")
+            for id_, kept in (("a", None), ("b", copy)):
+                seen = kept.generation if kept is not None else None
+                failure = Failure(2, self.clock() + 50, "TimeoutError: upstream")
+                lease = await self.lease(store, id_, seen)
+                late = [Ask(id_, seen, failures=1)]
+                assert isinstance((await store.acquire(KIND, late, self.LEASE))[id_], Held)
+                await store.release(KIND, [lease], {id_: failure})
+                for _ in range(2):
+                    denied = (await store.acquire(KIND, late, self.LEASE))[id_]
+                    assert denied == Newer(Record(kept, None, failure))
+                    assert await self.record(store, id_) == Record(kept, None, failure)
+                informed = [Ask(id_, seen, failures=2)]
+                granted = (await store.acquire(KIND, informed, self.LEASE))[id_]
+                assert isinstance(granted, Lease)
+                await store.release(KIND, [granted], {id_: replace(failure, count=3)})
+                assert isinstance(await self.ask(store, id_, seen), Lease)
+
+    async def test_a_failure_that_went_is_no_reason_to_deny(self) -> None:
+        """Seen, forgotten since: there is nothing new."""
+        async with self.opened() as store:
+            grants = await store.acquire(KIND, [Ask("a", failures=4)], self.LEASE)
+            assert isinstance(grants["a"], Lease)
+
     async def test_a_released_lease_is_free(self) -> None:
         """The next who asks gets it at once, and releasing twice is nothing."""
         async with self.opened() as store:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from stillfresh.clock import Clock
 from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
 from stillfresh.stores.bodies import Body, S3Bodies, Trash
@@ -13,9 +15,11 @@ from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, N
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.reading import Reader
 from stillfresh.stores.dynamodb.rows import (
+    Lock,
     Names,
     Row,
     lock_of,
+    merged,
     meta_item,
     name_beside,
     tag_set,
@@ -77,14 +81,18 @@ class Writer:
             raise
 
     async def _looked(self, kind: str, ask: Ask, grant: Held | Lease, old: Item | None) -> Grant:
-        pk = self.names.pk(kind, ask.id)
+        pk, before = self.names.pk(kind, ask.id), lock_of(old) if old is not None else None
         row = await self.reader.row(pk)
         newer = await self._newer(kind, pk, row, ask.seen, grant)
-        if newer is None and isinstance(grant, Lease):
-            await self._claim(kind, ask, grant, row, old)
-        elif isinstance(grant, Lease):
+        if isinstance(grant, Held):
+            return newer or grant
+        if newer is not None:
             await self.leases.release(pk, grant.token, now=self.clock())
-        return newer or grant
+            return newer
+        if ask.missed(merged(row, before).failure):
+            return await self._failed_since(kind, grant, row, before)
+        await self._claim(kind, ask, grant, row, before)
+        return grant
 
     async def _newer(
         self, kind: str, pk: str, row: Row | None, seen: str | None, grant: Held | Lease
@@ -98,11 +106,25 @@ class Writer:
         )
         return None if record.copy is None else Newer(record)
 
+    async def _failed_since(
+        self, kind: str, lease: Lease, row: Row | None, before: Lock | None
+    ) -> Newer:
+        """E7: the failure that the lease's row remembered is put back as the lease is."""
+        pk = self.names.pk(kind, lease.id)
+        record = replace(merged(row, before), held_until=None)
+        if row is not None and row.copy is not None:
+            record = await self.reader.with_body(kind, pk, row, record)
+        if before is not None and before.failure is not None and before.failure is record.failure:
+            await self.leases.fail(pk, lease.token, before.failure, now=self.clock())
+        else:
+            await self.leases.release(pk, lease.token, now=self.clock())
+        return Newer(record)
+
     async def _claim(
-        self, kind: str, ask: Ask, lease: Lease, row: Row | None, old: Item | None
+        self, kind: str, ask: Ask, lease: Lease, row: Row | None, before: Lock | None
     ) -> None:
         """I6: the tags are written before the load begins, and those of before go."""
-        pk, before = self.names.pk(kind, ask.id), lock_of(old) if old is not None else None
+        pk = self.names.pk(kind, ask.id)
         await self.tags.remove(tagged(row, before), pk, but=ask.tags)
         until = lease.expires_at + LASTS
         await self.tags.write(ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until)

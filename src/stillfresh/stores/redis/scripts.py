@@ -126,12 +126,16 @@ ACQUIRE: Final = Script(f"""#!lua
 {COMMON}
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local seen, token, lease_for, tags = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
+local failures = tonumber(ARGV[8])
 local last_end = now + math.max(lease_for, {LONGEST_LEASE}) + {MAX_SKEW}
 local h = head(key)
 if h and h.token == token then return {{'lease', struct.pack('>d', h.held_until)}} end
 if h and h.copy > 0 and h.generation ~= seen then return {{'newer', redis.call('GET', key)}} end
 if h and h.token ~= NOBODY and h.held_until > now and h.held_until <= last_end then
   return {{'held', struct.pack('>d', h.held_until)}}
+end
+if h and failures >= 0 and h.failures > 0 and h.failures ~= failures then
+  return {{'newer', redis.call('GET', key)}}
 end
 local held_until = now + lease_for
 local lease = struct.pack('>dc{NAME}', held_until, token)

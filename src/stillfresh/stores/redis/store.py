@@ -50,6 +50,8 @@ SCHEMES: Final = ("redis://", "rediss://", "unix://")
 TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 50
 PREFIX: Final = "stillfresh"
+WHATEVER: Final = -1
+"""For one who does not say how many failures it saw."""
 LOOKED_AT: Final = 500
 SAMPLE: Final = 200
 """So many keys a slice, so many slices: beyond that `stats` is an estimate."""
@@ -158,6 +160,7 @@ class RedisStore:
                 padded(token),
                 repr(float(lease_for)),
                 packed_tags(ask.tags),
+                WHATEVER if ask.failures is None else ask.failures,
             )
             for place, ask, token in zip(places, asks, tokens, strict=True)
         ]

@@ -87,6 +87,8 @@ def acquire(
     for ask in asks:
         row = connection.execute(sql.point, (ask.seen, ask.id)).get
         grant = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
+        if isinstance(grant, Newer) and row[0] == ask.seen:  # it failed; the copy in full
+            grant = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
         if grant is None:
             grant = Lease(ask.id, new_token(), expires_at / 1000)
             connection.execute(sql.lease, (ask.id, grant.token, expires_at))
@@ -102,7 +104,7 @@ def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | N
     until = record.held_until
     if until is not None and not is_lease_over(until, at_most(now) / 1000, lease_for):
         return Held(until)
-    return None
+    return Newer(record) if ask.missed(record.failure) else None
 
 
 def _tag(connection: apsw.Connection, kind: str, ask: Ask, *, is_new: bool) -> None:
