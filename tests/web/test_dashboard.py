@@ -507,9 +507,9 @@ class TestG6Actions:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 READING = ("", "dashboard.js", "api/stats", "api/history", "api/entries", "api/entries/price/a")
