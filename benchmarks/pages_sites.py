@@ -1,6 +1,7 @@
 """The servers that `benchmarks/pages.py` compares: `python -m benchmarks.pages_sites NAME`.
 
-Each is one process on uvicorn (uvloop, httptools), the same ten kilobytes from each. Prints its
+Each is one process on uvicorn (uvloop, httptools), set up as `stillfresh serve` does it: nobody
+looks for a proxy's headers, or says a server's name. The same ten kilobytes from each. Prints its
 port when it listens.
 """
 
@@ -45,12 +46,14 @@ def starlette() -> Any:
     return Starlette(routes=[Route("/{path:path}", page)])
 
 
-def cached(store: str) -> Callable[[], Any]:
+def cached(store: str, *more: tuple[bytes, bytes]) -> Callable[[], Any]:
+    """`more`: header fields of the page."""
+
     def make() -> Any:
         from stillfresh.isr import IsrMiddleware, PageCache  # noqa: PLC0415
 
         async def site(scope: Any, receive: Any, send: Any) -> None:
-            headers = [(b"content-type", b"text/html; charset=utf-8")]
+            headers = [(b"content-type", b"text/html; charset=utf-8"), *more]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": BODY})
 
@@ -73,6 +76,7 @@ SITES: dict[str, Callable[[], Any]] = {
     "bare": lambda: bare,
     "starlette": starlette,
     "memory": cached("memory://"),
+    "varied": cached("memory://", (b"vary", b"accept-encoding")),
     "expiring": expiring,
 }
 
@@ -86,7 +90,14 @@ def main(name: str) -> None:
             await super().startup(sockets)
             print(listener.getsockname()[1], flush=True)
 
-    config = uvicorn.Config(make(), log_level="critical", access_log=False, http="httptools")
+    config = uvicorn.Config(
+        make(),
+        log_level="critical",
+        access_log=False,
+        http="httptools",
+        proxy_headers=False,
+        server_header=False,
+    )
     import uvloop  # noqa: PLC0415
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

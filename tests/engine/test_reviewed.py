@@ -181,7 +181,7 @@ class TestE13Closed:
             store.let_go("read")
             await turns(later)
             await cache.close()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert isinstance(await reading, Answer | NotOpen | LoadFailed)
 
     async def test_a_store_that_cannot_be_opened_for_nobody_is_not_complained_of(
