@@ -7,6 +7,8 @@ takes the first that was not. A hit already counts on the entry (E12), and that 
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
+from msgspec import Struct
+
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Answer
 from stillfresh.stores.contract import Copy
@@ -19,24 +21,21 @@ V = TypeVar("V")
 NEVER: Final = float("-inf")
 
 
-class Entry(Generic[K, V]):
+class Entry(Struct, Generic[K, V], eq=False):
     """A decoded copy and the answer that can be given as it stands while `now < until`."""
 
-    __slots__ = ("answer", "bucket", "copy", "edition", "hits", "key", "marked", "stands", "until")
-
-    def __init__(self, key: K, copy: Copy, answer: Answer[V]) -> None:
-        self.key = key
-        self.copy = copy
-        self.answer = answer
-        self.bucket = 0
-        self.hits = 0
-        self.until = NEVER
-        """Memory answers by itself until then."""
-        self.stands = NEVER
-        """The answer is right until then, if the store still has this copy."""
-        self.marked = False
-        self.edition = 0
-        """Another one whenever the answer was changed, or taken away."""
+    key: K
+    copy: Copy
+    answer: Answer[V]
+    until: float = NEVER
+    """Memory answers by itself until then."""
+    stands: float = NEVER
+    """The answer is right until then, if the store still has this copy."""
+    bucket: int = 0
+    hits: int = 0
+    marked: bool = False
+    edition: int = 0
+    """Another one whenever the answer was changed, or taken away."""
 
 
 class Front(Generic[K, V]):
@@ -67,11 +66,11 @@ class Front(Generic[K, V]):
         entry = self.entries.get(key)
         if entry is None:
             key = key if self._light is None else self._light(key)
-            entry = self.entries[key] = Entry(key, copy, answer)
+            entry = self.entries[key] = Entry(key, copy, answer, until, stands, bucket)
             self._seat(entry)
-        else:
-            self.fold(entry)
-            entry.marked = True
+            return
+        self.fold(entry)
+        entry.marked = True
         entry.copy, entry.answer, entry.bucket = copy, answer, bucket
         entry.until, entry.stands = until, stands
         entry.edition += 1
@@ -82,7 +81,8 @@ class Front(Generic[K, V]):
             self.fold(entry)
             entry.until = NEVER
             entry.edition += 1
-            del entry.answer, entry.copy  # the ring keeps the entry a while, not what it held
+            # The ring keeps the entry a while, not what it held.
+            entry.answer = entry.copy = None  # type: ignore[assignment]
 
     def clear(self) -> None:
         for key in list(self.entries):
