@@ -79,7 +79,7 @@ class TestI12Proxy:
         assert {proxy.get("/v", **says).text for _ in range(3)} == {"/v 1"}
         assert proxy.count("/v") == 3
 
-    def test_an_unsafe_method_outdates_its_url(self, proxy: Proxy) -> None:
+    def test_an_unsafe_method_invalidates_its_url(self, proxy: Proxy) -> None:
         """RFC 9111 §4.4."""
         proxy.get("/p", cache_control="max-age=60")
         proxy.client.post("/p?cache-control=max-age%3D60")
