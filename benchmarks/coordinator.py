@@ -161,12 +161,18 @@ class Upstream:
             answer: dict[str, int] = json.loads(await reader.readexactly(length))
         finally:
             self._idle.put_nowait(connection)
+        self._count(len(ids))
+        return answer
+
+    def _count(self, ids: int) -> None:
+        """Until all are refreshed: what is still under way then counts for nobody."""
+        if self.done.is_set():
+            return
         self.requests += 1
-        self.refreshed += len(ids)
-        if self.refreshed >= 2 * WATCHED and not self.done.is_set():
+        self.refreshed += ids
+        if self.refreshed >= 2 * WATCHED:
             self.ended = time.process_time()
             self.done.set()
-        return answer
 
 
 async def measured(keep: Keep, port: int) -> Cost:

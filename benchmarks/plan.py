@@ -20,16 +20,16 @@ class Part:
 
 
 PARTS = (
-    Part("ttl_cache", "TtlCache (M11)", "benchmarks.ttl_cache", 100),
-    Part("engine", "The engine and SQLite (E14, S4)", "benchmarks.engine", 60),
-    Part("redis", "Redis (S5)", "benchmarks.redis_store", 10),
-    Part("dynamodb", "DynamoDB and S3 (S6)", "benchmarks.dynamodb", 20),
-    Part("coordinator", "TTL coordinator (C6)", "benchmarks.coordinator", 90),
-    Part("feed", "Feed Cache (F13)", "benchmarks.feed", 20),
-    Part("waiting", "Longest-Waiting (W14)", "benchmarks.waiting", 1),
-    Part("pages", "Pages (I16)", "benchmarks.pages", 120),
+    Part("ttl_cache", "TtlCache (M11)", "benchmarks.ttl_cache", 155),
+    Part("engine", "The engine and SQLite (E14, S4)", "benchmarks.engine", 70),
+    Part("redis", "Redis (S5)", "benchmarks.redis_store", 8),
+    Part("dynamodb", "DynamoDB and S3 (S6)", "benchmarks.dynamodb", 25),
+    Part("coordinator", "TTL coordinator (C6)", "benchmarks.coordinator", 95),
+    Part("feed", "Feed Cache (F13)", "benchmarks.feed", 30),
+    Part("waiting", "Longest-Waiting (W14)", "benchmarks.waiting", 2),
+    Part("pages", "Pages (I16)", "benchmarks.pages", 185),
     Part("live", "Live updates (G4)", "benchmarks.live", 30),
-    Part("behaviours", "Behaviours (T6)", "benchmarks.behaviours", 150),
+    Part("behaviours", "Behaviours (T6)", "benchmarks.behaviours", 170),
 )
 
 

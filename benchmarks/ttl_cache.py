@@ -179,7 +179,7 @@ def section(progress: Progress) -> Section:
     miss = reads(few, absent, rounds=101)
     same_miss = reads(few, absent[:1] * 20_000, rounds=101)
     progress("reading 100,000 keys")
-    many = reads(full, random.Random(1).sample(keys, MANY), rounds=61)
+    many = reads(full, random.Random(1).sample(keys, MANY), rounds=31)
     few.clear()
     full.clear()
     progress("inserting")

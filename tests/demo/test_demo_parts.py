@@ -304,7 +304,7 @@ class TestG8Visitors:
 
 async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
     """Until the order of the games is known."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             state: dict[str, Any] = (await client.get("/demo/games")).json()
             if state["next"] and not state["pending"]:
@@ -342,7 +342,7 @@ class TestG8Games:
         """A game that was just played, and came back, waits behind the others."""
         first = await play_the_next(client)
         second = await play_the_next(client)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 games = [game["id"] for game in (await settled(client))["next"]]
                 if first in games:
@@ -369,7 +369,7 @@ class TestG8Games:
     ) -> None:
         """What is over stays on screen as it ended, and is not asked for again."""
         await play_the_next(client)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 board = (await client.get("/demo/games")).json()["board"]
                 if board["result"]:
@@ -394,7 +394,7 @@ class TestG8Games:
         assert not refused["connected"]
         assert refused["board"]["cells"] == "." * 9
         await made.upstream.turn("fine")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 said = (
                     await client.post("/demo/games/play", json={"cell": 0}, headers=OURS)
@@ -417,7 +417,7 @@ class TestG8Games:
         assert (said["current"], said["board"], said["connected"]) == (second, None, False)
         assert said["current_bot"].lower() == second.partition("-")[0]
         await made.upstream.turn("fine")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (said := (await client.get("/demo/games")).json())["board"]:
                 await asyncio.sleep(0.05)
         assert said["board"]["id"] == second

@@ -1,6 +1,7 @@
 """What the engine's tests share: an upstream held in the hand, a sleep, a way to wait."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -92,9 +93,11 @@ async def turns(count: int = 50) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something has happened."""
-    while not condition():
-        await asyncio.sleep(0)
+    """Let the loop run until something has happened; a thread gets time to make it happen."""
+    for turn in itertools.count():
+        if condition():
+            return
+        await asyncio.sleep(0 if turn < 100 else 0.001)
 
 
 def version(answer: Answer[Price]) -> int:

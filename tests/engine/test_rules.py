@@ -5,16 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import Policy, Verdict
-from stillfresh.engine.metrics import age_bucket
+from stillfresh.engine.model import Loaded
 from stillfresh.engine.rules import (
     AGE_BUCKETS,
     Fail,
     Load,
     Serve,
     Terms,
+    age_bucket,
     failed,
     fresh_until,
     jittered,
+    own_policy,
     plan_read,
     plan_wait,
     unchanged_until,
@@ -160,14 +162,15 @@ class TestE10Jitter:
     @given(st.floats(0, 0.99), st.floats(0, 1, exclude_max=True))
     def test_only_shortens_freshness(self, jitter: float, dice: float) -> None:
         """By up to the share given; the other terms stay."""
-        policy = jittered(Terms(POLICY, 1, jitter), dice)
+        policy = jittered(POLICY, jitter, dice)
         assert 10 * (1 - jitter) <= policy.fresh_for <= 10
         assert (policy.stale_for, policy.error_for) == (20, 30)
 
     def test_applies_to_an_entrys_own_terms_too(self) -> None:
         """E8: what `Loaded` says is jittered the same way."""
-        assert jittered(Terms(POLICY, 1, 0.5), 0.5, Policy(100)).fresh_for == 75
-        assert jittered(Terms(POLICY, 1, 0), 0.5, Policy(100)).fresh_for == 100
+        own = own_policy(Terms(POLICY, 1, 0.5), Loaded(1, fresh_for=100))
+        assert jittered(own, 0.5, 0.5).fresh_for == 75
+        assert jittered(own, 0, 0.5).fresh_for == 100
 
 
 class TestE12Unchanged:

@@ -745,7 +745,7 @@ class TestE13Lifecycle:
         cache.close()
         network.let_go()
         with pytest.raises((NotOpen, LoadFailed)):
-            await asyncio.wait_for(reading, 10)
+            await asyncio.wait_for(reading, 60)
         await engine.close()
 
     def test_an_engine_may_be_made_before_the_loop(

@@ -27,7 +27,7 @@ DAY = date(2023, 11, 14)
 DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
 """NOW, as HTTP writes it."""
 COMMENT = Comment("c1", "t1", "bob", int(NOW), body="Well said")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def packed(data: bytes) -> bytes:

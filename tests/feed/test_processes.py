@@ -74,6 +74,12 @@ class Crew:
     def fetches(self) -> int:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
+    async def fetching(self) -> None:
+        """Until one of them asks for all seven."""
+        async with asyncio.timeout(DEADLINE):
+            while self.fetches() < 7:
+                await asyncio.sleep(0.005)
+
     async def end(self) -> None:
         for worker in self.workers:
             if worker.process.returncode is None:
@@ -138,8 +144,7 @@ class TestF7Processes:
         workers = [await crew.visitor(is_hit=True) for _ in range(4)]
         for worker in workers:
             assert await worker.ask("show") == ["a"]
-        while crew.fetches() < 7:
-            await turns(1)
+        await crew.fetching()
         for worker in workers:
             assert await worker.ask("read") == ["a"]
         for worker in workers:
@@ -153,8 +158,7 @@ class TestF7Processes:
     async def test_one_fetch_of_a_cold_feed_across_processes(self, crew: Crew) -> None:
         """Who did not get the lease waits for who has it."""
         workers = [await crew.visitor(is_hit=False) for _ in range(3)]
-        while crew.fetches() < 7:
-            await turns(1)
+        await crew.fetching()
         for worker in workers:
             worker.say("go a b")
         assert [await worker.heard() for worker in workers] == [["a", "b"]] * 3
@@ -168,8 +172,7 @@ class TestF7Processes:
         clock, network = ManualClock(now), Network()
         network.have(recent("a", now), recent("b", now))
         worker = await crew.visitor(is_hit=True)
-        while crew.fetches() < 7:
-            await turns(1)
+        await crew.fetching()
         worker.signal(signal.SIGKILL)
         await worker.process.wait()
         with FeedCache.open(path, clock=clock) as cache:
@@ -197,8 +200,7 @@ class TestF7Processes:
         network.have(recent("a", now), recent("b", now))
         worker = await crew.visitor(is_hit=True)
         assert await worker.ask("show") == ["a"]
-        while crew.fetches() < 7:
-            await turns(1)
+        await crew.fetching()
         worker.signal(signal.SIGSTOP)
         with FeedCache.open(path, clock=clock) as cache:
             engine = FeedEngine(cache, network, clock=clock)
@@ -223,8 +225,7 @@ class TestF8Processes:
         with FeedCache.open(path, clock=ManualClock(now)) as cache:
             worker = await crew.visitor(is_hit=True)
             assert await worker.ask("show") == ["a"]
-            while crew.fetches() < 7:
-                await turns(1)
+            await crew.fetching()
             assert cache.delete_topic("a")
             assert await worker.ask("go a b") == ["a"]
             assert await worker.ask("settle") == ["index:all:7"]

@@ -35,7 +35,7 @@ class TestI12Methods:
         visit = in_front(site, pages)
         assert [(await visit("/other")).text for _ in range(2)] == ["page 1", "page 2"]
 
-    async def test_a_change_outdates_its_own_url(self, pages: PageCache, site: Site) -> None:
+    async def test_a_change_invalidates_its_own_url(self, pages: PageCache, site: Site) -> None:
         """RFC 9111 §4.4: the next visitor waits for a new page; another URL is left alone."""
         visit = in_front(site, pages)
         await visit("/blog/a")
@@ -44,7 +44,7 @@ class TestI12Methods:
         assert (await visit("/blog/a")).text == "page 4"
         assert (await visit("/blog/b")).text == "page 2"
 
-    async def test_a_change_that_failed_outdates_nothing(
+    async def test_a_change_that_failed_invalidates_nothing(
         self, pages: PageCache, site: Site
     ) -> None:
         """Neither does a method that changes nothing."""
@@ -89,7 +89,7 @@ class TestI12Methods:
             ("authorization", "Basic x"),
         ],
     )
-    async def test_a_change_outdates_its_url_whatever_else_it_says(
+    async def test_a_change_invalidates_its_url_whatever_else_it_says(
         self, pages: PageCache, site: Site, name: str, value: str
     ) -> None:
         """RFC 9111 §4.4 knows no exception: conditional, personal and long requests change too."""

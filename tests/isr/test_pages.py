@@ -189,7 +189,7 @@ class TestI10StoreHangs:
         """What memory has is served; what it has not is rendered, and changes get their answer."""
         store: Any = Hanging(clock)
         short: dict[str, Any] = {"store_timeout": 0.01, "lease_for": 0.01}
-        async with asyncio.timeout(10), PageCache(store, clock=clock, **short) as pages:
+        async with asyncio.timeout(60), PageCache(store, clock=clock, **short) as pages:
             visit = in_front(site, pages)
             await visit()
             store.is_hanging = True

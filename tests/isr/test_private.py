@@ -24,7 +24,7 @@ async def idle(pages: PageCache) -> None:
 
 async def begun(site: Site, renders: int) -> None:
     """Until so many renders are under way, though none has ended."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await until(lambda: site.renders >= renders)
 
 

@@ -75,7 +75,7 @@ class TestI15Streams:
         """The first part reaches the visitor while the app still makes the second."""
         app = Slow(field)
         reader = Reader(IsrMiddleware(app, pages, routes, max_body=4))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await reader.first.wait()
         assert reader.parts == [b"one"]
         app.gate.set()

@@ -68,7 +68,7 @@ async def act(process: Process, pages: PageCache, path: str) -> None:
         case 2:
             world.change("page", path)
             async with process.invalidating("page", [path]):
-                await pages.outdate(path)
+                await pages.invalidate(path)
         case _:
             await see(process, pages, path)
 

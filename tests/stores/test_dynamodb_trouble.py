@@ -388,7 +388,7 @@ class TestS6Away:
         monkeypatch.setattr("stillfresh.stores.aws.PATIENCE", 0.3)
         async with silent() as address:
             store = Aws(address, aws.s3_endpoint).store("table")
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(25):  # less than the others' thirty seconds
                 await store.open()
                 with pytest.raises(StoreError, match="no answer to delete_item"):
                     await store.invalidate(KIND, ["a"])

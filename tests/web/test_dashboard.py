@@ -20,6 +20,7 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from stillfresh.web import Gateway, gateway
 from stillfresh.web.entries import CHUNK
+from stillfresh.web.guard import is_operator
 from stillfresh.web.numbers import KEPT, Gauge, Numbers
 from stillfresh.web.values import MOST_DECODED, MOST_SHOWN, shown_value
 
@@ -506,15 +507,35 @@ class TestG6Actions:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 READING = ("", "dashboard.js", "api/stats", "api/history", "api/entries", "api/entries/price/a")
 
 
 class TestG6ThisMachine:
+    @pytest.mark.parametrize(
+        ("fields", "may"),
+        [
+            ({}, True),
+            ({b"origin": b"http://localhost:8080"}, True),
+            ({b"origin": b"http://localhost:9090"}, False),
+            ({b"origin": b"http://evil.example"}, False),
+            ({b"sec-fetch-site": b"same-origin"}, True),
+            ({b"sec-fetch-site": b"same-site"}, False),
+            ({b"sec-fetch-site": b"cross-site"}, False),
+        ],
+    )
+    def test_a_page_of_another_origin_is_no_operator(
+        self, fields: dict[bytes, bytes], *, may: bool
+    ) -> None:
+        """Also over the socket, which browsers open to any address."""
+        headers = [(b"host", b"localhost:8080"), *fields.items()]
+        scope = {"client": ("127.0.0.1", 50_000), "headers": headers}
+        assert is_operator(scope, None, None) is may
+
     @pytest.mark.parametrize("path", READING)
     @pytest.mark.parametrize(
         ("host", "peer", "fields"),

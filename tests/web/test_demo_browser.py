@@ -21,7 +21,7 @@ import pytest_asyncio
 from playwright.async_api import Page, expect
 
 READY = re.compile(r"(http://[\d.]+:\d+/)")
-SECONDS = 20_000
+SECONDS = 60_000
 
 
 class Demo:

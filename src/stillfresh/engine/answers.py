@@ -1,14 +1,21 @@
 """From copies to answers, and what memory keeps of them (E2, E6, E9, E11)."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Generic, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.engine.codec import Codec
 from stillfresh.engine.front import NEVER, Front
-from stillfresh.engine.metrics import Meter, age_bucket
+from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Answer, Origin
-from stillfresh.engine.rules import Serve, fresh_until, unchanged_until, verdict_of
+from stillfresh.engine.rules import (
+    Outlook,
+    Serve,
+    age_bucket,
+    fresh_until,
+    outlook_of,
+    verdict_of,
+)
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import UNREAD, Copy, Failure
@@ -18,6 +25,7 @@ __all__ = ["Answers"]
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+FRESH: Final = Verdict.FRESH
 UNSTORED_FOR: Final = 1.0
 """S5: while the store is away, a loaded value is served from memory for so long, if fresh."""
 
@@ -46,6 +54,7 @@ class Answers(Generic[K, V]):
         self._from_store = Origin.MEMORY if private else Origin.STORE
         self._kept_origin = Origin.MEMORY if self._memory_for else Origin.STORE
         """Without `memory_for`, what is kept is given only after the store was asked."""
+        self._outlook: Outlook | None = None
 
     def now(self) -> float:
         return self._clock()
@@ -78,22 +87,55 @@ class Answers(Generic[K, V]):
         readable, value = self._value(key, copy)
         if not readable:
             return None
-        error = None if plan.failure is None else self.cooling(key, plan.failure, now)
-        kept = self.made(copy, value, verdict, self._kept_origin, error)
-        self._keep(key, kept, plan, now)
+        failure, outlook = plan.failure, self.outlook(copy, now)
+        error = None if failure is None else self.cooling(key, failure, now)
+        kept = self.keep(key, copy, value, outlook, failure=failure, error=error)
         origin = origin or self._from_store
         return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
 
-    def landed(
-        self, key: K, copy: Copy, value: V | None, verdict: Verdict, now: float, *, stored: bool
-    ) -> None:
-        """Keep what was just published; what could not be, for a moment, while it is fresh."""
-        kept = self.made(copy, value, verdict, self._kept_origin)
-        if stored:
-            self._keep(key, kept, Serve(copy, verdict), now)
-        else:
-            until = min(now + UNSTORED_FOR, fresh_until(copy))
-            self.front.put(key, _light(copy), kept, until=until)
+    def outlook(self, copy: Copy, now: float) -> Outlook:
+        """What was loaded, or is read, together is judged once; it shares its terms."""
+        last = self._outlook
+        if (
+            last is None
+            or last.policy is not copy.policy
+            or last.fetched_at != copy.fetched_at
+            or last.mark is not copy.mark
+            or last.now != now
+        ):
+            last = self._outlook = outlook_of(copy, now)
+        return last
+
+    def keep(
+        self,
+        key: K,
+        copy: Copy,
+        value: V | None,
+        outlook: Outlook,
+        *,
+        failure: Failure | None = None,
+        error: LoadFailed | None = None,
+    ) -> Answer[V]:
+        """E9: until when memory may give this answer, by itself or if the store agrees."""
+        stands = until = NEVER
+        if failure is not None:
+            until = min(outlook.until, failure.retry_at)
+        elif outlook.verdict is FRESH:
+            stands = until = outlook.until
+        if not self._memory_for:
+            until = NEVER
+        elif (limit := outlook.now + self._memory_for) < until:
+            until = limit
+        kept = self.made(copy, value, outlook.verdict, self._kept_origin, error)
+        bucket = outlook.bucket
+        self.front.put(key, _light(copy), kept, until=until, stands=stands, bucket=bucket)
+        return kept
+
+    def keep_unstored(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:
+        """What was loaded and could not be published: for a moment, while it is fresh."""
+        kept = self.made(copy, value, outlook.verdict, self._kept_origin)
+        until = min(outlook.now + UNSTORED_FOR, fresh_until(copy))
+        self.front.put(key, _light(copy), kept, until=until)
 
     def fallback(self, key: K, copy: Copy) -> Callable[[LoadFailed], Answer[V]] | None:
         """E2: what an EXPIRED copy is still good for, if the load fails; decoded once."""
@@ -104,12 +146,19 @@ class Answers(Generic[K, V]):
         self.front.put(key, _light(copy), kept)
         return lambda error: self.made(copy, value, Verdict.EXPIRED, self._from_store, error)
 
-    def count(self, outcome: Answer[V] | LoadFailed, now: float) -> None:
-        """E12: one more read, by what it was given."""
-        if isinstance(outcome, LoadFailed):
-            self.meter.reads[Verdict.GONE] += 1
-        else:
-            self.meter.read(outcome.verdict, age_bucket(age_of(outcome.fetched_at, now)))
+    def count(self, outcomes: Iterable[Answer[V] | LoadFailed], now: float) -> None:
+        """E12: one more read for each, by what it was given; what came together is of one age."""
+        reads, ages = self.meter.reads, self.meter.ages
+        fetched_at, bucket = now, age_bucket(0.0)
+        for outcome in outcomes:
+            if isinstance(outcome, LoadFailed):
+                reads[Verdict.GONE] += 1
+                continue
+            if outcome.fetched_at != fetched_at:
+                fetched_at = outcome.fetched_at
+                bucket = age_bucket(age_of(fetched_at, now))
+            reads[outcome.verdict] += 1
+            ages[bucket] += 1
 
     def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
         """E7: what is remembered of the last failure."""
@@ -128,27 +177,9 @@ class Answers(Generic[K, V]):
         origin: Origin,
         error: LoadFailed | None = None,
     ) -> Answer[V]:
-        return Answer(
-            value,  # type: ignore[arg-type]  # None where it is not found
-            found=copy.value is not None,
-            verdict=verdict,
-            fetched_at=copy.fetched_at,
-            origin=origin,
-            clock=self._clock,
-            error=error,
-        )
-
-    def _keep(self, key: K, answer: Answer[V], plan: Serve, now: float) -> None:
-        """E9: until when memory may give this answer, by itself or if the store agrees."""
-        copy, failure = plan.copy, plan.failure
-        bucket = age_bucket(age_of(copy.fetched_at, now))
-        stands = until = NEVER
-        if failure is not None:
-            until = min(unchanged_until(copy, now), failure.retry_at)
-        elif plan.verdict is Verdict.FRESH:
-            stands = until = unchanged_until(copy, now)
-        until = min(until, now + self._memory_for) if self._memory_for else NEVER
-        self.front.put(key, _light(copy), answer, until=until, stands=stands, bucket=bucket)
+        found = copy.value is not None
+        at, clock = copy.fetched_at, self._clock
+        return Answer(value, found, verdict, at, origin, clock, error)  # type: ignore[arg-type]
 
     def _value(self, key: K, copy: Copy) -> tuple[bool, V | None]:
         """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""

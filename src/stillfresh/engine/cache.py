@@ -13,7 +13,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.codec import Codec, MsgpackCodec
 from stillfresh.engine.core import Core
-from stillfresh.engine.keys import Call, Signature, batch_types, checked_kind, checked_text
+from stillfresh.engine.keys import Call, Signature, batch_types, checked_kind, text_of
 from stillfresh.engine.listing import Listed, listed
 from stillfresh.engine.metrics import CacheStats
 from stillfresh.engine.model import Loaded
@@ -107,10 +107,7 @@ class Cache:
                 load_timeout=load_timeout,
             )
 
-            def text(key: K) -> str:
-                return checked_text(kind, key, key_type)
-
-            core = self.declare(spec, text, cast("Callable[[str], K]", key_type))
+            core = self.declare(spec, text_of(kind, key_type), cast("Callable[[str], K]", key_type))
             return Resource(core, self.clock)
 
         return decorate

@@ -7,7 +7,7 @@ resource's callers use; `text` is its name in the store.
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.explain import explain
@@ -17,6 +17,7 @@ from stillfresh.engine.metrics import Holding, ResourceStats
 from stillfresh.engine.model import Answer, Explanation
 from stillfresh.engine.reads import Reads, Step
 from stillfresh.engine.rules import (
+    NOTHING,
     Fail,
     Load,
     Serve,
@@ -36,8 +37,6 @@ __all__ = ["Core"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-NOTHING: Final = Record()
 
 
 class Core(Generic[K, V]):
@@ -96,21 +95,23 @@ class Core(Generic[K, V]):
         if texts := self._unheld(keys, now, waiter.outcomes):
             records = await self._records(runtime, texts)
             for key, id_ in texts.items():
-                self._answer(key, id_, records.get(id_, NOTHING), now, waiter)
+                if (record := records.get(id_)) is not None:
+                    self._answer(key, id_, record, now, waiter)
+                else:
+                    self._tower.join(key, id_, NOTHING, waiter)
             await self._tower.wait(waiter, texts)
-            now = runtime.clock()
-            for key in texts:
-                self.shelf.count(waiter.outcomes[key], now)
+            self.shelf.count([waiter.outcomes[key] for key in texts], runtime.clock())
         return {key: waiter.outcomes[key] for key in keys}
 
     def _unheld(self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]]) -> dict[K, str]:
         """Notes in `held` what memory can answer; the names of the others."""
         texts: dict[K, str] = {}
+        entries, text = self.shelf.front.entries, self._text
         for key in keys:
-            if (answer := self.shelf.hit(key, now)) is not None:
+            if key in entries and (answer := self.shelf.hit(key, now)) is not None:
                 held[key] = answer
             else:
-                texts[key] = self._text(key)
+                texts[key] = text(key)
         return texts
 
     def glance(self, key: K) -> Answer[V] | None:
@@ -145,8 +146,7 @@ class Core(Generic[K, V]):
                     found[key] = answer
                 case Fail(failure):
                     found[key] = self.shelf.cooling(key, failure, now)
-        for key in texts.keys() & found.keys():
-            self.shelf.count(found[key], now)
+        self.shelf.count([found[key] for key in texts if key in found], now)
         return found
 
     async def look(self, key: K) -> Answer[V] | None:
@@ -214,7 +214,7 @@ class Core(Generic[K, V]):
         texts = [self._text(key) for key in keys]
         with self._overtaking(keys):
             await runtime.store.delete(self.spec.kind, texts)
-        self.shelf.meter.failing.ended(*texts)
+        self.shelf.meter.failing.ended(texts)
 
     @contextmanager
     def _overtaking(self, keys: Sequence[K]) -> Iterator[None]:

@@ -3,6 +3,7 @@
 Bounded, and touched only when a load ends. The store alone decides about cooldowns (E7).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,10 +37,11 @@ class Failing:
         if len(self._failures) > MOST:
             del self._failures[next(iter(self._failures))]
 
-    def ended(self, *ids: str) -> None:
+    def ended(self, ids: Iterable[str]) -> None:
         """They were loaded, or deleted: what was said before is no news."""
-        for id_ in ids:
-            self._failures.pop(id_, None)
+        if self._failures:
+            for id_ in ids:
+                self._failures.pop(id_, None)
 
     def seen(self, now: float) -> Seen:
         """One that nobody asked for again, long after it might have been, is forgotten."""

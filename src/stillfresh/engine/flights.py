@@ -6,12 +6,15 @@ one event loop and without an `await`; `loader.py` does the work.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar, cast
 
+from msgspec import Struct
+
 from stillfresh.clock import Clock
 from stillfresh.engine.model import Answer, Origin
+from stillfresh.engine.rules import NOTHING
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure, Record
@@ -23,6 +26,7 @@ __all__ = [
     "Outcome",
     "Queue",
     "Waiter",
+    "all_answered",
     "answered",
     "left_of",
     "waits_for",
@@ -50,6 +54,13 @@ def answered(outcome: Outcome[V], clock: Clock) -> Answer[V]:
         clock=clock,
         error=outcome,
     )
+
+
+def all_answered(outcomes: Mapping[K, Outcome[V]], clock: Clock) -> dict[K, Answer[V]]:
+    return {
+        key: outcome if isinstance(outcome, Answer) else answered(outcome, clock)
+        for key, outcome in outcomes.items()
+    }
 
 
 def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Clock) -> Answer[V]:
@@ -82,7 +93,7 @@ class Waiter(Generic[K, V]):
         """What is left to serve this caller if the load fails (E2)."""
 
     def settle(self, key: K, outcome: Outcome[V]) -> None:
-        if isinstance(outcome, LoadFailed) and key in self.fallbacks:
+        if self.fallbacks and isinstance(outcome, LoadFailed) and key in self.fallbacks:
             outcome = self.fallbacks[key](outcome)
         self.outcomes[key] = outcome
         self.missing -= 1
@@ -103,48 +114,28 @@ CURRENT: ContextVar[Batch | None] = ContextVar("stillfresh_batch", default=None)
 """The batch in whose loader this code runs."""
 
 
-class Flight(Generic[K, V]):
+class Flight(Struct, Generic[K, V], eq=False):
     """One key's load. Who asked before it began is apart from who came later (E6)."""
 
-    __slots__ = (
-        "after",
-        "batch",
-        "began",
-        "early",
-        "failure",
-        "forced",
-        "id",
-        "key",
-        "late",
-        "overtaken",
-        "rounds",
-        "seen",
-        "sent",
-        "successor",
-        "urgent",
-        "wanted",
-    )  # fmt: skip
-
-    def __init__(self, key: K, id_: str) -> None:
-        self.key = key
-        self.id = id_
-        self.seen: str | None = None
-        self.failure: Failure | None = None
-        self.early: list[Waiter[K, V]] = []
-        self.late: list[Waiter[K, V]] = []
-        self.began = False
-        self.overtaken = False
-        self.forced = False
-        """Somebody wants a new copy, however good the old one is."""
-        self.urgent = False
-        """A loader waits for it, and may hold the only place."""
-        self.wanted = False
-        self.sent = False
-        """Its copy is on the way to the store: who comes now may know more than it."""
-        self.after: list[Waiter[K, V]] = []
-        self.rounds = 0
-        self.successor: Flight[K, V] | None = None
-        self.batch: Batch | None = None
+    key: K
+    id: str
+    seen: str | None = None
+    failure: Failure | None = None
+    early: list[Waiter[K, V]] = []
+    late: list[Waiter[K, V]] = []
+    after: list[Waiter[K, V]] = []
+    began: bool = False
+    overtaken: bool = False
+    forced: bool = False
+    """Somebody wants a new copy, however good the old one is."""
+    urgent: bool = False
+    """A loader waits for it, and may hold the only place."""
+    wanted: bool = False
+    sent: bool = False
+    """Its copy is on the way to the store: who comes now may know more than it."""
+    rounds: int = 0
+    successor: "Flight[K, V] | None" = None
+    batch: Batch | None = None
 
     def saw(self, record: Record) -> None:
         """What the next lease is asked for with."""
@@ -179,11 +170,6 @@ class Flight(Generic[K, V]):
             if waiter in waiters:
                 waiters.remove(waiter)
 
-    @property
-    def is_needed(self) -> bool:
-        """E3: a key whose last waiter left before its load began is dropped."""
-        return self.wanted or bool(self.early)
-
 
 def waits_for(flight: Flight[K, V], batch: Batch) -> bool:
     """E3: would `flight` come to its end only after `batch` does?"""
@@ -212,11 +198,13 @@ class Queue(Generic[K, V]):
         self._urgent: deque[Flight[K, V]] = deque()
         self._running = 0
 
-    def add(self, key: K, id_: str) -> Flight[K, V]:
+    def add(self, key: K, id_: str, record: Record = NOTHING) -> Flight[K, V]:
         """The flight of this key: the one there is, or a new one at the end of the queue."""
         if (flight := self.flights.get(key)) is None:
             flight = self.flights[key] = Flight(key, id_)
             self._pending.append(flight)
+            if record is not NOTHING:
+                flight.saw(record)
         if CURRENT.get() is not None:
             self._hurry(flight)
         return flight
@@ -278,8 +266,8 @@ class Queue(Generic[K, V]):
             if flight.began:
                 continue  # it was urgent, and stood in both queues
             flight.began = True
-            if flight.is_needed:
+            if flight.wanted or flight.early:
                 taken.append(flight)
-            else:
+            else:  # E3: its last waiter left
                 self.end(flight)
         return taken

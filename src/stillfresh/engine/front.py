@@ -20,23 +20,24 @@ NEVER: Final = float("-inf")
 
 
 class Entry(Generic[K, V]):
-    """A decoded copy and the answer that can be given as it stands while `now < until`."""
+    """A decoded copy and the answer that can be given as it stands while `now < until`.
+
+    No struct: a hit writes to it, and writing to a struct costs more.
+    """
 
     __slots__ = ("answer", "bucket", "copy", "edition", "hits", "key", "marked", "stands", "until")
 
-    def __init__(self, key: K, copy: Copy, answer: Answer[V]) -> None:
+    def __init__(self, key: K, copy: Copy, answer: Answer[V], until: float, stands: float) -> None:
         self.key = key
         self.copy = copy
         self.answer = answer
-        self.bucket = 0
-        self.hits = 0
-        self.until = NEVER
+        self.until = until
         """Memory answers by itself until then."""
-        self.stands = NEVER
+        self.stands = stands
         """The answer is right until then, if the store still has this copy."""
+        self.bucket = self.hits = self.edition = 0
+        """`edition`: another one whenever the answer was changed, or taken away."""
         self.marked = False
-        self.edition = 0
-        """Another one whenever the answer was changed, or taken away."""
 
 
 class Front(Generic[K, V]):
@@ -67,11 +68,12 @@ class Front(Generic[K, V]):
         entry = self.entries.get(key)
         if entry is None:
             key = key if self._light is None else self._light(key)
-            entry = self.entries[key] = Entry(key, copy, answer)
+            entry = self.entries[key] = Entry(key, copy, answer, until, stands)
+            entry.bucket = bucket
             self._seat(entry)
-        else:
-            self.fold(entry)
-            entry.marked = True
+            return
+        self.fold(entry)
+        entry.marked = True
         entry.copy, entry.answer, entry.bucket = copy, answer, bucket
         entry.until, entry.stands = until, stands
         entry.edition += 1

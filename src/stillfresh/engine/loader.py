@@ -6,8 +6,8 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
-import uuid
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from secrets import token_hex
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from msgspec import Struct
 from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Loaded, RetryAfter
-from stillfresh.engine.results import ABSENT, UNKEPT, error_text, results_of
+from stillfresh.engine.results import ABSENT, Absent, error_text, results_of
 from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait, stamped
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tasks import looked_at
@@ -51,10 +51,15 @@ class Landing(Struct, Generic[V], frozen=True):
 
 
 class Land(Protocol[K, V]):
-    """Tells those who wait for the flight how it ended."""
+    """Tells those who wait for the flights how they ended; the rest by id."""
 
     def __call__(
-        self, flight: Flight[K, V], landing: Landing[V], *, stored: bool, superseded: bool
+        self,
+        flights: Iterable[Flight[K, V]],
+        landings: Mapping[str, Landing[V]],
+        *,
+        stored: Container[str] = (),
+        superseded: Container[str] = (),
     ) -> None: ...
 
 
@@ -101,15 +106,15 @@ class Loader(Generic[K, V]):
 
     def _fail(self, flights: list[Flight[K, V]], why: str) -> None:
         error = LoadFailed(f"{self._spec.kind}: {why}")
-        for flight in flights:
-            if self._queue.flights.get(flight.key) is flight:
-                self._land(flight, Landing(error=error), stored=False, superseded=False)
+        open_ = [it for it in flights if self._queue.flights.get(it.key) is it]
+        self._land(open_, dict.fromkeys((it.id for it in open_), Landing(error=error)))
 
     async def _acquire(self, flights: list[Flight[K, V]]) -> dict[str, Lease | None]:
         """The leases for what is ours to load; None for each if the store is away (S5)."""
+        tags = self._spec.tags
         asks = [
-            Ask(flight.id, flight.seen, self._tags(flight.key), flight.failures)
-            for flight in flights
+            Ask(it.id, it.seen, () if tags is None else _listed(tags(it.key)), it.failures)
+            for it in flights
         ]
         try:
             grants = await self._granted(asks)
@@ -144,12 +149,6 @@ class Loader(Generic[K, V]):
                 grants: dict[str, Grant] = step.result()
                 await self._release([it for it in grants.values() if isinstance(it, Lease)], {})
             raise
-
-    def _tags(self, key: K) -> tuple[str, ...]:
-        if self._spec.tags is None:
-            return ()
-        tags = self._spec.tags(key)
-        return (tags,) if isinstance(tags, str) else tuple(tags)
 
     async def _follow(self, flights: list[Flight[K, V]]) -> None:
         """E5: another process loads these; look now and then, with growing, jittered pauses."""
@@ -203,6 +202,7 @@ class Loader(Generic[K, V]):
             flight.id: self._landing(flight, results[flight.key], sent, leases.get(flight.id))
             for flight in flights
         }
+        self._meter.failing.ended(id_ for id_, it in landings.items() if it.error is None)
         self._log(landings)
         await self._runtime.finish(self._settle(flights, leases, landings))
 
@@ -214,14 +214,21 @@ class Loader(Generic[K, V]):
         context = self._runtime.context.copy()
         context.run(CURRENT.set, batch)
         load = self._runtime.child(self._spec.load(list(keys)), context)
+        try:
+            await asyncio.sleep(0)
+            if not load.done():
+                await self._guarded(load, leases)
+        finally:
+            load.cancel()
+            load.add_done_callback(looked_at)
+        return self._results(keys, load)
+
+    async def _guarded(self, load: "asyncio.Task[Any]", leases: list[Lease]) -> None:
         guard = self._runtime.child(self._guard(leases), None)
         try:
             await asyncio.wait([load, guard], return_when=asyncio.FIRST_COMPLETED)
         finally:
             guard.cancel()
-            load.cancel()
-            load.add_done_callback(looked_at)
-        return self._results(keys, load)
 
     def _results(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
         kind = self._spec.kind
@@ -252,20 +259,21 @@ class Loader(Generic[K, V]):
         """What the loader said as a copy; through the codec and back, so that all see the same."""
         if isinstance(result, BaseException):
             return self._failed(flight, result)
-        self._meter.failing.ended(flight.id)
-        generation = lease.token if lease is not None else uuid.uuid4().hex
-        terms = self._spec.terms
-        if result is ABSENT or result is UNKEPT:
+        generation = lease.token if lease is not None else token_hex(16)
+        terms, codec = self._spec.terms, self._spec.codec
+        if isinstance(result, Absent):
             self._meter.absent += 1
             gone = Policy(terms.absent_for, terms.absent_stale_for)
             is_kept = result is ABSENT or flight.seen is not None
             return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
-        own = own_policy(terms, result) if isinstance(result, Loaded) else None
-        raw: Any = result.value if isinstance(result, Loaded) else result
-        policy = jittered(terms, self._runtime.dice(), own)
+        policy, raw = terms.policy, result
+        if isinstance(result, Loaded):
+            policy, raw = own_policy(terms, result), result.value
+        if terms.jitter:
+            policy = jittered(policy, terms.jitter, self._runtime.dice())
         try:
-            data = self._spec.codec.encode(raw)
-            return Landing(Copy(generation, sent, policy, data), self._spec.codec.decode(data))
+            data = codec.encode(raw)  # type: ignore[arg-type]  # an annotation is a promise
+            return Landing(Copy(generation, sent, policy, data), codec.decode(data))
         except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
             kept = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
             kept.__cause__ = exc
@@ -304,13 +312,7 @@ class Loader(Generic[K, V]):
         failures = {id_: it.failure for id_, it in landings.items() if it.failure is not None}
         published = copies.keys() if stored else ()
         await self._release([it for id_, it in leases.items() if id_ not in published], failures)
-        for flight in flights:
-            self._land(
-                flight,
-                landings[flight.id],
-                stored=flight.id in published,
-                superseded=flight.id in superseded,
-            )
+        self._land(flights, landings, stored=published, superseded=superseded)
 
     async def _publish(self, copies: dict[str, tuple[Lease, Copy]]) -> tuple[set[str], bool]:
         if not copies:
@@ -341,3 +343,7 @@ class Loader(Generic[K, V]):
         if errors:
             of = f"{len(errors)} of {len(landings)} failed; " if len(landings) > 1 else ""
             logger.warning("%s%s", of, errors[0])
+
+
+def _listed(tags: str | Sequence[str]) -> tuple[str, ...]:
+    return (tags,) if isinstance(tags, str) else tuple(tags)

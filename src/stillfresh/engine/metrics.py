@@ -4,7 +4,6 @@ Hits are counted on the entry itself and folded in here when its verdict or its 
 changes, so that a hit costs one addition.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 from stillfresh.engine.failing import Failing
@@ -12,12 +11,7 @@ from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import StoreStats
 
-__all__ = ["CacheStats", "Holding", "Meter", "ResourceStats", "age_bucket"]
-
-
-def age_bucket(age: float) -> int:
-    """Which bucket of the histogram an age belongs to."""
-    return bisect_right(AGE_BUCKETS, age)
+__all__ = ["CacheStats", "Holding", "Meter", "ResourceStats"]
 
 
 @dataclass(frozen=True, slots=True)

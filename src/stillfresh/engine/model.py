@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.freshness import Verdict, age_of
@@ -29,38 +31,25 @@ class Origin(StrEnum):
     """By a load that another task or another process had begun."""
 
 
-class Answer(Generic[V]):
+class Answer(Struct, Generic[V], eq=False):
     """A value and how fresh it is. Shared between callers: treat it, and the value, as frozen."""
 
-    __slots__ = ("_clock", "error", "fetched_at", "found", "origin", "value", "verdict")
-
-    def __init__(
-        self,
-        value: V,
-        *,
-        found: bool,
-        verdict: Verdict,
-        fetched_at: float,
-        origin: Origin,
-        clock: Callable[[], float],
-        error: LoadFailed | None = None,
-    ) -> None:
-        self.value = value
-        """None where `found` is False."""
-        self.found = found
-        """False: upstream says that it does not exist, or (with `error`) nobody could say."""
-        self.verdict = verdict
-        """As it was when served."""
-        self.fetched_at = fetched_at
-        self.origin = origin
-        self.error = error
-        """Why this is not newer: the last refresh failed."""
-        self._clock = clock
+    value: V
+    """None where `found` is False."""
+    found: bool
+    """False: upstream says that it does not exist, or (with `error`) nobody could say."""
+    verdict: Verdict
+    """As it was when served."""
+    fetched_at: float
+    origin: Origin
+    clock: Callable[[], float]
+    error: LoadFailed | None = None
+    """Why this is not newer: the last refresh failed."""
 
     @property
     def age(self) -> float:
         """Seconds since the copy was asked for, at the moment you look."""
-        return age_of(self.fetched_at, self._clock())
+        return age_of(self.fetched_at, self.clock())
 
     def __repr__(self) -> str:
         what = repr(self.value) if self.found else "absent"

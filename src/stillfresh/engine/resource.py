@@ -9,7 +9,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.engine.core import Core
-from stillfresh.engine.flights import Outcome, answered
+from stillfresh.engine.flights import Outcome, all_answered
 from stillfresh.engine.front import Entry
 from stillfresh.engine.keys import Call, Signature
 from stillfresh.engine.model import Answer, Explanation
@@ -100,7 +100,7 @@ class Resource(Generic[K, V]):
         self._refuse_text(keys, "get_many")
         unique = list(dict.fromkeys(keys))
         outcomes = await self._core.answers(unique)
-        return {key: answered(outcome, self._clock) for key, outcome in outcomes.items()}
+        return all_answered(outcomes, self._clock)
 
     async def known(self, keys: Iterable[K], *, unread: set[K] | None = None) -> dict[K, Answer[V]]:
         """Of each, what memory or the store can answer; nothing is loaded or waited for.
@@ -109,7 +109,7 @@ class Resource(Generic[K, V]):
         """
         self._refuse_text(keys, "known")
         outcomes = await self._core.known(dict.fromkeys(keys), unread)
-        return {key: answered(outcome, self._clock) for key, outcome in outcomes.items()}
+        return all_answered(outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
         """What memory holds; no await, no refresh."""

@@ -12,23 +12,27 @@ from typing import Any, Final, TypeAlias, TypeVar
 from msgspec import Struct
 
 from stillfresh.engine.model import Loaded
-from stillfresh.freshness import Policy, Verdict, is_lease_over, is_over
+from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 
 __all__ = [
     "AGE_BUCKETS",
     "FOR_EVER",
+    "NOTHING",
     "Fail",
     "Load",
+    "Outlook",
     "Plan",
     "Serve",
     "Terms",
     "absent_pause",
+    "age_bucket",
     "failed",
     "fresh_until",
     "is_cooling",
     "is_held",
     "jittered",
+    "outlook_of",
     "own_policy",
     "plan_read",
     "plan_wait",
@@ -185,7 +189,7 @@ def watched_until(copy: Copy, terms: Terms) -> float:
 def unchanged_until(copy: Copy, now: float) -> float:
     """E12: until then neither the verdict nor the age's bucket changes."""
     terms, age = copy.policy, now - copy.fetched_at
-    bucket = bisect_right(AGE_BUCKETS, age)
+    bucket = age_bucket(age)
     end = AGE_BUCKETS[bucket] if bucket < len(AGE_BUCKETS) else float("inf")
     for after in (0.0, terms.stale_for, terms.error_for):
         if age < terms.fresh_for + after < end:
@@ -193,17 +197,40 @@ def unchanged_until(copy: Copy, now: float) -> float:
     return copy.fetched_at + end
 
 
+class Outlook(Struct, frozen=True):
+    """What `now` says of every copy that was sent at that time on those terms."""
+
+    policy: Policy
+    fetched_at: float
+    mark: Mark
+    now: float
+    verdict: Verdict
+    bucket: int
+    """Of its age."""
+    until: float
+    """Nothing of this changes until then."""
+
+
+def outlook_of(copy: Copy, now: float) -> Outlook:
+    policy, fetched_at, mark = copy.policy, copy.fetched_at, copy.mark
+    bucket = age_bucket(age_of(fetched_at, now))
+    verdict, until = verdict_of(copy, now), unchanged_until(copy, now)
+    return Outlook(policy, fetched_at, mark, now, verdict, bucket, until)
+
+
+def age_bucket(age: float) -> int:
+    """E12: which bucket of the histogram an age belongs to."""
+    return bisect_right(AGE_BUCKETS, age)
+
+
 def stamped(now: float) -> float:
     """When a load was sent, to the millisecond, as every store keeps it: a copy has one time."""
     return floor(round(now * 1000, 3)) / 1000
 
 
-def jittered(terms: Terms, dice: float, own: Policy | None = None) -> Policy:
+def jittered(policy: Policy, jitter: float, dice: float) -> Policy:
     """E10: drawn once, never longer than promised, stored with the copy so that all agree."""
-    policy = terms.policy if own is None else own
-    if not terms.jitter:
-        return policy
-    fresh_for = policy.fresh_for * (1 - terms.jitter * dice)
+    fresh_for = policy.fresh_for * (1 - jitter * dice)
     return Policy(fresh_for, policy.stale_for, policy.error_for)
 
 

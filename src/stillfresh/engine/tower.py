@@ -4,7 +4,7 @@ Every flight that ends settles all who wait for it, here and nowhere else.
 """
 
 import asyncio
-from collections.abc import Callable, Container, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
@@ -12,7 +12,7 @@ from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, w
 from stillfresh.engine.front import NEVER
 from stillfresh.engine.loader import Landing
 from stillfresh.engine.model import Answer, Origin
-from stillfresh.engine.rules import Fail, Load, Serve, plan_read, verdict_of
+from stillfresh.engine.rules import Fail, Load, Serve, plan_read
 from stillfresh.engine.spec import Spec
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
@@ -24,6 +24,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MAX_ROUNDS: Final = 2
+LOADED: Final = Origin.LOADED
+STALE: Final = Verdict.STALE
 
 
 class Tower(Generic[K, V]):
@@ -70,18 +72,17 @@ class Tower(Generic[K, V]):
                 )
                 return
         flight = self.flight(key, id_, record)
-        flight.forced = flight.forced or forced
+        flight.forced |= forced
         flight.join(waiter)
 
     def flight(self, key: K, id_: str, record: Record) -> Flight[K, V]:
-        is_new = key not in self.queue.flights
-        flight = self.queue.add(key, id_)
-        if is_new:
-            flight.saw(record)
-            if record.copy is None:  # deleted, by whatever process: no load may build on it
-                self._shelf.front.drop(key)
-        self._flush_soon()
-        return flight
+        """The one there is, or a new one that builds on what the record says."""
+        front = self._shelf.front
+        if record.copy is None and key in front.entries and key not in self.queue.flights:
+            front.drop(key)  # deleted, by whatever process
+        if not self._flushing:
+            self._flush_soon()
+        return self.queue.add(key, id_, record)
 
     def give_fallback(self, key: K, copy: Copy, waiters: list[Waiter[K, V]]) -> None:
         """E2: EXPIRED is served if the load fails."""
@@ -92,11 +93,12 @@ class Tower(Generic[K, V]):
     async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
         if not waiter.missing:
             return
-        flights: list[Flight[Any, Any]] = [
-            self.queue.flights[key] for key in keys if key not in waiter.outcomes
-        ]
-        waiting_for = batch.waiting_for if (batch := CURRENT.get()) is not None else []
-        waiting_for.extend(flights)
+        flights: list[Flight[Any, Any]] = []
+        waiting_for: list[Flight[Any, Any]] = []
+        if (batch := CURRENT.get()) is not None:
+            flights += [self.queue.flights[key] for key in keys if key not in waiter.outcomes]
+            waiting_for = batch.waiting_for
+            waiting_for += flights
         try:
             await waiter.future
         except asyncio.CancelledError:
@@ -120,7 +122,7 @@ class Tower(Generic[K, V]):
                 answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER)
             ):
                 _settle(flight, early, answer)
-                self._tell_landed(flight, answer, plan.copy)
+                self._tell_landed(flight.key, answer, plan.copy)
                 flight.wanted = plan.refresh
                 if late or flight.wanted:  # who came since then may know better
                     self._again(flight, late)
@@ -132,40 +134,62 @@ class Tower(Generic[K, V]):
                 self._again(flight, [*early, *late])
 
     def land(
-        self, flight: Flight[K, V], landing: Landing[V], *, stored: bool, superseded: bool
+        self,
+        flights: Iterable[Flight[K, V]],
+        landings: Mapping[str, Landing[V]],
+        *,
+        stored: Container[str] = (),
+        superseded: Container[str] = (),
     ) -> None:
-        """E6: an overtaken value goes, as STALE, to those who asked before the load began."""
+        """Each has ended as its landing says; all at one time."""
         if self._start is None:
             return
+        now = self._shelf.now()
+        for flight in flights:
+            id_ = flight.id
+            self._land(flight, landings[id_], now, id_ in stored, id_ in superseded)
+
+    def _land(
+        self, flight: Flight[K, V], landing: Landing[V], now: float, stored: bool, superseded: bool
+    ) -> None:
+        """E6: an overtaken value goes, as STALE, to those who asked before the load began."""
         self.queue.end(flight)
         overtaken = superseded or flight.overtaken
-        told = flight.early if overtaken else [*flight.early, *flight.late]
-        others = [*(flight.late if overtaken else ()), *flight.after]
+        told, others = flight.early, flight.late
+        if others and not overtaken:
+            told, others = [*told, *others], []
         if landing.error is not None:
             self._tell_failure(flight, told, landing.error)
         elif (copy := landing.copy) is not None:
-            now = self._shelf.now()
-            verdict = Verdict.STALE if overtaken else verdict_of(copy, now)
-            origin = Origin.LOADED
-            for waiter in told:
-                waiter.settle(flight.key, self._shelf.made(copy, landing.value, verdict, origin))
-                origin = Origin.ANOTHER
+            shelf, key, value = self._shelf, flight.key, landing.value
+            outlook = shelf.outlook(copy, now)
+            verdict = STALE if overtaken else outlook.verdict
+            self._tell_value(key, told, copy, value, verdict)
             if not overtaken:
-                self._shelf.landed(flight.key, copy, landing.value, verdict, now, stored=stored)
-                if flight.key in self._watched:
-                    answer = self._shelf.made(copy, landing.value, verdict, Origin.LOADED)
-                    self._tell_landed(flight, answer, copy)
+                keep = shelf.keep if stored else shelf.keep_unstored
+                keep(key, copy, value, outlook)
+                if key in self._watched:
+                    self._tell_landed(key, shelf.made(copy, value, verdict, LOADED), copy)
         # Overtaken by an invalidation, one more load follows; who only lost the lease, by running
         # past it, may do so for ever, and gives up unless somebody waits.
         flight.wanted = landing.error is None and (
             flight.overtaken or (superseded and flight.rounds < MAX_ROUNDS)
         )
-        if flight.wanted or others:
-            self._again(flight, others)
+        if flight.wanted or others or flight.after:
+            self._again(flight, [*others, *flight.after])
 
-    def _tell_landed(self, flight: Flight[K, V], answer: Answer[V], copy: Copy) -> None:
+    def _tell_value(
+        self, key: K, told: list[Waiter[K, V]], copy: Copy, value: V | None, verdict: Verdict
+    ) -> None:
+        """The first who asked had it loaded; the others share it."""
+        origin = LOADED
+        for waiter in told:
+            waiter.settle(key, self._shelf.made(copy, value, verdict, origin))
+            origin = Origin.ANOTHER
+
+    def _tell_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
         if self._landed is not None:
-            self._landed(flight.key, answer, copy)
+            self._landed(key, answer, copy)
 
     def _tell_failure(
         self, flight: Flight[K, V], told: list[Waiter[K, V]], error: LoadFailed

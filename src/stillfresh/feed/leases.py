@@ -116,12 +116,18 @@ def state(connection: apsw.Connection, key: str, now: float) -> State:
     last_fetched, generation, token, held_until, leased_at, seen, failures, retry_at, error, at = (
         row
     )
-    if leased_at is not None and leased_at - now > MAX_SKEW:
+    if not _are_numbers(held_until, leased_at) or leased_at - now > MAX_SKEW:
         held_until = None
-    failure = None if failures is None else Failure(failures, retry_at, error)
-    if failure is not None and at - now > MAX_SKEW:
-        failure = replace(failure, retry_at=now)
+    failure = None
+    if _are_numbers(failures, retry_at, at):
+        until = now if at - now > MAX_SKEW else retry_at
+        failure = Failure(int(failures), until, str(error))
     return State(last_fetched, generation, token, held_until, seen, failure)
+
+
+def _are_numbers(*values: object) -> bool:
+    """What somebody else wrote there, or nobody, is no lease and no failure."""
+    return all(isinstance(value, int | float) for value in values)
 
 
 def copy_of(found: State, *, fresh_for: float, now: float) -> Copy | None:

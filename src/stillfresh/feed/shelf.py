@@ -222,6 +222,7 @@ class Shelf:
 
     def _decoded(self, text: bytes) -> Topic | None:
         try:
+            text.decode()  # no decoder looks at the bytes of a field that it skips
             return _topic(text)
         except UNREADABLE:
             self.skipped += 1

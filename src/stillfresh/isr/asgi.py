@@ -138,7 +138,7 @@ class IsrMiddleware:
         return heard
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """I12, RFC 9111 §4.4: a method that changes something, if it succeeds, outdates its URL."""
+        """I12, RFC 9111 §4.4: what changes something, and succeeds, invalidates its own URL."""
         place = self._site.place(scope)
         if place is None:
             await self._app(scope, receive, send)
@@ -146,7 +146,7 @@ class IsrMiddleware:
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start" and 200 <= message["status"] < 400:
-                await self._changes.outdate(place.url)
+                await self._changes.invalidate(place.url)
             await send(message)
 
         await self._app(scope, receive, _marked(told, "fwd=method"))

@@ -30,10 +30,10 @@ class Changes:
         self._changed: dict[str, int] = {}
         self.pending: dict[str, asyncio.Task[None]] = {}
 
-    async def outdate(self, url: str) -> None:
+    async def invalidate(self, url: str) -> None:
         self._pages.forget(url)
         if url not in self.pending and len(self.pending) >= MOST:
-            self._warn(f"{url}: not outdated: {MOST:,} others wait for the store")
+            self._warn(f"{url}: not invalidated: {MOST:,} others wait for the store")
             return
         self._changed[url] = self._changed.get(url, 0) + 1
         if url not in self.pending:
@@ -41,7 +41,7 @@ class Changes:
         task = self.pending[url]
         await asyncio.wait([task], timeout=self._pages.store_timeout)
         if not task.done():
-            self._warn(f"{url}: not outdated yet; it passes until it is")
+            self._warn(f"{url}: not invalidated yet; it passes until it is")
 
     async def _run(self, url: str) -> None:
         """A change while this is under way needs a step of its own."""
@@ -59,11 +59,11 @@ class Changes:
     async def _step(self, url: str) -> bool:
         try:
             async with asyncio.timeout(ATTEMPT):
-                await self._pages.outdate(url)
+                await self._pages.invalidate(url)
         except NotOpen:
             pass  # nothing is served from a cache that is closed
         except (StillfreshError, TimeoutError) as exc:
-            self._warn(f"{url}: not outdated yet: {exc!r}")
+            self._warn(f"{url}: not invalidated yet: {exc!r}")
             return False
         return True
 

@@ -204,7 +204,7 @@ class PageCache:
         ids = dict.fromkeys([*own, *(id_ for kind, id_ in found if kind == KIND)])
         await self.core.delete([PageKey(id_) for id_ in ids])
 
-    async def outdate(self, id_: str) -> None:
+    async def invalidate(self, id_: str) -> None:
         """I12: a page was changed through its own URL: no copy of before is served any more.
 
         Of a page that is not shared there is none: nobody need wait to know that it is still not.

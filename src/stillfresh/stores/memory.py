@@ -4,13 +4,13 @@ Every step is a few lines without an `await`, so on one event loop each is atomi
 """
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
+from secrets import token_hex
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
@@ -37,8 +37,7 @@ __all__ = ["MemoryStore"]
 MAX_COPIES: Final = 100_000
 
 
-@dataclass(slots=True)
-class Row:
+class Row(Struct, eq=False):
     """What the contract's Record says, and the token that only the holder may know."""
 
     copy: Copy | None = None
@@ -73,7 +72,7 @@ class MemoryStore:
         *,
         clock: Clock = time.time,
         max_copies: int = MAX_COPIES,
-        new_token: Callable[[], str] = lambda: uuid.uuid4().hex,
+        new_token: Callable[[], str] = lambda: token_hex(16),
     ) -> None:
         if max_copies < 1:
             raise ConfigError(f"max_copies: must be 1 or more, not {max_copies!r}")

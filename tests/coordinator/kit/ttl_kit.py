@@ -148,9 +148,11 @@ def milliseconds(clock: ManualClock) -> int:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop run until something has happened."""
-    async with asyncio.timeout(30):
+    turn = 0
+    async with asyncio.timeout(60):
         while not condition():
-            await asyncio.sleep(0)
+            turn += 1
+            await asyncio.sleep(0 if turn < 100 else 0.001)
 
 
 async def turns(count: int = 50) -> None:

@@ -61,6 +61,7 @@ KINDS: Final = """
 
 _KIND: Final = re.compile(r"(?!sqlite_|stillfresh_)[a-z][a-z0-9_]*(?<!_ttl)")
 _MARKS: Final = tuple(Mark)
+STORED: Final = frozenset({bytes, type(None)})
 
 _CREATE: Final = """
     CREATE TABLE IF NOT EXISTS {copies}(id TEXT PRIMARY KEY NOT NULL, value BLOB);
@@ -215,10 +216,16 @@ def select_many(kind: str, count: int) -> str:
 
 
 def record_of(row: Row, known: str | None) -> Record:
-    """What the contract calls a Record; the value was left out if its generation is known."""
-    if row[0] is not None and row[0] == known:
-        return _known_record(row)
-    return _record(row, row[11])
+    """What the contract calls a Record; the value was left out if its generation is known.
+
+    A row that somebody else wrote, and that cannot be one of ours, is as good as none.
+    """
+    try:
+        if row[0] is not None and row[0] == known:
+            return _known_record(row)
+        return _record(row, row[11])
+    except (IndexError, OverflowError, TypeError, ValueError):
+        return Record()
 
 
 @lru_cache(maxsize=8192)
@@ -233,17 +240,20 @@ def _record(row: Row, value: bytes | Unread | None) -> Record:
     ]
     copy = failure = None
     if generation is not None:
+        is_whole = type(generation) is str and type(row[11]) in STORED
+        if not is_whole or (value is None) != bool(row[10]):
+            raise TypeError
         policy = _policy(fresh_for, stale_for, error_for)
         copy = Copy(generation, at / 1000, policy, value, _MARKS[mark])
     if failures is not None:
-        failure = Failure(failures, retry_at / 1000, error)
+        failure = Failure(int(failures), retry_at / 1000, str(error))
     return Record(copy, None if held is None else held / 1000, failure)
 
 
 @lru_cache(maxsize=4096)
 def _policy(fresh_for: float, stale_for: float, error_for: float) -> Policy:
     """Terms repeat: most copies of a kind have the same."""
-    return Policy(fresh_for, stale_for, error_for)
+    return Policy(0.0 + fresh_for, 0.0 + stale_for, 0.0 + error_for)
 
 
 def nearest(seconds: float) -> int:

@@ -1,0 +1,178 @@
+"""T5: stored rows that were tampered with, in files: any column of any table, any byte.
+
+Whatever stands there: a reader is given a right value, an older one or none, and is told of no
+mistake of ours; it is never given another key's value; and what is loaded next is stored whole.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import apsw
+from feed_kit import DAY, NOW, Network, comment, full
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ttl_kit import START, VIEWER, Nexus, post
+
+from stillfresh import Cache
+from stillfresh.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
+from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.testing import ManualClock
+
+MODEST = settings(max_examples=30, deadline=None)
+VALUES = (
+    st.none()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.sampled_from([0, 1, -1, 2**62])
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=9)
+    | st.sampled_from(["[]", "{}", '{"topic_uuid": "b"}', "null", "[" * 2_000, '["x"]', "\0"])
+)
+
+
+def tables(file: Path) -> list[tuple[str, list[str]]]:
+    """Every table, and its columns."""
+    connection = apsw.Connection(str(file))
+    names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+    own = [str(name) for (name,) in names.fetchall() if not str(name).startswith("sqlite_")]
+    found = [(name, columns(connection, name)) for name in own]
+    connection.close()
+    return found
+
+
+def columns(connection: apsw.Connection, table: str) -> list[str]:
+    return [str(row[1]) for row in connection.execute(f'PRAGMA table_info("{table}")').fetchall()]
+
+
+def tamper(file: Path, data: st.DataObject) -> None:
+    """Up to three columns, in all rows or in one."""
+    choices = [(table, column) for table, names in tables(file) for column in names]
+    connection = apsw.Connection(str(file))
+    for _ in range(data.draw(st.integers(1, 3))):
+        table, column = data.draw(st.sampled_from(choices))
+        one = f' WHERE "{column}" = (SELECT max("{column}") FROM "{table}")'
+        where = data.draw(st.sampled_from(["", one]))
+        with suppress(apsw.ConstraintError):
+            value = data.draw(VALUES)
+            connection.execute(f'UPDATE "{table}" SET "{column}" = ?{where}', (value,))
+    connection.close()
+
+
+def bitten(file: Path, data: st.DataObject) -> None:
+    """Bytes behind the first page; with another header or schema it is another's file."""
+    whole = bytearray(file.read_bytes())
+    places = st.integers(4_096, len(whole) - 1)
+    for place, byte in data.draw(st.dictionaries(places, st.integers(0, 255), max_size=20)).items():
+        whole[place] = byte
+    file.write_bytes(whole)
+
+
+HOW = st.sampled_from([tamper, bitten])
+How = Callable[[Path, st.DataObject], None]
+
+
+class TestT5TamperedStore:
+    @MODEST
+    @given(st.data(), HOW)
+    def test_each_key_has_its_own_value_or_none(self, data: st.DataObject, how: How) -> None:
+        """Of whatever version; and after an invalidation the newest, which is stored."""
+        with TemporaryDirectory() as folder:
+            asyncio.run(self._used(Path(folder) / "store.db", lambda file: how(file, data)))
+
+    async def _used(self, file: Path, spoil: Callable[[Path], None]) -> None:
+        clock, version = ManualClock(NOW), 1
+
+        async def load(ids: list[str]) -> dict[str, tuple[str, int]]:
+            return {id_: (id_, version) for id_ in ids if id_ != "none"}
+
+        async def look() -> None:
+            async with Cache(f"sqlite:///{file}", clock=clock) as cache:
+                things = cache.batched("thing", fresh_for=60, tags=lambda _: ["all"])(load)
+                for id_ in ("a", "b", "none"):
+                    answer = await things.get(id_)
+                    assert not answer.found or answer.value[0] == id_
+                    await things.explain(id_)
+                await cache.entries()
+                await cache.stats()
+
+        await look()
+        spoil(file)
+        await look()
+        version = 2
+        async with Cache(f"sqlite:///{file}", clock=clock) as cache:
+            things = cache.batched("thing", fresh_for=60, tags=lambda _: ["all"])(load)
+            await things.invalidate("a", "b")
+            assert (await things.get("a")).value == ("a", 2)
+            assert (await things.get("b")).value == ("b", 2)
+
+
+class TestT5TamperedFeed:
+    @MODEST
+    @given(st.data(), HOW)
+    def test_each_topic_is_itself_or_is_fetched(self, data: st.DataObject, how: How) -> None:
+        """Nothing that is no topic is listed; and what is written then is read."""
+        with TemporaryDirectory() as folder:
+            asyncio.run(self._used(Path(folder) / "feed.db", lambda file: how(file, data)))
+
+    async def _used(self, file: Path, spoil: Callable[[Path], None]) -> None:
+        clock, network = ManualClock(NOW), Network()
+        network.have(full("a"), full("b", DAY))
+        network.talk["a"] = [comment("c")]
+
+        async def look() -> None:
+            with FeedCache.open(file, clock=clock) as cache:
+                async with FeedEngine(cache, network) as engine:
+                    feed = (await engine.get_all()).topics
+                    assert all(isinstance(it, Topic) for it in feed)
+                    json.loads(await engine.get_all_json())
+                    found = (await engine.get_topic("a")).topic
+                    assert found is None or found.topic_uuid == "a"
+                    talk = (await engine.get_comments("a")).comments
+                    assert all(it.topic_uuid == "a" for it in talk)
+                cache.stats()
+
+        await look()
+        spoil(file)
+        await look()
+        with FeedCache.open(file, clock=clock) as cache:
+            cache.put_topic(full("a", title="new"))
+            cache.put_comments("a", [comment("d")])
+            assert (cache.get_topic("a") or full("b")).title == "new"
+            assert [it.comment_uuid for it in cache.get_comments("a") or []] == ["d"]
+
+
+class TestT5TamperedCoordinator:
+    @MODEST
+    @given(st.data(), HOW)
+    def test_each_view_is_its_own_or_is_fetched(self, data: st.DataObject, how: How) -> None:
+        """A view that cannot be read is none; a tick asks for it."""
+        with TemporaryDirectory() as folder:
+            asyncio.run(self._used(Path(folder) / "views.db", lambda file: how(file, data)))
+
+    async def _used(self, file: Path, spoil: Callable[[Path], None]) -> None:
+        clock, nexus = ManualClock(START), Nexus()
+
+        async def look(version: int | None) -> None:
+            controller = TtlController(nexus=nexus, database=Database(file), clock=clock)
+            async with controller, TtlCoordinator(controller, TtlConfig()) as ttl:
+                ttl.sign_in(VIEWER)
+                ttl.set_visible(True)
+                for id_ in ("a:1", "a:2"):
+                    ttl.subscribe_post(composite_post_id=id_)
+                await ttl.tick()
+                for id_ in ("a:1", "a:2"):
+                    view = await controller.get("post", id_)
+                    assert version is None or view == post(id_, version)
+
+        await look(1)
+        spoil(file)
+        for _ in range(3):  # a tick that meets a broken page has the file set aside
+            await look(None)
+            clock.advance("1h")
+        nexus.version = 2
+        clock.advance("400d")
+        await look(2)
