@@ -30,7 +30,7 @@ examples: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/reprice.py
 
 test: check $(VENV)/.servers ## lint, types and every test
-	$(BIN)/pytest --numprocesses auto
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 check: $(VENV)/.dev ## lint and types
 	$(BIN)/ruff format --check .
