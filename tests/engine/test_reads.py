@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -330,6 +331,30 @@ class TestE7Failure:
         await prices.get("a")
         await idle(cache)
         assert len(upstream.calls) == 3, "the second pause is two seconds"
+
+    @pytest.mark.parametrize("age", [0, 40, 200], ids=["fresh", "stale", "expired"])
+    async def test_a_copy_that_cannot_be_read_is_no_reason_to_ask_during_a_cooldown(
+        self, tmp_path: Path, upstream: Upstream, clock: ManualClock, age: float
+    ) -> None:
+        """Another deployment's type stands in the store, and upstream is down: asked once."""
+        url = f"sqlite:///{tmp_path}/shared.db"
+        async with Cache(url, clock=clock) as theirs:
+
+            @theirs.batched("price", fresh_for=30, stale_for=60, error_for=3600)
+            async def numbers(skus: list[str]) -> Mapping[str, int]:
+                return dict.fromkeys(skus, 1)
+
+            await numbers("a")
+        clock.advance(age)
+        upstream.error = ConnectionError("down")
+        async with Cache(url, clock=clock, dice=lambda: 0.0) as ours:
+            prices = declare(ours, upstream)
+            for _ in range(3):
+                assert "ConnectionError: down" in str(await outcome(prices("a")))
+            assert len(upstream.calls) == 1
+            upstream.error = None
+            clock.advance(1)
+            assert await prices("a") == Price("a", 1)
 
     async def test_gone_fails_at_once_with_the_remembered_error(
         self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock

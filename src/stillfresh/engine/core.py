@@ -21,6 +21,7 @@ from stillfresh.engine.rules import (
     Fail,
     Load,
     Serve,
+    cooling,
     plan_read,
     refresh_times,
     verdict_of,
@@ -151,8 +152,7 @@ class Core(Generic[K, V]):
 
     async def look(self, key: K) -> Answer[V] | None:
         """What there is, however old, unless it is GONE; nothing is loaded."""
-        runtime = await self.ready()
-        id_ = self._text(key)
+        runtime, id_ = await self.ready(), self._text(key)
         copy = (await self._records(runtime, {key: id_})).get(id_, NOTHING).copy
         now = runtime.clock()
         if copy is None or (verdict := verdict_of(copy, now)) is Verdict.GONE:
@@ -334,14 +334,14 @@ class Core(Generic[K, V]):
 
     def _answer(self, key: K, id_: str, record: Record, now: float, waiter: Waiter[K, V]) -> None:
         match plan_read(record, now, self.spec.lease_for):
-            case Serve() as plan:
-                served = self.shelf.serve(key, plan, now)
-                if served is None:
-                    self._tower.join(key, id_, record, waiter)
-                    return
+            case Serve() as plan if served := self.shelf.serve(key, plan, now):
                 if plan.refresh and self._tower.queue.has_room_behind():
                     self._tower.flight(key, id_, record).wanted = True
                 waiter.outcomes[key] = served
+            case Serve() if failure := cooling(record.failure, now):
+                waiter.outcomes[key] = self.shelf.cooling(key, failure, now)
+            case Serve():
+                self._tower.join(key, id_, record, waiter)
             case Load(fallback):
                 if fallback is not None:
                     self._tower.give_fallback(key, fallback, [waiter])

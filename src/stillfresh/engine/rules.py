@@ -27,6 +27,7 @@ __all__ = [
     "Terms",
     "absent_pause",
     "age_bucket",
+    "cooling",
     "failed",
     "fresh_until",
     "is_cooling",
@@ -105,6 +106,10 @@ def is_cooling(failure: Failure | None, now: float) -> bool:
     return failure is not None and not is_over(failure.retry_at, now)
 
 
+def cooling(failure: Failure | None, now: float) -> Failure | None:
+    return failure if is_cooling(failure, now) else None
+
+
 def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
     """E5: somebody is loading it already, as far as one can tell who leases for `lease_for`."""
     return record.held_until is not None and not is_lease_over(record.held_until, now, lease_for)
@@ -112,15 +117,14 @@ def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
 
 def plan_read(record: Record, now: float, lease_for: float = FOR_EVER) -> Plan:
     """E2, E7: FRESH is served, STALE served and refreshed, EXPIRED and GONE wait for a load."""
-    copy, failure = record.copy, record.failure
+    copy, pause = record.copy, cooling(record.failure, now)
     verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
-    cooling = failure if is_cooling(failure, now) else None
     if copy is None or verdict is Verdict.GONE:
-        return Load() if cooling is None else Fail(cooling)
+        return Load() if pause is None else Fail(pause)
     if verdict is Verdict.FRESH:
         return Serve(copy, verdict)
-    if cooling is not None:
-        return Serve(copy, verdict, failure=cooling)
+    if pause is not None:
+        return Serve(copy, verdict, failure=pause)
     if verdict is Verdict.STALE:
         return Serve(copy, verdict, refresh=not is_held(record, now, lease_for))
     return Load(fallback=copy)
