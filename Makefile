@@ -30,7 +30,7 @@ examples: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/reprice.py
 
 test: check $(VENV)/.servers ## lint, types and every test
-	$(BIN)/pytest --numprocesses auto
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 check: $(VENV)/.dev ## lint and types
 	$(BIN)/ruff format --check .
@@ -47,7 +47,7 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/figures.py
 	$(BIN)/python tests/waiting/waiting_page.py
 
-bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about twelve minutes; rewrites docs/benchmarks.md and the README's figures
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about thirteen minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
 	$(BIN)/python scripts/figures.py
 

@@ -68,6 +68,7 @@ async def race_on_loop(contenders: Iterable[Contender], *, rounds: int = 51) -> 
     try:
         for _ in range(rounds):
             dice.shuffle(loops)
+            await asyncio.sleep(0)  # where Ctrl-C is heard
             for name, loop in loops:
                 elapsed = loop()
                 times[name].append(elapsed if isinstance(elapsed, float) else await elapsed)

@@ -184,7 +184,13 @@ async def fill(count: int) -> object:
         return
 
     app = IsrMiddleware(site, PageCache("memory://", max_entries=count), routes={"/*": "1h"})
-    about = {"type": "http", "method": "GET", "scheme": "http", "query_string": b""}
+    about = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "root_path": "",
+        "query_string": b"",
+    }
     for path in (f"/page/{number}" for number in range(count)):
         for _ in range(3):
             given = {"path": path, "raw_path": path.encode(), "headers": [(b"host", b"a.example")]}

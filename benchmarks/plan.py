@@ -27,7 +27,7 @@ PARTS = (
     Part("coordinator", "TTL coordinator (C6)", "benchmarks.coordinator", 95),
     Part("feed", "Feed Cache (F13)", "benchmarks.feed", 30),
     Part("waiting", "Longest-Waiting (W14)", "benchmarks.waiting", 2),
-    Part("pages", "Pages (I16)", "benchmarks.pages", 130),
+    Part("pages", "Pages (I16)", "benchmarks.pages", 185),
     Part("live", "Live updates (G4)", "benchmarks.live", 30),
     Part("behaviours", "Behaviours (T6)", "benchmarks.behaviours", 170),
 )

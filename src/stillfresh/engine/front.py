@@ -7,8 +7,6 @@ takes the first that was not. A hit already counts on the entry (E12), and that 
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
-from msgspec import Struct
-
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Answer
 from stillfresh.stores.contract import Copy
@@ -21,21 +19,25 @@ V = TypeVar("V")
 NEVER: Final = float("-inf")
 
 
-class Entry(Struct, Generic[K, V], eq=False):
-    """A decoded copy and the answer that can be given as it stands while `now < until`."""
+class Entry(Generic[K, V]):
+    """A decoded copy and the answer that can be given as it stands while `now < until`.
 
-    key: K
-    copy: Copy
-    answer: Answer[V]
-    until: float = NEVER
-    """Memory answers by itself until then."""
-    stands: float = NEVER
-    """The answer is right until then, if the store still has this copy."""
-    bucket: int = 0
-    hits: int = 0
-    marked: bool = False
-    edition: int = 0
-    """Another one whenever the answer was changed, or taken away."""
+    No struct: a hit writes to it, and writing to a struct costs more.
+    """
+
+    __slots__ = ("answer", "bucket", "copy", "edition", "hits", "key", "marked", "stands", "until")
+
+    def __init__(self, key: K, copy: Copy, answer: Answer[V], until: float, stands: float) -> None:
+        self.key = key
+        self.copy = copy
+        self.answer = answer
+        self.until = until
+        """Memory answers by itself until then."""
+        self.stands = stands
+        """The answer is right until then, if the store still has this copy."""
+        self.bucket = self.hits = self.edition = 0
+        """`edition`: another one whenever the answer was changed, or taken away."""
+        self.marked = False
 
 
 class Front(Generic[K, V]):
@@ -66,7 +68,8 @@ class Front(Generic[K, V]):
         entry = self.entries.get(key)
         if entry is None:
             key = key if self._light is None else self._light(key)
-            entry = self.entries[key] = Entry(key, copy, answer, until, stands, bucket)
+            entry = self.entries[key] = Entry(key, copy, answer, until, stands)
+            entry.bucket = bucket
             self._seat(entry)
             return
         self.fold(entry)
@@ -81,8 +84,7 @@ class Front(Generic[K, V]):
             self.fold(entry)
             entry.until = NEVER
             entry.edition += 1
-            # The ring keeps the entry a while, not what it held.
-            entry.answer = entry.copy = None  # type: ignore[assignment]
+            del entry.answer, entry.copy  # the ring keeps the entry a while, not what it held
 
     def clear(self) -> None:
         for key in list(self.entries):

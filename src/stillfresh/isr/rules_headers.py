@@ -4,6 +4,7 @@ Pure. RFC 9110 §7.6.1 (Connection), RFC 9111 §5.1 (Age), RFC 9211 (Cache-Statu
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from stillfresh.isr.rules_fields import Raw, members, values
@@ -65,6 +66,7 @@ def end_to_end(headers: Raw) -> Raw:
     return tuple(it for it in headers if it[0] not in dropped)
 
 
+@lru_cache(maxsize=256)  # one text for all pages of a route
 def cache_control(terms: Terms) -> bytes:
     """I14: browsers ask each time, and are told 304; caches between keep it as we do."""
     parts = f"public, max-age=0, s-maxage={int(terms.fresh_for)}"
