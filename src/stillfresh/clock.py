@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, shown
 
 __all__ = ["Clock", "checked_clock", "monotonic", "wall"]
 
@@ -21,5 +21,5 @@ wall: Final[Clock] = time.time
 def checked_clock(clock: Clock) -> Clock:
     """The clock itself; refused where it is none, as when its parentheses were forgotten."""
     if not callable(clock) or not isinstance(clock(), float | int):
-        raise ConfigError(f"clock: must be a callable that returns seconds, not {clock!r}")
+        raise ConfigError(f"clock: must be a callable that returns seconds, not {shown(clock)}")
     return clock

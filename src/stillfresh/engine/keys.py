@@ -29,7 +29,7 @@ def checked_kind(name: str) -> str:
     ours = isinstance(name, str) and KIND.fullmatch(name) and not name.endswith("_ttl")
     if not ours or name.startswith(("sqlite_", "stillfresh_")):
         raise ConfigError(
-            f"resource name {name!r}: write a lower-case word such as 'price' or 'user_page' "
+            f"resource name {shown(name)}: write a lower-case word such as 'price' or 'user_page' "
             f"(letters, digits, _; names that end in _ttl, or begin with sqlite_ or stillfresh_, "
             f"are those of other tables)"
         )
@@ -53,7 +53,12 @@ def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
         raise ConfigError(
             f"{resource}: a key is {of.__name__}, not {type(key).__name__} ({shown(key)})"
         )
-    return checked_id(resource, str.__str__(key) if isinstance(key, str) else int.__repr__(key))
+    if isinstance(key, str):
+        return checked_id(resource, str.__str__(key))
+    try:
+        return checked_id(resource, int.__repr__(key))
+    except ValueError as exc:
+        raise ConfigError(f"{resource}: the key is {shown(key)}") from exc
 
 
 def checked_id(resource: str, text: str) -> str:

@@ -346,4 +346,4 @@ class Loader(Generic[K, V]):
 
 
 def _listed(tags: str | Sequence[str]) -> tuple[str, ...]:
-    return (tags,) if isinstance(tags, str) else tuple(tags)
+    return (tags,) if isinstance(tags, str) else tuple(dict.fromkeys(tags))

@@ -10,7 +10,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine.codec import Codec
 from stillfresh.engine.rules import Terms
 from stillfresh.engine.spec import Spec
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Policy
 
 __all__ = ["spec_of"]
@@ -63,14 +63,16 @@ def spec_of(
 
 def _check(kind: str, jitter: float, tags: object, codec: object) -> None:
     if not isinstance(jitter, float | int) or not 0 <= jitter < 1:
-        raise ConfigError(f"{kind}: jitter is a share from 0 to below 1, not {jitter!r}")
+        raise ConfigError(f"{kind}: jitter is a share from 0 to below 1, not {shown(jitter)}")
     if tags is not None and not callable(tags):
-        raise ConfigError(f"{kind}: tags is a function of the key, not {tags!r}")
+        raise ConfigError(f"{kind}: tags is a function of the key, not {shown(tags)}")
     if not callable(getattr(codec, "encode", None)) or not callable(getattr(codec, "decode", None)):
-        raise ConfigError(f"{kind}: codec has encode and decode, which {codec!r} has not")
+        raise ConfigError(f"{kind}: codec has encode and decode, which {shown(codec)} has not")
 
 
 def _count(kind: str, option: str, number: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ConfigError(f"{kind}: {option} must be a whole number of 1 or more, not {number!r}")
+        raise ConfigError(
+            f"{kind}: {option} must be a whole number of 1 or more, not {shown(number)}"
+        )
     return number

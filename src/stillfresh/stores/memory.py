@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, NotOpen
+from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.freshness import is_lease_over, is_over
 from stillfresh.stores.contract import (
     UNREAD,
@@ -75,7 +75,7 @@ class MemoryStore:
         new_token: Callable[[], str] = lambda: token_hex(16),
     ) -> None:
         if max_copies < 1:
-            raise ConfigError(f"max_copies: must be 1 or more, not {max_copies!r}")
+            raise ConfigError(f"max_copies: must be 1 or more, not {shown(max_copies)}")
         self._clock = clock
         self._max_copies = max_copies
         self._new_token = new_token
@@ -209,8 +209,8 @@ class MemoryStore:
 
     def _tag(self, kind: str, ask: Ask, row: Row) -> None:
         self._untag((kind, ask.id), row)
-        row.tags = ask.tags
-        for tag in ask.tags:
+        row.tags = tuple(dict.fromkeys(ask.tags))
+        for tag in row.tags:
             self._tagged.setdefault(tag, set()).add((kind, ask.id))
 
     def _untag(self, key: tuple[str, str], row: Row) -> None:

@@ -77,7 +77,7 @@ class RedisStore:
         if not url.startswith(SCHEMES):
             raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
         if max_connections < 1:
-            raise ConfigError(f"max_connections: must be 1 or more, not {max_connections!r}")
+            raise ConfigError(f"max_connections: must be 1 or more, not {shown(max_connections)}")
         self._url = url
         self._places = Places(prefix)
         self._timeout = seconds(timeout, name="timeout", positive=True)

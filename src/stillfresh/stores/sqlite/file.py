@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import apsw
 
-from stillfresh.errors import ConfigError, NotOpen
+from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.stores.sqlite.connection import CORRUPT, abandon, explained
 from stillfresh.stores.sqlite.files import Identity, identity_of
 from stillfresh.stores.sqlite.format import Format
@@ -28,7 +28,9 @@ class SqliteFile:
 
     def __init__(self, path: str | PathLike[str], kind: Format) -> None:
         if fspath(path) in {"", ":memory:"}:
-            raise ConfigError(f"path: must name a file, not {path!r}; in memory use MemoryStore")
+            raise ConfigError(
+                f"path: must name a file, not {shown(path)}; in memory use MemoryStore"
+            )
         self._path = Path(path).absolute()
         self._kind = kind
         self._writer: LoopWriter | None = None
