@@ -8,7 +8,8 @@ import pytest
 from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
 from store_kit import SteppedStore, cache_on, lease_of
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, StoreError, Verdict
+from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
+from stillfresh.stores.contract import Copy
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -340,6 +341,34 @@ class TestE7Missed:
         await outcome(theirs.get("a"))
         store.let_go("acquire")
         assert "down" in str(await mine)
+        assert upstream.calls == [["a"]]
+
+    @pytest.mark.parametrize("age", [0, 40, 200], ids=["fresh", "stale", "expired"])
+    async def test_nor_does_who_cannot_read_the_copy_that_is_there(
+        self,
+        store: SteppedStore,
+        ours: Resource[str, Price],
+        theirs: Resource[str, Price],
+        upstream: Upstream,
+        clock: ManualClock,
+        naps: Sleeper,
+        age: float,
+    ) -> None:
+        """It waits for the other's load, which fails; the cooldown is for both."""
+        lease = await lease_of(store.inner, "a", lasts=60)
+        foreign = Copy(lease.token, clock(), Policy(30, 60, 3600), b"\xc1")
+        await store.inner.publish("price", {"a": (lease, foreign)})
+        clock.advance(age)
+        upstream.hold()
+        mine = asyncio.create_task(outcome(ours.get("a")))
+        await upstream.asked.wait()
+        other = asyncio.create_task(outcome(theirs.get("a")))
+        await until(lambda: bool(naps._sleeping))
+        upstream.error = ConnectionError("down")
+        upstream.let_go()
+        await mine
+        naps.wake()
+        assert "down" in str(await other)
         assert upstream.calls == [["a"]]
 
     async def test_what_is_stale_is_served_with_the_failure(

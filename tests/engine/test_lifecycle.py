@@ -246,6 +246,18 @@ class TestE13Close:
         await task
         assert (store.calls[-1], others()) == ("close", set())
 
+    async def test_nor_longer_than_the_grace(
+        self, store: SteppedStore, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """However short that is, nothing is left running."""
+        brief = Cache(store, clock=clock, grace=0.05)
+        store.hold("acquire")
+        task = asyncio.create_task(outcome(declare(brief, upstream).get("a")))
+        await store.reached("acquire")
+        await brief.close()
+        assert isinstance(await task, LoadFailed)
+        assert (store.calls[-1], others()) == ("close", set())
+
     async def test_a_publish_that_had_started_finishes(
         self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
     ) -> None:

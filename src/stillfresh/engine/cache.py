@@ -212,6 +212,7 @@ class Cache:
             child=self._tasks.child,
             finish=self._tasks.finish,
             context=contextvars.Context(),
+            grace=self._grace,
         )
         for core in self._cores.values():
             core.open(self._runtime)

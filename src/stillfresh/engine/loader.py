@@ -33,7 +33,7 @@ LONGEST_PAUSE: Final = 1.0
 RENEWALS: Final = 3
 """A lease is renewed when a third of it has passed, so that one lost renewal is survived."""
 PARTING: Final = 1.0
-"""Seconds that closing waits for the store to say whether a lease was granted."""
+"""Seconds, within `grace`, that closing waits to hear whether a lease was granted."""
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Loader(Generic[K, V]):
         try:
             return await asyncio.shield(step)
         except asyncio.CancelledError:
-            await asyncio.wait([step], timeout=PARTING)
+            await asyncio.wait([step], timeout=min(PARTING, self._runtime.grace / 2))
             if not step.cancel() and not step.cancelled() and step.exception() is None:
                 grants: dict[str, Grant] = step.result()
                 await self._release([it for it in grants.values() if isinstance(it, Lease)], {})

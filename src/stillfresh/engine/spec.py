@@ -75,6 +75,8 @@ class Runtime:
     finish: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
     """Awaits something that closing the cache lets finish."""
     context: contextvars.Context
+    grace: float
+    """Seconds in which all this has to end when the cache closes."""
 
 
 class Owner(Protocol):

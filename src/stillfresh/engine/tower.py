@@ -12,7 +12,7 @@ from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, w
 from stillfresh.engine.front import NEVER
 from stillfresh.engine.landing import Landing
 from stillfresh.engine.model import Answer, Origin
-from stillfresh.engine.rules import Fail, Load, Serve, plan_read
+from stillfresh.engine.rules import Fail, Load, Serve, cooling, plan_read
 from stillfresh.engine.spec import Spec
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
@@ -128,6 +128,9 @@ class Tower(Generic[K, V]):
                     self._again(flight, late)
             case Fail(failure):
                 _settle(flight, [*early, *late], self._shelf.cooling(flight.key, failure, now))
+            case Serve() if _is_bound(flight) and (pause := cooling(record.failure, now)):
+                # Its copy cannot be read.
+                _settle(flight, [*early, *late], self._shelf.cooling(flight.key, pause, now))
             case plan:
                 if isinstance(plan, Load) and plan.fallback is not None:
                     self.give_fallback(flight.key, plan.fallback, [*early, *late])
@@ -217,6 +220,11 @@ class Tower(Generic[K, V]):
 def _settle(flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], outcome: Outcome[V]) -> None:
     for waiter in waiters:
         waiter.settle(flight.key, outcome)
+
+
+def _is_bound(flight: Flight[K, V]) -> bool:
+    """E7: by a cooldown; not if it was invalidated meanwhile, nor who wants a new copy anyway."""
+    return not flight.overtaken and not flight.forced
 
 
 def _is_answer(flight: Flight[K, V], copy: Copy, seen: str | None) -> bool:
