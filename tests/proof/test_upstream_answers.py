@@ -6,12 +6,12 @@ in a sentence, no more is read than allowed, and the next good answer is taken.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from corpus.answers import GROUPS, SLOW, Bad
+from corpus.answers import GROUPS, SLOW, Bad, noted
 from corpus.raw_upstream import raw_upstream
 from upstream_doors import DOORS, Door
 
@@ -74,15 +74,6 @@ class TestT5UpstreamAnswers:
         async with opened(DOORS[name](own, IMPATIENT)) as door:
             with noted(bad):
                 await survives(door, bad)
-
-
-@contextmanager
-def noted(bad: Bad) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as exc:
-        exc.add_note(f"the upstream's answer: {bad.name}")
-        raise
 
 
 @pytest.fixture(scope="module", autouse=True)

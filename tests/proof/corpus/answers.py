@@ -6,10 +6,11 @@ status line on. None among them is a rest; without end, so that nothing more is 
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["GROUPS", "SLOW", "Bad", "good_answer"]
+__all__ = ["GROUPS", "SLOW", "Bad", "good_answer", "noted"]
 
 Said: TypeAlias = Iterable[bytes | None]
 
@@ -85,7 +86,11 @@ TRUNCATED = [
     raw("half a head", b"HTTP/1.1 200 OK\r\nContent-Le"),
     raw("half a status line", b"HTTP/1."),
     raw("nothing at all"),
-    Bad("a gzip stream cut short", lambda it: [gzipped(gzip.compress(it)[:-6])], is_whole=True),
+    Bad(
+        "a gzip stream cut short",
+        lambda it: [gzipped(gzip.compress(it, mtime=0)[:-6])],
+        is_whole=True,
+    ),
 ]
 FRAMED_WRONGLY = [
     raw("a chunk's size that is none", chunked() + b"zz\r\nab\r\n0\r\n\r\n"),
@@ -157,7 +162,9 @@ SHAPED_WRONGLY = [
 ]
 PACKED_WRONGLY = [
     Bad("gzip that is none", lambda it: [gzipped(it)], is_whole=True),
-    Bad("gzip, and more", lambda it: [gzipped(gzip.compress(it) + b"more")], is_whole=True),
+    Bad(
+        "gzip, and more", lambda it: [gzipped(gzip.compress(it, mtime=0) + b"more")], is_whole=True
+    ),
     Bad("brotli", lambda it: [plain(it, "Content-Encoding: br")], is_whole=True),
     Bad("gzip twice", lambda it: [plain(it, "Content-Encoding: gzip, gzip")], is_whole=True),
 ]
@@ -171,7 +178,7 @@ STATUSES = [
     status("101 Switching Protocols", "Upgrade: smtp", is_whole=False),
     status("302 Found", "Location: /loop"),
     status("302 Found", "Location: http://["),
-    status("302 Found", "Location: //\x00"),
+    status("302 Found", "Location: //\x00", is_whole=False),
     status("308 For ever", "Location: http://127.0.0.1:1/"),
     status("302 Found"),
     Bad("204 with a body", lambda it: [plain(it, status="204 No")], is_legal=True),
@@ -213,3 +220,12 @@ GROUPS = {
     "spoken wrongly": SPOKEN_WRONGLY,
 }
 """What comes at once."""
+
+
+@contextmanager
+def noted(bad: Bad) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as exc:
+        exc.add_note(f"the upstream's answer: {bad.name}")
+        raise
