@@ -5,13 +5,14 @@ import math
 from collections.abc import Mapping
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType
 from uuid import UUID
 
 import pytest
 from engine_kit import Price, Upstream, declare, idle
 
-from stillfresh import Cache, ConfigError, Resource
+from stillfresh import Cache, ConfigError, LoadFailed, Resource
 from stillfresh.testing import ManualClock
 
 if TYPE_CHECKING:
@@ -382,6 +383,55 @@ class TestE15Options:
         upstream.version = 2
         await cache.invalidate_tag("shop")
         assert (await prices("a")).version == 2
+
+    @pytest.mark.parametrize(
+        ("tags", "says"),
+        [
+            (["\ud800"], r"the tag '\\ud800' cannot be written as UTF-8"),
+            ([5], "a tag is text, not 5"),
+            ([["x"]], r"a tag is text, not \['x'\]"),
+            (b"x", "a tag is text, not 120"),
+            (5, "tags are a list of text, not 5"),
+            (None, "tags are a list of text, not None"),
+            (["é" * 60_000], "the tags of a key are 120,000 bytes long, of 100,000 allowed"),
+            (["a" * 400 + str(at) for at in range(900)], "bytes long, of 100,000 allowed"),
+            (KeyError("no"), "KeyError: 'no'"),
+        ],
+    )
+    @pytest.mark.parametrize("url", ["memory://", "sqlite:///tags.db"])
+    async def test_tags_that_are_none(
+        self, upstream: Upstream, url: str, tags: Any, says: str,
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        """Its key fails alone, by name, and is not loaded; the rest of the batch is."""
+        monkeypatch.chdir(tmp_path)
+
+        def tags_of(sku: str) -> Any:
+            if sku == "bad" and isinstance(tags, Exception):
+                raise tags
+            return tags if sku == "bad" else ["all"]
+
+        async with Cache(url) as cache:
+            prices = declare(cache, upstream, tags=tags_of)
+            found = await prices.get_many(["a", "bad", "b"])
+            assert {sku for sku, answer in found.items() if answer.error is None} == {"a", "b"}
+            with pytest.raises(LoadFailed, match=rf"price 'bad': its tags= failed: .*{says}"):
+                await prices("bad")
+            assert await cache.invalidate_tag("all") == [("price", "a"), ("price", "b")]
+        assert upstream.calls == [["a", "b"]]
+        assert "itself" not in caplog.text
+        assert all(record.exc_info is None for record in caplog.records)
+
+    @pytest.mark.parametrize("tag", [5, None, ["a"], b"a", "\ud800", "a" * 100_001])
+    @pytest.mark.parametrize("url", ["memory://", "sqlite:///tags.db"])
+    async def test_a_tag_that_nothing_can_have(
+        self, url: str, tag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Is refused, not looked for."""
+        monkeypatch.chdir(tmp_path)
+        async with Cache(url) as cache:
+            with pytest.raises(ConfigError, match=r"invalidate_tag: (a|the) tag"):
+                await cache.invalidate_tag(tag)
 
     @pytest.mark.parametrize(
         "url",

@@ -444,6 +444,13 @@ class TestG1BadFile:
             with pytest.raises(ConfigError, match=said):
                 load(path)
 
+    @pytest.mark.parametrize("name", ["\ud800.toml", "a\0b.toml"])
+    def test_a_name_that_no_file_can_have(self, name: str) -> None:
+        """Is said in printable words, too."""
+        with pytest.raises(Mistakes, match="no file can have this name") as caught:
+            load(name)
+        assert caught.value.mistakes[0].isprintable()
+
 
 KEY = re.compile(r"^\| `((?:store|pages|kinds|server)\.[\w.]+)` \|", re.MULTILINE)
 

@@ -13,7 +13,14 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.codec import Codec, MsgpackCodec
 from stillfresh.engine.core import Core
-from stillfresh.engine.keys import Call, Signature, batch_types, checked_kind, text_of
+from stillfresh.engine.keys import (
+    Call,
+    Signature,
+    batch_types,
+    checked_kind,
+    checked_tags,
+    text_of,
+)
 from stillfresh.engine.listing import Listed, listed
 from stillfresh.engine.metrics import CacheStats
 from stillfresh.engine.model import Loaded
@@ -243,6 +250,7 @@ class Cache:
 
         Returns those that the store knew, by the name of their resource and their id in it.
         """
+        checked_tags("invalidate_tag", (tag,))
         runtime = await self.runtime()
         self._overtake_tagged(tag)
         try:

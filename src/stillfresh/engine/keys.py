@@ -16,12 +16,22 @@ import msgspec
 from stillfresh.engine.model import Loaded
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["Call", "Signature", "batch_types", "checked_kind", "checked_text", "text_of"]
+__all__ = [
+    "Call",
+    "Signature",
+    "batch_types",
+    "checked_kind",
+    "checked_tags",
+    "checked_text",
+    "text_of",
+]
 
 P = ParamSpec("P")
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
 MAX_KEY: Final = 1_000_000
+MAX_TAGS: Final = 100_000
+"""Bytes of all tags of a key: a store may have to keep them in one row (DynamoDB's are 400 KB)."""
 
 
 def checked_kind(name: str) -> str:
@@ -78,6 +88,30 @@ def checked_id(resource: str, text: str) -> str:
             f"{resource}: the key {shown(text)} is {size:,} bytes long, of {MAX_KEY:,} allowed"
         )
     return text
+
+
+def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
+    """E8: the tags of one key, each once; one alone may be given as it is."""
+    try:
+        listed = (tags,) if isinstance(tags, str) else tuple(tags)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{resource}: tags are a list of text, not {shown(tags)}") from None
+    sizes = {tag: _tag_size(resource, tag) for tag in listed}
+    if (size := sum(sizes.values())) > MAX_TAGS:
+        raise ConfigError(
+            f"{resource}: the tags of a key are {size:,} bytes long, of {MAX_TAGS:,} allowed "
+            f"({shown(listed[0])})"
+        )
+    return tuple(sizes)
+
+
+def _tag_size(resource: str, tag: object) -> int:
+    if not isinstance(tag, str):
+        raise ConfigError(f"{resource}: a tag is text, not {shown(tag)}")
+    try:
+        return len(tag.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"{resource}: the tag {shown(tag)} cannot be written as UTF-8") from None
 
 
 def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type[int], Any]:

@@ -6,13 +6,12 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from secrets import token_hex
-from typing import Any, Final, Generic, Protocol, TypeVar
-
-from msgspec import Struct
+from typing import Any, Final, Generic, TypeVar
 
 from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
+from stillfresh.engine.landing import Land, Landing
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Loaded, RetryAfter
 from stillfresh.engine.results import ABSENT, Absent, error_text, results_of
@@ -23,7 +22,7 @@ from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
 
-__all__ = ["Land", "Landing", "Loader"]
+__all__ = ["Loader"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -37,30 +36,6 @@ PARTING: Final = 1.0
 """Seconds, within `grace`, that closing waits to hear whether a lease was granted."""
 
 logger = logging.getLogger(__name__)
-
-
-class Landing(Struct, Generic[V], frozen=True):
-    """How a key's load ended: with a copy and its value, or with an error."""
-
-    copy: Copy | None = None
-    value: V | None = None
-    failure: Failure | None = None
-    error: LoadFailed | None = None
-    is_kept: bool = True
-    """False: told to those who wait, and not published."""
-
-
-class Land(Protocol[K, V]):
-    """Tells those who wait for the flights how they ended; the rest by id."""
-
-    def __call__(
-        self,
-        flights: Iterable[Flight[K, V]],
-        landings: Mapping[str, Landing[V]],
-        *,
-        stored: Container[str] = (),
-        superseded: Container[str] = (),
-    ) -> None: ...
 
 
 class Loader(Generic[K, V]):
@@ -90,7 +65,7 @@ class Loader(Generic[K, V]):
 
     async def _lead(self, flights: list[Flight[K, V]], takes_place: bool) -> None:
         try:
-            leases = await self._acquire(flights)
+            leases = await self._acquire(self._asks(flights))
             if mine := [flight for flight in flights if flight.id in leases]:
                 await self._load(mine, {id_: lease for id_, lease in leases.items() if lease})
         except asyncio.CancelledError:
@@ -109,21 +84,31 @@ class Loader(Generic[K, V]):
         open_ = [it for it in flights if self._queue.flights.get(it.key) is it]
         self._land(open_, dict.fromkeys((it.id for it in open_), Landing(error=error)))
 
-    async def _acquire(self, flights: list[Flight[K, V]]) -> dict[str, Lease | None]:
+    def _asks(self, flights: list[Flight[K, V]]) -> dict[Flight[K, V], Ask]:
+        """E8: one whose tags cannot be said could not be invalidated by them: it fails, alone."""
+        asks: dict[Flight[K, V], Ask] = {}
+        landings: dict[str, Landing[V]] = {}
+        for it in flights:
+            try:
+                asks[it] = Ask(it.id, it.seen, self._spec.tags_of(it.key), it.failures)
+            except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
+                landings[it.id] = self._failed(it, exc, "its tags= failed")
+        self._log(landings)
+        self._land([it for it in flights if it not in asks], landings)
+        return asks
+
+    async def _acquire(self, asks: dict[Flight[K, V], Ask]) -> dict[str, Lease | None]:
         """The leases for what is ours to load; None for each if the store is away (S5)."""
-        tags = self._spec.tags
-        asks = [
-            Ask(it.id, it.seen, () if tags is None else _listed(tags(it.key)), it.failures)
-            for it in flights
-        ]
+        if not asks:
+            return {}
         try:
-            grants = await self._granted(asks)
+            grants = await self._granted(list(asks.values()))
         except StoreError as exc:
             self._store_failed("lease", exc)
-            return dict.fromkeys(ask.id for ask in asks)
+            return dict.fromkeys(it.id for it in asks)
         leases: dict[str, Lease | None] = {}
         held = []
-        for flight in flights:
+        for flight in asks:
             match grants[flight.id]:
                 case Lease() as lease:
                     leases[flight.id] = lease
@@ -132,7 +117,7 @@ class Loader(Generic[K, V]):
                 case Held():
                     held.append(flight)
         self._meter.leases_won += len(leases)
-        self._meter.leases_denied += len(flights) - len(leases)
+        self._meter.leases_denied += len(asks) - len(leases)
         if held:
             self._runtime.spawn(self._follow(held), self._runtime.context)
         return leases
@@ -279,7 +264,9 @@ class Loader(Generic[K, V]):
             kept.__cause__ = exc
             return self._failed(flight, kept)
 
-    def _failed(self, flight: Flight[K, V], error: BaseException) -> Landing[V]:
+    def _failed(
+        self, flight: Flight[K, V], error: BaseException, what: str = "loading failed"
+    ) -> Landing[V]:
         self._meter.failed += 1
         text = error_text(error)
         failure = failed(
@@ -290,7 +277,7 @@ class Loader(Generic[K, V]):
             error.seconds if isinstance(error, RetryAfter) else None,
         )
         self._meter.failing.failed(flight.id, failure)
-        raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: loading failed: {text}")
+        raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: {what}: {text}")
         raised.__cause__ = error
         return Landing(failure=failure, error=raised)
 
@@ -343,7 +330,3 @@ class Loader(Generic[K, V]):
         if errors:
             of = f"{len(errors)} of {len(landings)} failed; " if len(landings) > 1 else ""
             logger.warning("%s%s", of, errors[0])
-
-
-def _listed(tags: str | Sequence[str]) -> tuple[str, ...]:
-    return (tags,) if isinstance(tags, str) else tuple(dict.fromkeys(tags))

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.engine.codec import Codec
+from stillfresh.engine.keys import checked_tags
 from stillfresh.engine.rules import Terms
 from stillfresh.stores.contract import Record, Store
 
@@ -37,15 +38,16 @@ class Spec(Generic[K, V]):
     by_id: bool = True
     """A key that is made of its id alone can be loaded."""
 
+    def tags_of(self, key: K) -> tuple[str, ...]:
+        """E8: the key's tags, or what their function raised, or what is wrong with them."""
+        return () if self.tags is None else checked_tags(self.kind, self.tags(key))
+
     def may_have(self, key: K, tag: str) -> bool:
         """E8: it has the tag, or cannot say."""
-        if self.tags is None:
-            return False
         try:
-            own = self.tags(key)
+            return tag in self.tags_of(key)
         except Exception:  # noqa: BLE001 (a user's function may raise anything)
             return True
-        return tag == own or tag in own
 
 
 ReadLagging: TypeAlias = Callable[

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, waits_for
 from stillfresh.engine.front import NEVER
-from stillfresh.engine.loader import Landing
+from stillfresh.engine.landing import Landing
 from stillfresh.engine.model import Answer, Origin
 from stillfresh.engine.rules import Fail, Load, Serve, cooling, plan_read
 from stillfresh.engine.spec import Spec

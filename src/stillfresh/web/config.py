@@ -191,8 +191,7 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
 
 def _tables(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            text = file.read(LONGEST + 1)
+        text = _read(path, LONGEST + 1)
         if len(text) > LONGEST:
             raise Mistakes([f"{path}: longer than {LONGEST:,} bytes"])
         return tomllib.loads(text.decode())
@@ -202,6 +201,14 @@ def _tables(path: Path) -> dict[str, Any]:
         raise Mistakes([f"{path}: not UTF-8 ({exc.reason} at byte {exc.start})"]) from exc
     except (tomllib.TOMLDecodeError, RecursionError) as exc:
         raise Mistakes([f"{path}: not TOML: {' '.join(str(exc).split())}"]) from exc
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except ValueError as exc:  # half a character, or a NUL
+        raise OSError("no file can have this name") from exc
 
 
 def _kinds(tables: object, mistakes: list[str]) -> list[dict[str, Any]]:
@@ -239,8 +246,7 @@ def _server(table: object, environ: Mapping[str, str], mistakes: list[str]) -> d
 
 def _token_in(file: str) -> str:
     try:
-        with Path(file).open("rb") as opened:
-            told = opened.read(1_000).decode("ascii", "replace").strip()
+        told = _read(Path(file), 1_000).decode("ascii", "replace").strip()
     except OSError as exc:
         raise ConfigError(f"server.token_file: {file}: {exc.strerror or exc}") from exc
     return fields.secret(told, "server.token_file")
