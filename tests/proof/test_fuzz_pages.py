@@ -17,7 +17,7 @@ from stillfresh.errors import ConfigError
 from stillfresh.isr import IsrMiddleware, Page, PageCache, Route
 from stillfresh.testing import ManualClock
 
-MODEST = settings(max_examples=150, deadline=None)
+MODEST = settings(max_examples=200, deadline=None)
 FEW = settings(max_examples=60, deadline=None)
 
 ODD_PATHS = [
@@ -112,6 +112,14 @@ def scopes(draw: st.DrawFn) -> dict[str, Any]:
     return scope
 
 
+@st.composite
+def alike(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Requests of which each differs from the first in one thing."""
+    first, others = draw(scopes()), draw(st.lists(scopes(), max_size=3))
+    names = st.sampled_from(["root_path", "raw_path", "path", "query_string", "headers", "scheme"])
+    return [first, *({**first, name: it[name]} for it in others if (name := draw(names)) in it)]
+
+
 Seen: TypeAlias = dict[str, Any]
 
 
@@ -166,7 +174,7 @@ ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max
 
 class TestT5Pages:
     @MODEST
-    @given(st.lists(scopes(), min_size=1, max_size=4), st.booleans())
+    @given(alike(), st.booleans())
     def test_any_request_has_its_own_page(
         self, many: list[dict[str, Any]], is_declared: bool
     ) -> None:
