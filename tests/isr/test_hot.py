@@ -80,8 +80,14 @@ OTHERS = (
     [("says", SAYS[1])]
     + [visit("/said/a", FIELDS[0]), ("says", SAYS[2]), ("advance", 40.0)]
     + [visit("/said/a", field, plain=1) for field in FIELDS[:3] * 3],
+    [("says", SAYS[1]), visit("/said/a")]
+    + [("says", ("Cache-Control: max-age=2", "Vary: Accept-Encoding"))]
+    + [visit("/said/a", FIELDS[0], plain=0), ("advance", 1.5)]
+    + [visit("/said/a", FIELDS[0], plain=0)] * 2
+    + [("advance", 0.75), visit("/said/a", FIELDS[0], plain=0)],
 )
-"""Every header after a plain visit; an age that grows; a page that begins to vary."""
+"""Every header after a plain visit; an age that grows; a page that begins to vary; a variant that
+ends before the page that it is one of."""
 
 
 class World:
@@ -146,7 +152,8 @@ class World:
 async def lived(steps: Sequence[tuple[Any, ...]], **options: bool) -> list[object]:
     world = World(**options)
     async with world.pages:
-        return [await world.step(*step) for step in steps]
+        told = [await world.step(*step) for step in steps]
+        return [*told, (await world.pages.stats()).resources["page"].reads]
 
 
 def compare(steps: Sequence[tuple[Any, ...]], *, is_private: bool) -> None:
@@ -161,7 +168,7 @@ class TestI16Hot:
     def test_what_is_at_hand_is_what_the_long_way_serves(
         self, steps: list[tuple[Any, ...]], is_private: bool
     ) -> None:
-        """Status, every header field, body, and how often the site was asked."""
+        """Status, every header field, body, how often the site was asked, and what is counted."""
         compare(steps, is_private=is_private)
 
     @pytest.mark.parametrize("steps", OTHERS)

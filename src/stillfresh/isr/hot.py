@@ -67,16 +67,20 @@ class HotPages:
             return None
         now = self._clock()
         for key, entry, edition in hot.steps:
-            if entry.edition != edition:
-                return None
-            if now < entry.until:
-                entry.hits += 1
-            elif self._glance(key) is None:  # where it is counted
-                return None
+            if entry.edition == edition:
+                if now < entry.until:
+                    entry.hits += 1
+                    continue
+                if self._glance(key) is not None:  # where it is counted
+                    continue
+            _uncount(hot, entry)
+            return None
         stored = entry.answer.value
         made: Ready = stored.ready
-        is_said = made is not None and made.begins <= now < made.ends
-        return stored if is_said or self._is_prepared(hot, now) else None
+        if (made is not None and made.begins <= now < made.ends) or self._is_prepared(hot, now):
+            return stored
+        _uncount(hot)
+        return None
 
     def _is_prepared(self, hot: Hot, now: float) -> bool:
         """What a page says of its age holds for a part of a second; then it is said anew."""
@@ -121,6 +125,14 @@ class HotPages:
         if names:
             self._known[line] = names
         self._known[(line, words) if names else line] = hot
+
+
+def _uncount(hot: Hot, missed: Entry[PageKey, Stored] | None = None) -> None:
+    """E12: the long way counts for itself what comes before the one that was missed."""
+    for _, entry, _ in hot.steps:
+        if entry is missed:
+            return
+        entry.hits -= 1
 
 
 def line_of(scope: Scope, marks: frozenset[bytes]) -> Line | None:
