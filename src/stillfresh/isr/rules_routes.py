@@ -29,7 +29,8 @@ CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 PERSONAL_FIELDS: Final = frozenset(name.encode() for name in PERSONAL)
 MOST_KEY: Final = 16_384
 """Characters; a request that would need a longer key passes."""
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""And halves of characters, which some servers make of bytes that are no UTF-8."""
 Scope: TypeAlias = Mapping[str, Any]
 
 
@@ -130,7 +131,7 @@ class Site:
 
     def place(self, scope: Scope) -> Place | None:
         """None: not for the cache, or not to be trusted with a key."""
-        whole = scope.get("raw_path") or quote(scope["path"], safe="/%").encode()
+        whole = scope.get("raw_path") or quote(scope["path"], "/%", errors="surrogatepass").encode()
         raw = whole.partition(b"?")[0]
         path = canonical_path(raw)
         if path is None or (route := self._routes.of(unquote(path))) is None:

@@ -107,7 +107,8 @@ class Live:
         if (refusal := self._refusal(scope)) is not None:
             await _refuse(scope, send, *refusal)
             return
-        together = parse_qs(scope.get("query_string", b"")).get(b"batch") == [b"1"]
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        together = query.get("batch") == ["1"]
         try:
             session = Session(self._house, scope, together=together)
         except NotOpen:

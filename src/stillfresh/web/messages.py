@@ -54,6 +54,10 @@ MOST_TOGETHER: Final = 100
 """Messages in one frame."""
 LONGEST_PATH: Final = 2_000
 LONGEST_TOKEN: Final = 8_000
+LONGEST: Final = 200
+"""Characters of why something was refused."""
+UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
+"""The last for half a character, which JSON cannot say and a server may still hand over."""
 
 Item: TypeAlias = tuple[str, str] | tuple[str, str, float | None]
 """A kind, an id and, if the viewer has a copy already, that copy's `fetched_at`."""
@@ -179,7 +183,7 @@ def read(text: str | None) -> Sequence[ClientMessage | Refused]:
     try:
         decoded: ClientMessage | list[ClientMessage] = _decode(text)
         return [_checked(it) for it in (decoded if isinstance(decoded, list) else [decoded])]
-    except (msgspec.DecodeError, RecursionError, Refused) as exc:
+    except (*UNREADABLE, Refused) as exc:
         messages = _read_apart(text)
         if all(isinstance(it, Refused) for it in messages):
             raise _refused(exc) from None
@@ -189,19 +193,22 @@ def read(text: str | None) -> Sequence[ClientMessage | Refused]:
 def _read_apart(text: str) -> list[ClientMessage | Refused]:
     try:
         return [_read_one(part) for part in _apart(text)]
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return []
 
 
 def _read_one(part: msgspec.Raw) -> ClientMessage | Refused:
     try:
         return _checked(_decode_one(part))
-    except (msgspec.DecodeError, RecursionError, Refused) as exc:
+    except (*UNREADABLE, Refused) as exc:
         return _refused(exc)
 
 
 def _refused(error: Exception) -> Refused:
-    return error if isinstance(error, Refused) else Refused(f"not a message: {error}")
+    """What is repeated of a message is cut: it may be as long as one."""
+    return (
+        error if isinstance(error, Refused) else Refused(f"not a message: {str(error)[:LONGEST]}")
+    )
 
 
 def _checked(message: ClientMessage) -> ClientMessage:
