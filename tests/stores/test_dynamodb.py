@@ -715,3 +715,39 @@ class TestI7Costs:
             await bench.raw.dynamodb.put_item(TableName=bench.raw.table, Item=blob)
         stats = await bench.store.stats()
         assert stats.copies in {0, 1, 2}
+
+
+class TestT5ChangedRows:
+    """What somebody else has changed in a row of ours."""
+
+    @pytest.mark.parametrize("name", ["fresh_for", "stale_for", "error_for"])
+    async def test_terms_below_zero_are_none(self, bench: Bench, name: str) -> None:
+        """It raised ConfigError at readers."""
+        await bench.publish(await bench.lease(), stale_for=60, error_for=60)
+        row = await bench.raw.row("META")
+        assert row is not None
+        row |= {name: {"N": "-1"}, "revalidate_seconds": {"N": "0"}}
+        await bench.raw.dynamodb.put_item(TableName=bench.raw.table, Item=row)
+        copy = (await bench.record()).copy
+        assert copy is not None
+        assert getattr(copy.policy, name) == 0
+
+    async def test_anothers_body_is_not_served(self, bench: Bench) -> None:
+        """A miss, which the next publication mends; the other keeps its body."""
+        await bench.publish(await bench.lease(id_="/other"), b"theirs")
+        other = await bench.raw.row("META")
+        assert other is not None
+        await bench.publish(await bench.lease(), b"mine")
+        row = next(it for it in await bench.raw.rows() if it["pk"]["S"] == PK)
+        row |= {name: other[name] for name in ("s3_key", "generation")}
+        await bench.raw.dynamodb.put_item(TableName=bench.raw.table, Item=row)
+        assert (await bench.record()).copy is None
+        await bench.publish(await bench.lease(), b"new")
+        bench.clock.advance(1_000)
+        await bench.parts.writer.trash.delete_due()
+        copy = (await bench.record()).copy
+        assert copy is not None
+        assert copy.value == b"new"
+        found = (await bench.store.read(PAGE, ["/other"]))["/other"].copy
+        assert found is not None
+        assert found.value == b"theirs"

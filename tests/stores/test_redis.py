@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 from valkey_server import SERVERS, Server, binary_of
 
-from stillfresh import Cache, Policy, Resource, StoreError
+from stillfresh import Cache, Policy, Resource
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Held, Lease, Mark, Record, Store
 from stillfresh.stores.redis import RedisStore, listing
@@ -345,15 +345,15 @@ class TestS5Foreign:
         copy = await published(store, clock)
         assert await store.read(KIND, ["a"]) == {"a": Record(copy)}
 
-    async def test_a_list_under_our_key_is_an_error_and_can_be_deleted(
+    async def test_a_list_under_our_key_is_a_miss_and_gives_way(
         self, store: RedisStore, raw: "Redis"
     ) -> None:
-        """It is read as a miss; nothing is overwritten unasked."""
+        """As a text that is not ours: what is under our prefix is ours to write."""
         (place,) = store._places.of(KIND, ["a"])
         await raw.rpush(place.key, b"x")
-        assert await store.read(KIND, ["a"]) == {}
-        with pytest.raises(StoreError, match="WRONGTYPE"):
-            await store.acquire(KIND, [Ask("a")], 10)
+        assert await store.read(KIND, ["a"], {"a": "known"}) == {}
+        grants = await store.acquire(KIND, [Ask("a")], 10)
+        assert isinstance(grants["a"], Lease)
 
 
 class TestS5Listing:

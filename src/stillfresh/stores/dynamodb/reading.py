@@ -108,6 +108,8 @@ class Reader:
         """None: absent upstream. UNREAD: nothing lies where the row points."""
         if row.copy is None or row.meta is None or row.copy.value is None:
             return None
+        if self._names.is_anothers(row.meta.s3_key, row.meta.pk):
+            return UNREAD
         body = await self._bodies.get(row.meta.s3_key)
         if body is None:
             return UNREAD

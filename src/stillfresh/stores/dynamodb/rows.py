@@ -93,6 +93,10 @@ class Names:
         """To delete; bodies of others are theirs: they may use a key again."""
         return [s3_key for s3_key in s3_keys if s3_key.startswith(self.bodies)]
 
+    def is_anothers(self, s3_key: str, pk: str) -> bool:
+        """One of our bodies, written for another row: somebody has changed this one."""
+        return s3_key.startswith(self.bodies) and self.pk_of_body(s3_key) != pk
+
     def pk_of_body(self, s3_key: str) -> str:
         return f"{self.pk_prefix}{s3_key.removeprefix(self.bodies).partition('/')[0]}"
 
@@ -271,12 +275,13 @@ def _policy(
     meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]], *, is_ours: bool
 ) -> Policy:
     """More exact than `revalidate_seconds`, or from before an invalidation set that to zero."""
-    fresh_for = number(item, "fresh_for") or 0.0
+    fresh_for = max(0.0, number(item, "fresh_for") or 0.0)
     if meta.revalidate_seconds not in {0, whole(fresh_for)}:
         fresh_for = float(meta.revalidate_seconds)
     if not is_ours:
         return Policy(fresh_for, FOR_EVER, FOR_EVER)
-    return Policy(fresh_for, number(item, "stale_for") or 0, number(item, "error_for") or 0)
+    stale_for, error_for = (number(item, name) or 0.0 for name in ("stale_for", "error_for"))
+    return Policy(fresh_for, max(0.0, stale_for), max(0.0, error_for))
 
 
 def _mark(

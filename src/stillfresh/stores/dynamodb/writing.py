@@ -129,6 +129,8 @@ class Writer:
         until = lease.expires_at + LASTS
         await self.tags.write(ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until)
         replaced = row.meta.s3_key if row is not None and row.meta is not None else None
+        if replaced is not None and self.names.is_anothers(replaced, pk):
+            replaced = None
         self.claims.insert(lease.token, Claim(replaced, ask.tags, until))
         if before is not None and before.failure is not None and row is None:
             await self.leases.note(pk, lease.token, before.failure)

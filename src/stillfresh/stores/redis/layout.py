@@ -11,6 +11,7 @@ Pure: bytes in, records out. The scripts read the same fields (`scripts.py`).
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import isfinite
 from re import compile as pattern
 from struct import Struct
 from typing import Any, Final, TypeAlias
@@ -32,7 +33,6 @@ __all__ = [
     "failure_fields",
     "is_enough",
     "listed",
-    "name_of",
     "number",
     "packed_tags",
     "padded",
@@ -112,6 +112,11 @@ class Places:
         kind, _, id_ = key[len(self.bases[0]) :].partition(b":")
         return kind, id_
 
+    def tagged_name(self, member: bytes) -> tuple[str, str] | None:
+        """The kind and the id that a set of tagged ids names."""
+        kind, _, id_ = member.partition(b":")
+        return self.named(kind, id_)
+
     def named(self, kind: bytes, id_: bytes) -> tuple[str, str] | None:
         """Their texts; None if no key of ours can have them."""
         try:
@@ -140,12 +145,6 @@ def reads_of(places: Mapping[str, Place], known: Mapping[str, str], *, by_slot: 
             some = ids[first : first + MANY]
             reads.append((("MGET", *(places[id_].key for id_ in some)), some))
     return reads
-
-
-def name_of(member: bytes) -> tuple[str, str]:
-    """The kind and the id that a set of tagged ids names."""
-    kind, _, id_ = _text(member).partition(":")
-    return kind, id_
 
 
 def padded(token: str | None) -> bytes:
@@ -199,42 +198,65 @@ def is_enough(glance: bytes | None, known: str) -> bool:
 
 
 def record_of(data: bytes | None, known: str | None = None) -> Record | None:
-    """What the string says, without the value for who knows the generation; None: not ours."""
+    """What the string says, without the value for who knows the generation; None: not ours.
+
+    One that somebody else has changed, and that says nothing that we could have, is not ours.
+    """
     if not data or len(data) < HEAD or not data.startswith(MAGIC):
         return None
+    try:
+        return _record(data, known)
+    except (IndexError, ValueError):
+        return None
+
+
+def _record(data: bytes, known: str | None) -> Record:
     fields = FIELDS.unpack_from(data)
     held_until, token, failures, retry_at, tags, error = fields[8:]
     value_at = HEAD + tags + error
     copy = _copy(fields, data, value_at, known) if fields[1] else None
     failure = None
     if failures:
-        failure = Failure(failures, retry_at, _text(data[HEAD + tags : value_at]))
-    return Record(copy, None if token == NOBODY else held_until, failure)
+        failure = Failure(failures, _finite(retry_at), _text(data[HEAD + tags : value_at]))
+    return Record(copy, None if token == NOBODY else _finite(held_until), failure)
 
 
 def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
     """What the first bytes of a string of that length say of an entry; None: not ours."""
     if len(glance) < HEAD or not glance.startswith(MAGIC):
         return None
-    fields = FIELDS.unpack_from(glance)
+    try:
+        return _listed(FIELDS.unpack_from(glance), glance, length)
+    except (IndexError, ValueError):
+        return None
+
+
+def _listed(fields: tuple[Any, ...], glance: bytes, length: int) -> tuple[Record, int | None]:
     failures, retry_at, tags, error = fields[10:]
     generation = _text(fields[7].rstrip(b"\0"))
     copy = _copy(fields, b"", 0, generation) if fields[1] else None
     said = glance[HEAD + tags : HEAD + tags + error].decode(errors="replace")
-    failure = Failure(failures, retry_at, said) if failures else None
+    failure = Failure(failures, _finite(retry_at), said) if failures else None
     size = max(0, length - HEAD - tags - error) if fields[1] == VALUE else None
-    return Record(copy, None if fields[9] == NOBODY else fields[8], failure), size
+    return Record(copy, None if fields[9] == NOBODY else _finite(fields[8]), failure), size
 
 
 def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None) -> Copy:
     _, kind, mark, fetched_at, fresh_for, stale_for, error_for, name = fields[:8]
     generation = _text(name.rstrip(b"\0"))
+    if kind not in {VALUE, ABSENT}:
+        raise ValueError(kind)
     value: bytes | Unread | None = None
     if kind == VALUE:
         value = UNREAD if generation == known else data[value_at:]
-    return Copy(
-        generation, fetched_at, _policy(fresh_for, stale_for, error_for), value, MARKS[mark]
-    )
+    policy = _policy(fresh_for, stale_for, error_for)
+    return Copy(generation, _finite(fetched_at), policy, value, MARKS[mark])
+
+
+def _finite(seconds: float) -> float:
+    if not isfinite(seconds):
+        raise ValueError(seconds)
+    return seconds
 
 
 def _text(name: bytes) -> str:

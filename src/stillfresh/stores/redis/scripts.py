@@ -59,8 +59,8 @@ local function clock(given)
 end
 
 local function head(key)
-  local text = redis.call('GETRANGE', key, 0, HEAD - 1)
-  if #text < HEAD or text:sub(1, 4) ~= MAGIC then return nil end
+  local text = redis.pcall('GETRANGE', key, 0, HEAD - 1)
+  if type(text) ~= 'string' or #text < HEAD or text:sub(1, 4) ~= MAGIC then return nil end
   local h, magic = {{}}, nil
   magic, h.copy, h.mark, h.fetched_at, h.fresh_for, h.stale_for, h.error_for, h.generation,
     h.held_until, h.token, h.failures, h.retry_at, h.tags, h.error = struct.unpack(FIELDS, text)
@@ -71,17 +71,20 @@ local function tags_text(key, h)
   return redis.call('GETRANGE', key, HEAD, HEAD + h.tags - 1)
 end
 
+-- Of a string that another has changed: as far as they can be told.
 local function tags_of(text)
-  local found, at, tag = {{}}, 1, nil
-  while at <= #text do
-    tag, at = struct.unpack('>Ic0', text, at)
-    found[#found + 1] = tag
+  local found, at = {{}}, 1
+  while at + 3 <= #text do
+    local first, last = at + 4, at + 3 + struct.unpack('>I', text, at)
+    if last > #text then break end
+    found[#found + 1] = text:sub(first, last)
+    at = last + 1
   end
   return found
 end
 
 local function untag(base, member, text)
-  for _, tag in ipairs(tags_of(text)) do redis.call('SREM', base .. '#' .. tag, member) end
+  for _, tag in ipairs(tags_of(text)) do redis.pcall('SREM', base .. '#' .. tag, member) end
 end
 
 local function forget(key, base, member, h)
@@ -97,6 +100,16 @@ local function tidy(set, base)
   end
 end
 
+-- What stands in a set's place and is none goes.
+local function add(set, base, member)
+  local added = redis.pcall('SADD', set, member)
+  if type(added) == 'table' then
+    redis.call('DEL', set)
+    added = redis.call('SADD', set, member)
+  end
+  if added == 1 then tidy(set, base) end
+end
+
 local function served_until(h)
   if h.copy == 0 then return h.retry_at end
   return h.fetched_at + (h.fresh_for + math.max(h.stale_for, h.error_for))
@@ -104,13 +117,16 @@ end
 
 local function keep(key, base, member, h, tags, now)
   local lease = h.token ~= NOBODY and h.held_until or 0
-  local left = math.max(served_until(h), lease, h.retry_at) - now
-  local life = math.ceil((math.min(math.max(left, 0), LONGEST) + KEPT) * 1000)
+  local left = 0
+  for _, last in ipairs({{served_until(h), lease, h.retry_at}}) do
+    if last - now > left then left = last - now end -- what is no number is not more
+  end
+  local life = math.ceil((math.min(left, LONGEST) + KEPT) * 1000)
   local text = string.format('%.0f', life)
   redis.call('PEXPIRE', key, text)
   for _, tag in ipairs(tags_of(tags)) do
     local set = base .. '#' .. tag
-    if redis.call('SADD', set, member) == 1 then tidy(set, base) end
+    add(set, base, member)
     if redis.call('PTTL', set) < life then redis.call('PEXPIRE', set, text) end
   end
 end

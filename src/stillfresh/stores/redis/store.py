@@ -34,7 +34,6 @@ from stillfresh.stores.redis.layout import (
     copy_fields,
     failure_fields,
     is_enough,
-    name_of,
     number,
     packed_tags,
     padded,
@@ -52,6 +51,8 @@ MAX_CONNECTIONS: Final = 50
 PREFIX: Final = "stillfresh"
 WHATEVER: Final = -1
 """For one who does not say how many failures it saw."""
+WRONG_TYPE: Final = "WRONGTYPE"
+"""Says the server of a key in whose place somebody else has put a list, a set, …"""
 LOOKED_AT: Final = 500
 SAMPLE: Final = 200
 """So many keys a slice, so many slices: beyond that `stats` is an estimate."""
@@ -135,10 +136,12 @@ class RedisStore:
         try:
             return await self._fetched(reads_of(places, known, by_slot=self._by_slot))
         except StoreError as exc:
+            if known and str(exc.__cause__).startswith(WRONG_TYPE):
+                return await self._texts(places, {})  # MGET says that there is no text
             if self._by_slot or not isinstance(exc.__cause__, ClusterCrossSlotError):
                 raise
         self._by_slot = True
-        return await self._fetched(reads_of(places, known, by_slot=True))
+        return await self._texts(places, known)
 
     async def _fetched(self, reads: Sequence[Read]) -> dict[str, bytes | None]:
         replies = await self._opened().run([command for command, _ in reads])
@@ -165,6 +168,12 @@ class RedisStore:
             for place, ask, token in zip(places, asks, tokens, strict=True)
         ]
         replies = await link.run(commands)
+        if broken := [at for at, reply in enumerate(replies) if _is_broken(reply)]:
+            # Nobody can read it, and so nobody could say that it was seen.
+            await self._delete([places[at] for at in broken])
+            again = await link.run([commands[at] for at in broken])
+            for at, reply in zip(broken, again, strict=True):
+                replies[at] = reply
         answers = zip(asks, tokens, replies, strict=True)
         return {ask.id: _grant(ask, token, reply) for ask, token, reply in answers}
 
@@ -253,14 +262,15 @@ class RedisStore:
                 for (base, key, _), (at, _) in zip(walks, replies, strict=True)
                 if at != b"0"
             ]
-        return sorted(name_of(member) for member in reached)
+        names = map(self._places.tagged_name, reached)
+        return sorted(name for name in names if name is not None)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        await self._delete(self._places.of(kind, ids))
+
+    async def _delete(self, places: Sequence[Place]) -> None:
         await self._opened().run(
-            [
-                scripts.DELETE.call([place.key], place.base, place.member)
-                for place in self._places.of(kind, ids)
-            ],
+            [scripts.DELETE.call([place.key], place.base, place.member) for place in places],
             urgent=True,
         )
 
@@ -322,6 +332,11 @@ class RedisStore:
         if self._link is None:
             raise NotOpen("this store is closed")
         return self._link
+
+
+def _is_broken(reply: tuple[bytes, bytes]) -> bool:
+    """A newer copy or failure that somebody else has changed so that it says nothing."""
+    return reply[0] == b"newer" and record_of(reply[1]) is None
 
 
 def _grant(ask: Ask, token: str, reply: tuple[bytes, bytes]) -> Grant:
