@@ -90,7 +90,7 @@ PATHS = (
     | st.sampled_from(ODD_PATHS)
     | st.binary(max_size=6).map(lambda raw: b"/" + raw)
 )
-HEADERS = st.just([]) | st.lists(
+HEADERS: st.SearchStrategy[list[tuple[bytes, bytes]]] = st.just([]) | st.lists(
     st.tuples(st.sampled_from(NAMES) | st.binary(max_size=6), VALUES), max_size=4
 )
 METHODS = st.sampled_from(
