@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from engine_kit import Price, Sleeper, Upstream, declare, turns, until, version
@@ -100,6 +101,23 @@ class TestC14Watch:
             upstream.version = 2
             await passes(20, prices)
             assert version((await anext(watch)).answer) == 2
+
+    async def test_a_fresh_copy_that_cannot_be_read_is_a_miss(
+        self, tmp_path: Path, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """E11: another deployment's type stands in the store; who looks need not wait it out."""
+        url = f"sqlite:///{tmp_path}/shared.db"
+        async with Cache(url, clock=clock) as theirs:
+
+            @theirs.batched("price", fresh_for=30)
+            async def numbers(skus: list[str]) -> Mapping[str, int]:
+                return dict.fromkeys(skus, 1)
+
+            await numbers("a")
+        async with Cache(url, clock=clock) as cache:
+            with declare(cache, upstream).watch("a") as watch:
+                assert (await anext(watch)).answer.value == Price("a", 1)
+        assert upstream.calls == [["a"]]
 
     async def test_two_watches_of_one_key_cost_one_load(
         self, prices: Resource[str, Price], upstream: Upstream, passes: Passes

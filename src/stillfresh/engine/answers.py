@@ -1,7 +1,9 @@
 """From copies to answers, and what memory keeps of them (E2, E6, E9, E11)."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from stillfresh.clock import Clock
 from stillfresh.engine.codec import Codec
@@ -18,7 +20,7 @@ from stillfresh.engine.rules import (
 )
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
-from stillfresh.stores.contract import UNREAD, Copy, Failure
+from stillfresh.stores.contract import UNREAD, Copy, Failure, Record
 
 __all__ = ["Answers"]
 
@@ -180,6 +182,14 @@ class Answers(Generic[K, V]):
         found = copy.value is not None
         at, clock = copy.fetched_at, self._clock
         return Answer(value, found, verdict, at, origin, clock, error)  # type: ignore[arg-type]
+
+    def readable(self, texts: Mapping[K, str], records: Mapping[str, Record]) -> dict[str, Record]:
+        """The same records; a copy that cannot be read is none."""
+        found = {id_: (key, records[id_]) for key, id_ in texts.items() if id_ in records}
+        return {
+            id_: it if it.copy is None or self._value(key, it.copy)[0] else replace(it, copy=None)
+            for id_, (key, it) in found.items()
+        }
 
     def _value(self, key: K, copy: Copy) -> tuple[bool, V | None]:
         """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""

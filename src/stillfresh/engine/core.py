@@ -174,8 +174,9 @@ class Core(Generic[K, V]):
         """For who watches: what is not fresh is loaded, by us or another; cooldowns hold."""
         runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
-        records, now = await self._records(runtime, texts), runtime.clock()
+        records = self.shelf.readable(texts, await self._records(runtime, texts))
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
+        now = runtime.clock()
         times = refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
         stale = [key for key, at in times.items() if at <= now]
         for key in stale:
@@ -187,8 +188,8 @@ class Core(Generic[K, V]):
         """For who watches: when each is to be refreshed."""
         runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
-        records, now = await self._records(runtime, texts), runtime.clock()
-        return refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
+        records = self.shelf.readable(texts, await self._records(runtime, texts))
+        return refresh_times(texts, records, runtime.clock(), self.spec.terms, self.watcher.absent)
 
     def check(self, keys: Iterable[K]) -> None:
         for key in keys:
@@ -199,8 +200,7 @@ class Core(Generic[K, V]):
             raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
     def _on_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
-        stale_at = watched_until(copy, self.spec.terms)
-        self.watcher.landed(key, answer, stale_at, self.shelf.now())
+        self.watcher.landed(key, answer, watched_until(copy, self.spec.terms), self.shelf.now())
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""
