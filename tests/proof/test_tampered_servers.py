@@ -5,11 +5,13 @@ and what is loaded next is stored whole. The same stores are given keys and tags
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
+from aws_servers import Aws, Raw
 from feed_kit import NOW
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,9 @@ from redis.asyncio import Redis
 from valkey_server import Server
 
 from stillfresh import Cache, LoadFailed, Resource
+from stillfresh.errors import ConfigError
 from stillfresh.stores.contract import Store
+from stillfresh.stores.dynamodb.rows import Names
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.layout import HEAD
 from stillfresh.testing import ManualClock
@@ -25,6 +29,8 @@ from stillfresh.testing import ManualClock
 FEW = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+FEWER = settings(FEW, max_examples=10)
+"""A round of DynamoDB and S3 takes most of a second."""
 IDS = ("a", "b", "none")
 Value = tuple[str, int]
 Spoil = Callable[[], Awaitable[None]]
@@ -33,12 +39,13 @@ Spoil = Callable[[], Awaitable[None]]
 class Upstream:
     """Says of each id which it is, and how new."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "thing") -> None:
+        self.kind = kind
         self.version = 1
 
     def on(self, cache: Cache, memory_for: float = 0) -> Resource[str, Value]:
         options: dict[str, Any] = {"memory_for": memory_for, "absent_for": 60}
-        return cache.batched("thing", fresh_for=60, tags=lambda _: ["all"], **options)(self._load)
+        return cache.batched(self.kind, fresh_for=60, tags=lambda _: ["all"], **options)(self._load)
 
     async def _load(self, ids: list[str]) -> dict[str, Value]:
         return {id_: (id_, self.version) for id_ in ids if id_ != "none"}
@@ -130,3 +137,172 @@ class TestT5TamperedRedis:
             return RedisStore(valkey.address, prefix=prefix, clock=clock, timeout=30)
 
         asyncio.run(asyncio.wait_for(used(new_store, spoil), 20))
+
+
+ATTRIBUTES = st.one_of(
+    st.sampled_from(["x", "0", "-1"]).map(lambda it: {"S": it}),
+    st.sampled_from(["0", "-1", "1.5", "1e125", "-1e125", "1e-130", str(int(NOW) + 30)]).map(
+        lambda it: {"N": it}
+    ),
+    st.binary(min_size=1, max_size=5).map(lambda it: {"B": it}),
+    st.sampled_from(
+        [{"NULL": True}, {"BOOL": True}, {"L": []}, {"M": {}}, {"SS": ["x"]}, {"NS": ["1"]}]
+    ),
+    st.none(),
+)
+NAMES = st.sampled_from(
+    [
+        "s3_key", "generated_at", "revalidate_seconds", "etag", "ttl", "fetched_at", "fresh_for",
+        "stale_for", "error_for", "mark", "body_size", "generation", "absent", "extra", "tags",
+        "kind", "id", "failures", "retry_at", "error", "lease_token", "lease_expires_at",
+    ]
+)  # fmt: skip
+
+
+async def tamper_rows(raw: Raw, pks: set[str], data: st.DataObject) -> None:
+    """Up to four attributes: another value, another type, another row's, none."""
+    rows = [row for row in await raw.rows() if row["pk"]["S"] in pks]
+    metas = [row for row in rows if row["sk"]["S"] == "META"]
+    locks = [{**row, "sk": {"S": "LOCK"}} for row in metas]
+    for _ in range(data.draw(st.integers(1, 4))):
+        row = data.draw(st.sampled_from(rows + locks))
+        for name in data.draw(st.lists(NAMES, min_size=1, max_size=2)):
+            others = [it[name] for it in rows if name in it]
+            value = data.draw(ATTRIBUTES | st.sampled_from(others) if others else ATTRIBUTES)
+            row.pop(name, None)
+            row |= {name: value} if value is not None else {}
+        await raw.dynamodb.put_item(TableName=raw.table, Item=row)
+
+
+async def tamper_bodies(raw: Raw, pks: set[str], data: st.DataObject) -> None:
+    """Truncated, changed, gone."""
+    names = Names(raw.table)
+    for key in sorted(it for it in await raw.objects() if names.pk_of_body(it) in pks):
+        found = await raw.s3.get_object(Bucket=raw.bucket, Key=key)
+        body = await found["Body"].read()
+        match data.draw(st.sampled_from(["as it was", "cut", "changed", "gone"])):
+            case "cut":
+                await raw.put_object(key, body[: data.draw(st.integers(0, len(body) - 1))])
+            case "changed":
+                await raw.put_object(key, data.draw(st.binary(max_size=9)))
+            case "gone":
+                await raw.s3.delete_object(Bucket=raw.bucket, Key=key)
+
+
+TamperDynamo = Callable[[Raw, set[str], st.DataObject], Awaitable[None]]
+
+
+@contextmanager
+def opened(aws: Aws) -> Iterator["Bench"]:
+    """Once for all examples, each of which has a kind of its own: a client takes long to open."""
+    with asyncio.Runner() as runner:
+        bench = Bench(aws)
+        runner.run(bench.open())
+        bench.run = lambda work: runner.run(asyncio.wait_for(work, 60))
+        try:
+            yield bench
+        finally:
+            runner.run(bench.stack.aclose())
+
+
+class Bench:
+    """Two caches on one table, and the bare clients."""
+
+    run: Callable[[Coroutine[Any, Any, None]], None]
+
+    def __init__(self, aws: Aws) -> None:
+        self.aws = aws
+        self.table = aws.new_table()
+        self.clock = ManualClock(NOW)
+        self.stack = AsyncExitStack()
+        self.numbers = count()
+
+    async def open(self) -> None:
+        enter = self.stack.enter_async_context
+        stores = [self.aws.store(self.table, self.clock) for _ in range(2)]
+        self.before = await enter(Cache(stores[0], clock=self.clock))
+        self.after = await enter(Cache(stores[1], clock=self.clock))
+        self.raw = await enter(self.aws.raw(self.table))
+
+    async def tampered(self, how: TamperDynamo, data: st.DataObject) -> None:
+        upstream = Upstream(f"thing{next(self.numbers)}")
+        there, things = upstream.on(self.before, memory_for=1), upstream.on(self.after)
+        await look(self.before, there)
+        pks = {Names(self.table).pk(upstream.kind, id_) for id_ in IDS}
+        await how(self.raw, pks, data)
+        self.clock.advance(2)
+        await look(self.after, things)
+        await look(self.before, there)
+        upstream.version = 2
+        self.clock.advance(200)
+        for id_ in IDS:
+            await things.refresh(id_)
+            assert (await things.get(id_)).value == (None if id_ == "none" else (id_, 2))
+            assert (await there.known([id_]))[id_].value == (None if id_ == "none" else (id_, 2))
+
+
+class TestT5TamperedDynamo:
+    def test_each_key_has_its_own_value_or_none(self, aws: Aws) -> None:
+        """The same, of rows and of bodies."""
+        with opened(aws) as bench:
+
+            @FEWER
+            @given(st.data(), st.sampled_from([tamper_rows, tamper_bodies]))
+            def example(data: st.DataObject, how: TamperDynamo) -> None:
+                bench.run(bench.tampered(how, data))
+
+            example()
+
+
+KEYS = st.lists(
+    st.text(max_size=20)
+    | st.sampled_from(
+        ["\0", "\ud800", "a" * 5_000, "é" * 2_000, "thing:a", "#all", "{07}", "%", ""]
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+async def keyed(cache: Cache, kind: str, keys: list[str], tags: list[str]) -> None:
+    """Each has its own value, in the store; a tag reaches all that could be stored."""
+
+    async def echo(ids: list[str]) -> dict[str, str]:
+        return {id_: id_ for id_ in ids}
+
+    things = cache.batched(kind, fresh_for="1h", memory_for=0, tags=lambda _: tags)(echo)
+    kept = set()
+    for key in keys:
+        with suppress(ConfigError, LoadFailed):
+            assert (await things.get(key)).value == key
+            kept.add(key)
+    assert {key: it.value for key, it in (await things.known(kept)).items()} == {
+        key: key for key in kept
+    }
+    for tag in tags:
+        with suppress(ConfigError):
+            assert {id_ for name, id_ in await cache.invalidate_tag(tag) if name == kind} == kept
+
+
+class TestT5KeysOnServers:
+    def test_dynamodb(self, aws: Aws) -> None:
+        """Or is refused, as is a tag."""
+        with opened(aws) as bench:
+
+            @FEWER
+            @given(KEYS, KEYS)
+            def example(keys: list[str], tags: list[str]) -> None:
+                bench.run(keyed(bench.after, f"thing{next(bench.numbers)}", keys, tags))
+
+            example()
+
+    @FEW
+    @given(KEYS, KEYS)
+    def test_redis(self, valkey: Server, keys: list[str], tags: list[str]) -> None:
+        """The same."""
+
+        async def used() -> None:
+            async with Cache(valkey.url(timeout="30s")) as cache:
+                await keyed(cache, "thing", keys, tags)
+
+        asyncio.run(used())
