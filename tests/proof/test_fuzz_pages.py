@@ -136,14 +136,15 @@ def seen_of(scope: Mapping[str, Any]) -> Seen:
     scheme = scope.get("scheme", "http")
     hosts = [value.lower() for name, value in scope["headers"] if name == b"host"]
     kinds = b",".join(value for name, value in scope["headers"] if name == b"x-kind")
-    raw = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
+    given = (scope.get("raw_path") or b"").partition(b"?")[0]  # some servers leave the query in it
+    raw = given or scope["path"].encode("utf-8", "surrogatepass")
     parts = [part for part in scope["query_string"].split(b"&") if part]
     return {
         "scheme": scheme,
         "hosts": [host.removesuffix(PORTS[scheme]) for host in hosts],
         "root": scope.get("root_path", ""),
         "path": scope["path"],
-        "raw": unquote_to_bytes(raw.partition(b"?")[0]),  # some servers leave the query in it
+        "raw": unquote_to_bytes(raw),
         "query": sorted(parts, key=lambda part: part.partition(b"=")[0]),
         "kinds": [b" ".join(it.split()) for it in kinds.split(b",") if it.strip()],
     }
