@@ -154,7 +154,8 @@ def normalised(name: str, headers: Raw) -> str | None:
         return _encodings(parts)
     if name == "accept-language":
         return _languages(parts)
-    return ", ".join(" ".join(part.split()) for part in parts)
+    # As bytes: in UTF-8 a byte that Latin-1 takes for a space is half of a letter.
+    return b", ".join(b" ".join(part.split()) for part in members(lines)).decode("latin-1")
 
 
 def _encodings(parts: Iterable[str]) -> str:
