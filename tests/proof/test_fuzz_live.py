@@ -71,6 +71,7 @@ ODD: list[str | bytes] = [
     b"\xff" * 140_000,
     "null",
     "NaN",
+    '[{"type":"ping"},{"type":"nope"},5]',
     json.dumps({"type": "x" * 100_000}),
     json.dumps({"type": "ping", "y" * 100_000: 1}),
 ]
