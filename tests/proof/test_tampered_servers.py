@@ -14,6 +14,7 @@ from uuid import uuid4
 from aws_servers import Aws, Raw
 from feed_kit import NOW
 from hypothesis import HealthCheck, given, settings
+from hypothesis import example as also
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 from valkey_server import Server
@@ -264,6 +265,9 @@ KEYS = st.lists(
 )
 
 
+ALIKE = ["a", "ab", "a\0", "A", "\0a", " a"], ["t", "tt", ""]
+
+
 async def keyed(cache: Cache, kind: str, keys: list[str], tags: list[str]) -> None:
     """Each has its own value, in the store; a tag reaches all that could be stored."""
 
@@ -291,6 +295,7 @@ class TestT5KeysOnServers:
 
             @FEWER
             @given(KEYS, KEYS)
+            @also(*ALIKE)
             def example(keys: list[str], tags: list[str]) -> None:
                 bench.run(keyed(bench.after, f"thing{next(bench.numbers)}", keys, tags))
 
@@ -298,6 +303,7 @@ class TestT5KeysOnServers:
 
     @FEW
     @given(KEYS, KEYS)
+    @also(*ALIKE)
     def test_redis(self, valkey: Server, keys: list[str], tags: list[str]) -> None:
         """The same."""
 
