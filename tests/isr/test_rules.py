@@ -370,6 +370,11 @@ class TestI13Keys:
         assert normalised("x-kind", raw("x-kind:  a   b ,c")) == "a b, c"
         assert normalised("x-kind", raw(f"x-kind: {'a' * 2000}")) is None
 
+    def test_letters_of_a_header_stay_whole(self) -> None:
+        """In UTF-8 the second byte of "à" is what Latin-1 has for a space."""
+        city = " d'à  côté ".encode()
+        assert normalised("x-city", [(b"x-city", city)]) == "d'à côté".encode().decode("latin-1")
+
     def test_who_varies_by_a_cookie_is_shared_among_those_without(self) -> None:
         """A cookie is somebody's."""
         assert variant(["cookie", "accept"], raw("accept: a")) == {"accept": "a"}
