@@ -111,3 +111,66 @@ class TestE4RemoteReads:
         await store.reached("read")
         await remote.close()
         assert [type(each) for each in await asyncio.gather(*waiting)] == [NotOpen, NotOpen]
+
+
+class TestE6RemoteReads:
+    async def test_an_invalidation_holds_for_a_read_that_the_store_fails_to_answer(
+        self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """What memory had when the read began is not brought back for who comes later."""
+        await goods("a")
+        store.hold("read")
+        early = asyncio.create_task(goods.get("a"))
+        await store.reached("read")
+        gate = store.gates.pop("read")
+        upstream.version = 2
+        await goods.invalidate("a")
+        upstream.hold()
+        behind = asyncio.create_task(goods.get("a"))
+        await upstream.asked.wait()
+        store.broken = {"read"}
+        gate.set()
+        await turns()
+        late = asyncio.create_task(goods.get("a"))
+        await turns()
+        upstream.let_go()
+        answers = await asyncio.gather(early, behind, late)
+        assert version(answers[2]) == 2
+
+
+class TestE9RemoteReads:
+    async def test_memory_for_counts_from_the_question(
+        self, remote: Cache, store: SteppedStore, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """What others invalidate while a publication is answered slowly is missed no longer."""
+        goods = declare(remote, upstream, memory_for=20)
+        store.hold("publish:done")
+        loading = asyncio.create_task(goods("a"))
+        await store.reached("publish:done")
+        upstream.version = 2
+        await store.inner.invalidate("price", ["a"])
+        clock.advance(12)
+        store.let_go("publish:done")
+        assert await loading == Price("a", 1)
+        clock.advance(12)
+        assert version(await goods.get("a")) == 2
+
+    async def test_and_so_it_does_for_what_another_published(
+        self, remote: Cache, store: SteppedStore, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """The lease was denied with the copy there is, and the answer took long."""
+        goods = declare(remote, upstream, memory_for=20)
+        store.hold("acquire", "acquire:done")
+        asking = asyncio.create_task(goods("a"))
+        await store.reached("acquire")
+        async with Cache(store.inner, clock=clock) as other:
+            await declare(other, upstream)("a")
+            store.let_go("acquire")
+            await store.reached("acquire:done")
+            upstream.version = 2
+            await store.inner.invalidate("price", ["a"])
+            clock.advance(12)
+            store.let_go("acquire:done")
+            assert await asking == Price("a", 1)
+            clock.advance(12)
+            assert version(await goods.get("a")) == 2

@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 from feed_kit import (
@@ -310,6 +311,31 @@ class TestF8Reviewed:
         assert uuids((await second).topics) == ["b"]
         await first
         await idle(engine)
+
+    async def test_nor_if_the_disk_is_full_by_then(
+        self,
+        cache: FeedCache,
+        engine: FeedEngine,
+        network: Network,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """What cannot be published is not taken for fresh by one who has lost the lease."""
+
+        def full_disk(*_: Any, **__: Any) -> Any:
+            raise apsw.FullError("the disk is full")
+
+        network.hold()
+        first = asyncio.create_task(engine.get_comments("a"))
+        await until(lambda: network.running == 1)
+        network.talk["a"] = [comment("1")]
+        await engine.on_remote_comment("a")
+        second = asyncio.create_task(engine.get_comments("a"))
+        await turns()
+        for step in ("publish", "acquire", "release"):
+            monkeypatch.setattr(f"stillfresh.feed.leases.{step}", full_disk)
+        network.let_go()
+        assert said((await second).comments) == ["1"]
+        await first
 
     async def test_a_read_after_a_remote_comment_joins_no_fetch_from_before(
         self, engine: FeedEngine, network: Network

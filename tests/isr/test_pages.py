@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from engine_kit import Sleeper, outcome, turns, until
 from isr_kit import Site, in_front
+from store_kit import SteppedStore
 
 from stillfresh import ConfigError, NotOpen, StoreError, Verdict
 from stillfresh.isr import Page, PageCache
+from stillfresh.isr.model import PageKey
 from stillfresh.isr.pages import CONCURRENCY
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -248,6 +250,24 @@ class TestI10StoreAway:
 
 
 class TestI11OnDemand:
+    async def test_a_look_at_a_page_that_is_only_named_is_overtaken_by_its_tags(
+        self, site: Site, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """The store was away when it was looked at: what memory had is no longer true."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with PageCache(store, clock=clock, sleep=sleeper) as pages:
+            await pages.get("/pricing", site.render, revalidate=60)
+            store.hold("read")
+            looking = asyncio.create_task(pages.core.look(PageKey(pages.name("/pricing"))))
+            await store.reached("read")
+            gate = store.gates.pop("read")
+            await pages.revalidate("/pricing")
+            stale = await pages.get("/pricing", site.render, revalidate=60)
+            assert stale.verdict is Verdict.STALE
+            store.broken = {"read"}
+            gate.set()
+            assert await looking is None
+
     async def test_revalidate_makes_stale_from_now(self, pages: PageCache, site: Site) -> None:
         """Served once more, rendered behind."""
         await pages.get("/pricing", site.render, revalidate=60)

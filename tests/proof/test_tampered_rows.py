@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import apsw
+import pytest
 from feed_kit import DAY, NOW, Network, comment, full
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,6 +84,30 @@ class TestT5TamperedStore:
         with TemporaryDirectory() as folder:
             asyncio.run(self._used(Path(folder) / "store.db", lambda file: how(file, data)))
 
+    @pytest.mark.parametrize(
+        ("table", "column"),
+        [
+            ("thing", "id"),
+            ("thing_ttl", "id"),
+            ("thing_ttl", "generation"),
+            ("thing_ttl", "error"),
+            ("stillfresh_tags", "id"),
+        ],
+    )
+    async def test_text_that_is_no_utf8_is_damage(
+        self, tmp_path: Path, table: str, column: str
+    ) -> None:
+        """What SQLite itself takes for text, and cannot be."""
+
+        def spoil(file: Path) -> None:
+            connection = apsw.Connection(str(file))
+            one = f'(SELECT max(id) FROM "{table}")'
+            text = f'UPDATE "{table}" SET "{column}" = CAST(x\'80\' AS TEXT) WHERE id = {one}'
+            connection.execute(text)
+            connection.close()
+
+        await self._used(tmp_path / "store.db", spoil)
+
     async def _used(self, file: Path, spoil: Callable[[Path], None]) -> None:
         clock, version = ManualClock(NOW), 1
 
@@ -98,6 +123,7 @@ class TestT5TamperedStore:
                     await things.explain(id_)
                 await cache.entries()
                 await cache.stats()
+                await cache.invalidate_tag("all", soft=True)
 
         await look()
         spoil(file)

@@ -332,9 +332,8 @@ class TestG9Games:
         offered, board = page.locator("#next"), page.locator("#board")
         for _ in range(8):
             await expect(offered).to_be_enabled(timeout=SECONDS)
-            game = await offered.get_attribute("data-game")
-            await offered.click()
-            await expect(board).to_have_attribute("data-game", game or "", timeout=SECONDS)
+            game = str(await offered.evaluate(TAKEN))
+            await expect(board).to_have_attribute("data-game", game, timeout=SECONDS)
             await page.wait_for_function(NOT_CURRENT, timeout=SECONDS)
             free = board.locator("button:not([disabled])").first
             if await free.count():
@@ -378,6 +377,8 @@ class TestG9Games:
             await page.close()
 
 
+TAKEN = "button => { const game = button.dataset.game; button.click(); return game; }"
+"""In one turn: another game may be offered at any moment."""
 NOT_CURRENT = """() =>
   document.getElementById("next").dataset.game !== document.getElementById("board").dataset.game"""
 

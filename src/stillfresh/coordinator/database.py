@@ -19,6 +19,7 @@ import msgspec
 from stillfresh.coordinator.rules import overtaken
 from stillfresh.engine.keys import checked_kind
 from stillfresh.engine.tasks import looked_at
+from stillfresh.stores.sqlite.connection import FAILED
 from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import by_header
 
@@ -130,7 +131,7 @@ class Database(SqliteFile):
                 row = self._execute(sql.row, (kind, owner, ids[0])).get
                 return {} if row is None else {ids[0]: row}
             found = self._execute(sql.rows, (kind, owner, json.dumps(ids))).fetchall()
-        except apsw.Error as exc:
+        except FAILED as exc:
             self._cannot_read(exc)
             return {}
         rows: list[tuple[Any, ...]] = found
@@ -141,7 +142,7 @@ class Database(SqliteFile):
         await self.open()
         try:
             data = self._execute(statements(kind).view, (kind, owner, id_)).get
-        except apsw.Error as exc:
+        except FAILED as exc:
             self._cannot_read(exc)
             return None
         return None if data is None else decoded(data)

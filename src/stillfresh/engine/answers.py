@@ -82,7 +82,12 @@ class Answers(Generic[K, V]):
         return self.made(entry.copy, entry.answer.value, verdict, Origin.MEMORY)
 
     def serve(
-        self, key: K, plan: Serve, now: float, origin: Origin | None = None
+        self,
+        key: K,
+        plan: Serve,
+        now: float,
+        origin: Origin | None = None,
+        since: float | None = None,
     ) -> Answer[V] | None:
         """An answer from the plan's copy, kept in memory; None if the copy cannot be read."""
         copy, verdict = plan.copy, plan.verdict
@@ -91,7 +96,8 @@ class Answers(Generic[K, V]):
             return None
         failure, outlook = plan.failure, self.outlook(copy, now)
         error = None if failure is None else self.cooling(key, failure, now)
-        kept = self.keep(key, copy, value, outlook, failure=failure, error=error)
+        since = now if since is None else since
+        kept = self.keep(key, copy, value, outlook, since, failure=failure, error=error)
         origin = origin or self._from_store
         return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
 
@@ -114,11 +120,15 @@ class Answers(Generic[K, V]):
         copy: Copy,
         value: V | None,
         outlook: Outlook,
+        since: float,
         *,
         failure: Failure | None = None,
         error: LoadFailed | None = None,
     ) -> Answer[V]:
-        """E9: until when memory may give this answer, by itself or if the store agrees."""
+        """E9: until when memory may give this answer, by itself or if the store agrees.
+
+        The store was asked at `since`: what others did while it was slow to answer is not known.
+        """
         stands = until = NEVER
         if failure is not None:
             until = min(outlook.until, failure.retry_at)
@@ -126,7 +136,7 @@ class Answers(Generic[K, V]):
             stands = until = outlook.until
         if not self._memory_for:
             until = NEVER
-        elif (limit := outlook.now + self._memory_for) < until:
+        elif (limit := since + self._memory_for) < until:
             until = limit
         kept = self.made(copy, value, outlook.verdict, self._kept_origin, error)
         bucket = outlook.bucket

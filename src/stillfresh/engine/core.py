@@ -204,14 +204,12 @@ class Core(Generic[K, V]):
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""
-        runtime = await self.ready()
-        texts = [self._text(key) for key in keys]
+        runtime, texts = await self.ready(), [self._text(key) for key in keys]
         with self._overtaking(keys):
             await runtime.store.invalidate(self.spec.kind, texts, soft=soft)
 
     async def delete(self, keys: Sequence[K]) -> None:
-        runtime = await self.ready()
-        texts = [self._text(key) for key in keys]
+        runtime, texts = await self.ready(), [self._text(key) for key in keys]
         with self._overtaking(keys):
             await runtime.store.delete(self.spec.kind, texts)
         self.shelf.meter.failing.ended(texts)
@@ -300,11 +298,10 @@ class Core(Generic[K, V]):
         entries = self.shelf.front.entries
         held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
         known = {id_: copy.generation for id_, copy in held.items()}
-        ids = list(texts.values())
         try:
             if runtime.read_now is not None:
-                return runtime.read_now(self.spec.kind, ids, known)
-            return await self._read(runtime, texts, ids, known)
+                return runtime.read_now(self.spec.kind, list(texts.values()), known)
+            return await self._read(runtime, texts, known, held)
         except StoreError:
             self._check_open(runtime)
             self.shelf.meter.store_errors += 1
@@ -313,17 +310,19 @@ class Core(Generic[K, V]):
             return {id_: Record(copy) for id_, copy in held.items()}
 
     async def _read(
-        self, runtime: Runtime, texts: Mapping[K, str], ids: list[str], known: dict[str, str]
+        self, runtime: Runtime, texts: Mapping[K, str], known: dict[str, str], held: dict[str, Copy]
     ) -> dict[str, Record]:
-        """E6: what was invalidated while it was read is taken for missing."""
+        """E6: what was invalidated while it was read is taken for missing, in memory as well."""
         step = Step(texts)
         self._steps.add(step)
         entries = self.shelf.front.entries
         pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
         try:
-            records = await self._reads.read(ids, known)
+            records = await self._reads.read(list(texts.values()), known)
         finally:
             self._steps.discard(step)
+            for key in step.dirty:
+                held.pop(texts[key], None)
         self._check_open(runtime)
         for key in step.dirty:
             records.pop(texts[key], None)

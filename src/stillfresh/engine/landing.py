@@ -27,7 +27,10 @@ class Landing(Struct, Generic[V], frozen=True):
 
 
 class Land(Protocol[K, V]):
-    """Tells those who wait for the flights how they ended; the rest by id."""
+    """Tells those who wait for the flights how they ended; the rest by id.
+
+    `since`: the store was asked to keep it then; what it has been told later is not known.
+    """
 
     def __call__(
         self,
@@ -36,4 +39,5 @@ class Land(Protocol[K, V]):
         *,
         stored: Container[str] = (),
         superseded: Container[str] = (),
+        since: float | None = None,
     ) -> None: ...

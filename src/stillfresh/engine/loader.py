@@ -49,7 +49,7 @@ class Loader(Generic[K, V]):
         queue: Queue[K, V],
         meter: Meter,
         land: Land[K, V],
-        look: Callable[[Flight[K, V], Record], None],
+        look: Callable[[Flight[K, V], Record, float], None],
     ) -> None:
         self._spec = spec
         self._runtime = runtime
@@ -101,6 +101,7 @@ class Loader(Generic[K, V]):
         """The leases for what is ours to load; None for each if the store is away (S5)."""
         if not asks:
             return {}
+        since = self._runtime.clock()
         try:
             grants = await self._granted(list(asks.values()))
         except StoreError as exc:
@@ -113,7 +114,7 @@ class Loader(Generic[K, V]):
                 case Lease() as lease:
                     leases[flight.id] = lease
                 case Newer(record):
-                    self._look(flight, record)
+                    self._look(flight, record, since)
                 case Held():
                     held.append(flight)
         self._meter.leases_won += len(leases)
@@ -154,6 +155,7 @@ class Loader(Generic[K, V]):
         """Which of these have to wait on."""
         for flight in flights:
             flight.include_late()
+        since = self._runtime.clock()
         try:
             ids = [flight.id for flight in flights]
             records = await self._runtime.store.read(self._spec.kind, ids)
@@ -166,7 +168,7 @@ class Loader(Generic[K, V]):
             if plan_wait(record, flight.seen, now, self._spec.lease_for) is None:
                 waiting.append(flight)
             else:
-                self._look(flight, record)
+                self._look(flight, record, since)
         return waiting
 
     def _is_waited_for(self, flight: Flight[K, V]) -> bool:
@@ -295,11 +297,12 @@ class Loader(Generic[K, V]):
             for id_, lease in leases.items()
             if (copy := landings[id_].copy) and landings[id_].is_kept
         }
+        since = self._runtime.clock()
         superseded, stored = await self._publish(copies)
         failures = {id_: it.failure for id_, it in landings.items() if it.failure is not None}
         published = copies.keys() if stored else ()
         await self._release([it for id_, it in leases.items() if id_ not in published], failures)
-        self._land(flights, landings, stored=published, superseded=superseded)
+        self._land(flights, landings, stored=published, superseded=superseded, since=since)
 
     async def _publish(self, copies: dict[str, tuple[Lease, Copy]]) -> tuple[set[str], bool]:
         if not copies:

@@ -110,7 +110,7 @@ class Tower(Generic[K, V]):
             for flight in flights:
                 waiting_for.remove(flight)
 
-    def look(self, flight: Flight[K, V], record: Record) -> None:
+    def look(self, flight: Flight[K, V], record: Record, since: float) -> None:
         """E5: another has published, failed or gone: answer from that, or ask again."""
         self.queue.end(flight)
         seen = flight.seen
@@ -119,7 +119,7 @@ class Tower(Generic[K, V]):
         early, late = flight.early, [*flight.late, *flight.after]
         match plan_read(record, now, self._lease_for):
             case Serve() as plan if _is_answer(flight, plan.copy, seen) and (
-                answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER)
+                answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER, since)
             ):
                 _settle(flight, early, answer)
                 self._tell_landed(flight.key, answer, plan.copy)
@@ -143,6 +143,7 @@ class Tower(Generic[K, V]):
         *,
         stored: Container[str] = (),
         superseded: Container[str] = (),
+        since: float | None = None,
     ) -> None:
         """Each has ended as its landing says; all at one time."""
         if self._start is None:
@@ -150,10 +151,17 @@ class Tower(Generic[K, V]):
         now = self._shelf.now()
         for flight in flights:
             id_ = flight.id
-            self._land(flight, landings[id_], now, id_ in stored, id_ in superseded)
+            kept = since if id_ in stored else None
+            self._land(flight, landings[id_], now, kept, superseded=id_ in superseded)
 
     def _land(
-        self, flight: Flight[K, V], landing: Landing[V], now: float, stored: bool, superseded: bool
+        self,
+        flight: Flight[K, V],
+        landing: Landing[V],
+        now: float,
+        since: float | None,
+        *,
+        superseded: bool,
     ) -> None:
         """E6: an overtaken value goes, as STALE, to those who asked before the load began."""
         self.queue.end(flight)
@@ -169,8 +177,10 @@ class Tower(Generic[K, V]):
             verdict = STALE if overtaken else outlook.verdict
             self._tell_value(key, told, copy, value, verdict)
             if not overtaken:
-                keep = shelf.keep if stored else shelf.keep_unstored
-                keep(key, copy, value, outlook)
+                if since is None:
+                    shelf.keep_unstored(key, copy, value, outlook)
+                else:
+                    shelf.keep(key, copy, value, outlook, since)
                 if key in self._watched:
                     self._tell_landed(key, shelf.made(copy, value, verdict, LOADED), copy)
         # Overtaken by an invalidation, one more load follows; who only lost the lease, by running

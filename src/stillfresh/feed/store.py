@@ -139,13 +139,18 @@ class FeedStore:
         return grants
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        """F7: stored, then told."""
+        """F7: stored, then told. F8: a full disk says nothing; who lost the lease is overtaken."""
         del kind
-        done = await self.run(
-            lambda connection: leases.publish(
-                connection, copies, fresh_for=self._cache.fresh_for, now=self._clock()
+        try:
+            done = await self.run(
+                lambda connection: leases.publish(
+                    connection, copies, fresh_for=self._cache.fresh_for, now=self._clock()
+                )
             )
-        )
+        except StoreError:
+            if not all(self._is_lost(lease) for lease, _ in copies.values()):
+                raise
+            done = leases.Published(frozenset(copies), frozenset())
         self._owed |= done.superseded
         for key in done.superseded:
             self._silent.pop(key, None)
@@ -155,6 +160,11 @@ class FeedStore:
             if self._silent.pop(key, None) != copies[key][0].token:
                 self._tell(FeedCacheUpdated(key, key in done.changed))
         return set(done.superseded)
+
+    def _is_lost(self, lease: Lease) -> bool:
+        now = self._clock()
+        found = self._cache.file.read(lambda file, _: leases.state(file, lease.id, now))
+        return found.token != lease.token
 
     def _note_broken(self, key: str) -> None:
         """What is unreadable still, right after a refetch, is not worth another one."""

@@ -206,10 +206,13 @@ class PageKey:
 
     __slots__ = ("_hash", "began", "had_old", "id", "is_open", "own", "render", "tags")
 
-    def __init__(self, id_: str, render: Render | None = None, tags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, id_: str, render: Render | None = None, tags: tuple[str, ...] | None = None
+    ) -> None:
         self.id = id_
         self.render = render
         self.tags = tags
+        """None: of a page that is only named, nobody can say (E8)."""
         self.own: Stored | None = None
         self.began = False
         """Its render has begun, here and for this very key."""

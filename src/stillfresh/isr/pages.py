@@ -93,7 +93,7 @@ class PageCache:
             KIND,
             self._load,
             AsItIs() if is_private else PageCodec(),
-            lambda key: key.tags,
+            _tags_of,
             fresh_for=0,
             stale_for=stale_for,
             error_for=error_for,
@@ -332,6 +332,12 @@ def checked_path(path: str) -> str:
     if len(path.encode("utf-8", "surrogatepass")) > MOST_PATH:
         raise ConfigError(f"path: of at most {MOST_PATH:,} bytes, unlike {shown(path)}")
     return path
+
+
+def _tags_of(key: PageKey) -> tuple[str, ...]:
+    if key.tags is None:
+        raise LookupError(f"{key}: a page that is only named has no tags to tell")
+    return key.tags
 
 
 def _many(tags: Iterable[str]) -> list[str]:

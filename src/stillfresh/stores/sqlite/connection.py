@@ -21,6 +21,7 @@ from stillfresh.stores.sqlite.format import Format, not_ours
 __all__ = [
     "BUSY",
     "CORRUPT",
+    "FAILED",
     "abandon",
     "admit",
     "check_owner",
@@ -31,7 +32,9 @@ __all__ = [
     "translated",
 ]
 
-CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError)
+CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
+"""Text that is no UTF-8 was never written so: its bytes have changed since."""
+FAILED: Final = (apsw.Error, UnicodeDecodeError)
 BUSY: Final = (apsw.BusyError, apsw.LockedError)
 PATIENCE: Final = 30.0
 """Seconds that a step waits for other processes to finish theirs."""

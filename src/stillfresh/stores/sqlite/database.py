@@ -16,6 +16,7 @@ from stillfresh.errors import StoreError
 from stillfresh.stores.sqlite.connection import (
     BUSY,
     CORRUPT,
+    FAILED,
     abandon,
     admit,
     check_owner,
@@ -131,7 +132,7 @@ class Database:
         """Once more on a new file, if this one turns out to be corrupt, or not to be there."""
         try:
             return action()
-        except apsw.Error as exc:
+        except FAILED as exc:
             if isinstance(exc, CORRUPT):
                 self.damaged = self._writer
             elif self._identity == identity_of(self._path):
@@ -152,7 +153,7 @@ class Database:
         return self._writer
 
     def _failed(self, exc: Exception) -> Outcome:
-        if not isinstance(exc, apsw.Error):
+        if not isinstance(exc, FAILED):
             return Outcome(error=exc)
         error = explained(self._path, exc)
         error.__cause__ = exc

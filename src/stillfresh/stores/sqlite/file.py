@@ -74,7 +74,7 @@ class SqliteFile:
         if old is not None:
             abandon(old)
 
-    def _cannot_read(self, exc: apsw.Error) -> None:
+    def _cannot_read(self, exc: Exception) -> None:
         """A table nobody wrote yet, or a file that is broken or gone, holds nothing."""
         if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
             self._writer.mend(self._reader)

@@ -190,7 +190,9 @@ def invalidate(connection: apsw.Connection, kind: str, ids: Sequence[str], *, so
 
 def invalidate_tag(connection: apsw.Connection, tag: str, *, soft: bool) -> list[tuple[str, str]]:
     rows: list[Row] = connection.execute(SELECT_TAG, (tag,)).fetchall()
-    keys: list[tuple[str, str]] = [(kind, id_) for kind, id_ in rows]
+    ours = set(kinds(connection))
+    keys: list[tuple[str, str]] = [(kind, id_) for kind, id_ in rows if kind in ours]
+    keys = [key for key in keys if isinstance(key[1], str)]
     for kind, group in groupby(keys, itemgetter(0)):
         invalidate(connection, kind, [id_ for _, id_ in group], soft=soft)
     return keys
@@ -225,6 +227,8 @@ def list_slice(
 ) -> tuple[list[Entry], str | None]:
     """Of the next `size` ids: those that are listed, and where to go on."""
     sql = statements(kind)
+    if not has_tables(connection, kind):  # the file was set aside since the kinds were listed
+        return [], None
     end = connection.execute(sql.stretch, (start, size)).get
     if end is None:
         return [], None

@@ -16,6 +16,7 @@ from stillfresh.clock import Clock
 from stillfresh.stores.contract import Ask, Copy, Entry, Failure, Grant, Lease, Record, StoreStats
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
+from stillfresh.stores.sqlite.connection import FAILED
 from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.schema import Row, record_of, select_many, statements
@@ -56,7 +57,7 @@ class SqliteStore(SqliteFile):
         generation = known.get(id_) if known else None
         try:
             row = self._execute(statements(kind).point, (generation, id_)).get
-        except apsw.Error as exc:
+        except FAILED as exc:
             self._cannot_read(exc)
             return {}
         return {} if row is None else {id_: record_of(row, generation)}
@@ -72,7 +73,7 @@ class SqliteStore(SqliteFile):
         asked = [(id_, known.get(id_)) for id_ in dict.fromkeys(ids)]
         try:
             rows = self._selected(kind, asked)
-        except apsw.Error as exc:
+        except FAILED as exc:
             self._cannot_read(exc)
             return {}
         return {row[12]: record_of(row[:12], row[13]) for row in rows}

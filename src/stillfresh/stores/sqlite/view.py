@@ -17,7 +17,7 @@ from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.contract import Entry, Record, StoreStats
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
-from stillfresh.stores.sqlite.connection import CORRUPT, connect_viewer, explained
+from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, connect_viewer, explained
 from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.schema import record_of, statements
 
@@ -37,7 +37,7 @@ class SqliteView:
         try:
             self._connection = connect_viewer(self._path)
             is_begun = STORE.is_begun(self._connection, self._path)
-        except apsw.Error as exc:
+        except FAILED as exc:
             raise self._failed(exc) from exc
         except BaseException:
             await self.close()
@@ -68,7 +68,7 @@ class SqliteView:
             if kind not in steps.kinds(connection):
                 return {}
             rows = {id_: connection.execute(sql.point, (None, id_)).get for id_ in ids}
-        except apsw.Error as exc:
+        except FAILED as exc:
             raise self._failed(exc) from exc
         return {id_: record_of(row, None) for id_, row in rows.items() if row is not None}
 
@@ -83,16 +83,16 @@ class SqliteView:
             return steps.list_entries(
                 self._opened(), kind=kind, search=search, after=after, limit=checked_limit(limit)
             )
-        except apsw.Error as exc:
+        except FAILED as exc:
             raise self._failed(exc) from exc
 
     async def stats(self) -> StoreStats:
         try:
             return steps.count(self._opened(), now=self._clock())
-        except apsw.Error as exc:
+        except FAILED as exc:
             raise self._failed(exc) from exc
 
-    def _failed(self, exc: apsw.Error) -> StoreError:
+    def _failed(self, exc: Exception) -> StoreError:
         if isinstance(exc, CORRUPT):
             return StoreError(f"{self._path}: is no SQLite file, or is corrupt")
         return explained(self._path, exc)
