@@ -30,6 +30,8 @@ class SteppedStore:
         self.inner = inner
         self.calls: list[str] = []
         self.broken: set[str] = set()
+        self.alarms: dict[str, BaseException] = {}
+        """Raised, once, in the middle of a step."""
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting: set[str] = set()
 
@@ -60,6 +62,8 @@ class SteppedStore:
         self.calls.append(name)
         await asyncio.sleep(0)
         await self._pass(name)
+        if (alarm := self.alarms.pop(name, None)) is not None:
+            raise alarm
         if name in self.broken:
             raise StoreError(f"cannot {name}")
         result = await work()

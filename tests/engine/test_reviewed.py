@@ -4,8 +4,9 @@ import asyncio
 import gc
 from typing import Any
 
+import pytest
 from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until
-from store_kit import SteppedStore, cache_on
+from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Answer, Cache, LoadFailed, NotOpen, Resource, Verdict
 from stillfresh.stores.contract import Ask
@@ -50,6 +51,43 @@ class TestE6Deleted:
             assert (await slow.get("a")).verdict is Verdict.STALE
             await turns(500)
             assert calls <= 4
+
+
+class Alarm(BaseException):
+    """What a handler of a signal raises, in whatever code runs just then: pytest-timeout's does."""
+
+
+class TestE3Interrupted:
+    @pytest.mark.parametrize("step", ["acquire", "publish", "release"])
+    async def test_whatever_ends_a_load_nobody_waits_for_ever(
+        self, step: str, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Who asked is told; the next who asks has it loaded."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            upstream.error = OSError("away") if step == "release" else None
+            store.alarms = {step: Alarm()}
+            with pytest.raises(LoadFailed, match="interrupted"):
+                await asyncio.wait_for(prices.get("a"), 10)
+            upstream.error = None
+            clock.advance(120)
+            assert (await asyncio.wait_for(prices.get("a"), 10)).value == Price("a", 1)
+
+    async def test_nor_for_the_load_of_another(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """The same of one who looks now and then."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            await lease_of(store.inner, "a")
+            task = asyncio.create_task(prices.get("a"))
+            await until(lambda: bool(sleeper.asked))
+            store.alarms = {"read": Alarm()}
+            sleeper.wake()
+            with pytest.raises(LoadFailed, match="interrupted"):
+                await asyncio.wait_for(task, 10)
 
 
 class TestE8TagsInMemory:

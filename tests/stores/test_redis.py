@@ -15,7 +15,7 @@ from stillfresh import Cache, Policy, Resource
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Held, Lease, Mark, Record, Store
 from stillfresh.stores.redis import RedisStore, listing
-from stillfresh.stores.redis.layout import BUCKETS, GLANCE, Places
+from stillfresh.stores.redis.layout import BUCKETS, COPY, GLANCE, MOST_FAILURES, NAME, Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
 
@@ -354,6 +354,31 @@ class TestS5Foreign:
         assert await store.read(KIND, ["a"], {"a": "known"}) == {}
         grants = await store.acquire(KIND, [Ask("a")], 10)
         assert isinstance(grants["a"], Lease)
+
+    async def test_a_generation_that_nobody_can_name_is_nothing(
+        self, store: RedisStore, raw: "Redis", clock: ManualClock
+    ) -> None:
+        """Half a character is no text: who had seen it could not say so."""
+        await published(store, clock)
+        (place,) = store._places.of(KIND, ["a"])
+        await raw.setrange(place.key, COPY.size - NAME, b"\xed\xa0\x80")
+        assert await store.read(KIND, ["a"]) == {}
+        assert await store.entries() == []
+        copy = await published(store, clock)
+        assert await store.read(KIND, ["a"]) == {"a": Record(copy)}
+
+    async def test_no_number_of_failures_is_too_large(
+        self, store: RedisStore, clock: ManualClock
+    ) -> None:
+        """One more than the most that there is a place for is the most."""
+        for count in (MOST_FAILURES, MOST_FAILURES + 1):
+            failure = Failure(count, clock() - 1, "away")
+            await store.release(KIND, [await leased(store)], {"a": failure})
+            told = (await store.read(KIND, ["a"]))["a"].failure
+            assert told == Failure(MOST_FAILURES, clock() - 1, "away")
+            grant = (await store.acquire(KIND, [Ask("a", failures=told.count)], 10))["a"]
+            assert isinstance(grant, Lease)
+            await store.release(KIND, [grant])
 
 
 class TestS5Listing:

@@ -6,7 +6,8 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from secrets import token_hex
 from typing import Any, Final, Generic, TypeVar
 
@@ -65,19 +66,29 @@ class Loader(Generic[K, V]):
 
     async def _lead(self, flights: list[Flight[K, V]], takes_place: bool) -> None:
         try:
-            leases = await self._acquire(self._asks(flights))
-            if mine := [flight for flight in flights if flight.id in leases]:
-                await self._load(mine, {id_: lease for id_, lease in leases.items() if lease})
+            with self._told(flights):
+                leases = await self._acquire(self._asks(flights))
+                if mine := [flight for flight in flights if flight.id in leases]:
+                    await self._load(mine, {id_: lease for id_, lease in leases.items() if lease})
+        finally:
+            if takes_place:
+                self._queue.give_back()
+            self.flush()
+
+    @contextmanager
+    def _told(self, flights: list[Flight[K, V]]) -> Iterator[None]:
+        """E3: whatever ends this, nobody waits for ever."""
+        try:
+            yield
         except asyncio.CancelledError:
             self._fail(flights, "the cache was closed")
             raise
         except Exception:
             logger.exception("%s: stillfresh itself failed", self._spec.kind)
             self._fail(flights, "stillfresh itself failed; see the log")
-        finally:
-            if takes_place:
-                self._queue.give_back()
-            self.flush()
+        except BaseException:  # a signal's handler raises where it finds us; a task keeps it
+            self._fail(flights, "the load was interrupted")
+            raise
 
     def _fail(self, flights: list[Flight[K, V]], why: str) -> None:
         error = LoadFailed(f"{self._spec.kind}: {why}")
@@ -139,17 +150,11 @@ class Loader(Generic[K, V]):
     async def _follow(self, flights: list[Flight[K, V]]) -> None:
         """E5: another process loads these; look now and then, with growing, jittered pauses."""
         pause, waiting = SHORTEST_PAUSE, flights
-        try:
+        with self._told(flights):
             while waiting := [flight for flight in waiting if self._is_waited_for(flight)]:
                 await self._runtime.sleep(pause * (1 + 0.5 * self._runtime.dice()))
                 pause = min(LONGEST_PAUSE, pause * 1.5)
                 waiting = await self._look_around(waiting)
-        except asyncio.CancelledError:
-            self._fail(flights, "the cache was closed")
-            raise
-        except Exception:
-            logger.exception("%s: stillfresh itself failed", self._spec.kind)
-            self._fail(flights, "stillfresh itself failed; see the log")
 
     async def _look_around(self, flights: list[Flight[K, V]]) -> list[Flight[K, V]]:
         """Which of these have to wait on."""

@@ -55,6 +55,8 @@ FAILURE: Final = Struct(">Id")
 NUMBER: Final = Struct(">d")
 LENGTH: Final = Struct(">I")
 HEAD: Final = FIELDS.size
+MOST_FAILURES: Final = 0xFFFFFFFF
+"""As many as their field can say."""
 GLANCE: Final = 512
 """Bytes that tell all but the value, unless an error or the tags are very long."""
 
@@ -179,7 +181,7 @@ def failure_fields(failure: Failure | None) -> tuple[bytes, bytes]:
     """Its numbers and its text; both empty if nothing failed."""
     if failure is None:
         return b"", b""
-    numbers = FAILURE.pack(failure.count, failure.retry_at)
+    numbers = FAILURE.pack(min(failure.count, MOST_FAILURES), failure.retry_at)
     return numbers, failure.error.encode(errors="surrogatepass")
 
 
@@ -233,7 +235,7 @@ def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
 
 def _listed(fields: tuple[Any, ...], glance: bytes, length: int) -> tuple[Record, int | None]:
     failures, retry_at, tags, error = fields[10:]
-    generation = _text(fields[7].rstrip(b"\0"))
+    generation = fields[7].rstrip(b"\0").decode()
     copy = _copy(fields, b"", 0, generation) if fields[1] else None
     said = glance[HEAD + tags : HEAD + tags + error].decode(errors="replace")
     failure = Failure(failures, _finite(retry_at), said) if failures else None
@@ -243,7 +245,7 @@ def _listed(fields: tuple[Any, ...], glance: bytes, length: int) -> tuple[Record
 
 def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None) -> Copy:
     _, kind, mark, fetched_at, fresh_for, stale_for, error_for, name = fields[:8]
-    generation = _text(name.rstrip(b"\0"))
+    generation = name.rstrip(b"\0").decode()  # as `padded` would have it
     if kind not in {VALUE, ABSENT}:
         raise ValueError(kind)
     value: bytes | Unread | None = None
