@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
+# Many tests wait for a server, a browser or a process: one worker more than there are cores.
+WORKERS := $(shell expr $$(nproc) + 1)
 # Tests start hundreds of processes, which would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -30,7 +32,7 @@ examples: $(VENV)/.core ## short, watchable examples
 	@$(BIN)/python examples/reprice.py
 
 test: check $(VENV)/.servers ## lint, types and every test
-	$(BIN)/pytest --numprocesses auto --dist worksteal
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 check: $(VENV)/.dev ## lint and types
 	$(BIN)/ruff format --check .
