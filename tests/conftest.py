@@ -1,6 +1,7 @@
 """How Hypothesis runs here, and the servers that the tests of one worker share: started for the
 first who asks, ended with the worker."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -13,8 +14,14 @@ from valkey_server import Server, binary_of, free_port, serving
 if TYPE_CHECKING:
     from aws_servers import Aws
 
-# How long an example takes says how busy the machine is, and nothing about the code.
-settings.register_profile("stillfresh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is, and nothing about the code. The same
+# examples every time, so that a failure is the change's own; STILLFRESH_EXPLORE=1 draws others.
+settings.register_profile(
+    "stillfresh",
+    deadline=None,
+    derandomize="STILLFRESH_EXPLORE" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("stillfresh")
 
 

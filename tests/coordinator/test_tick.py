@@ -6,7 +6,7 @@ from math import ceil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ttl_kit import VIEWER, Site, made, milliseconds, turns, until
 
@@ -265,6 +265,7 @@ class TestC6Cost:
         assert looked == [500, 500, 200, 20]
 
     @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50)), max_size=200))
+    @example([*[(0, 0)] * 10, (1, 1), (2, 2), (0, 0), (0, 0)])
     def test_the_plan_never_holds_more_than_twice_what_is_subscribed(
         self, calls: list[tuple[int, int]]
     ) -> None:

@@ -326,6 +326,7 @@ class Lane(Generic[K]):
         together.pop(key, None)
         if not together:
             del self._plan[at]
+            self._compact()
 
     def _compact(self) -> None:
         """Times that nothing is planned for any more stay in the heap; never most of them."""

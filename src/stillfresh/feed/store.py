@@ -163,7 +163,10 @@ class FeedStore:
 
     def _is_lost(self, lease: Lease) -> bool:
         now = self._clock()
-        found = self._cache.file.read(lambda file, _: leases.state(file, lease.id, now))
+        try:
+            found = self._cache.file.read(lambda file, _: leases.state(file, lease.id, now))
+        except (StoreError, NotOpen):
+            return False
         return found.token != lease.token
 
     def _note_broken(self, key: str) -> None:
