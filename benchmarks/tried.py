@@ -30,7 +30,8 @@ MEMORY_ENTRY = (
 COLD_BATCH = (
     "structs instead of dataclasses, one acquire, one landing and one publish for a whole batch, "
     "verdict and end judged once for copies that share time and terms, no guard over a load that "
-    "answers at once: half of what it was; about eighteen calls of our own a key are left"
+    "answers at once: fewer calls and objects, and no less time in a whole run; about eighteen "
+    "calls of our own a key are left"
 )
 SQLITE_READ = (
     "read on the caller's thread, statements prepared once, plans kept stable (QPSG), the value "
