@@ -7,7 +7,7 @@ before is still told, and who comes next finds everything working.
 import asyncio
 import json
 import logging
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,20 +16,11 @@ from hypothesis import strategies as st
 from stillfresh.coordinator import Kind
 from stillfresh.web import gateway
 from stillfresh.web.app import Gateway
+from stillfresh.web.messages import Code
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
-CODES = {
-    "bad_message",
-    "unknown_kind",
-    "bad_id",
-    "sign_in_needed",
-    "sign_in_failed",
-    "too_many_subscriptions",
-    "load_failed",
-    "forbidden",
-    "flood",
-}
+CODES = set(get_args(Code))
 CLOSES = {1008, 1009}
 """What a viewer can bring about here; 1011 would be a mistake of ours."""
 ANSWERS = {"welcome", "update", "absent", "error", "pong"}
