@@ -19,6 +19,7 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.redis import listing
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite.view import SqliteView
+from stillfresh.stores.tenants import for_tenant
 from stillfresh.stores.urls import store_for
 
 if TYPE_CHECKING:
@@ -44,6 +45,26 @@ def site(tmp_path: Path) -> Path:
 
 def lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
+
+
+class TestI17CommandLine:
+    def test_an_address_with_a_tenant_shows_and_changes_its_entries_only(
+        self, tmp_path: Path
+    ) -> None:
+        """Ids are plain; another tenant's entry of the same id is not touched."""
+
+        async def of_two(store: Store) -> None:
+            for tenant in ("a", "b"):
+                await put(for_tenant(store, tenant), "page", ["/x"], HOUR, time.time())
+
+        path = filled(tmp_path / "site.db", of_two)
+        mine = f"sqlite:///{path}?tenant=a"
+        found = json.loads(said("inspect", mine, "--json"))["entries"]
+        assert [(it["id"], it["verdict"]) for it in found] == [("/x", "fresh")]
+        assert json.loads(said("invalidate", mine, "page", "/x", "--json")) == {"invalidated": 1}
+        found = json.loads(said("inspect", str(path), "--json"))["entries"]
+        shown = [("TENANT#a#/x", "expired"), ("TENANT#b#/x", "fresh")]
+        assert [(it["id"], it["verdict"]) for it in found] == shown
 
 
 class TestG10Inspect:

@@ -258,7 +258,7 @@ class TestI11OnDemand:
         async with PageCache(store, clock=clock, sleep=sleeper) as pages:
             await pages.get("/pricing", site.render, revalidate=60)
             store.hold("read")
-            looking = asyncio.create_task(pages.core.look(PageKey(pages.name("/pricing"))))
+            looking = asyncio.create_task(pages.core.look(PageKey("/pricing")))
             await store.reached("read")
             gate = store.gates.pop("read")
             await pages.revalidate("/pricing")

@@ -17,7 +17,6 @@ from stillfresh.isr.rules_keys import (
     canonical_path,
     canonical_query,
     canonical_url,
-    checked_tenant,
     is_allowed,
     normalised,
     variant,
@@ -379,13 +378,6 @@ class TestI13Keys:
         """A cookie is somebody's."""
         assert variant(["cookie", "accept"], raw("accept: a")) == {"accept": "a"}
         assert variant(["cookie"], raw("cookie: a=b")) is None
-
-    def test_tenants_never_meet(self) -> None:
-        """I1: a name that could be read as another's is refused."""
-        assert checked_tenant("acme") == "TENANT#acme#"
-        for bad in ("", "a#b", 5):
-            with pytest.raises(ConfigError, match="tenant"):
-                checked_tenant(bad)  # type: ignore[arg-type]
 
 
 class TestI12Routes:

@@ -5,14 +5,15 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from stillfresh.errors import ConfigError
 from stillfresh.quiet import quietly
 from stillfresh.stores.contract import Entry, Record, Store, StoreStats
 from stillfresh.stores.listing import MOST_LISTED
-from stillfresh.stores.urls import store_for
+from stillfresh.stores.tenants import TenantStore
+from stillfresh.stores.urls import split_tenant, store_for
 
 __all__ = [
     "Readable",
@@ -50,7 +51,7 @@ class Readable(Protocol):
 async def looked_into(address: str) -> AsyncIterator[Readable]:
     """To read only: a file is not changed, not even one that is damaged."""
     path = file_of(address)
-    async with _open(_view(path) if path is not None else _named(address)) as found:
+    async with _open(_view(path, address) if path is not None else _named(address)) as found:
         yield found
 
 
@@ -58,8 +59,10 @@ async def looked_into(address: str) -> AsyncIterator[Readable]:
 async def opened(address: str) -> AsyncIterator[Store]:
     """To change what is in it."""
     if (path := file_of(address)) is not None:
-        async with _open(_view(path)):
-            address = f"sqlite:///{quote(path)}"  # it is there, and ours
+        async with _open(_view(path, address)):
+            tenant = _tenant_of(address)
+            named = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
+            address = f"sqlite:///{quote(path)}{named}"  # it is there, and ours
     store = _named(address)
     async with _open(store):
         yield store
@@ -83,10 +86,16 @@ def _named(address: str) -> Store:
     return store_for(address, time.time)
 
 
-def _view(path: str) -> Readable:
+def _view(path: str, address: str) -> Readable:
     from stillfresh.stores.sqlite.view import SqliteView  # noqa: PLC0415 (only when named)
 
-    return SqliteView(path)
+    view, tenant = SqliteView(path), _tenant_of(address)
+    return view if tenant is None else TenantStore(cast("Store", view), tenant)
+
+
+def _tenant_of(address: str) -> str | None:
+    """I17: of `sqlite:///file?tenant=acme`; a bare file name has none."""
+    return split_tenant(address)[1] if "://" in address else None
 
 
 def file_of(address: str) -> str | None:

@@ -10,6 +10,7 @@ import click
 from stillfresh.cli.extras import extra
 from stillfresh.cli.output import as_json, print_json
 from stillfresh.cli.program import Command, Topic
+from stillfresh.stores.tenants import checked_tenant
 from stillfresh.stores.urls import dynamodb_options
 
 if TYPE_CHECKING:
@@ -83,5 +84,5 @@ def named(given: dict[str, str | None]) -> str:
     """The table, as a store at this address would name it; what it would refuse is refused."""
     store = extra("stillfresh.stores.dynamodb.store")
     name: str = store.table_name(given["table"])
-    store.checked_tenant(given.get("tenant"))
+    checked_tenant(given.get("tenant"))
     return name

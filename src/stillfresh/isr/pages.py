@@ -28,11 +28,12 @@ from stillfresh.isr.bounded import bounded
 from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
 from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_freshness import Terms
-from stillfresh.isr.rules_keys import canonical_url, checked_tenant, plain_path
+from stillfresh.isr.rules_keys import canonical_url, plain_path
 from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
 from stillfresh.isr.rules_storage import is_failure, is_of_gateway, private
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.tenants import for_tenant
 from stillfresh.stores.urls import store_for
 
 __all__ = ["Busy", "PageCache", "opened", "told_to"]
@@ -80,7 +81,6 @@ class PageCache:
         grace: Duration = 5.0,
     ) -> None:
         self.clock = checked_clock(clock)
-        self._prefix = checked_tenant(tenant)
         self._wait = seconds(wait, name="wait", positive=True)
         self._stale_for = seconds(stale_for, name="stale_for")
         self._error_for = seconds(error_for, name="error_for")
@@ -106,7 +106,7 @@ class PageCache:
             lease_for=lease_for,
             load_timeout=render_timeout,
         )
-        named = store_for(store, clock)
+        named = for_tenant(store_for(store, clock), tenant)
         own = MemoryStore(clock=clock, max_copies=spec.max_entries)
         chosen = own if is_private else bounded(_shaped(named), *most)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
@@ -154,15 +154,9 @@ class PageCache:
         of: str | None = None,
     ) -> PageKey:
         """`of`: the key that this one is a variant of."""
-        own = [] if of is None else [self._tag("key", of)]
-        named = [self._tag("tag", _checked_tag(tag)) for tag in _many(tags)]
-        return PageKey(
-            checked_id(KIND, self.name(id_)), render, (self._tag("path", path), *own, *named)
-        )
-
-    def name(self, id_: str) -> str:
-        """Of a key, on a store of several tenants."""
-        return self._prefix + id_
+        own = [] if of is None else [_tag("key", of)]
+        named = [_tag("tag", _checked_tag(tag)) for tag in _many(tags)]
+        return PageKey(checked_id(KIND, id_), render, (_tag("path", path), *own, *named))
 
     async def ask(self, key: PageKey, *, anew: bool = False) -> Outcome[Stored]:
         """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
@@ -188,20 +182,19 @@ class PageCache:
 
     async def revalidate(self, path: str) -> None:
         """I11: stale from now, in every variant; rendered anew at the next visit."""
-        tag = self._tag("path", plain_path(checked_path(path)))
+        tag = _tag("path", plain_path(checked_path(path)))
         await self.cache.invalidate_tag(tag, soft=True)
 
     async def revalidate_tag(self, tag: str) -> None:
         """The same for every page with this tag."""
-        await self.cache.invalidate_tag(self._tag("tag", _checked_tag(tag)), soft=True)
+        await self.cache.invalidate_tag(_tag("tag", _checked_tag(tag)), soft=True)
 
     async def purge(self, key: str) -> None:
         """I11: gone. A path means every variant of it, a whole URL (`https://…`) that one page."""
         is_path = checked_path(key).startswith("/")
         which, name = ("path", plain_path(key)) if is_path else ("key", canonical_url(key))
-        found = await self.cache.invalidate_tag(self._tag(which, name))
-        own = (self._prefix + key, self._prefix + name)
-        ids = dict.fromkeys([*own, *(id_ for kind, id_ in found if kind == KIND)])
+        found = await self.cache.invalidate_tag(_tag(which, name))
+        ids = dict.fromkeys([key, name, *(id_ for kind, id_ in found if kind == KIND)])
         await self.core.delete([PageKey(id_) for id_ in ids])
 
     async def invalidate(self, id_: str) -> None:
@@ -209,19 +202,19 @@ class PageCache:
 
         Of a page that is not shared there is none: nobody need wait to know that it is still not.
         """
-        key = PageKey(self._prefix + id_)
+        key = PageKey(id_)
         kept = await self.core.look(key)
         await self.core.invalidate([key], soft=kept is not None and not kept.found)
-        await self.cache.invalidate_tag(self._tag("key", id_))
+        await self.cache.invalidate_tag(_tag("key", id_))
 
     def forget(self, id_: str) -> None:
         """What memory has of this URL, in every variant, and what is under way for it."""
-        self.core.overtake([PageKey(self.name(id_))])
-        self.core.overtake_tagged(self._tag("key", id_))
+        self.core.overtake([PageKey(id_)])
+        self.core.overtake_tagged(_tag("key", id_))
 
     async def explain(self, key: str) -> Explanation:
         """Why this page, why now, who renders it, when."""
-        return await self.core.explain(PageKey(self._prefix + key))
+        return await self.core.explain(PageKey(key))
 
     async def stats(self) -> CacheStats:
         return await self.cache.stats()
@@ -239,9 +232,6 @@ class PageCache:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def _tag(self, which: str, name: str) -> str:
-        return f"{self._prefix}{which}:{name}"
 
     async def _load(self, keys: list[PageKey]) -> dict[PageKey, Loaded[Stored] | Absent]:
         """What may not be shared goes to who began this; for all others there is nothing here."""
@@ -338,6 +328,11 @@ def _tags_of(key: PageKey) -> tuple[str, ...]:
     if key.tags is None:
         raise LookupError(f"{key}: a page that is only named has no tags to tell")
     return key.tags
+
+
+def _tag(which: str, name: str) -> str:
+    """Ours beside the user's: `path:/pricing`, `key:https://…`, `tag:blog`."""
+    return f"{which}:{name}"
 
 
 def _many(tags: Iterable[str]) -> list[str]:

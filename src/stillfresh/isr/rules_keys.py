@@ -1,4 +1,4 @@
-"""Which requests are for the same page: host, path, query, variants, tenants (I13).
+"""Which requests are for the same page: host, path, query, variants (I13).
 
 Pure. What is in the key is what the render is given, in the same form; nothing else reaches it.
 RFC 9110 §4.2.3 and RFC 3986 §6.2 for equal URLs, RFC 9111 §4.1 for variants.
@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rules_fields import Raw, members, values
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "canonical_path",
     "canonical_query",
     "canonical_url",
-    "checked_tenant",
     "is_allowed",
     "normalised",
     "plain_path",
@@ -198,12 +196,3 @@ def variant(names: Iterable[str], headers: Raw) -> Mapping[str, str] | None:
         if value:
             result[name] = value
     return result
-
-
-def checked_tenant(tenant: str | None) -> str:
-    """I1: the prefix of all its keys and tags; no tenant can be named so that two meet."""
-    if tenant is None:
-        return ""
-    if not isinstance(tenant, str) or not tenant or "#" in tenant:
-        raise ConfigError(f"tenant: a name without #, not {shown(tenant)}")
-    return f"TENANT#{tenant}#"

@@ -116,7 +116,7 @@ class Visits:
         now = self._pages.clock()
         is_for_all = not visit.is_authorized or allows_authorized(headers)
         if is_for_all and isinstance(judged(status, headers, now, None), Shared):
-            self._heard.stated(self._pages.name(visit.id), now, is_personal=visit.is_personal)
+            self._heard.stated(visit.id, now, is_personal=visit.is_personal)
 
     async def _variant(
         self, visit: Visit, state: Mapping[str, Any], key: PageKey

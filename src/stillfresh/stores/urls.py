@@ -1,6 +1,6 @@
 """From an address to a store: `memory://`, `sqlite:///path`, `redis://…`, `dynamodb://…`.
 
-Each store is imported when it is named.
+Each store is imported when it is named. Behind any of them `?tenant=acme` names a tenant (I17).
 """
 
 import time
@@ -11,8 +11,9 @@ from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.tenants import checked_tenant, for_tenant
 
-__all__ = ["dynamodb_options", "store_for"]
+__all__ = ["dynamodb_options", "split_tenant", "store_for"]
 
 ALLOWED: Final = (
     "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one), "
@@ -40,13 +41,32 @@ def _named(url: str, clock: Clock) -> Store:
         raise ConfigError(
             f"store {shown_address(url)}: not a store's address; write {ALLOWED}"
         ) from exc
-    if parts.scheme in REDIS:
-        return _redis(url, clock)
     if parts.scheme == "dynamodb":
         return _dynamodb(url, clock)
+    bare, tenant = split_tenant(url)
+    return for_tenant(_bare(bare, clock), tenant)
+
+
+def split_tenant(url: str) -> tuple[str, str | None]:
+    """I17: an address without its `tenant=`, and that tenant."""
+    before, mark, fragment = url.partition("#")
+    place, _, query = before.partition("?")
+    options = query.split("&") if query else []
+    rest = [option for option in options if option.partition("=")[0] != "tenant"]
+    named = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == "tenant"]
+    if len(named) > 1:
+        raise ConfigError(f"store {shown_address(url)}: names a tenant more than once")
+    bare = place + ("?" if rest else "") + "&".join(rest) + mark + fragment
+    return bare, checked_tenant(named[0]) if named else None
+
+
+def _bare(url: str, clock: Clock) -> Store:
+    parts = urlsplit(url)
+    if parts.scheme in REDIS:
+        return _redis(url, clock)
     if parts.query or parts.fragment:
         raise ConfigError(
-            f"store {shown_address(url)}: takes no options behind ? or #; write {ALLOWED}"
+            f"store {shown_address(url)}: takes no options behind ? but tenant; write {ALLOWED}"
         )
     match parts.scheme:
         case "memory" if not parts.netloc and parts.path in {"", "/"}:

@@ -4,6 +4,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -179,6 +180,7 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
     if any(kind["per_viewer"] for kind in kinds if "per_viewer" in kind):
         _check_sign_in(server, mistakes)
     _check_not_itself(server, pages, kinds, mistakes)
+    _check_tenant(store, pages, mistakes)
     if mistakes:
         raise Mistakes(mistakes)
     return Settings(
@@ -275,6 +277,15 @@ def _check_not_itself(
                 f"{key}: {url} is where this gateway listens itself; "
                 "choose another port for one of them"
             )
+
+
+def _check_tenant(
+    store: Mapping[str, Any], pages: Mapping[str, Any] | None, mistakes: list[str]
+) -> None:
+    url, tenant = store.get("url"), (pages or {}).get("tenant")
+    if url and tenant:
+        check = partial(fields.one_tenant, url, tenant, "pages.tenant")
+        fields.note(mistakes, {}, "tenant", check)
 
 
 def _check_sign_in(server: Mapping[str, Any], mistakes: list[str]) -> None:

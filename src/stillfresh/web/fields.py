@@ -18,9 +18,9 @@ from stillfresh.coordinator.endpoint import checked_url
 from stillfresh.durations import ALLOWED, seconds
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.isr.rules_edge import checked_networks, is_host
-from stillfresh.isr.rules_keys import checked_tenant
 from stillfresh.isr.rules_routes import Routes
 from stillfresh.isr.upstream import checked_upstream
+from stillfresh.stores.tenants import checked_tenant, for_tenant
 from stillfresh.stores.urls import store_for
 from stillfresh.web.guard import SECRET
 from stillfresh.web.origins import checked_origins
@@ -35,6 +35,7 @@ __all__ = [
     "hosts",
     "is_at",
     "networks",
+    "one_tenant",
     "origins",
     "path",
     "positive",
@@ -194,6 +195,11 @@ def store_url(value: object, key: str) -> str:
     address = text(value, key)
     _keyed(key, lambda: store_for(address, time.time))
     return address
+
+
+def one_tenant(url: str, tenant: str, key: str) -> None:
+    """I17: where the store's address names a tenant too, it is this one."""
+    _keyed(key, lambda: for_tenant(store_for(url, time.time), tenant))
 
 
 def tenant(value: object, key: str) -> str:

@@ -27,6 +27,7 @@ from stillfresh.stores.dynamodb.schema import (
     text,
     whole,
 )
+from stillfresh.stores.tenants import tenant_prefix
 
 __all__ = [
     "PAGE",
@@ -77,7 +78,7 @@ class Names:
 
     @property
     def pk_prefix(self) -> str:
-        return "CACHE#" if self.tenant is None else f"TENANT#{self.tenant}#CACHE#"
+        return f"{tenant_prefix(self.tenant)}CACHE#"
 
     @property
     def bodies(self) -> str:

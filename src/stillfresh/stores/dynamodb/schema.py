@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Final, TypeAlias
 
-from stillfresh.errors import ConfigError, shown
+from stillfresh.errors import ConfigError
+from stillfresh.stores.tenants import tenant_prefix
 
 __all__ = [
     "LOCK",
@@ -20,7 +21,6 @@ __all__ = [
     "FaceTheoryCacheMetadata",
     "Item",
     "cache_pk",
-    "checked_tenant",
     "checked_text",
     "ended_at",
     "key_of",
@@ -41,28 +41,16 @@ LOCK_BUFFER: Final = 3600
 """Seconds that a lease's row outlives it."""
 MAX_AHEAD: Final = 60
 """I3: seconds that a writer's clock may run ahead; a copy from further ahead is not fresh."""
-LONGEST_TENANT: Final = 200
 
 
 def cache_pk(cache_key: str, tenant: str | None = None) -> str:
     """I1: `CACHE#<hash>`, or `TENANT#<tenant>#CACHE#<hash>`."""
-    return f"{_tenant(tenant)}CACHE#{_hash(cache_key)}"
+    return f"{tenant_prefix(tenant)}CACHE#{_hash(cache_key)}"
 
 
 def tag_pk(tag: str, tenant: str | None = None) -> str:
     """I6: where the rows stand that say which entries have this tag."""
-    return f"{_tenant(tenant)}TAG#{_hash(tag)}"
-
-
-def checked_tenant(tenant: str | None) -> str | None:
-    """I1: an empty one, or one with `#`, could name another's partition."""
-    if tenant is None:
-        return None
-    if not isinstance(tenant, str) or not tenant or "#" in tenant:
-        raise ConfigError(f"tenant: must be text that is not empty, without #, not {shown(tenant)}")
-    if len(checked_text(tenant, "tenant").encode()) > LONGEST_TENANT:
-        raise ConfigError(f"tenant: at most {LONGEST_TENANT} bytes, not {shown(tenant)}")
-    return tenant
+    return f"{tenant_prefix(tenant)}TAG#{_hash(tag)}"
 
 
 def checked_text(given: str, what: str) -> str:
@@ -72,10 +60,6 @@ def checked_text(given: str, what: str) -> str:
     except UnicodeEncodeError as exc:
         raise ConfigError(f"{what}: must be Unicode, without lone surrogates: {given!a}") from exc
     return given
-
-
-def _tenant(tenant: str | None) -> str:
-    return "" if tenant is None else f"TENANT#{tenant}#"
 
 
 def _hash(name: str) -> str:

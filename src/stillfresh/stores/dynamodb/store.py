@@ -11,6 +11,8 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from copy import copy
+from dataclasses import replace
 from typing import Final
 
 from stillfresh.clock import Clock
@@ -35,7 +37,7 @@ from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.listing import Lister
 from stillfresh.stores.dynamodb.reading import Reader
 from stillfresh.stores.dynamodb.rows import Names
-from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_tenant, checked_text
+from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_text
 from stillfresh.stores.dynamodb.sweeping import Sweeper
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
@@ -43,6 +45,7 @@ from stillfresh.stores.dynamodb.workers import each
 from stillfresh.stores.dynamodb.writing import Writer
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.meter import Meter
+from stillfresh.stores.tenants import checked_tenant
 
 __all__ = ["DynamoStore"]
 
@@ -91,6 +94,19 @@ class DynamoStore:
         self._new_token = new_token
         self._meter = Meter()
         self._parts: Parts | None = None
+
+    @property
+    def tenant(self) -> str | None:
+        """I17: whose partitions this store reads and writes."""
+        return self._names.tenant
+
+    def for_tenant(self, tenant: str) -> "DynamoStore":
+        """I17: the same table and bucket for this tenant; a store of its own, not opened yet."""
+        other = copy(self)
+        other.shapes = dict(self.shapes)
+        names = replace(self._names, tenant=checked_tenant(tenant))
+        vars(other).update(_names=names, _meter=Meter(), _parts=None)
+        return other
 
     async def open(self) -> None:
         """A table that is missing or of other keys is told now; an unreachable one later."""

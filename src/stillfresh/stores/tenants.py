@@ -1,0 +1,190 @@
+"""One store for several tenants: each sees its own entries, and nothing of the others (I17).
+
+A store with partitions of its own for tenants (DynamoDB) has `tenant` and `for_tenant`. Any other
+store is wrapped: ids and tags stand behind `TENANT#<tenant>#`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from msgspec import structs
+
+from stillfresh.errors import ConfigError, shown
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Entry,
+    Failure,
+    Grant,
+    InlineStore,
+    LaggingStore,
+    Lease,
+    Record,
+    Store,
+    StoreStats,
+)
+
+__all__ = ["TenantStore", "checked_tenant", "for_tenant", "tenant_prefix"]
+
+T = TypeVar("T")
+
+LONGEST_TENANT: Final = 200
+"""Bytes; the name is part of every key."""
+
+
+def checked_tenant(tenant: str | None) -> str | None:
+    """I1: an empty name, or one with `#`, could name another tenant's entries."""
+    if tenant is None:
+        return None
+    if not isinstance(tenant, str) or not tenant or "#" in tenant:
+        raise ConfigError(f"tenant: must be text that is not empty, without #, not {shown(tenant)}")
+    try:
+        size = len(tenant.encode())
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"tenant: must be Unicode, without lone surrogates: {tenant!a}") from exc
+    if size > LONGEST_TENANT:
+        raise ConfigError(f"tenant: at most {LONGEST_TENANT} bytes, not {shown(tenant)}")
+    return tenant
+
+
+def tenant_prefix(tenant: str | None) -> str:
+    """I1: what stands before every key of this tenant."""
+    return "" if tenant is None else f"TENANT#{tenant}#"
+
+
+def for_tenant(store: Store, tenant: str | None) -> Store:
+    """The store as this tenant sees it; a store that has another tenant already is refused."""
+    if checked_tenant(tenant) is None:
+        return store
+    has: str | None = getattr(store, "tenant", None)
+    if has is not None and has != tenant:
+        raise ConfigError(
+            f"tenant: {has!r} in the store or its address, {tenant!r} beside it; name one of them"
+        )
+    if has is not None or tenant is None:
+        return store
+    own = getattr(store, "for_tenant", None)
+    made: Store = own(tenant) if own is not None else TenantStore(store, tenant)
+    return made
+
+
+class TenantStore:
+    """A store, less the entries of other tenants. `stats` and `evict` are the whole store's."""
+
+    def __init__(self, store: Store, tenant: str) -> None:
+        self.tenant = tenant
+        self.needs_eviction: bool = getattr(store, "needs_eviction", True)
+        self._store = store
+        self._prefix = tenant_prefix(tenant)
+        if hasattr(store, "read_now"):
+            self.read_now = self._read_now
+        if hasattr(store, "read_lagging"):
+            self.read_lagging = self._read_lagging
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        return self._plain(await self._store.read(kind, self._named(ids), self._keyed(known or {})))
+
+    def _read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        store: InlineStore = self._store  # type: ignore[assignment]  # it has the method
+        return self._plain(store.read_now(kind, self._named(ids), self._keyed(known or {})))
+
+    async def _read_lagging(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str], lag: float
+    ) -> dict[str, Record]:
+        store: LaggingStore = self._store  # type: ignore[assignment]  # it has the method
+        found = await store.read_lagging(kind, self._named(ids), self._keyed(known), lag)
+        return self._plain(found)
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        named = [
+            structs.replace(ask, id=self._prefix + ask.id, tags=tuple(self._named(ask.tags)))
+            for ask in asks
+        ]
+        grants = self._plain(await self._store.acquire(kind, named, lease_for))
+        return {
+            id_: structs.replace(grant, id=id_) if isinstance(grant, Lease) else grant
+            for id_, grant in grants.items()
+        }
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        named = {
+            self._prefix + id_: (self._lease(lease), copy) for id_, (lease, copy) in copies.items()
+        }
+        return self._bare(await self._store.publish(kind, named))
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        named = [self._lease(lease) for lease in leases]
+        return self._bare(await self._store.renew(kind, named, lease_for))
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        named = [self._lease(lease) for lease in leases]
+        await self._store.release(kind, named, self._keyed(failures or {}))
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        await self._store.invalidate(kind, self._named(ids), soft=soft)
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        found = await self._store.invalidate_tag(self._prefix + tag, soft=soft)
+        size = len(self._prefix)
+        return [(kind, id_[size:]) for kind, id_ in found if id_.startswith(self._prefix)]
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        await self._store.delete(kind, self._named(ids))
+
+    async def evict(self, before: float) -> int:
+        return await self._store.evict(before)
+
+    async def stats(self) -> StoreStats:
+        return await self._store.stats()
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Reads past the entries of others until enough of this tenant's are found."""
+        found: list[Entry] = []
+        place = None if after is None else (after[0], self._prefix + after[1])
+        while True:
+            page = await self._store.entries(kind, self._prefix, place, limit)
+            own = (self._own(entry) for entry in page)
+            found += [entry for entry in own if entry is not None and search in entry.id]
+            if len(found) >= limit or len(page) < limit:
+                return found[:limit]
+            place = page[-1].kind, page[-1].id
+
+    def _own(self, entry: Entry) -> Entry | None:
+        if not entry.id.startswith(self._prefix):
+            return None
+        return structs.replace(entry, id=entry.id[len(self._prefix) :])
+
+    def _lease(self, lease: Lease) -> Lease:
+        return structs.replace(lease, id=self._prefix + lease.id)
+
+    def _named(self, names: Iterable[str]) -> list[str]:
+        return [self._prefix + name for name in names]
+
+    def _keyed(self, found: Mapping[str, T]) -> dict[str, T]:
+        return {self._prefix + id_: it for id_, it in found.items()}
+
+    def _plain(self, found: Mapping[str, T]) -> dict[str, T]:
+        size = len(self._prefix)
+        return {id_[size:]: it for id_, it in found.items()}
+
+    def _bare(self, ids: Iterable[str]) -> set[str]:
+        size = len(self._prefix)
+        return {id_[size:] for id_ in ids}

@@ -1,0 +1,39 @@
+"""I17: one store for several tenants keeps the contract for each of them."""
+
+from stillfresh import Clock
+from stillfresh.stores.contract import Ask, Store
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.tenants import TenantStore, for_tenant
+from stillfresh.testing import ManualClock, StoreConformance
+
+
+class TestI17TenantStore(StoreConformance):
+    async def new_store(self, clock: Clock) -> Store:
+        return for_tenant(MemoryStore(clock=clock), "acme")
+
+
+class TestI17Listing:
+    async def test_turns_page_by_page_past_the_others(self) -> None:
+        """A page of a listing is full, however many entries of others stand between."""
+        clock = ManualClock()
+        store = MemoryStore(clock=clock)
+        await store.open()
+        for tenant in ("a", "b", "c"):
+            asks = [Ask(f"{number:02}") for number in range(25)]
+            await TenantStore(store, tenant).acquire("page", asks, 5)
+        mine = TenantStore(store, "b")
+        seen: list[str] = []
+        after = None
+        while page := await mine.entries("page", "", after, 10):
+            seen += [entry.id for entry in page]
+            after = page[-1].kind, page[-1].id
+        assert seen == [f"{number:02}" for number in range(25)]
+        assert [entry.id for entry in await mine.entries("page", "07")] == ["07"]
+        assert await mine.entries("page", "TENANT") == []
+
+    def test_reads_on_the_spot_where_the_store_does(self) -> None:
+        """A wrapped store is as quick as the one inside, and offers no more than that one."""
+        assert hasattr(TenantStore(MemoryStore(), "a"), "read_now")
+        assert not hasattr(TenantStore(MemoryStore(), "a"), "read_lagging")
+        assert not hasattr(TenantStore(RedisStore("redis://localhost"), "a"), "read_now")
