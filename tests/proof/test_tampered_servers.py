@@ -23,7 +23,7 @@ from valkey_server import Server
 from stillfresh import Cache, LoadFailed, Resource
 from stillfresh.errors import ConfigError
 from stillfresh.stores.contract import Store
-from stillfresh.stores.dynamodb.rows import Names
+from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.layout import HEAD, packed_tags
 from stillfresh.testing import ManualClock

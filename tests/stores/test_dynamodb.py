@@ -229,6 +229,8 @@ class TestI2Interop:
         """Body and content type for everybody, the ETag in the row, the rest for us alone."""
 
         class Pages:
+            others = None
+
             def outside(self, value: bytes) -> Body:
                 return Body(value.upper(), "text/html", '"v1"', b"status=200")
 
@@ -247,6 +249,7 @@ class TestI2Interop:
             row = await bench.raw.row("META")
             assert row is not None
             assert (row["etag"], row["extra"]) == ({"S": '"v1"'}, {"B": b"status=200"})
+            assert row["own_etag"] == row["etag"]
             copy = (await bench.record()).copy
             assert copy is not None
             assert copy.value == b'<H1>|text/html|"v1"|status=200'
@@ -435,7 +438,7 @@ class TestI5Publish:
         copy = await bench.publish(await bench.lease())
         parts = bench.store._parts
         assert parts is not None
-        row = await parts.reader.row(PK)
+        row = await parts.reader.row(PAGE, PK)
         assert row is not None
         new = await bench.publish(await bench.lease(copy.generation), b"new")
         assert row.meta is not None
@@ -609,8 +612,8 @@ class TestI6TagsOfLoadsUnderWay:
         reader, leases = bench.parts.reader, []
         look = reader.row
 
-        async def paused(pk: str) -> Any:
-            row = await look(pk)
+        async def paused(kind: str, pk: str) -> Any:
+            row = await look(kind, pk)
             monkeypatch.setattr(reader, "row", look)
             bench.clock.advance(10)
             leases.append(await bench.lease(old.generation, "eu"))

@@ -15,9 +15,8 @@ from stillfresh.stores.dynamodb import (
     FaceTheoryCacheLease,
     FaceTheoryCacheMetadata,
 )
+from stillfresh.stores.dynamodb.names import Names, cache_key
 from stillfresh.stores.dynamodb.rows import (
-    Names,
-    cache_key,
     failure_attributes,
     lock_of,
     merged,

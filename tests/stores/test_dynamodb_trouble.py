@@ -167,7 +167,7 @@ class TestI4Errors:
         async with troubled(aws) as (store, proxy, _):
             parts = store._parts
             assert parts is not None
-            leases = Leases(parts.invalidator.table)
+            leases = Leases(parts.invalidator.table, 900)
             mine = FaceTheoryCacheLease.until("CACHE#1", "mine", NOW + 5)
             theirs = FaceTheoryCacheLease.until("CACHE#1", "theirs", NOW + 5)
             await leases.acquire(theirs, now=NOW)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from stillfresh.freshness import Policy
 from stillfresh.isr.model import Head, Stored
 from stillfresh.isr.rules_fields import values
+from stillfresh.isr.rules_storage import field_value
 
 if TYPE_CHECKING:
     from stillfresh.stores.bodies import Body
 
 __all__ = ["AsItIs", "PageCodec", "PageShape"]
 
-FOREIGN_FOR: Final = 7 * 86400.0
-"""Seconds; another's page says no more than when it is stale, which its row judges."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final = msgspec.msgpack.Decoder(Head)
 
@@ -58,6 +58,10 @@ class AsItIs:
 class PageShape:
     """I2: how a page lies in S3, where services in other languages read and write it too."""
 
+    def __init__(self, others: Policy | None = None) -> None:
+        self.others = others
+        """I19: the cache's own terms, for pages whose rows say none."""
+
     def outside(self, value: bytes) -> "Body":
         from stillfresh.stores.bodies import Body  # noqa: PLC0415 (only where S3 is used)
 
@@ -73,10 +77,28 @@ class PageShape:
         )
 
     def inside(self, body: "Body") -> bytes:
-        """Another's page: status 200, the object's content type, the row's ETag unchanged."""
-        if body.extra:
+        """I19: its freshness is the row's, which another may have changed."""
+        terms = body.terms or Policy(0)
+        if not body.extra:
+            return packed(_encode(_of_another(body, terms)), body.data)
+        try:
+            head = _decoder.decode(body.extra)
+        except msgspec.DecodeError:
+            return packed(body.extra, body.data)  # the codec says what is wrong with it
+        if head.fresh_for == terms.fresh_for:
             return packed(body.extra, body.data)
-        fields = {b"content-type": body.content_type, b"etag": body.etag}
-        headers = tuple((name, text.encode("latin-1")) for name, text in fields.items() if text)
-        head = Head(headers=headers, fresh_for=FOREIGN_FOR)
+        head = msgspec.structs.replace(head, fresh_for=terms.fresh_for)
         return packed(_encode(head), body.data)
+
+
+def _of_another(body: "Body", terms: Policy) -> Head:
+    """Status 200, the object's content type, the row's ETag unchanged, its interval told."""
+    told = {b"content-type": body.content_type, b"etag": body.etag}
+    fields = ((name, field_value(text)) for name, text in told.items() if text)
+    return Head(
+        headers=tuple((name, value) for name, value in fields if value is not None),
+        fresh_for=terms.fresh_for,
+        stale_for=terms.stale_for,
+        error_for=terms.error_for,
+        is_own=True,
+    )

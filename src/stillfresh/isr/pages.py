@@ -23,12 +23,13 @@ from stillfresh.engine.keys import checked_id
 from stillfresh.engine.options import spec_of
 from stillfresh.engine.results import UNKEPT, Absent
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
-from stillfresh.freshness import Verdict
+from stillfresh.freshness import Policy, Verdict
 from stillfresh.isr.bounded import bounded
 from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
 from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_freshness import Terms
-from stillfresh.isr.rules_keys import canonical_url, plain_path
+from stillfresh.isr.rules_keys import plain_path
+from stillfresh.isr.rules_names import checked_path, own_tag, own_tags, reached
 from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
 from stillfresh.isr.rules_storage import is_failure, is_of_gateway, private
 from stillfresh.stores.contract import Store
@@ -44,8 +45,6 @@ UNSHARED_FOR: Final = 30.0
 UNSHARED_KEPT: Final = 86_400.0
 """Seconds for which it is rendered for each who asks, side by side, in the meantime."""
 CONCURRENCY: Final = 64
-MOST_PATH: Final = 65_536
-"""Bytes; a longer path is a mistake."""
 RETRY_AFTER: Final = 1.0
 
 PageRender: TypeAlias = Callable[[], Awaitable[Page] | Page]
@@ -108,7 +107,7 @@ class PageCache:
         )
         named = for_tenant(store_for(store, clock), tenant)
         own = MemoryStore(clock=clock, max_copies=spec.max_entries)
-        chosen = own if is_private else bounded(_shaped(named), *most)
+        chosen = own if is_private else bounded(_shaped(named, spec.terms.policy), *most)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         terms = structs.replace(spec.terms, absent_stale_for=UNSHARED_KEPT)
         spec = replace(spec, light=PageKey.light, by_id=False, terms=terms)
@@ -154,9 +153,9 @@ class PageCache:
         of: str | None = None,
     ) -> PageKey:
         """`of`: the key that this one is a variant of."""
-        own = [] if of is None else [_tag("key", of)]
-        named = [_tag("tag", _checked_tag(tag)) for tag in _many(tags)]
-        return PageKey(checked_id(KIND, id_), render, (_tag("path", path), *own, *named))
+        own = [] if of is None else [f"key:{of}"]
+        named = (f"path:{path}", *own, *own_tags(tags))
+        return PageKey(checked_id(KIND, id_), render, named)
 
     async def ask(self, key: PageKey, *, anew: bool = False) -> Outcome[Stored]:
         """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
@@ -181,20 +180,23 @@ class PageCache:
         return self.core.shelf.hit(key, self.clock()) or self.core.glance(key)
 
     async def revalidate(self, path: str) -> None:
-        """I11: stale from now, in every variant; rendered anew at the next visit."""
-        tag = _tag("path", plain_path(checked_path(path)))
+        """I11: stale from now, in every variant; rendered anew at the next visit.
+
+        I21: by our tags, and by the key itself, under which others may have written it.
+        """
+        tag, ids = reached(path)
         await self.cache.invalidate_tag(tag, soft=True)
+        await self.core.invalidate([PageKey(id_) for id_ in ids], soft=True)
 
     async def revalidate_tag(self, tag: str) -> None:
         """The same for every page with this tag."""
-        await self.cache.invalidate_tag(_tag("tag", _checked_tag(tag)), soft=True)
+        await self.cache.invalidate_tag(own_tag(tag), soft=True)
 
     async def purge(self, key: str) -> None:
         """I11: gone. A path means every variant of it, a whole URL (`https://…`) that one page."""
-        is_path = checked_path(key).startswith("/")
-        which, name = ("path", plain_path(key)) if is_path else ("key", canonical_url(key))
-        found = await self.cache.invalidate_tag(_tag(which, name))
-        ids = dict.fromkeys([key, name, *(id_ for kind, id_ in found if kind == KIND)])
+        tag, own = reached(key)
+        found = await self.cache.invalidate_tag(tag)
+        ids = dict.fromkeys([*own, *(id_ for kind, id_ in found if kind == KIND)])
         await self.core.delete([PageKey(id_) for id_ in ids])
 
     async def invalidate(self, id_: str) -> None:
@@ -205,12 +207,12 @@ class PageCache:
         key = PageKey(id_)
         kept = await self.core.look(key)
         await self.core.invalidate([key], soft=kept is not None and not kept.found)
-        await self.cache.invalidate_tag(_tag("key", id_))
+        await self.cache.invalidate_tag(f"key:{id_}")
 
     def forget(self, id_: str) -> None:
         """What memory has of this URL, in every variant, and what is under way for it."""
         self.core.overtake([PageKey(id_)])
-        self.core.overtake_tagged(_tag("key", id_))
+        self.core.overtake_tagged(f"key:{id_}")
 
     async def explain(self, key: str) -> Explanation:
         """Why this page, why now, who renders it, when."""
@@ -285,11 +287,11 @@ class PageCache:
         return _unstored(too_busy(pause), error)
 
 
-def _shaped(store: Store) -> Store:
-    """I2: where values lie in the open, a page does so as its body."""
+def _shaped(store: Store, terms: Policy) -> Store:
+    """I2: where values lie in the open, a page does so as its body; I19: bound by our terms."""
     shapes = getattr(store, "shapes", None)
     if isinstance(shapes, dict):
-        shapes.setdefault(KIND, PageShape())
+        shapes.setdefault(KIND, PageShape(terms))
     return store
 
 
@@ -314,32 +316,7 @@ async def _page(render: PageRender) -> Page:
     return page
 
 
-def checked_path(path: str) -> str:
-    """A path, or a URL, as a page's key."""
-    is_key = isinstance(path, str) and path.startswith(("/", "http://", "https://"))
-    if not is_key or any(ord(character) < 0x20 for character in path):
-        raise ConfigError(f"path: begins with / (or is a whole URL), which {shown(path)} does not")
-    if len(path.encode("utf-8", "surrogatepass")) > MOST_PATH:
-        raise ConfigError(f"path: of at most {MOST_PATH:,} bytes, unlike {shown(path)}")
-    return path
-
-
 def _tags_of(key: PageKey) -> tuple[str, ...]:
     if key.tags is None:
         raise LookupError(f"{key}: a page that is only named has no tags to tell")
     return key.tags
-
-
-def _tag(which: str, name: str) -> str:
-    """Ours beside the user's: `path:/pricing`, `key:https://…`, `tag:blog`."""
-    return f"{which}:{name}"
-
-
-def _many(tags: Iterable[str]) -> list[str]:
-    return [tags] if isinstance(tags, str) else list(tags)
-
-
-def _checked_tag(tag: str) -> str:
-    if not isinstance(tag, str) or not tag:
-        raise ConfigError(f"tag: a word such as 'blog', not {shown(tag)}")
-    return tag

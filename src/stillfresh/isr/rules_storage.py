@@ -17,6 +17,7 @@ __all__ = [
     "Shared",
     "Unshared",
     "allows_authorized",
+    "field_value",
     "forbids_stale",
     "is_answer_to",
     "is_failure",
@@ -36,6 +37,15 @@ NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
 REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
 BAD: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def field_value(text: str) -> bytes | None:
+    """RFC 9110 §5.5: as a header field's value; None if it can be none."""
+    try:
+        value = text.encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+    return None if BAD.search(value) or value != value.strip() else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from stillfresh.clock import Clock
 from stillfresh.errors import StoreError
+from stillfresh.freshness import Policy
 from stillfresh.stores.aws import Refused, Service
 
 __all__ = ["Body", "Opaque", "S3Bodies", "Shape", "Trash"]
@@ -36,10 +37,16 @@ class Body(Struct, frozen=True):
     """Kept in the row, and served unchanged."""
     extra: bytes = b""
     """Kept in the row, for us alone."""
+    terms: Policy | None = None
+    """Those of the row, when it is read."""
 
 
 class Shape(Protocol):
     """How values of one kind lie in the open: a page is a body with its own content type."""
+
+    @property
+    def others(self) -> Policy | None:
+        """I19: how long past its time a copy of another's is served; None: until it is swept."""
 
     def outside(self, value: bytes) -> Body:
         """As it is stored."""
@@ -50,6 +57,8 @@ class Shape(Protocol):
 
 class Opaque:
     """The value is the body."""
+
+    others = None
 
     def outside(self, value: bytes) -> Body:
         return Body(value)

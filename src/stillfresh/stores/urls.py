@@ -20,7 +20,7 @@ ALLOWED: Final = (
     "redis://host:6379/0 (also rediss://, valkey://, valkeys://) or dynamodb://table?bucket=name"
 )
 REDIS: Final = {"redis", "rediss", "valkey", "valkeys"}
-DYNAMODB_OPTIONS: Final = ("bucket", "tenant", "region", "endpoint", "s3_endpoint")
+DYNAMODB_OPTIONS: Final = ("bucket", "tenant", "region", "endpoint", "s3_endpoint", "max_lease")
 
 
 def store_for(store: str | Store, clock: Clock) -> Store:

@@ -6,8 +6,9 @@ from stillfresh.clock import Clock
 from stillfresh.stores.bodies import Trash
 from stillfresh.stores.contract import Mark
 from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.reading import Reader
-from stillfresh.stores.dynamodb.rows import Names, lock_of, row_of, tagged
+from stillfresh.stores.dynamodb.rows import lock_of, row_of, tagged
 from stillfresh.stores.dynamodb.schema import LOCK, META, text
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
@@ -52,4 +53,4 @@ class Invalidator:
         row = row_of(meta, self.clock()) if meta is not None else None
         await self.tags.remove(tagged(row, lock_of(lock) if lock is not None else None), pk)
         if row is not None and row.meta is not None:
-            self.trash.add(self.names.ours(row.meta.s3_key))
+            self.trash.add(self.names.ours(row.meta.s3_key, pk))

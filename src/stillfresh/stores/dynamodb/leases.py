@@ -8,10 +8,17 @@ who is refused after a lost answer finds its own token in the row, and has won (
 from typing import Any, Final
 
 from stillfresh.errors import LeaseHeld, LeaseLost
-from stillfresh.freshness import last_end
+from stillfresh.freshness import MAX_SKEW
 from stillfresh.stores.aws import CONDITION, Refused
 from stillfresh.stores.contract import Failure, Mark
-from stillfresh.stores.dynamodb.rows import RELEASED, failure_attributes
+from stillfresh.stores.dynamodb.rows import (
+    CURRENT,
+    RELEASED,
+    believed,
+    failure_attributes,
+    lock_of,
+    version_of,
+)
 from stillfresh.stores.dynamodb.schema import (
     LOCK,
     META,
@@ -19,7 +26,6 @@ from stillfresh.stores.dynamodb.schema import (
     Item,
     ended_at,
     key_of,
-    number,
     text,
     whole,
 )
@@ -29,7 +35,7 @@ __all__ = ["Leases"]
 
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
-    # Further away than a lease can end: from before the clock was set back.
+    # Further away than any lease ends (`max_lease`): from before the clock was set back.
     " OR lease_expires_at > :last"
     # A row without an end is no lease: nobody would ever be free of it.
     " OR NOT attribute_type(lease_expires_at, :number)"
@@ -42,14 +48,15 @@ FORGETTABLE: Final = "attribute_not_exists(failures)"
 class Leases:
     """Of one table; `now` is the caller's clock, read for this step."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, max_lease: float) -> None:
         self._table = table
+        self._max_lease = max_lease
 
     async def acquire(
         self, lease: FaceTheoryCacheLease, *, now: float, beside: Item | None = None
     ) -> Item | None:
         """I4: PutItem, unless it is held; returns the row of the ended lease that it replaced."""
-        last = ended_at(last_end(now, lease.lease_expires_at - now))
+        last = ended_at(max(now + self._max_lease, lease.lease_expires_at) + MAX_SKEW)
         given = values(now=whole(now), last=last, number="N")
         try:
             return await self._table.put(lease.item() | (beside or {}), FREE, given)
@@ -57,7 +64,7 @@ class Leases:
             holder = await self._holder(exc, lease.pk)
             if text(holder, "lease_token") == lease.lease_token:
                 return None  # it was ours at once, and the answer got lost
-            until = number(holder, "lease_expires_at") or now
+            until = believed(lock_of(holder), now, self._max_lease).held_until or now
             raise LeaseHeld(f"{lease.pk}: held by another until {until:.0f}", until) from exc
 
     async def _holder(self, exc: Refused, pk: str) -> Item:
@@ -125,7 +132,8 @@ class Leases:
         pk = item["pk"]["S"]
         end = _delete_lock(pk, LIVE, values(token=token, now=whole(now)))
         try:
-            await self._table.transact(("Put", {"Item": item}), ("Delete", end), name=name)
+            put = {"Item": item, "ConditionExpression": f"attribute_not_exists({CURRENT})"}
+            await self._table.transact(("Put", put), ("Delete", end), name=name)
         except Refused as exc:
             if FAILED_REASON not in exc.reasons:
                 raise
@@ -134,16 +142,24 @@ class Leases:
                 raise _lost(pk) from exc
 
     async def mark(self, pk: str, mark: Mark) -> bool:
-        """I3: `revalidate_seconds` becomes zero if there is a row; a mark never goes down."""
+        """I3: `revalidate_seconds` becomes zero if there is a row; a mark never goes down.
+
+        I19: it stands in the row of the version where META only points there.
+        """
         marked = ":mark" if mark is Mark.HARD else "if_not_exists(#mark, :mark)"
         change = {
             "UpdateExpression": "SET fresh_for = if_not_exists(fresh_for, revalidate_seconds),"
             f" revalidate_seconds = :zero, #mark = {marked}",
-            "ConditionExpression": "attribute_exists(revalidate_seconds)",
+            "ConditionExpression": "attribute_exists(revalidate_seconds)"
+            f" AND attribute_not_exists({CURRENT})",
             "ExpressionAttributeNames": {"#mark": "mark"},
             "ExpressionAttributeValues": values(zero=0, mark=int(mark)),
         }
-        return await self._table.update(pk, META, change)
+        refused = await self._table.refused_by(pk, META, change)
+        version = version_of(refused or {})
+        if refused is None or version is None:
+            return refused is None
+        return await self._table.update(pk, version, change)
 
 
 def _delete_lock(pk: str, condition: str, given: Item) -> dict[str, Any]:

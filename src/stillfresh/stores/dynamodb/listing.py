@@ -10,7 +10,8 @@ from typing import Final
 
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import Entry
-from stillfresh.stores.dynamodb.rows import Names, merged
+from stillfresh.stores.dynamodb.names import Names
+from stillfresh.stores.dynamodb.rows import merged
 from stillfresh.stores.dynamodb.scanning import entries_of, parsed
 from stillfresh.stores.dynamodb.schema import META, Item, key_of
 from stillfresh.stores.dynamodb.table import Table

@@ -8,7 +8,17 @@ from msgspec.structs import replace
 from stillfresh.clock import Clock
 from stillfresh.stores.bodies import Body, Opaque, S3Bodies, Shape
 from stillfresh.stores.contract import UNREAD, Record
-from stillfresh.stores.dynamodb.rows import Names, Row, lock_of, merged, row_of
+from stillfresh.stores.dynamodb.names import Names
+from stillfresh.stores.dynamodb.rows import (
+    ENDLESS,
+    Row,
+    believed,
+    lock_of,
+    merged,
+    row_of,
+    swapped,
+    version_of,
+)
 from stillfresh.stores.dynamodb.schema import LOCK, META
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.workers import each
@@ -34,13 +44,16 @@ class Reader:
         bodies: S3Bodies,
         names: Names,
         shapes: Mapping[str, Shape],
+        *,
         clock: Clock,
+        max_lease: float,
     ) -> None:
         self._table = table
         self._bodies = bodies
         self._names = names
         self._shapes = shapes
         self._clock = clock
+        self._max_lease = max_lease
         self._leased: TtlCache[str, bool] = TtlCache(LEASED_FOR, max_entries=REMEMBERED)
         self._changed: TtlCache[str, bool] = TtlCache(CHANGED_FOR, max_entries=REMEMBERED)
 
@@ -60,7 +73,7 @@ class Reader:
     ) -> dict[str, Record]:
         pks = {id_: self._names.pk(kind, id_) for id_ in ids}
         consistent = not lagging or any(self._changed.get(pk) for pk in pks.values())
-        rows, records = await self._records(list(pks.values()), consistent=consistent)
+        rows, records = await self._records(kind, list(pks.values()), consistent=consistent)
 
         async def whole(id_: str) -> Record:
             row, record = rows.get(pks[id_]), records[pks[id_]]
@@ -72,31 +85,42 @@ class Reader:
         return {id_: record for id_, record in found.items() if record != NOTHING}
 
     async def _records(
-        self, pks: Sequence[str], *, consistent: bool
+        self, kind: str, pks: Sequence[str], *, consistent: bool
     ) -> tuple[dict[str, Row], dict[str, Record]]:
         """One GetItem for a fresh copy; the lease is looked at where it could matter."""
         now = self._clock()
-        metas = await self._table.get_many([(pk, META) for pk in pks], consistent=consistent)
-        rows = {pk: row_of(item, now) for (pk, _), item in metas.items()}
+        rows = await self._rows(kind, pks, now, consistent=consistent)
         closer = [
             (pk, LOCK)
             for pk in pks
             if pk not in rows or not rows[pk].is_fresh(now) or self._leased.get(pk)
         ]
         locks = await self._table.get_many(closer, consistent=consistent)
-        found = {pk: lock_of(item) for (pk, _), item in locks.items()}
+        found = {pk: believed(lock_of(it), now, self._max_lease) for (pk, _), it in locks.items()}
         return rows, {pk: merged(rows.get(pk), found.get(pk)) for pk in pks}
 
-    async def row(self, pk: str) -> Row | None:
+    async def _rows(
+        self, kind: str, pks: Sequence[str], now: float, *, consistent: bool = True
+    ) -> dict[str, Row]:
+        """A META that points to a version's row is read together with it (I19)."""
+        metas = await self._table.get_many([(pk, META) for pk in pks], consistent=consistent)
+        items = {pk: item for (pk, _), item in metas.items()}
+        pointers = {pk: sk for pk, item in items.items() if (sk := version_of(item)) is not None}
+        if pointers:
+            versions = await self._table.get_many([*pointers.items()], consistent=consistent)
+            items |= {pk: swapped(items[pk], item) for (pk, _), item in versions.items()}
+        others = self.shape(kind).others or ENDLESS
+        return {pk: row_of(item, now, others) for pk, item in items.items()}
+
+    async def row(self, kind: str, pk: str) -> Row | None:
         """As it is now, consistently."""
-        item = await self._table.get(pk, META)
-        return None if item is None else row_of(item, self._clock())
+        return (await self._rows(kind, [pk], self._clock())).get(pk)
 
     async def with_body(self, kind: str, pk: str, row: Row, record: Record) -> Record:
         """I8: a row whose body is missing is a miss, unless the row was replaced meanwhile."""
         value = await self._value(kind, row)
         if value is UNREAD:
-            fresh = await self.row(pk)
+            fresh = await self.row(kind, pk)
             if fresh is None or fresh.generation == row.generation:
                 return replace(record, copy=None)
             row, value = fresh, await self._value(kind, fresh)
@@ -108,12 +132,14 @@ class Reader:
         """None: absent upstream. UNREAD: nothing lies where the row points."""
         if row.copy is None or row.meta is None or row.copy.value is None:
             return None
-        if self._names.is_anothers(row.meta.s3_key, row.meta.pk):
+        key = self._names.object_key(row.meta.s3_key)
+        if key is None or self._names.is_anothers(key, row.meta.pk):
             return UNREAD
-        body = await self._bodies.get(row.meta.s3_key)
-        if body is None:
+        body = await self._bodies.get(key)
+        if body is None or len(body.data) < row.size:
             return UNREAD
-        open_body = Body(body.data, body.content_type, row.meta.etag, row.extra)
+        terms = row.copy.policy
+        open_body = Body(body.data, body.content_type, row.meta.etag, row.extra, terms)
         return self.shape(kind).inside(open_body)
 
     def shape(self, kind: str) -> Shape:

@@ -7,104 +7,56 @@ a service in another language may have changed the row and left our attributes a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from math import ceil
 from typing import Any, Final
-from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from stillfresh.freshness import MAX_SKEW, Policy
+from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW, Policy
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record
+from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.schema import (
+    LOCK,
     MAX_AHEAD,
     META,
     FaceTheoryCacheMetadata,
     Item,
-    cache_pk,
     key_of,
     number,
-    tag_pk,
     text,
     whole,
 )
-from stillfresh.stores.tenants import tenant_prefix
 
 __all__ = [
-    "PAGE",
+    "CURRENT",
+    "ENDLESS",
     "RELEASED",
     "Lock",
-    "Names",
     "Row",
     "Tagged",
+    "believed",
     "failure_attributes",
     "lock_of",
     "merged",
     "meta_item",
     "name_beside",
     "row_of",
+    "swapped",
     "tag_item",
     "tag_set",
     "tagged",
+    "version_of",
 ]
 
-PAGE: Final = "page"
-"""The kind whose ids are cache keys as they stand, so that other languages find the same rows."""
+CURRENT: Final = "current_sk"
 RELEASED: Final = "released"
 """In the place of a token: nobody's lease, kept for the failure that it remembers."""
 LONGEST_NAME: Final = 1_024
 """Bytes of an id that is written beside its hash: a read is paid for by every 4 KB of a row."""
 FOR_EVER: Final = 100 * 366 * 86400.0
-"""Seconds; a row of another's says no end: it is served as stale until it is swept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """From kind and id to the names in the table and in the bucket (I1, I5)."""
-
-    table: str
-    tenant: str | None = None
-
-    def pk(self, kind: str, id_: str) -> str:
-        return cache_pk(cache_key(kind, id_), self.tenant)
-
-    def named(self, item: Mapping[str, Mapping[str, Any]]) -> tuple[str, str] | None:
-        """The kind and the id of a row; None if it does not say them, or wrongly."""
-        kind, id_ = text(item, "kind"), text(item, "id") or ""
-        is_true = kind is not None and self.pk(kind, id_) == text(item, "pk")
-        return (kind, id_) if kind is not None and is_true else None
-
-    def tag(self, tag: str) -> str:
-        return tag_pk(tag, self.tenant)
-
-    @property
-    def pk_prefix(self) -> str:
-        return f"{tenant_prefix(self.tenant)}CACHE#"
-
-    @property
-    def bodies(self) -> str:
-        """Every body of this table and tenant stands under it, and nobody else's does."""
-        owner = "cache" if self.tenant is None else f"tenant={quote(self.tenant, safe='')}"
-        return f"{self.table}/{owner}/"
-
-    def body(self, pk: str, generation: str, nonce: str) -> str:
-        """Never used before: whoever publishes twice with one lease writes two bodies."""
-        return f"{self.bodies}{pk.rpartition('#')[2]}/{generation}.{nonce}"
-
-    def ours(self, *s3_keys: str) -> list[str]:
-        """To delete; bodies of others are theirs: they may use a key again."""
-        return [s3_key for s3_key in s3_keys if s3_key.startswith(self.bodies)]
-
-    def is_anothers(self, s3_key: str, pk: str) -> bool:
-        """One of our bodies, written for another row: somebody has changed this one."""
-        return s3_key.startswith(self.bodies) and self.pk_of_body(s3_key) != pk
-
-    def pk_of_body(self, s3_key: str) -> str:
-        return f"{self.pk_prefix}{s3_key.removeprefix(self.bodies).partition('/')[0]}"
-
-
-def cache_key(kind: str, id_: str) -> str:
-    """A page's id is its cache key; other kinds stand apart behind a character no URL has."""
-    return id_ if kind == PAGE and not id_.startswith("\0") else f"\0{kind}\0{id_}"
+ENDLESS: Final = Policy(0, FOR_EVER, FOR_EVER)
+"""Another's row says no end: without terms of the cache's own it is stale until it is swept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +69,11 @@ class Row:
     tags: frozenset[str]
     extra: bytes = b""
     size: int = 0
+    """Bytes of the body; 0: nobody said."""
+    token: str | None = None
+    """Of the lease that wrote our attributes, whoever changed the row since."""
+    is_pointer: bool = False
+    """TableTheory's pointer-swap recipe: it belongs to others, and is never replaced."""
 
     @property
     def generation(self) -> str | None:
@@ -177,6 +134,8 @@ def meta_item(
     }
     item = meta.item() | {name: {"N": _digits(value)} for name, value in beside.items() if value}
     item["generation"] = {"S": copy.generation}
+    if etag:
+        item["own_etag"] = {"S": etag}
     if copy.value is None:
         item["absent"] = {"BOOL": True}
     if extra:
@@ -239,32 +198,87 @@ def lock_of(item: Mapping[str, Mapping[str, Any]]) -> Lock:
     return Lock(held_until, _failure(item), _tags(item), token)
 
 
-def row_of(item: Mapping[str, Mapping[str, Any]], now: float) -> Row:
-    """Anybody's row; one that lacks what the schema requires has no copy."""
+def version_of(item: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """I19: the row that a META of the pointer-swap recipe names, in the same partition."""
+    current = text(item, CURRENT)
+    return None if current in {META, LOCK} else current
+
+
+def swapped(pointer: Item, version: Item) -> Item:
+    """A pointer and the version that it names, as one META row."""
+    return {**pointer, **version, "sk": pointer["sk"]}
+
+
+def believed(lock: Lock, now: float, max_lease: float) -> Lock:
+    """I19: another's lease of up to `max_lease` is live, though longer than the engine believes.
+
+    So its end is told as one that the engine believes; who looks again is told a later one.
+    """
+    until = lock.held_until
+    if until is None or until > now + max_lease + MAX_SKEW:
+        return lock
+    return replace_fields(lock, held_until=min(until, now + LONGEST_LEASE))
+
+
+def row_of(item: Mapping[str, Mapping[str, Any]], now: float, others: Policy = ENDLESS) -> Row:
+    """Anybody's row; one that lacks what the schema requires has no copy.
+
+    `others`: how long past its time a copy may be served that does not say so itself.
+    """
     meta = FaceTheoryCacheMetadata.from_item(item)
-    copy = None if meta is None else _copy(meta, item, now)
-    extra, size = item.get("extra", {}).get("B", b""), number(item, "body_size")
-    return Row(copy, meta, _failure(item), _tags(item), bytes(extra), int(size or 0))
+    is_ours = meta is not None and _is_ours(meta, item)
+    copy = None if meta is None else _copy(meta, item, now, others, is_ours=is_ours)
+    token, size = text(item, "generation"), number(item, "body_size")
+    return Row(
+        copy,
+        meta,
+        _failure(item),
+        _tags(item),
+        extra=bytes(item.get("extra", {}).get("B", b"")) if is_ours else b"",
+        size=int(size or 0) if is_ours or token is None else 0,
+        token=token,
+        is_pointer=CURRENT in item,
+    )
 
 
-def _copy(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]], now: float) -> Copy:
+def _is_ours(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]]) -> bool:
+    """I19: body, time and ETag are those that we wrote, so our attributes speak of them."""
     generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
-    is_ours = (
+    return (
         generation is not None
         and meta.s3_key.rpartition("/")[2].startswith(f"{generation}.")
         and fetched_at is not None
         and whole(fetched_at) == meta.generated_at
+        and text(item, "own_etag") in {None, meta.etag}
     )
+
+
+def _copy(
+    meta: FaceTheoryCacheMetadata,
+    item: Mapping[str, Mapping[str, Any]],
+    now: float,
+    others: Policy,
+    *,
+    is_ours: bool,
+) -> Copy:
+    policy = _policy(meta, item, others, is_ours=is_ours)
+    generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
     if generation is None or fetched_at is None or not is_ours:
         generation = f"{meta.s3_key}@{meta.generated_at}"
         if meta.etag is not None:  # it tells two bodies apart that were written in one second
             generation = f"{generation}@{meta.etag}"
         fetched_at = float(meta.generated_at)
-    policy = _policy(meta, item, is_ours=is_ours)
+    elif _is_changed(meta, item):  # what memory made of the copy says how long it is fresh
+        generation = f"{generation}@{meta.revalidate_seconds}"
     copy = Copy(generation, fetched_at, policy, UNREAD, _mark(meta, item, policy))
     if is_ours and item.get("absent", {}).get("BOOL"):
         copy = replace(copy, value=None)
     return replace(copy, fetched_at=now) if _is_ahead(fetched_at, now) else copy
+
+
+def _is_changed(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Another has set another interval; zero is an invalidation, and no interval."""
+    return meta.revalidate_seconds not in {0, whole(number(item, "fresh_for") or 0.0)}
 
 
 def _is_ahead(fetched_at: float, now: float) -> bool:
@@ -273,14 +287,18 @@ def _is_ahead(fetched_at: float, now: float) -> bool:
 
 
 def _policy(
-    meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]], *, is_ours: bool
+    meta: FaceTheoryCacheMetadata,
+    item: Mapping[str, Mapping[str, Any]],
+    others: Policy,
+    *,
+    is_ours: bool,
 ) -> Policy:
     """More exact than `revalidate_seconds`, or from before an invalidation set that to zero."""
     fresh_for = max(0.0, number(item, "fresh_for") or 0.0)
-    if meta.revalidate_seconds not in {0, whole(fresh_for)}:
+    if _is_changed(meta, item):
         fresh_for = float(meta.revalidate_seconds)
     if not is_ours:
-        return Policy(fresh_for, FOR_EVER, FOR_EVER)
+        return Policy(fresh_for, others.stale_for, others.error_for)
     stale_for, error_for = (number(item, name) or 0.0 for name in ("stale_for", "error_for"))
     return Policy(fresh_for, max(0.0, stale_for), max(0.0, error_for))
 
@@ -299,7 +317,7 @@ def _mark(
 def tagged(row: Row | None, lock: Lock | None) -> Tagged:
     """A copy's generation is the token of the lease that published it."""
     tags = (row.tags if row else frozenset()) | (lock.tags if lock else frozenset())
-    tokens = {row.generation if row else None, lock.token if lock else None}
+    tokens = {row.token if row else None, lock.token if lock else None}
     return Tagged(tags, frozenset(token for token in tokens if token is not None))
 
 

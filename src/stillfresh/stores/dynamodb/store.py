@@ -35,8 +35,8 @@ from stillfresh.stores.dynamodb.admin import check_table
 from stillfresh.stores.dynamodb.invalidating import Invalidator
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.listing import Lister
+from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.reading import Reader
-from stillfresh.stores.dynamodb.rows import Names
 from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_text
 from stillfresh.stores.dynamodb.sweeping import Sweeper
 from stillfresh.stores.dynamodb.table import Table
@@ -75,17 +75,19 @@ class DynamoStore:
         s3_endpoint: str | None = None,
         retention: Duration = "7d",
         delete_after: Duration = "60s",
+        max_lease: Duration = "15m",
         shapes: Mapping[str, Shape] | None = None,
         clock: Clock = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
         new_token: Callable[[], str] = random_uuid,
     ) -> None:
-        self._names = Names(table_name(table), checked_tenant(tenant))
         self._bucket = _named(bucket, "bucket")
+        self._names = Names(table_name(table), checked_tenant(tenant), self._bucket)
         self._place = Place(region, endpoint, s3_endpoint)
         self._retention = seconds(retention, name="retention")
         self._delete_after = seconds(delete_after, name="delete_after")
+        self._max_lease = seconds(max_lease, name="max_lease", positive=True)
         self.shapes: dict[str, Shape] = dict(shapes or {})
         """How values of a kind lie in S3; a kind that is not here is stored as it is."""
         self._clock = clock
@@ -132,14 +134,16 @@ class DynamoStore:
         await check_table(table)
         trash = Trash(bodies, self._delete_after, clock=clock, sleep=self._sleep)
         parts.stack.push_async_callback(trash.close)
-        tags, leases = Tags(table, names), Leases(table)
+        tags, leases = Tags(table, names), Leases(table, self._max_lease)
         urgent = Table(dynamodb, names.table, self._sleep, urgent=True)
-        parts.reader = Reader(table, bodies, names, self.shapes, clock)
+        parts.reader = Reader(
+            table, bodies, names, self.shapes, clock=clock, max_lease=self._max_lease
+        )
         parts.lister = Lister(table, names, clock)
         parts.sweeper = Sweeper(table, bodies, tags, names, clock)
         parts.invalidator = Invalidator(
             table=urgent,
-            leases=Leases(urgent),
+            leases=Leases(urgent, self._max_lease),
             trash=trash,
             tags=Tags(urgent, names),
             reader=parts.reader,

@@ -14,7 +14,8 @@ from stillfresh.clock import Clock
 from stillfresh.freshness import is_over
 from stillfresh.stores.bodies import S3Bodies
 from stillfresh.stores.contract import StoreStats
-from stillfresh.stores.dynamodb.rows import Names, lock_of, merged, row_of, tagged
+from stillfresh.stores.dynamodb.names import Names
+from stillfresh.stores.dynamodb.rows import lock_of, merged, row_of, tagged
 from stillfresh.stores.dynamodb.scanning import entries_of, parsed, pk_of
 from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
 from stillfresh.stores.dynamodb.table import Table, values
@@ -75,16 +76,21 @@ class Sweeper:
         if not await self._table.transact_if(*_drops(pk, gone[pk], before)):
             return None
         await self._tags.remove(tagged(row, lock), pk)
-        return self._names.ours(row.meta.s3_key) if row is not None and row.meta is not None else []
+        if row is None or row.meta is None:
+            return []
+        return self._names.ours(row.meta.s3_key, pk)
 
     async def _drop_orphans(self) -> None:
         before = self._clock() - ORPHAN_AFTER
         async for keys in self._bodies.older(self._names.bodies, before):
             pointers = {key: (self._names.pk_of_body(key), META) for key in keys}
             rows = await self._table.get_many(list(set(pointers.values())))
-            orphans = [
-                key for key, at in pointers.items() if text(rows.get(at, {}), "s3_key") != key
-            ]
+            used = {
+                self._names.object_key(pointer)
+                for row in rows.values()
+                if (pointer := text(row, "s3_key")) is not None
+            }
+            orphans = [key for key in keys if key not in used]
             await self._bodies.delete(orphans)
 
     async def stats(self, meter: Meter) -> StoreStats:

@@ -113,13 +113,18 @@ class Table:
 
     async def update(self, pk: str, sk: str, change: dict[str, Any]) -> bool:
         """Whether its condition held."""
+        return await self.refused_by(pk, sk, change) is None
+
+    async def refused_by(self, pk: str, sk: str, change: dict[str, Any]) -> Item | None:
+        """None: it was done. Else the row that its condition refused, empty if there is none."""
+        told = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
         try:
-            await self._ask("update_item", Key=key_of(pk, sk), **change)
+            await self._ask("update_item", Key=key_of(pk, sk), **change, **told)
         except Refused as exc:
             if exc.code != CONDITION:
                 raise
-            return False
-        return True
+            return exc.item or {}
+        return None
 
     async def transact(self, *actions: tuple[str, dict[str, Any]], name: str | None = None) -> None:
         """All of them or none; with a `name`, once, however often it is asked."""

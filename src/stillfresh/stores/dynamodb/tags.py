@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
-from stillfresh.stores.dynamodb.rows import Names, Tagged, tag_item
+from stillfresh.stores.dynamodb.names import Names
+from stillfresh.stores.dynamodb.rows import Tagged, tag_item
 from stillfresh.stores.dynamodb.schema import Item, text
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.workers import each

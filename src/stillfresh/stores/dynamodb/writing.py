@@ -13,10 +13,10 @@ from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
 from stillfresh.stores.bodies import Body, S3Bodies, Trash
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
 from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.reading import Reader
 from stillfresh.stores.dynamodb.rows import (
     Lock,
-    Names,
     Row,
     lock_of,
     merged,
@@ -82,13 +82,15 @@ class Writer:
 
     async def _looked(self, kind: str, ask: Ask, grant: Held | Lease, old: Item | None) -> Grant:
         pk, before = self.names.pk(kind, ask.id), lock_of(old) if old is not None else None
-        row = await self.reader.row(pk)
+        row = await self.reader.row(kind, pk)
         newer = await self._newer(kind, pk, row, ask.seen, grant)
         if isinstance(grant, Held):
             return newer or grant
         if newer is not None:
             await self.leases.release(pk, grant.token, now=self.clock())
             return newer
+        if row is not None and row.is_pointer:
+            raise StoreError(f"{pk}: its META has current_sk, so it is others' to publish (I19)")
         if ask.missed(merged(row, before).failure):
             return await self._failed_since(kind, grant, row, before)
         await self._claim(kind, ask, grant, row, before)
@@ -129,8 +131,6 @@ class Writer:
         until = lease.expires_at + LASTS
         await self.tags.write(ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until)
         replaced = row.meta.s3_key if row is not None and row.meta is not None else None
-        if replaced is not None and self.names.is_anothers(replaced, pk):
-            replaced = None
         self.claims.insert(lease.token, Claim(replaced, ask.tags, until))
         if before is not None and before.failure is not None and row is None:
             await self.leases.note(pk, lease.token, before.failure)
@@ -151,11 +151,11 @@ class Writer:
         try:
             await self.leases.publish(item, lease.token, name=nonce, now=self.clock())
         except LeaseLost:
-            self._discard(s3_key if body is not None else None)
+            self._discard(pk, s3_key if body is not None else None)
             return False
         self.reader.forget_lease(pk)
         self.reader.note_change(pk)
-        self._discard(claim.replaces)
+        self._discard(pk, claim.replaces)
         return True
 
     def _meta(self, copy: Copy, pk: str, s3_key: str, body: Body | None, claim: Claim) -> Item:
@@ -170,9 +170,9 @@ class Writer:
             tags=claim.tags,
         )
 
-    def _discard(self, s3_key: str | None) -> None:
+    def _discard(self, pk: str, s3_key: str | None) -> None:
         if s3_key is not None:
-            self.trash.add(self.names.ours(s3_key))
+            self.trash.add(self.names.ours(s3_key, pk))
 
     async def renew(self, kind: str, lease: Lease, lease_for: float) -> bool:
         now, pk = self.clock(), self.names.pk(kind, lease.id)
