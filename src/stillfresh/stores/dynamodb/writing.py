@@ -90,7 +90,7 @@ class Writer:
             await self.leases.release(pk, grant.token, now=self.clock())
             return newer
         if row is not None and row.is_pointer:
-            raise StoreError(f"{pk}: its META has current_sk, so it is others' to publish (I19)")
+            raise StoreError(f"{pk}: META has current_sk, so only its own services publish it")
         if ask.missed(merged(row, before).failure):
             return await self._failed_since(kind, grant, row, before)
         await self._claim(kind, ask, grant, row, before)
