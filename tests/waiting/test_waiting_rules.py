@@ -42,6 +42,14 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(PauseOver),
 )
 
+ORDERS = {
+    "not mine, message, mine": (False, None, True),
+    "message, mine": (None, True),
+    "mine, message": (True, None),
+    "mine": (True,),
+}
+"""What comes after a move: a state (whether it is our turn), or None for `your_turn`."""
+
 
 class TestW1Pure:
     """W1: frozen state in, state and effects out."""
@@ -444,13 +452,15 @@ class TestW8GameState:
         rules.hear(Opened("x", my_turn=True), GameState("x", my_turn=True, version=1))
         assert (rules.state.pool, rules.asked()) == (("a", "b", "c"), 0)
 
-    def test_a_pending_move_counts_without_a_snapshot(self) -> None:
-        """The turn never left us: the game kept its old place, which the next turn will not."""
-        rules = with_snapshot("c")
-        rules.hear(Opened("c", my_turn=True), MoveSent("c"))
-        state = rules.hear(GameState("c", my_turn=True, version=2))
-        assert (state.in_flight, state.pending) == (Request(), ())
-        assert rules.answer("a", "c", "b").snapshot is None
+    def test_a_pending_move_alone_counts_as_a_turn_that_goes_on(self) -> None:
+        """The game may have kept its place, so the snapshot fits only while the turn goes on."""
+        rules = Rules("a", "b", "c")
+        rules.hear(Opened("b", my_turn=True), MoveSent("b"))
+        state = rules.hear(GameState("b", my_turn=True, version=2))
+        assert (state.in_flight, state.pending) == (Request("b", is_mid_turn=True), ())
+        snapshot = rules.answer("a", "b", "c").snapshot
+        assert snapshot is not None
+        assert snapshot.is_mid_turn
 
     def test_a_pending_move_in_the_only_game_costs_nothing(self) -> None:
         """With fewer than two games any order is right."""
@@ -619,6 +629,72 @@ class TestW11Navigation:
         assert navigation(rules.fail(), None).pending
         rules.hear(PauseOver())
         assert not navigation(rules.answer("a"), None).pending
+
+
+class TestW15TurnsThatGoOn:
+    """W15: a turn that goes on, or comes back at once, is cheap."""
+
+    @pytest.mark.parametrize("answers_between", [True, False], ids=["fast", "slow"])
+    @pytest.mark.parametrize("is_kept", [True, False], ids=["place kept", "place renewed"])
+    @pytest.mark.parametrize("versions", ["none", "states", "all"])
+    @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+    def test_fifty_turns_cost_two_refetches_at_most(
+        self, order: tuple[bool | None, ...], versions: str, is_kept: bool, answers_between: bool
+    ) -> None:
+        """With five games, in every order of messages, and the order shown is the backend's."""
+        backend, rules = list("abcde"), Rules(*"abcde")
+        rules.hear(Opened("b", my_turn=True, version=0 if versions == "all" else None))
+        for turn in range(1, 51):
+            rules.hear(MoveSent("b"))
+            if None in order or not is_kept:
+                backend.append(backend.pop(backend.index("b")))
+            for said in order:
+                version = None if versions == "none" else turn * 2 - (said is False)
+                rules.hear(
+                    YourTurn("b", version) if said is None else GameState("b", said, version)
+                )
+                while answers_between and rules.state.in_flight:
+                    rules.answer(*backend)
+            while rules.state.in_flight:
+                rules.answer(*backend)
+            assert rules.state.pool == tuple(backend)
+        assert rules.asked() <= 2
+
+    def test_the_order_of_mid_turn_is_not_put_back_when_the_turn_comes_anew(self) -> None:
+        """The game comes back last, and the snapshot has it where it was."""
+        rules = went_on()
+        rules.hear(MoveSent("b"), GameState("b", my_turn=False, version=4))
+        assert rules.hear(YourTurn("b", 5)).in_flight == Request("b")
+
+    @pytest.mark.parametrize("version", [None, 4])
+    def test_a_turn_that_seemed_to_go_on_is_asked_for_when_its_message_comes(
+        self, version: int | None
+    ) -> None:
+        """Bots played at once: the state looks as if our turn had gone on."""
+        rules = went_on()
+        assert rules.hear(MoveSent("b"), GameState("b", my_turn=True, version=version)).pool == (
+            "a",
+            "b",
+            "c",
+        )
+        assert rules.hear(YourTurn("b", version)).in_flight == Request("b")
+
+    def test_a_message_too_late_to_count_still_ends_the_snapshot_of_mid_turn(self) -> None:
+        """We have played on by then, and the next order of mid-turn is another one."""
+        rules = went_on()
+        rules.hear(MoveSent("b"), GameState("b", my_turn=True, version=4), MoveSent("b"))
+        state = rules.hear(YourTurn("b", 4))
+        assert (state.snapshot, state.pending, rules.asked()) == (None, ("b",), 0)
+
+
+def went_on() -> Rules:
+    """We moved in `b`, our turn went on, and the answer has it in its old place."""
+    rules = Rules("a", "b", "c")
+    rules.hear(Opened("b", my_turn=True, version=1), MoveSent("b"))
+    rules.hear(GameState("b", my_turn=True, version=3))
+    rules.answer("a", "b", "c")
+    rules.asked()
+    return rules
 
 
 def with_snapshot(game: str = "c", *pool: str) -> Rules:

@@ -13,7 +13,18 @@ from waiting_world import ALL, PROMISES, Happening, World
 
 from stillfresh.testing import Explored, explore
 
-__all__ = ["BLIND", "CUT", "EXPLORATIONS", "FRESH", "LOOP", "PAIR", "TURN", "WISHES", "Exploration"]
+__all__ = [
+    "BLIND",
+    "CUT",
+    "EXPLORATIONS",
+    "FRESH",
+    "GOES_ON",
+    "LOOP",
+    "PAIR",
+    "TURN",
+    "WISHES",
+    "Exploration",
+]
 
 PLAY: tuple[Happening, ...] = (
     world.messages,
@@ -22,6 +33,7 @@ PLAY: tuple[Happening, ...] = (
     world.moves,
     world.opponents,
 )
+BOTS: tuple[Happening, ...] = (*PLAY, world.returns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +78,13 @@ ELSEWHERE = Exploration(
     "from an answer that was cut, play here and elsewhere",
     world.settled("A", "B", "C", "D", limit=3),
     (*PLAY, world.elsewhere),
-    9,
+    8,
 )
 LOOP = Exploration(
     "from a turn that has just come, play",
     world.turn("C", "A", "D", limit=4),
     PLAY,
-    13,
+    12,
 )
 PAIR = Exploration(
     "from a turn with one other game, play",
@@ -102,16 +114,49 @@ WISHES = Exploration(
         "the backend reads C A D",
         "the answer comes",
         "plays A",
-        "the move in A is made, our turn goes on",
-        "hears Kept(A, 4, 2)",
+        "the move in A fails",
+        "hears MoveFailed(A, 2)",
         "B becomes ours",
         "hears YourTurn(B, 0)",
         "plays A",
-        "the move in A is made, our turn goes on",
-        "hears Kept(A, 4, 2)",
+        "the move in A fails",
+        "hears MoveFailed(A, 2)",
     ),
 )
-EXPLORATIONS = [FRESH, CUT, TURN, ELSEWHERE, LOOP, PAIR, BLIND, WISHES]
+WENT_ON = ("plays A", "the move in A is made, our turn goes on", "hears Kept(A, 2, 0)")
+RENEWED = Exploration(
+    "from a turn that has just come, play with bots, and each move renews the wait",
+    world.turn("C", "A", "D", limit=4, renews=True),
+    BOTS,
+    10,
+)
+GOES_ON = Exploration(
+    "from a turn that went on, play with bots",
+    world.settled("A", "C", "D", limit=4),
+    BOTS,
+    9,
+    (*WENT_ON, "the backend reads A C D", "the answer comes"),
+)
+GOES_ON_RENEWED = Exploration(
+    "from a turn that went on, play with bots, and each move renews the wait",
+    world.settled("A", "C", "D", limit=4, renews=True),
+    BOTS,
+    9,
+    (*WENT_ON, "the backend reads C A D", "the answer comes"),
+)
+EXPLORATIONS = [
+    FRESH,
+    CUT,
+    TURN,
+    ELSEWHERE,
+    LOOP,
+    PAIR,
+    BLIND,
+    WISHES,
+    RENEWED,
+    GOES_ON,
+    GOES_ON_RENEWED,
+]
 
 
 def main() -> None:

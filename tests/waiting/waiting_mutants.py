@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
-from waiting_explorations import BLIND, CUT, FRESH, LOOP, PAIR, TURN, WISHES, Exploration
+from waiting_explorations import BLIND, CUT, FRESH, GOES_ON, LOOP, PAIR, TURN, WISHES, Exploration
 
 from stillfresh.testing import PromiseBroken
 from stillfresh.waiting import rules, rules_refetch
@@ -21,6 +21,8 @@ from stillfresh.waiting.model import (
     Played,
     Reconnected,
     Request,
+    Screen,
+    Snapshot,
     State,
     Step,
 )
@@ -71,18 +73,21 @@ def does_nothing(state: State, *_rest: object) -> Step:
     return Step(state)
 
 
-def never_asks(state: State, game_id: str, _snapshot_of: str | None) -> Step:
+def never_asks(state: State, game_id: str, _wanted: Request) -> Step:
     pool = state.pool if game_id in state.pool else (*state.pool, game_id)
     return Step(replace(state, pool=pool, snapshot=rules.kept_for(state.snapshot, game_id)))
 
 
-def of_this_game(state: State, game_id: str) -> bool:
-    return rules.kept_for(state.snapshot, game_id) is not None and not state.is_busy
+def played_or_not(state: State, wanted: Request) -> bool:
+    return IS_PROVABLE(replace(state, played=Played.SINCE), wanted)
 
 
-def in_any_flight(state: State, game_id: str) -> bool:
-    is_own = rules.kept_for(state.snapshot, game_id) is not None
-    return is_own and state.played is Played.SINCE
+def in_any_flight(state: State, wanted: Request) -> bool:
+    return IS_PROVABLE(replace(state, in_flight=None, follows=None), wanted)
+
+
+def in_any_turn(state: State, wanted: Request) -> bool:
+    return IS_PROVABLE(state, replace(wanted, is_mid_turn=True))
 
 
 def never(*_any: object) -> bool:
@@ -107,15 +112,19 @@ def keeps_snapshot(state: State, game_id: str) -> Step:
     return Step(replace(after, snapshot=state.snapshot), effects)
 
 
-def appends_to_any(state: State, game_id: str, snapshot_of: str | None) -> Step:
-    after, effects = APPENDED(state, game_id, snapshot_of)
+def appends_to_any(state: State, game_id: str, wanted: Request) -> Step:
+    after, effects = APPENDED(state, game_id, wanted)
     return Step(replace(after, snapshot=state.snapshot), effects)
 
 
-def drops(state: State, snapshot_of: str | None = None) -> Step:
+def drops(state: State, wanted: Request = rules_refetch.PLAIN) -> Step:
     if state.in_flight is not None:
         return Step(state)
-    return rules_refetch.begin(state, Request(snapshot_of))
+    return rules_refetch.begin(state, wanted)
+
+
+def keeps_mid_turn(snapshot: Snapshot | None, _game_id: str) -> Snapshot | None:
+    return snapshot
 
 
 def only_the_pool(state: State, event: GameState) -> Step:
@@ -125,6 +134,10 @@ def only_the_pool(state: State, event: GameState) -> Step:
 def trusts_the_answer(state: State, event: GameState) -> Step:
     after, effects = NOT_MY_TURN(state, event)
     return Step(replace(after, away=()), effects)
+
+
+def up_to_its_own(_screen: Screen, version: int | None, *, goes_on: bool) -> int | None:
+    return version
 
 
 def stays_pending(state: State, event: Reconnected) -> Step:
@@ -147,6 +160,7 @@ def asks_nothing(state: State, event: Reconnected) -> Step:
 TURN_CAME, TAKEN, NOT_MY_TURN = rules.turn_came, rules_refetch.taken, rules.not_my_turn
 APPLIED, WITHOUT_MOVE = rules_refetch.applied, rules.without_move
 RECONNECTED, TAKEN_OUT, APPENDED = rules.reconnected, rules.taken_out, rules.appended
+IS_PROVABLE = rules.is_provable
 
 MUTANTS = [
     Mutant("W2", "an answer that was cut counts as complete", {"applied": always_complete}, CUT),
@@ -158,7 +172,7 @@ MUTANTS = [
     Mutant("W6", "a game played on another device stays", {"not_my_turn": does_nothing}, CUT),
     Mutant("W6", "an answer under way brings it back", {"not_my_turn": trusts_the_answer}, CUT),
     Mutant("W7", "with fewer than two games nobody is asked", {"appended": never_asks}, PAIR),
-    Mutant("W7", "a snapshot is put back unplayed", {"is_provable": of_this_game}, LOOP),
+    Mutant("W7", "a snapshot is put back unplayed", {"is_provable": played_or_not}, LOOP),
     Mutant("W7", "a snapshot is put back during a flight", {"is_provable": in_any_flight}, LOOP),
     Mutant("W7", "a snapshot counts though it misses its game", {"is_blind": never}, BLIND),
     Mutant("W7", "a turn that is told twice counts twice", {"is_late": never}, PAIR),
@@ -170,4 +184,7 @@ MUTANTS = [
     Mutant("W9", "after reconnecting, nobody is asked", {"reconnected": asks_nothing}, CUT),
     Mutant("W10", "an answer without a snapshot keeps the old", {"taken": keeps_old}, WISHES),
     Mutant("W10", "a snapshot survives a game added here", {"appended": appends_to_any}, PAIR),
+    Mutant("W15", "an order of mid-turn fits every turn", {"is_provable": in_any_turn}, GOES_ON),
+    Mutant("W15", "it survives late news", {"without_mid_turn": keeps_mid_turn}, GOES_ON),
+    Mutant("W15", "a state makes its own message late", {"overtaken": up_to_its_own}, GOES_ON),
 ]

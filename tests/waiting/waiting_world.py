@@ -86,22 +86,24 @@ class World(Struct, frozen=True):
     connected: bool = True
     untold: tuple[str, ...] = ()
     """Played elsewhere while nobody here looked: the backend has no message for that."""
+    renews: bool = False
+    """A game whose turn goes on waits from that move on; else it keeps its place."""
 
 
-def begin(*ours: str, limit: int) -> World:
+def begin(*ours: str, limit: int, renews: bool = False) -> World:
     """Nothing known yet, the first refetch in flight."""
-    return heard(World(State(limit=limit), ours=ours), Started())
+    return heard(World(State(limit=limit), ours=ours, renews=renews), Started())
 
 
-def settled(*ours: str, limit: int) -> World:
+def settled(*ours: str, limit: int, renews: bool = False) -> World:
     """The first answer is here, and A is being looked at."""
-    world = landed(begin(*ours, limit=limit))
+    world = landed(begin(*ours, limit=limit, renews=renews))
     return looking(heard(world, Answered(ours[:limit])), "A")
 
 
-def turn(*ours: str, limit: int) -> World:
+def turn(*ours: str, limit: int, renews: bool = False) -> World:
     """A, which is being looked at, has just become ours: a snapshot has been asked for."""
-    world = looking(settled(*left(ours, "A"), limit=limit), "A")
+    world = looking(settled(*left(ours, "A"), limit=limit, renews=renews), "A")
     world = newer(replace(world, ours=ours), "A")
     message, state = (
         YourTurn("A", version(world, "A")),
@@ -282,9 +284,21 @@ def moves(world: World) -> Iterator[Next]:
         yield f"the move in {game} is refused", told(after, MoveFailed(game, made_for))
         return
     yield f"the move in {game} is made", played(after, game, here=True)
+    if after.renews:
+        after = replace(after, ours=came(left(after.ours, game), game))
     after = newer(after, game)
     reply = Kept(game, version(after, game), made_for)
     yield f"the move in {game} is made, our turn goes on", told(after, reply)
+
+
+def returns(world: World) -> Iterator[Next]:
+    """Bots answer our move at once: it is our turn anew, and no state says that it was theirs."""
+    if not world.moves or len(world.wire) >= ROOM - 1 or not is_accepted(world, *world.moves[0]):
+        return
+    (game, _), *rest = world.moves
+    after = replace(world, moves=tuple(rest), ours=left(world.ours, game))
+    for label, back in turns(after, game):
+        yield f"the move in {game} is made, {label}", back
 
 
 def is_accepted(world: World, game: str, made_for: int) -> bool:
@@ -343,26 +357,29 @@ def renumbered(world: World) -> World:
     By twos, since the rules may speak of the version before one.
     """
     for at, game in enumerate(PLAYED):
-        known = set(versions_of(world, at, game))
-        ranks = {old: 2 * new for new, old in enumerate(sorted(known))}
-        if any(old != new for old, new in ranks.items()):
-            world = ranked(world, at, game, ranks)
+        known = sorted(versions_of(world, at, game))
+        ranks = range(0, 2 * len(known), 2)
+        if known != list(ranks):
+            world = ranked(world, at, game, dict(zip(known, ranks, strict=True)))
     return world
 
 
-def versions_of(world: World, at: int, game: str) -> Iterator[int]:
-    yield world.versions[at]
-    held = (*world.client.versions, *world.client.moves, *world.moves)
-    yield from (number for one, number in held if one == game and number is not None)
-    screen = world.client.screen
+def versions_of(world: World, at: int, game: str) -> set[int]:
+    """Plain loops, since a third of an exploration's time goes here."""
+    client, screen = world.client, world.client.screen
+    found: set[int | None] = {world.versions[at]}
+    for held in (client.versions, client.moves, world.moves):
+        for one, number in held:
+            if one == game:
+                found.add(number)
     if screen is not None and screen.game_id == game:
-        yield from (v for v in (screen.version, screen.opened_at) if v is not None)
+        found |= {screen.version, screen.opened_at}
     for message in world.wire:
         if not isinstance(message, Invalidated) and message.game_id == game:
-            assert message.version is not None
-            yield message.version
-        if isinstance(message, Kept) and message.game_id == game:
-            yield message.made_for
+            found.add(message.version)
+            if isinstance(message, Kept):
+                found.add(message.made_for)
+    return {number for number in found if number is not None}
 
 
 def ranked(world: World, at: int, game: str, ranks: dict[int, int]) -> World:
@@ -434,6 +451,7 @@ ALL: tuple[Happening, ...] = (
     refetches,
     user,
     moves,
+    returns,
     opponents,
     elsewhere,
     structure,

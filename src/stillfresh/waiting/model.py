@@ -74,6 +74,8 @@ class Snapshot(Struct, frozen=True):
     game_id: GameId
     pool: Pool
     is_complete_from_server: bool
+    is_mid_turn: bool = False
+    """Read while the turn went on: the order fits only until the turn comes anew."""
 
 
 class Played(StrEnum):
@@ -91,6 +93,8 @@ class Request(Struct, frozen=True):
     """A refetch that is wanted: the game whose snapshot it is to become, if any."""
 
     snapshot_of: GameId | None = None
+    is_mid_turn: bool = False
+    """Asked for because the turn of that game went on, not because it came."""
     is_echo: bool = False
     """Asked for by an answer, not by news: an answer to it that changes nothing asks slower."""
 

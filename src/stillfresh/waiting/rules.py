@@ -139,7 +139,7 @@ def not_my_turn(state: State, event: GameState) -> Step:
 def your_turn(state: State, event: YourTurn) -> Step:
     """R4, W7: a turn counts once, whoever tells of it, and late news not at all."""
     if is_late(state, event.game_id, event.version):
-        return Step(state)
+        return Step(replace(state, snapshot=without_mid_turn(state.snapshot, event.game_id)))
     screen = state.screen
     if screen is None or screen.game_id != event.game_id:
         return turn_came(state, event.game_id, event.version)
@@ -149,49 +149,59 @@ def your_turn(state: State, event: YourTurn) -> Step:
     return Step(state) if is_twin else turn_came(state, event.game_id, event.version)
 
 
+def without_mid_turn(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | None:
+    """W15: the turn came anew, however late we hear of it: the game has left its old place."""
+    is_over = snapshot is not None and snapshot.is_mid_turn and snapshot.game_id == game_id
+    return None if is_over else snapshot
+
+
 def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool = True) -> Step:
     """R4, W7: two games need no order; an order is put back if only its game has gone and come.
 
-    `anew` is false where the turn never left us (W8): the game has kept its old place, so
-    neither an old order fits nor will this one when the next turn comes.
+    `anew` is false where, for all we know, the turn never left us (W8, W15). The game may then
+    have kept its place, so the answer fits while the turn goes on, and not when it comes anew.
     """
     state = replace(
         state,
         moves=unsettled(state.moves, game_id, version),
         away=without(state.away, game_id),
-        versions=known(state.versions, game_id, version),
+        versions=known(state.versions, game_id, version) if anew else state.versions,
     )
-    snapshot_of = game_id if anew else None
+    wanted = Request(game_id, is_mid_turn=not anew)
     if len(state.pool) < 2:
-        return appended(state, game_id, snapshot_of)
-    if anew and is_provable(state, game_id):
-        return restored(state)
-    return request(state, snapshot_of)
+        return appended(state, game_id, wanted)
+    if is_provable(state, wanted):
+        return restored(state, anew=anew)
+    return request(state, wanted)
 
 
-def appended(state: State, game_id: GameId, snapshot_of: GameId | None) -> Step:
+def appended(state: State, game_id: GameId, wanted: Request) -> Step:
     """W7: with it there are two at most; but an answer that is under way may not know it."""
     pool = state.pool if game_id in state.pool else (*state.pool, game_id)
     state = replace(state, pool=pool, snapshot=kept_for(state.snapshot, game_id))
     if state.is_complete_from_server and not state.is_busy:
         return Step(state)
-    return request(state, snapshot_of)
+    return request(state, wanted)
 
 
-def is_provable(state: State, game_id: GameId) -> bool:
+def is_provable(state: State, wanted: Request) -> bool:
     """W7: of this game, which we ourselves played since, and no news is under way."""
-    is_own = kept_for(state.snapshot, game_id) is not None
-    return is_own and state.played is Played.SINCE and not state.is_busy
+    snapshot = state.snapshot
+    if snapshot is None or snapshot.game_id != wanted.snapshot_of:
+        return False
+    fits = wanted.is_mid_turn or not snapshot.is_mid_turn
+    return fits and state.played is Played.SINCE and not state.is_busy
 
 
-def restored(state: State) -> Step:
+def restored(state: State, *, anew: bool) -> Step:
+    """W15: a turn that goes on may be told once more, by its `your_turn`, at no cost."""
     assert state.snapshot is not None  # noqa: S101 (is_provable has looked)
     return Step(
         replace(
             state,
             pool=state.snapshot.pool,
             is_complete_from_server=state.snapshot.is_complete_from_server,
-            played=Played.NOT_SINCE,
+            played=Played.NOT_SINCE if anew else state.played,
             is_restored=True,
         )
     )
@@ -203,28 +213,34 @@ def game_state(state: State, event: GameState) -> Step:
     if screen is None or screen.game_id != event.game_id or is_old(state, screen, event.version):
         return Step(state)
     rises = event.my_turn and not screen.my_turn
+    goes_on = event.my_turn and not rises and event.game_id in state.pending
     is_news = not is_late(state, event.game_id, event.version)
-    state = looked_at(state, screen, event, owes_message=rises and is_news)
+    told = overtaken(screen, event.version, goes_on=goes_on)
+    state = replace(
+        state,
+        screen=looked_at(screen, event, owes_message=rises and is_news),
+        versions=known(state.versions, event.game_id, told),
+    )
     if not event.my_turn:
         return not_my_turn(state, event)
-    if is_news and (rises or event.game_id in state.pending):
+    if is_news and (rises or goes_on):
         return turn_came(state, event.game_id, event.version, anew=rises)
     return Step(state)
 
 
-def looked_at(state: State, screen: Screen, event: GameState, *, owes_message: bool) -> State:
+def looked_at(screen: Screen, event: GameState, *, owes_message: bool) -> Screen:
     version = screen.version if event.version is None else event.version
-    told = overtaken(screen, event.version)
-    screen = replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message)
-    return replace(state, screen=screen, versions=known(state.versions, event.game_id, told))
+    return replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message)
 
 
-def overtaken(screen: Screen, version: int | None) -> int | None:
+def overtaken(screen: Screen, version: int | None, *, goes_on: bool) -> int | None:
     """Up to where a state makes messages late, W7.
 
-    Where we know at which version the game was opened, its own message may still have to count.
+    Its own message may still have to count: where we know at which version the game was opened,
+    and where our turn seems to go on but may have gone and come (W15).
     """
-    return version if version is None or screen.opened_at is None else version - 1
+    counts_later = goes_on or screen.opened_at is not None
+    return version - 1 if version is not None and counts_later else version
 
 
 def is_old(state: State, screen: Screen, version: int | None) -> bool:

@@ -40,6 +40,8 @@ __all__ = [
 PAUSE: Final = 0.5
 """Seconds before a failed refetch is tried again; doubled with every failure in a row."""
 LONGEST_PAUSE: Final = 30.0
+PLAIN: Final = Request()
+"""A refetch that creates no snapshot."""
 
 
 def pause_after(pauses: int) -> float:
@@ -47,12 +49,11 @@ def pause_after(pauses: int) -> float:
     return min(PAUSE * 2.0 ** min(pauses, 30), LONGEST_PAUSE)
 
 
-def request(state: State, snapshot_of: GameId | None = None) -> Step:
+def request(state: State, wanted: Request = PLAIN) -> Step:
     """W3: ask now; while an answer is under way, which may predate the event, ask after it.
 
-    The last who asks decides whether there will be a snapshot. A pause ends here.
+    The last request decides whether there will be a snapshot. A pause ends here.
     """
-    wanted = Request(snapshot_of)
     if state.in_flight is None:
         return begin(state, wanted)
     return Step(replace(state, follows=wanted))
@@ -101,7 +102,7 @@ def taken(_state: State, asked: Request, pool: Pool, *, is_complete: bool) -> Sn
     """W10: an answer replaces the snapshot, by its own or by none."""
     if asked.snapshot_of is None:
         return None
-    return Snapshot(asked.snapshot_of, pool, is_complete)
+    return Snapshot(asked.snapshot_of, pool, is_complete, asked.is_mid_turn)
 
 
 def is_blind(state: State, snapshot: Snapshot | None) -> bool:
