@@ -1,6 +1,7 @@
 """A coordinator that is started, signed in and visible, on a real file and a manual clock."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,19 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def site(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Site]:
-    site = made(tmp_path, clock)
+    async with running(made(tmp_path, clock)) as site:
+        yield site
+
+
+@pytest.fixture
+async def following(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Site]:
+    """It fetches the originals of reposts too."""
+    async with running(made(tmp_path, clock, follow_reposts=True)) as site:
+        yield site
+
+
+@asynccontextmanager
+async def running(site: Site) -> AsyncIterator[Site]:
     site.ttl.sign_in(VIEWER)
     async with site.controller:
         site.ttl.start()

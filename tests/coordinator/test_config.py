@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ttl_kit import START, Site, made, until
+from ttl_kit import START, Nexus, Site, made, until
 
 from stillfresh import ConfigError
 from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
@@ -134,6 +134,23 @@ class TestC1Code:
             TtlCoordinator(controller).subscribe("post", "a:1")
 
 
+class TestC17Environment:
+    async def test_without_a_config_the_environment_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without a TtlConfig the variables apply, and a bad one is refused by its name."""
+        monkeypatch.setitem(os.environ, "POST_TTL_MS", "7")
+        controller = TtlController(nexus=Nexus(), database=Database(tmp_path / "a.db"))
+        TtlCoordinator(controller)
+        assert controller.kinds["post"].ttl_ms == 7
+        monkeypatch.setitem(os.environ, "POST_TTL_MS", "soon")
+        other = TtlController(nexus=Nexus(), database=Database(tmp_path / "b.db"))
+        with pytest.raises(ConfigError, match=r"^POST_TTL_MS: must be a whole number"):
+            TtlCoordinator(other)
+        TtlCoordinator(other, TtlConfig())
+        assert other.kinds["post"].ttl_ms == 300_000
+
+
 class TestC1Configure:
     async def test_an_unknown_or_bad_setting_changes_nothing(self, site: Site) -> None:
         """The error says which."""
@@ -167,6 +184,7 @@ class TestC1Configure:
             ("config", lambda site: COORDINATOR(site.controller, {"post_ttl_ms": 1})),
             ("controller", lambda _: COORDINATOR("x")),
             ("counted", lambda site: COORDINATOR(site.controller, counted="no")),
+            ("follow_reposts", lambda site: COORDINATOR(site.controller, follow_reposts=1)),
             ("kinds", lambda site: site.controller.declare(None)),
             ("database", lambda _: CONTROLLER(database="app.db")),
             (

@@ -64,38 +64,6 @@ class TestC10ForceRefresh:
         await site.ttl.tick()
         assert len(site.nexus.posts) == 3
 
-    async def test_the_original_of_a_repost_joins_the_queue(self, site: Site) -> None:
-        """Fetched once with the next batch, although nobody subscribed to it."""
-        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
-        site.ttl.subscribe_post(composite_post_id="a:1")
-        await site.ttl.tick()
-        assert site.queued() == ("b:9",)
-        await site.ttl.tick()
-        assert site.nexus.posts == [["a:1"], ["b:9"]]
-        assert site.subscribed() == {"a:1": 1}
-        assert await site.version("b:9") == 1
-
-    async def test_the_original_of_a_forced_repost_too_unless_it_is_fresh(self, site: Site) -> None:
-        """It joins the queue of the coordinator that is running."""
-        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
-        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
-        await site.ttl.tick()
-        await site.ttl.tick()
-        assert site.nexus.posts == [["a:1"], ["b:9"]]
-        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
-        assert site.queued() == ()
-
-    async def test_the_original_of_what_was_forced_before_the_start_too(
-        self, tmp_path: Path, clock: ManualClock
-    ) -> None:
-        """It waits in the queue for the first tick."""
-        site = made(tmp_path, clock)
-        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
-        async with site.controller:
-            site.ttl.sign_in(VIEWER)
-            await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
-            assert site.queued() == ("b:9",)
-
     async def test_view_and_row_are_one_transaction(self, site: Site) -> None:
         """If the view cannot be written, neither is its row."""
         await site.ttl.tick()
@@ -161,6 +129,53 @@ class TestC10ForceRefresh:
         original_of(part)
         original_of({"relationships": part})
         original_of({"relationships": {"reposted": part}})
+
+
+class TestC17Reposts:
+    async def test_nobody_fetches_what_nobody_subscribed_to(self, site: Site) -> None:
+        """The original of a repost is not on the screen, unless it is subscribed itself."""
+        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        await site.ttl.tick()
+        assert (site.nexus.posts, site.queued()) == ([["a:1"], ["a:1"]], ())
+
+    async def test_with_follow_reposts_the_original_joins_the_queue(self, following: Site) -> None:
+        """C10: fetched once with the next batch, although nobody subscribed to it."""
+        site = following
+        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        assert site.queued() == ("b:9",)
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"], ["b:9"]]
+        assert site.subscribed() == {"a:1": 1}
+        assert await site.version("b:9") == 1
+
+    async def test_the_original_of_a_forced_repost_too_unless_it_is_fresh(
+        self, following: Site
+    ) -> None:
+        """C10: it joins the queue of the coordinator that is running."""
+        site = following
+        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        await site.ttl.tick()
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"], ["b:9"]]
+        await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        assert site.queued() == ()
+
+    async def test_the_original_of_what_was_forced_before_the_start_too(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """It waits in the queue for the first tick."""
+        site = made(tmp_path, clock, follow_reposts=True)
+        site.nexus.special = {"a:1": reposting("a:1", "b:9")}
+        async with site.controller:
+            site.ttl.sign_in(VIEWER)
+            await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+            assert site.queued() == ("b:9",)
 
 
 class TestC11LocalWritesWin:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ttl_kit import VIEWER, Site, made, turns, until
@@ -168,6 +169,77 @@ class TestC7Gate:
         """Nobody is signed in by an empty name."""
         with pytest.raises(ConfigError, match="viewer_id"):
             site.ttl.sign_in(wrong)
+
+
+SAYS_HIDDEN = "set_visible(True)"
+
+
+class TestC16Hidden:
+    @pytest.mark.parametrize("by_hand", [True, False])
+    async def test_a_coordinator_that_waits_to_be_seen_says_so_once(
+        self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture, by_hand: bool
+    ) -> None:
+        """One line with both ways to tell it, at a tick by hand or after one interval."""
+        site = made(tmp_path, clock, TtlConfig(batch_interval_ms=1))
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            if by_hand:
+                await site.ttl.tick()
+            await turns()
+            assert caplog.text == ""
+            subscribe(site, 1)
+            if by_hand:
+                await site.ttl.tick()
+                await site.ttl.tick()
+            await until(lambda: bool(caplog.records))
+            subscribe(site, 2)
+            await turns()
+            (line,) = caplog.messages
+            assert SAYS_HIDDEN in line
+            assert "visible=" in line
+            site.ttl.set_visible(True)
+            await until(lambda: site.nexus.posts == [["a:1", "a:2"]])
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({}, True),
+            ({}, False),
+            ({"visible": lambda: False}, None),
+            ({"config": TtlConfig(batch_interval_ms=1, refresh_when_hidden=True)}, None),
+        ],
+    )
+    async def test_one_that_was_told_says_nothing(
+        self,
+        tmp_path: Path,
+        clock: ManualClock,
+        caplog: pytest.LogCaptureFixture,
+        options: dict[str, Any],
+        told: bool | None,
+    ) -> None:
+        """Visible or hidden, by a call or a function; and one that refreshes when hidden."""
+        site = made(tmp_path, clock, **{"config": TtlConfig(batch_interval_ms=1), **options})
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            subscribe(site, 1)
+            if told is not None:
+                site.ttl.set_visible(told)
+            await site.ttl.tick()
+            await turns()
+        assert caplog.text == ""
+
+    async def test_who_is_told_a_moment_later_hears_nothing(
+        self, tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A page that says within the first interval that it is visible has forgotten nothing."""
+        site = made(tmp_path, clock)
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            subscribe(site, 1)
+            await turns()
+            site.ttl.set_visible(True)
+            await until(lambda: site.nexus.posts == [["a:1"]])
+        assert caplog.text == ""
 
 
 class TestC8Route:

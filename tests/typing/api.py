@@ -207,7 +207,8 @@ async def watching() -> None:
 async def coordinating(kind: Kind) -> None:
     nexus = NexusClient("http://127.0.0.1:8080", timeout="5s")
     controller = TtlController(nexus=nexus, database=Database("app.db"), kinds=[kind])
-    async with controller, TtlCoordinator(controller, TtlConfig.from_env({})) as ttl:
+    config = TtlConfig.from_env({})
+    async with controller, TtlCoordinator(controller, config, follow_reposts=True) as ttl:
         ttl.subscribe_post(composite_post_id="author:post")
         ttl.subscribe_user(pubky="ann")
         ttl.subscribe(kind.name, "sku-1")

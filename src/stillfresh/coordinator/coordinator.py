@@ -40,24 +40,29 @@ class TtlCoordinator:
         kinds: Iterable[Kind] = (),
         counted: bool = False,
         visible: Callable[[], bool] | None = None,
+        follow_reposts: bool = False,
         clock: Clock | None = None,
         grace: Duration = "5s",
     ) -> None:
         if not isinstance(controller, TtlController):
             raise ConfigError(f"controller: takes a TtlController, not {shown(controller)}")
-        if not isinstance(counted, bool):
-            raise ConfigError(f"counted: True or False, not {shown(counted)}")
+        for name, flag in (("counted", counted), ("follow_reposts", follow_reposts)):
+            if not isinstance(flag, bool):
+                raise ConfigError(f"{name}: True or False, not {shown(flag)}")
         if visible is not None and not callable(visible):
             raise ConfigError(f"visible: a function that says whether, not {shown(visible)}")
         self._controller = controller
-        self._config = checked_config(config) if config is not None else TtlConfig()
+        self._config = TtlConfig.from_env() if config is None else checked_config(config)
         self._counted = counted
+        self._follow_reposts = follow_reposts
         self._asks_visible = visible
         self._clock = controller.clock if clock is None else checked_clock(clock)
         self._grace = seconds(grace, name="grace")
         self._tracks: dict[str, Track] = {}
         self._is_started = False
         self._is_visible = False
+        self._knows_visibility = visible is not None
+        """Somebody said whether it is visible, or it has said that nobody did (C16)."""
         self._viewer: str | None = None
         self._route: str | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -124,6 +129,7 @@ class TtlCoordinator:
     def set_visible(self, visible: bool) -> None:
         """C7: becoming visible ticks at once; hiding keeps the subscriptions."""
         was, self._is_visible = self._is_visible, bool(visible)
+        self._knows_visibility = True
         if self._is_visible and not was:
             self._tick_now()
 
@@ -203,6 +209,7 @@ class TtlCoordinator:
         """C5: what is due is looked up, what is stale is fetched; one at a time, joined by all."""
         if self._ticking is None:
             if not self._is_open():
+                self._say_hidden()
                 return
             self._begin_tick()
         if (running := self._ticking) is not None:
@@ -225,7 +232,9 @@ class TtlCoordinator:
     def _lay_tracks(self) -> None:
         for name in self._controller.kinds:
             if name not in self._tracks:
-                self._tracks[name] = Track(name, self._controller, self._clock)
+                self._tracks[name] = Track(
+                    name, self._controller, self._clock, follow_reposts=self._follow_reposts
+                )
             lane = self._tracks[name].lane
             lane.cooldown = self._config.cooldown_ms
             lane.recheck()
@@ -251,10 +260,11 @@ class TtlCoordinator:
             return
         self._tick_again = self._ticking is not None
         if self._ticking is None:
-            self._arm(0)
+            is_known = self._asks_visible is not None or self._is_open()
+            self._arm(0 if is_known else None)
 
     def _arm(self, after: float | None = None) -> None:
-        """One timer; also while hidden if only asking can tell that it is over."""
+        """One timer; also while hidden if only asking, or nobody yet, can tell that it is over."""
         self._disarm()
         if self._is_started and self._viewer is not None:
             pause = self._config.batch_interval_ms / 1000 if after is None else after
@@ -272,6 +282,20 @@ class TtlCoordinator:
                 self._begin_tick()
         elif self._asks_visible is not None:
             self._arm()
+        elif not self._knows_visibility:
+            self._say_hidden()
+            self._arm()
+
+    def _say_hidden(self) -> None:
+        """C16: once, if it would refresh something and was never told whether it is visible."""
+        if self._knows_visibility or not self._is_started or self._viewer is None:
+            return
+        if any(len(track.lane) for track in self._tracks.values()):
+            self._knows_visibility = True
+            logger.warning(
+                "nothing is refreshed: the coordinator was never told whether it is visible; "
+                "call set_visible(True), or give TtlCoordinator a visible= function"
+            )
 
     def _begin_tick(self) -> None:
         self._disarm()

@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 class Track:
     """`name` is a kind of the controller's, whose terms may change meanwhile."""
 
-    def __init__(self, name: str, controller: TtlController, clock: Clock) -> None:
+    def __init__(
+        self, name: str, controller: TtlController, clock: Clock, *, follow_reposts: bool
+    ) -> None:
         self.lane: Lane[str] = Lane(cooldown=0, longest_cooldown=LONGEST_COOLDOWN)
         self.requests = 0
         self.requested = 0
@@ -36,6 +38,7 @@ class Track:
         self._name = name
         self._controller = controller
         self._clock = clock
+        self._follow_reposts = follow_reposts
 
     @property
     def kind(self) -> Kind:
@@ -120,8 +123,8 @@ class Track:
             self.lane.refreshed(id_, stale_at(row, ttl, now), now)
 
     def refer(self, ids: Sequence[str]) -> None:
-        """C10: the originals of reposts join the queue, if they are stale."""
-        if not ids:
+        """C10, C17: with `follow_reposts`, the stale originals of reposts join the queue."""
+        if not ids or not self._follow_reposts:
             return
         ttl, rows, now = self.kind.ttl_ms, self._controller.rows(self.kind, ids), self.now()
         for id_ in ids:

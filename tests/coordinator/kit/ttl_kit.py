@@ -136,7 +136,8 @@ def made(folder: Path, clock: ManualClock, config: TtlConfig | None = None, **op
     nexus = Nexus()
     database = Database(folder / "app.db")
     controller = TtlController(nexus=nexus, database=database, clock=clock)
-    site = Site(folder, clock, nexus, controller, TtlCoordinator(controller, config, **options))
+    ttl = TtlCoordinator(controller, config or TtlConfig(), **options)
+    site = Site(folder, clock, nexus, controller, ttl)
     controller.on_updated(lambda kind, ids: site.told.append(("updated", kind, ids)))
     controller.on_absent(lambda kind, ids: site.told.append(("absent", kind, ids)))
     return site
