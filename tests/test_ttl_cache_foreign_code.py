@@ -175,6 +175,27 @@ class TestM7ValuesAndCallbacksThatRunCode:
         cache.cleanup_expired(limit=10)
         assert (deepest, sorted(told)) == (1, list(range(3_000)))
 
+    def test_an_interrupt_inside_a_callback_is_raised_and_the_next_eviction_told(self) -> None:
+        """Ctrl-C in `on_evict` ends the call that was telling, not the telling for ever."""
+        clock = ManualClock()
+        told: list[int] = []
+
+        def on_evict(key: int, _value: int, _reason: str) -> None:
+            told.append(key)
+            if key == 0:
+                raise KeyboardInterrupt
+
+        cache = TtlCache[int, int](1, clock=clock, on_evict=on_evict)
+        cache.insert(0, 0)
+        clock.advance(1)
+        with pytest.raises(KeyboardInterrupt):
+            cache.cleanup_expired()
+        assert order_is_whole(cache)
+        cache.insert(1, 1)
+        clock.advance(1)
+        assert cache.cleanup_expired() == 1
+        assert told == [0, 1]
+
     def test_a_limit_of_more_than_a_slice(self) -> None:
         """M6: 2,500 expired, at most 1,500: exactly 1,500."""
         clock = ManualClock()
