@@ -17,7 +17,7 @@ MISSING = [what for what, there in NEEDED.items() if not there]
 
 @pytest.mark.skipif(bool(MISSING), reason=f"the compiled build needs {' and '.join(MISSING)}")
 def test_m11_the_compiled_build_passes_the_same_tests(tmp_path: Path) -> None:
-    """A wheel built with STILLFRESH_COMPILED=1: every test of TtlCache runs on what is in it."""
+    """A wheel built with STILLFRESH_COMPILED=1: all tests of TtlCache and Sweeper run on it."""
     source, wheel = tmp_path / "source", tmp_path / "wheel"
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.so"))
     shutil.copytree(ROOT / "scripts", source / "scripts")
@@ -30,6 +30,7 @@ def test_m11_the_compiled_build_passes_the_same_tests(tmp_path: Path) -> None:
     assert found.strip().startswith(str(wheel))
     assert found.strip().endswith(".so")
     tests = [str(path) for path in (ROOT / "tests").glob("test_ttl_cache*.py")]
+    tests.append(str(ROOT / "tests" / "test_sweeper.py"))
     options = [
         "-q",
         "-p",

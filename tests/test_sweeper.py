@@ -1,4 +1,4 @@
-"""M8: the Sweeper sweeps in slices, survives a broken cache, and ends when its block ends."""
+"""M8, M13: what a Sweeper sweeps, in slices; broken caches; how it ends."""
 
 import asyncio
 import logging
@@ -199,3 +199,141 @@ class TestM8Sweeper:
         """A sweeper without a pause would never let go of the loop."""
         with pytest.raises(ConfigError, match="every: "):
             Sweeper(every=every)
+
+
+class WsState:
+    """The seed's own: three caches behind one async method without a limit."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.pending_staging_requests = expired(clock, 1_200)
+        self.pending_time_suggestions = expired(clock, 2)
+        self.generation_read_state = expired(clock, 1)
+        self.calls = 0
+
+    async def cleanup_expired(self) -> int:
+        self.calls += 1
+        staging = self.pending_staging_requests.cleanup_expired()
+        await asyncio.sleep(0)
+        time = self.pending_time_suggestions.cleanup_expired()
+        return staging + time + self.generation_read_state.cleanup_expired()
+
+
+class Sync:
+    """No limit, not async."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def cleanup_expired(self, force: bool = False) -> int:
+        assert force is False
+        self.calls += 1
+        return 5_000
+
+
+class AsyncLimited:
+    def __init__(self) -> None:
+        self.limits: list[int | None] = []
+
+    async def cleanup_expired(self, *, limit: int | None = None) -> int:
+        self.limits.append(limit)
+        return 1_000 if len(self.limits) < 3 else 4
+
+
+class Needy:
+    """It needs more than a limit."""
+
+    def cleanup_expired(self, limit: int | None, store: str) -> int:
+        raise AssertionError(f"called with {limit} and {store}")
+
+
+class TestM13Sweepable:
+    async def test_sweeps_the_state_of_the_seed(self, clock: ManualClock) -> None:
+        """An async method without a limit is called once a sweep, and its number counts."""
+        state, pause = WsState(clock), Pause()
+        async with Sweeper(state, every="5m", sleep=pause) as sweeper:
+            await pause.end()
+            assert (state.calls, len(state.pending_staging_requests)) == (1, 0)
+            assert await sweeper.tick() == 0
+
+    async def test_sweeps_whatever_can_clean_up(self, clock: ManualClock) -> None:
+        """With `limit` in slices, without it once; another argument of it is left alone."""
+        sync, limited = Sync(), AsyncLimited()
+        inner = Sweeper(expired(clock, 3), every=1)
+        assert await Sweeper(sync, limited, inner, every=1).tick() == 5_000 + 2_004 + 3
+        assert (sync.calls, limited.limits) == (1, [1_000, 1_000, 1_000])
+        assert Sweeper(sync, every=1).cleanup_expired() == 5_000
+
+    async def test_a_limit_may_be_needed(self) -> None:
+        """It is always given: a slice at a tick, None in one go."""
+        limits = []
+
+        class Limited:
+            def cleanup_expired(self, limit: int | None) -> int:
+                limits.append(limit)
+                return 7
+
+        sweeper = Sweeper(Limited(), every=1)  # type: ignore[arg-type]
+        assert (await sweeper.tick(), sweeper.cleanup_expired()) == (7, 7)
+        assert limits == [1_000, None]
+
+    async def test_only_a_tick_can_await(self, clock: ManualClock) -> None:
+        """In one go, without an event loop, an async cache is refused before any is swept."""
+        cache = expired(clock, 3)
+        with pytest.raises(StillfreshError, match=r"await sweeper\.tick\(\)"):
+            Sweeper(cache, WsState(clock), every=1).cleanup_expired()
+        assert cache.stats().expired == 0
+
+    @pytest.mark.parametrize("how", ["cancelled", "raises", "late"])
+    async def test_survives_whatever_an_async_cache_does(
+        self, clock: ManualClock, how: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One that fails, is cancelled from within, or takes longer than `every` is logged."""
+        ended = []
+
+        class Odd:
+            async def cleanup_expired(self) -> int:
+                try:
+                    if how == "late":
+                        await asyncio.Event().wait()
+                    raise asyncio.CancelledError if how == "cancelled" else RuntimeError
+                finally:
+                    ended.append(how)
+
+        cache = expired(clock, 3)
+        with caplog.at_level(logging.ERROR):
+            assert await Sweeper(Odd(), cache, every=0.001).tick() == 3
+        assert caplog.text.count("tried again next time") == 1
+        assert ("within 0.001 s" in caplog.text) is (how == "late")
+        assert ended == [how]
+
+    async def test_ends_in_the_middle_of_an_async_sweep(self) -> None:
+        """Leaving the block cancels the cleanup that is under way, and no task is left."""
+        began, pause = asyncio.Event(), Pause()
+
+        class Slow:
+            async def cleanup_expired(self) -> int:
+                began.set()
+                return await asyncio.Event().wait()
+
+        async with Sweeper(Slow(), every="5m", sleep=pause):
+            await pause.begun.wait()
+            pause.go.set()
+            await began.wait()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            object(),
+            5,
+            {},
+            TtlCache,
+            type("Attribute", (), {"cleanup_expired": 5})(),
+            Needy(),
+        ],
+        ids=lambda given: getattr(given, "__name__", type(given).__name__),
+    )
+    def test_refuses_what_cannot_be_swept(self, wrong: Any, clock: ManualClock) -> None:
+        """At construction, with what is allowed; not at the first sweep, hours later."""
+        with pytest.raises(ConfigError, match=r"cleanup_expired\(\), which may take limit= "):
+            Sweeper(expired(clock, 1), wrong, every=1)

@@ -449,6 +449,15 @@ class TestM9Stats:
         cache.cleanup_expired()
         assert (cache.stats().size, cache.stats().expired) == (2, 1)
 
+    def test_tells_how_many_expired_entries_are_still_held(self, clock: ManualClock) -> None:
+        """M13: what a sweep would free; they are absent from everything else."""
+        cache = filled(clock, 5)
+        assert cache.stats().expired_held == 0
+        clock.advance(2000)
+        assert (cache.stats().size, cache.stats().expired_held) == (0, 5)
+        cache.cleanup_expired(limit=2)
+        assert (cache.stats().expired, cache.stats().expired_held) == (2, 3)
+
     def test_reads_are_counted_only_where_asked_for(self, clock: ManualClock) -> None:
         """Counting costs; without `count_reads` there is no number, not a wrong one."""
         cache = TtlCache[str, int](60, clock=clock)

@@ -1,4 +1,4 @@
-"""Sweeper: drops what has expired from several caches while the application runs (M8).
+"""Sweeper: drops what has expired from several caches while the application runs (M8, M13).
 
 The timed loop is a few lines around `tick()`, which tests call themselves.
 """
@@ -6,22 +6,29 @@ The timed loop is a few lines around `tick()`, which tests call themselves.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol, Self
+from inspect import Parameter, isawaitable, iscoroutinefunction, signature
+from typing import Any, Final, Protocol, Self
 
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, StillfreshError
-from stillfresh.ttl_cache import SLICE
+from stillfresh.errors import ConfigError, StillfreshError, shown
+from stillfresh.ttl_cache import SLICE, TtlCache
 
 __all__ = ["Sweepable", "Sweeper"]
+
+BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+OPEN_ENDED: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 logger = logging.getLogger(__name__)
 
 
 class Sweepable(Protocol):
-    """What a Sweeper can sweep: a TtlCache, or anything of yours with this method."""
+    """What a Sweeper can sweep: a TtlCache, or anything of yours with this method.
 
-    def cleanup_expired(self, limit: int | None = None) -> int:
-        """Drop at most `limit` expired entries; return how many."""
+    It may be async. With a parameter `limit` it is called in slices, without one once a sweep.
+    """
+
+    def cleanup_expired(self) -> int | Awaitable[int]:
+        """Drop expired entries, at most `limit` if it has one; return how many."""
 
 
 class Sweeper:
@@ -33,31 +40,46 @@ class Sweeper:
         every: Duration,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        for cache in caches:
-            if not callable(getattr(cache, "cleanup_expired", None)):
-                raise ConfigError(
-                    f"Sweeper: takes caches one by one, Sweeper(a, b, every=...), not {cache!r}"
-                )
-        self._caches = caches
+        self._caches = [_Swept(cache) for cache in caches]
         self._every = seconds(every, name="every", positive=True)
         self._sleep = sleep
         self._task: asyncio.Task[None] | None = None
 
     def cleanup_expired(self) -> int:
         """Sweep all caches now, in one go; return the sum of what they dropped."""
-        return sum(_swept(cache, None) for cache in self._caches)
+        for swept in self._caches:
+            if iscoroutinefunction(swept.clean):
+                raise StillfreshError(
+                    f"{shown(swept.cache)} is cleaned up async; use await sweeper.tick()"
+                )
+        return sum(_logged(swept.cache, swept.all) for swept in self._caches)
 
     async def tick(self) -> int:
         """Sweep all caches in slices, giving the loop a turn after each; return the sum."""
         total, busy = 0, list(self._caches)
         while busy:
-            for cache in list(busy):
-                dropped = _swept(cache, SLICE)
+            for swept in list(busy):
+                dropped = await self._slice(swept)
                 total += dropped
-                if dropped < SLICE:
-                    busy.remove(cache)
+                if dropped < SLICE or not swept.takes_limit:
+                    busy.remove(swept)
                 await asyncio.sleep(0)
         return total
+
+    async def _slice(self, swept: "_Swept") -> int:
+        """In a task of its own: what it raises is its own, a cancellation here is the sweeper's.
+
+        An async cleanup that takes longer than `every` is cancelled.
+        """
+        task = asyncio.create_task(swept.slice())
+        try:
+            await asyncio.wait([task], timeout=self._every)
+        finally:
+            is_late = task.cancel()
+            await asyncio.wait([task])
+        if is_late:
+            logger.error("%r did not end within %g s (every)", swept.cache, self._every)
+        return _logged(swept.cache, task.result)
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
@@ -80,9 +102,51 @@ class Sweeper:
             logger.exception("the sweeper stopped: its sleep= failed")
 
 
-def _swept(cache: Sweepable, limit: int | None) -> int:
+class _Swept:
+    """One cache, and how it is cleaned up."""
+
+    def __init__(self, cache: Sweepable) -> None:
+        self.cache = cache
+        self.clean, self.takes_limit = _checked(cache)
+
+    def all(self) -> int:
+        return int(self._begun(None))
+
+    async def slice(self) -> int:
+        begun = self._begun(SLICE)
+        return int(await begun if isawaitable(begun) else begun)
+
+    def _begun(self, limit: int | None) -> Any:  # noqa: ANN401 (foreign code: its number, or not)
+        return self.clean(limit=limit) if self.takes_limit else self.clean()
+
+
+def _logged(cache: Sweepable, sweep: Callable[[], int]) -> int:
+    """A cancellation is one that the cache has raised: nothing is awaited here."""
     try:
-        return int(cache.cleanup_expired(limit))
-    except (Exception, asyncio.CancelledError):  # raised, not delivered: nothing is awaited here
+        return sweep()
+    except (Exception, asyncio.CancelledError):
         logger.exception("sweeping %r failed; it is tried again next time", cache)
         return 0
+
+
+def _checked(cache: Sweepable) -> tuple[Callable[..., Any], bool]:
+    """Its method, and whether that takes `limit`; anything else that it needs is refused."""
+    clean = getattr(cache, "cleanup_expired", None)
+    if callable(clean):
+        try:
+            parameters = signature(clean).parameters
+        except (TypeError, ValueError):  # compiled code may not say
+            return clean, isinstance(cache, TtlCache)
+        takes_limit = "limit" in parameters and parameters["limit"].kind in BY_NAME
+        if all(_is_given(it, takes_limit=takes_limit) for it in parameters.values()):
+            return clean, takes_limit
+    raise ConfigError(
+        "Sweeper: takes caches one by one, Sweeper(a, b, every=...), each with "
+        f"cleanup_expired(), which may take limit= and may be async, not {shown(cache)}"
+    )
+
+
+def _is_given(parameter: Parameter, *, takes_limit: bool) -> bool:
+    if parameter.default is not parameter.empty or parameter.kind in OPEN_ENDED:
+        return True
+    return takes_limit and parameter.name == "limit"

@@ -55,6 +55,8 @@ class TtlStats:
 
     size: int
     """Live entries, now."""
+    expired_held: int
+    """Expired and not dropped yet: what a sweep would free."""
     inserted: int
     expired: int
     """Dropped because their time was over."""
@@ -208,8 +210,10 @@ class TtlCache(Generic[K, V]):
         """The live entries, and what became of the others since the cache was made (M9)."""
         counter = self._counter
         with self._lock:
+            size = len(self)
             return TtlStats(
-                size=len(self),
+                size=size,
+                expired_held=len(self._data) - size,
                 inserted=self._inserted,
                 expired=self._expired,
                 evicted=self._evicted,

@@ -58,6 +58,7 @@ assert_type(dict(cache.items()), dict[str, int])
 assert_type(len(cache), int)
 assert_type(cache.cleanup_expired(limit=5), int)
 assert_type(cache.stats(), TtlStats)
+assert_type(cache.stats().expired_held, int)
 assert_type(cache.stats().hits, int | None)
 
 cache.insert(1, 1)  # type: ignore[arg-type]
@@ -79,12 +80,23 @@ def told(key: str, value: int, reason: str) -> None:
 assert_type(TtlCache(60, on_evict=told), TtlCache[str, int])
 
 
+class WsState:
+    async def cleanup_expired(self) -> int:
+        return 0
+
+
+class Unnumbered:
+    def cleanup_expired(self) -> str:
+        return "many"
+
+
 async def swept(*caches: TtlCache[str, int]) -> None:
-    async with Sweeper(*caches, annotated, every="5m") as sweeper:
+    async with Sweeper(*caches, annotated, WsState(), Sweeper(every=1), every="5m") as sweeper:
         assert_type(sweeper, Sweeper)
         assert_type(sweeper.cleanup_expired(), int)
         assert_type(await sweeper.tick(), int)
     Sweeper(object(), every=1)  # type: ignore[arg-type]
+    Sweeper(Unnumbered(), every=1)  # type: ignore[arg-type]
     Sweeper(*caches)  # type: ignore[call-arg]
 
 
