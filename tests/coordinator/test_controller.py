@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -424,6 +425,73 @@ class TestC7OneSession:
         await site.controller.force_refresh_posts_by_ids(["a:2"], "bob")
         site.ttl.sign_in("bob")
         assert (await site.version("a:1"), await site.version("a:2")) == (None, 1)
+
+    async def test_a_visit_ends_when_another_viewer_signs_in(self, site: Site) -> None:
+        """Nobody waits for its request, which is cancelled, and nothing of it is kept."""
+        site.ttl.sign_out()
+        site.nexus.hold()
+        visiting = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], "ann"))
+        await site.nexus.asked.wait()
+        site.ttl.sign_in("bob")
+        with pytest.raises(LoadFailed, match="the viewer left"):
+            await visiting
+        await site.controller.prepare()
+        assert (site.rows("post_ttl"), site.told) == ({}, [])
+
+    async def test_a_visit_that_is_being_prepared_asks_for_nobody(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """The file is still being opened when another viewer signs in: no request is sent."""
+        site = made(tmp_path, clock)
+        visiting = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], "ann"))
+        await asyncio.sleep(0)
+        assert not site.controller.database.is_open
+        site.ttl.sign_in("bob")
+        with pytest.raises(LoadFailed, match="the viewer left"):
+            await visiting
+        assert site.nexus.viewers == []
+        await site.controller.force_refresh_posts_by_ids(["a:1"], "bob")
+        assert await site.version("a:1") == 1
+        await site.controller.close()
+
+    async def test_a_visit_goes_on_when_its_own_viewer_signs_in(self, site: Site) -> None:
+        """It was for them."""
+        site.ttl.sign_out()
+        site.nexus.hold()
+        visiting = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], "ann"))
+        await site.nexus.asked.wait()
+        site.ttl.sign_in("ann")
+        site.nexus.let_go()
+        assert set(await visiting) == {"a:1"}
+        assert await site.version("a:1") == 1
+
+    @pytest.mark.parametrize("when", ["before the write", "after the write"])
+    async def test_a_viewer_who_leaves_while_the_views_are_stored(
+        self, site: Site, when: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next viewer is told nothing of it, and no id of it is cooling for them."""
+        persist = site.controller.database.persist
+
+        async def slow(*args: Any, **options: Any) -> dict[str, int] | None:
+            monkeypatch.undo()
+            if when == "after the write":
+                rows = await persist(*args, **options)
+                site.ttl.sign_in("another")
+                return rows
+            site.ttl.sign_in("another")
+            await site.controller.prepare()
+            return await persist(*args, **options)
+
+        monkeypatch.setattr(site.controller.database, "persist", slow)
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        assert site.told == []
+        site.ttl.subscribe_post(composite_post_id="a:1")
+        await site.ttl.tick()
+        assert (site.nexus.viewers, site.told) == (
+            [VIEWER, "another"],
+            [("updated", "post", ["a:1"])],
+        )
 
     async def test_a_controller_has_one_coordinator(self, site: Site) -> None:
         """Two would sign each other's viewers out, and change each other's terms."""
