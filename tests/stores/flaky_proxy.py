@@ -5,9 +5,12 @@
         ... "requests"               # neither arrives: the connection breaks
         ... "silently"               # requests arrive, and then nothing is heard any more
         proxy.lose("replies", to=b"EVALSHA", times=1)
+        proxy.lose("late", times=1)  # the connection breaks; the request is on its way still
+        await proxy.deliver()        # and arrives now, as often as this is called
         proxy.heal()
 
-It knows nothing of the protocol: a request is whatever a client sent in one go.
+A request is whatever a client sent in one go. Only `deliver` knows the protocol: it asks for a PONG
+to know that what it sent before was done.
 """
 
 import asyncio
@@ -15,7 +18,8 @@ from typing import Literal, Self
 
 __all__ = ["FlakyProxy", "Loss"]
 
-Loss = Literal["replies", "requests", "silently"]
+Loss = Literal["replies", "requests", "silently", "late"]
+PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 class Ailment:
@@ -40,6 +44,8 @@ class FlakyProxy:
         self.port = 0
         self.requests = 0
         self.lost = 0
+        self.held: list[bytes] = []
+        """What was held back, and may yet arrive."""
         self._to = host, port
         self._ailment: Ailment | None = None
         self._server: asyncio.Server | None = None
@@ -52,6 +58,15 @@ class FlakyProxy:
 
     def heal(self) -> None:
         self._ailment = None
+
+    async def deliver(self) -> None:
+        """All that was held back arrives, and is done when this returns."""
+        for request in self.held:
+            far, server = await asyncio.open_connection(*self._to)
+            server.write(request + PING)
+            await far.readuntil(b"+PONG\r\n")
+            server.close()
+            await server.wait_closed()
 
     def lead_to(self, host: str, port: int) -> None:
         """Connections made from now on reach another server, as after a failover."""
@@ -110,6 +125,9 @@ class FlakyProxy:
                 self.lost += 1
                 replies.cancel()
                 await asyncio.gather(replies, return_exceptions=True)
+                if ailment.loss == "late":
+                    self.held.append(request)
+                    return
                 if ailment.loss != "requests":
                     server.write(request)
                     await server.drain()

@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
+
+WRITES = {"PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems"}
 
 
 @dataclass
@@ -20,6 +23,10 @@ class LossyProxy:
     """So many answers are lost: the server has done it, and the connection is cut."""
     refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
     """So many requests are answered with this error, and never reach the server."""
+    delays: bool = False
+    """Each write is held back when it first comes, and the connection is cut: it is sent again."""
+    held: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """What was held back, and may yet arrive."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         parts = urlsplit(self.upstream)
@@ -41,6 +48,8 @@ class LossyProxy:
         request = await message(reader)
         operation = target(request)
         self.seen[operation] += 1
+        if self.holds_back(operation, request):
+            return False
         if (answer := self.refusal(operation)) is not None:
             writer.write(answer)
             return True
@@ -53,6 +62,26 @@ class LossyProxy:
         await writer.drain()
         return True
 
+    def holds_back(self, operation: str, request: bytes) -> bool:
+        """Only the first of those that write the same row in the same way."""
+        if not self.delays or operation not in WRITES:
+            return False
+        write = operation, row_of(json.loads(request.split(b"\r\n\r\n", 1)[1]))
+        if write in self.held:
+            return False
+        self.held[write] = request
+        return True
+
+    async def deliver(self) -> None:
+        """All that was held back arrives, and is done when this returns."""
+        parts = urlsplit(self.upstream)
+        for request in self.held.values():
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writer.write(request)
+            await message(reader)
+            writer.close()
+            await writer.wait_closed()
+
     def refusal(self, operation: str) -> bytes | None:
         left, code = self.refuse.get(operation, (0, ""))
         if not left:
@@ -61,6 +90,13 @@ class LossyProxy:
         body = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": code})
         head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/x-amz-json-1.0\r\n"
         return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def row_of(asked: dict[str, Any]) -> str:
+    """The keys that a request names: of a transaction, those of all its actions."""
+    actions = [what for it in asked.get("TransactItems", ()) for what in it.values()] or [asked]
+    keys = [action.get("Key") or action["Item"] for action in actions]
+    return " ".join(f"{key['pk']['S']} {key['sk']['S']}" for key in keys)
 
 
 async def message(reader: asyncio.StreamReader) -> bytes:

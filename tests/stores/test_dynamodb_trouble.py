@@ -168,11 +168,11 @@ class TestI4Errors:
             parts = store._parts
             assert parts is not None
             leases = Leases(parts.invalidator.table, 900)
-            mine = FaceTheoryCacheLease.until("CACHE#1", "mine", NOW + 5)
-            theirs = FaceTheoryCacheLease.until("CACHE#1", "theirs", NOW + 5)
-            await leases.acquire(theirs, now=NOW)
+            terms: dict[str, Any] = {"end": NOW + 5, "now": NOW}
+            theirs, _ = await leases.acquire("CACHE#1", new_token=lambda: "theirs", **terms)
             with pytest.raises(LeaseHeld, match="held by another until 1700000005") as held:
-                await leases.acquire(mine, now=NOW)
+                await leases.acquire("CACHE#1", new_token=lambda: "mine", **terms)
+            mine = FaceTheoryCacheLease.until("CACHE#1", "mine", NOW + 5)
             assert held.value.until == NOW + 5
             with pytest.raises(LeaseLost):
                 await leases.refresh(mine, now=NOW)
@@ -183,7 +183,7 @@ class TestI4Errors:
                 await leases.refresh(theirs, now=NOW)
             proxy.refuse["PutItem"] = (1, "ValidationException")
             with pytest.raises(StoreError, match="ValidationException"):
-                await leases.acquire(mine, now=NOW)
+                await leases.acquire("CACHE#1", new_token=lambda: "mine", **terms)
             await leases.release("CACHE#1", "mine", now=NOW)
             assert await leases.void("CACHE#1", now=NOW)
 
@@ -279,6 +279,7 @@ class TestS6BadInput:
                 await store.read(KIND, ["a"])
             await store.close()
 
+    @pytest.mark.usefixtures("aws")
     async def test_nobody_answers(self) -> None:
         """A store that is away can be opened: it may come back; until then each step fails."""
         pauses = Pauses()

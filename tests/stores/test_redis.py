@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from flaky_proxy import FlakyProxy
 from redis.asyncio import Redis
 from redis.crc import key_slot
-from valkey_server import SERVERS, Server, binary_of
+from valkey_server import HOST, SERVERS, Server, binary_of
 
 from stillfresh import Cache, Policy, Resource
 from stillfresh.clock import Clock
@@ -18,6 +19,9 @@ from stillfresh.stores.redis import RedisStore, listing
 from stillfresh.stores.redis.layout import BUCKETS, COPY, GLANCE, MOST_FAILURES, NAME, Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
+from stillfresh.testing.conformance_late import Deliver
+
+T = TypeVar("T")
 
 KIND = "price"
 POLICY = Policy(30, 60, 90)
@@ -41,6 +45,25 @@ class TestS1RedisStore(StoreConformance):
 
     async def new_store(self, clock: Clock) -> Store:
         return store_for(self.url, clock)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Store]:
+        """Through a proxy, which `delayed` tells to hold requests back."""
+        async with FlakyProxy(HOST, self.server.port) as self.proxy:
+            self.url = self.server.url(timeout="30s").replace(
+                f":{self.server.port}/", f":{self.proxy.port}/"
+            )
+            async with super().opened() as store:
+                yield store
+
+    async def delayed(self, step: Awaitable[T]) -> tuple[T, Deliver | None]:
+        """S8: the step's first request is held back, and sent again by the store."""
+        self.proxy.held.clear()
+        self.proxy.lose("late", to=b"EVALSHA", times=1)
+        result = await step
+        self.proxy.heal()
+        assert len(self.proxy.held) == 1
+        return result, self.proxy.deliver
 
 
 def test_s5_debians_redis_is_tested_too(servers: Callable[[str], Server]) -> None:

@@ -1,8 +1,9 @@
 """The edge to AWS: clients, retries with jitter, errors translated (I4).
 
 Everything that DynamoDB or S3 is asked goes through `Service.ask`. A request is repeated when the
-service is busy or its answer got lost, so what is asked must bear being asked twice: conditions
-and request tokens see to that, and who is refused looks at the token before believing it (S2).
+service is busy or its answer got lost, so what is asked must bear being asked twice, and its first
+attempt must bear to arrive last (S8): conditions and tokens see to that, and who is refused looks
+at the token before believing it (S2).
 """
 
 import asyncio
@@ -158,7 +159,8 @@ class Service:
     ) -> Any:  # noqa: ANN401
         """The answer, or what `then` makes of it; `Refused`, or `StoreError` if none came.
 
-        Urgent is what nobody can do without: it is tried whatever happened before.
+        Urgent is what nobody can do without: it is tried whatever happened before. An argument
+        that is a function is called for each attempt: what differs from one to the next.
         """
         self._under_way += 1
         try:
@@ -207,8 +209,9 @@ class Service:
         for pause in self._pauses(1 if patience == PROBE else ATTEMPTS):
             if self._is_closed:
                 raise NotOpen("this store is closed")
+            made = {name: it() if callable(it) else it for name, it in arguments.items()}
             try:
-                return await self._once(operation, then, arguments, until)
+                return await self._once(operation, then, made, until)
             except Unanswered:
                 if pause is None or loop.time() + pause >= until:
                     raise

@@ -5,12 +5,13 @@
             return MyStore(clock=clock)
 
 The tests are coroutines: run them with pytest-asyncio or anyio. A store whose clock is not ours
-to give (a server's) overrides `pass_time`.
+to give (a server's) overrides `pass_time`. A store that is reached over a network overrides
+`delayed`, so that the suite can let requests arrive late (S8).
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -32,8 +33,18 @@ from stillfresh.stores.contract import (
     Store,
 )
 from stillfresh.testing.clocks import ManualClock
+from stillfresh.testing.conformance_late import (
+    Deliver,
+    History,
+    evicting,
+    given_up,
+    overtaken,
+    play_late,
+)
 
 __all__ = ["StoreConformance"]
+
+T = TypeVar("T")
 
 KIND: Final = "price"
 POLICY: Final = Policy(30, 60, 90)
@@ -64,6 +75,15 @@ class StoreConformance:
     async def set_back(self, seconds: float) -> None:
         """Let the store's clock go back, where that can be done."""
         await self.pass_time(-seconds)
+
+    async def delayed(self, step: Awaitable[T]) -> tuple[T, Deliver | None]:
+        """Do a step of the store; returns its answer, and what delivers its requests again.
+
+        Here: nothing can arrive when a step has ended, as in a store without a network. With one,
+        record what the step sends to the server, or hold it back until it is sent again, and
+        return a coroutine function that sends it to the server once more.
+        """
+        return await step, None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Store]:
@@ -364,6 +384,29 @@ class StoreConformance:
                 assert copy is not None
                 assert copy.mark == expected
             assert (await self.published(store)).mark == Mark.NONE
+
+    async def test_late_requests_around_an_invalidation(self) -> None:
+        """S8: they neither revive a voided lease nor undo what was published."""
+        cold = overtaken(History.invalidate, is_cold=True)
+        warm = overtaken(History.invalidate, is_cold=False)
+        async with self.opened() as store:
+            await play_late(self, store, cold, warm)
+
+    async def test_late_requests_around_an_invalidation_by_tag(self) -> None:
+        """S8: the same for a tag."""
+        async with self.opened() as store:
+            await play_late(self, store, overtaken(History.invalidate_tag, is_cold=True))
+
+    async def test_late_requests_around_a_deletion(self) -> None:
+        """S8: the same for a deletion."""
+        async with self.opened() as store:
+            await play_late(self, store, overtaken(History.delete, is_cold=False))
+
+    async def test_late_requests_around_a_release(self) -> None:
+        """S8: they end no other's lease; the same for a failure and an eviction."""
+        failure = Failure(1, self.clock(), "TimeoutError: upstream")
+        async with self.opened() as store:
+            await play_late(self, store, given_up(failure), given_up(None), evicting)
 
     async def test_a_tag_reaches_what_was_leased_with_it(self) -> None:
         """E8: copies and loads under way, in every kind; others are left alone."""

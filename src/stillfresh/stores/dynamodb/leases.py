@@ -5,6 +5,7 @@ Each is one conditional request, or one transaction. It raises `LeaseHeld` (anot
 who is refused after a lost answer finds its own token in the row, and has won (S2).
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from stillfresh.errors import LeaseHeld, LeaseLost
@@ -53,19 +54,37 @@ class Leases:
         self._max_lease = max_lease
 
     async def acquire(
-        self, lease: FaceTheoryCacheLease, *, now: float, beside: Item | None = None
-    ) -> Item | None:
-        """I4: PutItem, unless it is held; returns the row of the ended lease that it replaced."""
-        last = ended_at(max(now + self._max_lease, lease.lease_expires_at) + MAX_SKEW)
+        self,
+        pk: str,
+        *,
+        end: float,
+        now: float,
+        new_token: Callable[[], str],
+        beside: Item | None = None,
+    ) -> tuple[FaceTheoryCacheLease, Item | None]:
+        """I4: PutItem, unless it is held; with the row of the ended lease that it replaced.
+
+        S8: each attempt has a token of its own. One that arrives after the others can take the
+        lease, but never bring back a token that was granted, and voided since.
+        """
+        attempts: list[FaceTheoryCacheLease] = []
+
+        def attempt() -> Item:
+            attempts.append(FaceTheoryCacheLease.until(pk, new_token(), end))
+            return attempts[-1].item() | (beside or {})
+
+        last = ended_at(max(now + self._max_lease, ended_at(end)) + MAX_SKEW)
         given = values(now=whole(now), last=last, number="N")
         try:
-            return await self._table.put(lease.item() | (beside or {}), FREE, given)
+            old = await self._table.put(attempt, FREE, given)
         except Refused as exc:
-            holder = await self._holder(exc, lease.pk)
-            if text(holder, "lease_token") == lease.lease_token:
-                return None  # it was ours at once, and the answer got lost
+            holder = await self._holder(exc, pk)
+            for lease in attempts:
+                if text(holder, "lease_token") == lease.lease_token:
+                    return lease, None  # it was ours at once, and the answer got lost
             until = believed(lock_of(holder), now, self._max_lease).held_until or now
-            raise LeaseHeld(f"{lease.pk}: held by another until {until:.0f}", until) from exc
+            raise LeaseHeld(f"{pk}: held by another until {until:.0f}", until) from exc
+        return attempts[-1], old
 
     async def _holder(self, exc: Refused, pk: str) -> Item:
         """The row that failed the condition; any other refusal is the store's failure."""

@@ -80,8 +80,10 @@ class Table:
         left: list[Item] = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", [])
         return left
 
-    async def put(self, item: Item, condition: str = "", given: Item | None = None) -> Item | None:
-        """Returns the row that it replaced."""
+    async def put(
+        self, item: Item | Callable[[], Item], condition: str = "", given: Item | None = None
+    ) -> Item | None:
+        """Returns the row that it replaced. A function makes the row anew for each attempt."""
         answer = await self._ask(
             "put_item", Item=item, ReturnValues="ALL_OLD", **_conditions(condition, given)
         )

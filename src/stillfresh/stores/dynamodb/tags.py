@@ -8,16 +8,20 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
+from stillfresh.errors import StoreError
+from stillfresh.stores.aws import CONDITION, Refused
 from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.rows import Tagged, tag_item
 from stillfresh.stores.dynamodb.schema import Item, text
-from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.dynamodb.table import Table, values
 from stillfresh.stores.dynamodb.workers import each
 
 __all__ = ["LASTS", "Tags"]
 
 LASTS: Final = 30 * 86400
 """Seconds that a row stays after the last lease; a copy that lives longer takes it along."""
+UNCHANGED: Final = "attribute_not_exists(lease_token) OR lease_token IN (:seen, :token)"
+TRIES: Final = 8
 
 
 class Tags:
@@ -26,13 +30,29 @@ class Tags:
         self._names = names
 
     async def write(
-        self, tags: Iterable[str], *, kind: str, id_: str, token: str, ttl: float
+        self, tags: Iterable[str], *, kind: str, id_: str, token: str, ttl: float, seen: str
     ) -> None:
+        """`seen`: the lease that probably wrote the rows that are there."""
         items = {
             tag: tag_item(self._names, tag, kind=kind, id_=id_, token=token, ttl=ceil(ttl))
             for tag in tags
         }
-        await each(items, lambda tag: self._table.put(items[tag]))
+        await each(items, lambda tag: self._write(items[tag], seen))
+
+    async def _write(self, item: Item, seen: str) -> None:
+        """In the place of a row that was seen: one that arrives late replaces no later one (S8)."""
+        for _ in range(TRIES):
+            given = values(seen=seen, token=item["lease_token"]["S"])
+            try:
+                await self._table.put(item, UNCHANGED, given)
+            except Refused as exc:
+                if exc.code != CONDITION:
+                    raise
+                pk, sk = item["pk"]["S"], item["sk"]["S"]
+                seen = text(exc.item or await self._table.get(pk, sk) or {}, "lease_token") or ""
+            else:
+                return
+        raise StoreError(f"{self._names.table}: others keep changing the row of a tag")
 
     async def remove(self, tagged: Tagged, pk: str, *, but: Iterable[str] = ()) -> None:
         """Those that these leases wrote: a later one's speak of its load, and stay."""

@@ -64,11 +64,17 @@ class Writer:
     async def acquire(self, kind: str, ask: Ask, lease_for: float) -> Grant:
         """I4, I6: the lease first, then a second, consistent look at the copy."""
         now, pk = self.clock(), self.names.pk(kind, ask.id)
-        lease = FaceTheoryCacheLease.until(pk, self.new_token(), now + lease_for)
-        grant: Held | Lease = Lease(ask.id, lease.lease_token, float(lease.lease_expires_at))
+        grant: Held | Lease
         old: Item | None = None
         try:
-            old = await self.leases.acquire(lease, now=now, beside=tag_set(ask.tags))
+            lease, old = await self.leases.acquire(
+                pk,
+                end=now + lease_for,
+                now=now,
+                new_token=self.new_token,
+                beside=tag_set(ask.tags),
+            )
+            grant = Lease(ask.id, lease.lease_token, float(lease.lease_expires_at))
         except LeaseHeld as exc:
             grant = Held(exc.until)
         self.reader.note_lease(pk)
@@ -129,7 +135,10 @@ class Writer:
         pk = self.names.pk(kind, ask.id)
         await self.tags.remove(tagged(row, before), pk, but=ask.tags)
         until = lease.expires_at + LASTS
-        await self.tags.write(ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until)
+        seen = (before.token if before is not None else None) or (row.generation if row else None)
+        await self.tags.write(
+            ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until, seen=seen or ""
+        )
         replaced = row.meta.s3_key if row is not None and row.meta is not None else None
         self.claims.insert(lease.token, Claim(replaced, ask.tags, until))
         if before is not None and before.failure is not None and row is None:
@@ -147,7 +156,8 @@ class Writer:
         item = self._meta(copy, pk, s3_key, body, claim) | name_beside(kind, id_)
         ttl = float(item["ttl"]["N"])
         if ttl > claim.tagged_until:
-            await self.tags.write(claim.tags, kind=kind, id_=id_, token=lease.token, ttl=ttl)
+            token = lease.token
+            await self.tags.write(claim.tags, kind=kind, id_=id_, token=token, ttl=ttl, seen=token)
         try:
             await self.leases.publish(item, lease.token, name=nonce, now=self.clock())
         except LeaseLost:

@@ -22,6 +22,7 @@ from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread
 
 __all__ = [
+    "ASKER",
     "BUCKETS",
     "HEAD",
     "NAME",
@@ -38,12 +39,15 @@ __all__ = [
     "padded",
     "reads_of",
     "record_of",
+    "unpadded",
 ]
 
 BUCKETS: Final = 32
 """Part of the layout: an invalidation by tag asks each of them, a cluster can spread them."""
 NAME: Final = 36
 """Bytes of a token or a generation, filled up with zeros."""
+ASKER: Final = 20
+"""Bytes of a new token that its asker draws; the server adds 16 digits."""
 NOBODY: Final = bytes(NAME)
 MAGIC: Final = b"SF\0\1"
 VALUE: Final = 1
@@ -157,6 +161,11 @@ def padded(token: str | None) -> bytes:
     return name.ljust(NAME, b"\0")
 
 
+def unpadded(name: bytes) -> str:
+    """A token as the engine knows it."""
+    return name.rstrip(b"\0").decode()
+
+
 def packed_tags(tags: Sequence[str]) -> bytes:
     names = [tag.encode(errors="surrogatepass") for tag in dict.fromkeys(tags)]
     return b"".join(LENGTH.pack(len(name)) + name for name in names)
@@ -235,7 +244,7 @@ def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
 
 def _listed(fields: tuple[Any, ...], glance: bytes, length: int) -> tuple[Record, int | None]:
     failures, retry_at, tags, error = fields[10:]
-    generation = fields[7].rstrip(b"\0").decode()
+    generation = unpadded(fields[7])
     copy = _copy(fields, b"", 0, generation) if fields[1] else None
     said = glance[HEAD + tags : HEAD + tags + error].decode(errors="replace")
     failure = Failure(failures, _finite(retry_at), said) if failures else None
@@ -245,7 +254,7 @@ def _listed(fields: tuple[Any, ...], glance: bytes, length: int) -> tuple[Record
 
 def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None) -> Copy:
     _, kind, mark, fetched_at, fresh_for, stale_for, error_for, name = fields[:8]
-    generation = name.rstrip(b"\0").decode()  # as `padded` would have it
+    generation = unpadded(name)
     if kind not in {VALUE, ABSENT}:
         raise ValueError(kind)
     value: bytes | Unread | None = None

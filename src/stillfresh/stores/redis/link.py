@@ -1,7 +1,8 @@
 """The way to the server: its failures are bounded in time, settled, and translated (S2, S5).
 
 A round trip whose reply got lost is run once more: every step can tell whether it was done
-already. A server that is away is asked now and then only.
+already, and none does harm if the first one arrives later (S8). A server that is away is asked now
+and then only.
 """
 
 import logging

@@ -1,8 +1,12 @@
 """The store's atomic steps, scripts that the server runs: each on keys of one slot (S2, S5).
 
-The token is the fence, compared in the step that writes; its time only permits a takeover. What a
-step leaves has a time to live that covers all who may be served, and a minute for clocks that
-differ; the sets of a tag live at least as long as any of their ids.
+The token is the fence, compared in the step that writes; its time only permits a takeover. A token
+is made here, of what its asker drew and the server's microsecond: an ACQUIRE that arrives late or
+twice never grants the same one again, and one that is sent again finds its lease by its own part
+(S8).
+
+What a step leaves has a time to live that covers all who may be served, and a minute for clocks
+that differ; the sets of a tag live at least as long as any of their ids.
 
 `evict` and `count` walk over the whole database in slices and are no steps: they may cross slots.
 """
@@ -12,7 +16,7 @@ from hashlib import sha1
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.redis.layout import HEAD, NAME, Command
+from stillfresh.stores.redis.layout import ASKER, HEAD, NAME, Command
 
 __all__ = [
     "ACQUIRE",
@@ -141,11 +145,13 @@ end
 ACQUIRE: Final = Script(f"""#!lua
 {COMMON}
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
-local seen, token, lease_for, tags = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
+local seen, asker, lease_for, tags = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local failures = tonumber(ARGV[8])
 local last_end = now + math.max(lease_for, {LONGEST_LEASE}) + {MAX_SKEW}
 local h = head(key)
-if h and h.token == token then return {{'lease', struct.pack('>d', h.held_until)}} end
+if h and h.token:sub(1, {ASKER}) == asker and h.held_until > now then
+  return {{'lease', struct.pack('>d', h.held_until), h.token}}
+end
 if h and h.copy > 0 and h.generation ~= seen then return {{'newer', redis.call('GET', key)}} end
 if h and h.token ~= NOBODY and h.held_until > now and h.held_until <= last_end then
   return {{'held', struct.pack('>d', h.held_until)}}
@@ -153,7 +159,8 @@ end
 if h and failures >= 0 and h.failures > 0 and h.failures ~= failures then
   return {{'newer', redis.call('GET', key)}}
 end
-local held_until = now + lease_for
+local time, held_until = redis.call('TIME'), now + lease_for
+local token = asker .. string.format('%010d%06d', tonumber(time[1]), tonumber(time[2]))
 local lease = struct.pack('>dc{NAME}', held_until, token)
 if not h then
   redis.call('SET', key, struct.pack('>c4BBddddc{NAME}', MAGIC, 0, 0, 0, 0, 0, 0, NOBODY) .. lease
@@ -171,7 +178,7 @@ else
   end
 end
 keep(key, base, member, head(key), tags, now)
-return {{'lease', struct.pack('>d', held_until)}}
+return {{'lease', struct.pack('>d', held_until), token}}
 """)
 
 PUBLISH: Final = Script(f"""#!lua

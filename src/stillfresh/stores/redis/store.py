@@ -1,7 +1,7 @@
 """The Redis store: the contract as commands and scripts, and nothing decided here (S1, S2, S5)."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.redis import scripts
 from stillfresh.stores.redis.connections import Connections
 from stillfresh.stores.redis.layout import (
+    ASKER,
     Command,
     Place,
     Places,
@@ -39,6 +40,7 @@ from stillfresh.stores.redis.layout import (
     padded,
     reads_of,
     record_of,
+    unpadded,
 )
 from stillfresh.stores.redis.link import Link
 from stillfresh.stores.redis.listing import list_entries, walk
@@ -72,7 +74,6 @@ class RedisStore:
         timeout: Duration = TIMEOUT,
         max_connections: int = MAX_CONNECTIONS,
         clock: Clock | None = None,
-        new_token: Callable[[], str] = lambda: token_hex(16),
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if not url.startswith(SCHEMES):
@@ -84,7 +85,6 @@ class RedisStore:
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._max_connections = max_connections
         self._clock = clock
-        self._new_token = new_token
         self._options = dict(options or {})
         self._by_slot = False
         self._link: Link | None = None
@@ -151,7 +151,8 @@ class RedisStore:
         return texts
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        link, now, tokens = self._opened(), self._now(), [self._new_token() for _ in asks]
+        """S8: asked again, the server knows the lease of this ask, or grants it a new token."""
+        link, now = self._opened(), self._now()
         places = self._places.of(kind, [ask.id for ask in asks])
         commands = [
             scripts.ACQUIRE.call(
@@ -160,12 +161,12 @@ class RedisStore:
                 place.member,
                 now,
                 padded(ask.seen),
-                padded(token),
+                token_hex(ASKER // 2),
                 repr(float(lease_for)),
                 packed_tags(ask.tags),
                 WHATEVER if ask.failures is None else ask.failures,
             )
-            for place, ask, token in zip(places, asks, tokens, strict=True)
+            for place, ask in zip(places, asks, strict=True)
         ]
         replies = await link.run(commands)
         if broken := [at for at, reply in enumerate(replies) if _is_broken(reply)]:
@@ -174,8 +175,7 @@ class RedisStore:
             again = await link.run([commands[at] for at in broken])
             for at, reply in zip(broken, again, strict=True):
                 replies[at] = reply
-        answers = zip(asks, tokens, replies, strict=True)
-        return {ask.id: _grant(ask, token, reply) for ask, token, reply in answers}
+        return {ask.id: _grant(ask, reply) for ask, reply in zip(asks, replies, strict=True)}
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         """One whose reply got lost finds out by its generation whether it was done (S2)."""
@@ -334,15 +334,15 @@ class RedisStore:
         return self._link
 
 
-def _is_broken(reply: tuple[bytes, bytes]) -> bool:
+def _is_broken(reply: Sequence[bytes]) -> bool:
     """A newer copy or failure that somebody else has changed so that it says nothing."""
     return reply[0] == b"newer" and record_of(reply[1]) is None
 
 
-def _grant(ask: Ask, token: str, reply: tuple[bytes, bytes]) -> Grant:
+def _grant(ask: Ask, reply: Sequence[bytes]) -> Grant:
     match reply[0]:
         case b"lease":
-            return Lease(ask.id, token, number(reply[1]))
+            return Lease(ask.id, unpadded(reply[2]), number(reply[1]))
         case b"held":
             return Held(number(reply[1]))
         case _:

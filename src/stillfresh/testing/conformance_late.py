@@ -1,0 +1,207 @@
+"""Part of the conformance suite: a load in which one request arrives late, or twice (S8, T7).
+
+A chapter is a short history of one entry. It is played once for every step and every later point:
+the request of that step is sent, and arrives at the server a second time at that point. After each
+step the entry is read. No late request may undo an invalidation or a publication; a late
+invalidation or deletion may cost a load, and nothing else.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
+from stillfresh.testing.clocks import ManualClock
+
+__all__ = ["Deliver", "History", "evicting", "given_up", "overtaken", "play_late"]
+
+T = TypeVar("T")
+
+KIND: Final = "price"
+POLICY: Final = Policy(300, 300, 300)
+COSTLY: Final = frozenset({"invalidate", "invalidate_tag", "delete"})
+"""Steps that may cost a load when they arrive late."""
+
+Deliver: TypeAlias = Callable[[], Awaitable[object]]
+"""Lets a request arrive at the server once more; done when it returns."""
+
+
+class LateSuite(Protocol):
+    """What a history needs of the suite."""
+
+    LEASE: float
+    clock: ManualClock
+
+    async def pass_time(self, seconds: float) -> None: ...
+
+    async def delayed(self, step: Awaitable[T]) -> tuple[T, Deliver | None]: ...
+
+
+class History:
+    """One entry. The request of step number `late` arrives again after step number `point`."""
+
+    def __init__(
+        self, suite: LateSuite, store: Store, id_: str, late: int = -1, point: int = -1
+    ) -> None:
+        self.steps: list[str] = []
+        self.can_be_late = True
+        """False: nothing of a step is left on its way when the step has ended."""
+        self._suite = suite
+        self._store = store
+        self._id = id_
+        self._tag = f"tag of {id_}"
+        self._late = late
+        self._point = point
+        self._deliver: Deliver | None = None
+        self._version = 0
+        """Of the thing itself, one higher after each invalidation."""
+        self._versions: dict[str, int] = {}
+        """The version that a lease's load sees, by the lease's token."""
+        self._stored: str | None = None
+        """The generation that was published last."""
+        self._has_cost = False
+
+    async def acquire(self) -> Lease:
+        """A lease that a late request took ends by itself: its sender does not know of it."""
+        copy = (await self._record()).copy
+        asks = [Ask(self._id, None if copy is None else copy.generation, (self._tag,))]
+        work = self._store.acquire(KIND, asks, self._suite.LEASE)
+        grant = (await self._step("acquire", work))[self._id]
+        if isinstance(grant, Held) and self._has_arrived("acquire"):
+            await self._suite.pass_time(self._suite.LEASE * 1.1)
+            grant = (await self._store.acquire(KIND, asks, self._suite.LEASE))[self._id]
+        assert isinstance(grant, Lease), self._told(f"the lease was denied: {grant}")
+        self._versions[grant.token] = self._version
+        await self._look()
+        return grant
+
+    async def renew(self, lease: Lease) -> None:
+        lost = await self._step("renew", self._store.renew(KIND, [lease], self._suite.LEASE))
+        self._check_holds(lease, is_lost=bool(lost))
+        await self._look()
+
+    async def publish(self, lease: Lease) -> None:
+        copy = Copy(lease.token, self._suite.clock(), POLICY, b"value")
+        copies = {self._id: (lease, copy)}
+        superseded = await self._step("publish", self._store.publish(KIND, copies))
+        self._check_holds(lease, is_lost=bool(superseded))
+        if not superseded:
+            self._stored = lease.token
+        await self._look()
+
+    async def release(self, lease: Lease, failure: Failure | None = None) -> None:
+        failures = {} if failure is None else {self._id: failure}
+        await self._step("release", self._store.release(KIND, [lease], failures))
+        await self._look()
+
+    async def invalidate(self) -> None:
+        await self._step("invalidate", self._store.invalidate(KIND, [self._id]))
+        self._version += 1
+        await self._look()
+
+    async def invalidate_tag(self) -> None:
+        await self._step("invalidate_tag", self._store.invalidate_tag(self._tag))
+        self._version += 1
+        await self._look()
+
+    async def delete(self) -> None:
+        await self._step("delete", self._store.delete(KIND, [self._id]))
+        self._version += 1
+        self._stored = None
+        await self._look()
+
+    async def evict(self) -> None:
+        await self._step("evict", self._store.evict(self._suite.clock()))
+        await self._look()
+
+    async def _step(self, name: str, work: Awaitable[T]) -> T:
+        self.steps.append(name)
+        if len(self.steps) - 1 != self._late:
+            return await work
+        result, self._deliver = await self._suite.delayed(work)
+        self.can_be_late = self._deliver is not None
+        return result
+
+    async def _look(self) -> None:
+        """After a step; and once more, if the late request arrives now."""
+        await self._check()
+        if len(self.steps) - 1 == self._point and self._deliver is not None:
+            await self._deliver()
+            self._has_cost = self.steps[self._late] in COSTLY
+            await self._check()
+
+    async def _check(self) -> None:
+        copy = (await self._record()).copy
+        if copy is not None and copy.mark is Mark.NONE:
+            is_current = self._versions.get(copy.generation) == self._version
+            assert is_current, self._told("an invalidated value is shown without its mark")
+        if self._stored is not None and not self._has_cost:
+            generation = None if copy is None else copy.generation
+            assert generation == self._stored, self._told("a publication was undone")
+
+    def _check_holds(self, lease: Lease, *, is_lost: bool) -> None:
+        is_current = self._versions[lease.token] == self._version
+        assert is_lost or is_current, self._told("a voided lease lives")
+        assert not is_lost or not is_current or self._has_cost, self._told("a live lease was lost")
+
+    async def _record(self) -> Record:
+        return (await self._store.read(KIND, [self._id])).get(self._id, Record())
+
+    def _has_arrived(self, step: str) -> bool:
+        is_past = len(self.steps) - 1 > self._point
+        return self._deliver is not None and is_past and self.steps[self._late] == step
+
+    def _told(self, what: str) -> str:
+        shown = [
+            f"{name} (late)" if at == self._late else name for at, name in enumerate(self.steps)
+        ]
+        if len(shown) > self._point >= 0:
+            shown.insert(self._point + 1, f"the late {self.steps[self._late]} arrives")
+        return f"{what}; the history: {', '.join(shown)}"
+
+
+Chapter: TypeAlias = Callable[[History], Awaitable[None]]
+
+
+def overtaken(by: Chapter, *, is_cold: bool) -> Chapter:
+    """A load that `by` overtakes, and the next one, which publishes."""
+
+    async def chapter(it: History) -> None:
+        if not is_cold:
+            await it.publish(await it.acquire())
+        lease = await it.acquire()
+        if is_cold:
+            await it.renew(lease)
+        await by(it)
+        await it.publish(lease)
+        await it.publish(await it.acquire())
+
+    return chapter
+
+
+def given_up(failure: Failure | None) -> Chapter:
+    """A load that fails, or is given up, and the next one."""
+
+    async def chapter(it: History) -> None:
+        await it.release(await it.acquire(), failure)
+        await it.publish(await it.acquire())
+
+    return chapter
+
+
+async def evicting(it: History) -> None:
+    """An eviction that finds nothing to drop, while a load is under way."""
+    lease = await it.acquire()
+    await it.evict()
+    await it.publish(lease)
+
+
+async def play_late(suite: LateSuite, store: Store, *chapters: Chapter) -> None:
+    """Each once for every step and every point; once in all where nothing can be late."""
+    for number, chapter in enumerate(chapters):
+        first = History(suite, store, f"{number}", late=0)
+        await chapter(first)
+        count = len(first.steps) if first.can_be_late else 0
+        for late in range(count):
+            for point in range(late, count):
+                await chapter(History(suite, store, f"{number}: {late} at {point}", late, point))
