@@ -262,18 +262,48 @@ class StoreConformance:
             await store.acquire(KIND, [Ask("b")], 3600)
             assert isinstance((await store.acquire(KIND, [Ask("b")], 3600))["b"], Held)
 
-    async def test_who_was_replaced_can_do_nothing(self) -> None:
-        """S2: the old holder neither renews, releases nor publishes; the new one is undisturbed."""
+    async def test_a_lease_that_ends_now_is_over(self) -> None:
+        """S2: `expires_at > now` is held; at its very end nobody publishes, renews or holds it."""
         async with self.opened() as store:
-            old = await self.lease(store)
-            await self.pass_time(self.LEASE * 1.1)
-            new = await self.lease(store)
-            assert await store.renew(KIND, [old], self.LEASE) == {"a"}
+            publishing, renewing = await self.lease(store, "a"), await self.lease(store, "b")
+            await self.lease(store, "c")
+            await self.pass_time(self.LEASE)
+            copies = {"a": (publishing, self.copy(publishing))}
+            assert await store.publish(KIND, copies) == {"a"}
+            assert await store.renew(KIND, [renewing], self.LEASE) == {"b"}
+            assert (await store.stats()).leases == 0
+            assert isinstance(await self.ask(store, "c"), Lease)
+
+    async def test_a_replaced_holder_cannot_publish(self) -> None:
+        """S2: nothing of it shows, and its successor's lease is as it was."""
+        async with self.opened() as store, self.replaced(store) as old:
             assert await store.publish(KIND, {"a": (old, self.copy(old))}) == {"a"}
+            assert (await self.record(store)).copy is None
+
+    async def test_a_replaced_holder_cannot_renew(self) -> None:
+        """S2: it is told that its lease is lost, and its successor's lease is as it was."""
+        async with self.opened() as store, self.replaced(store) as old:
+            assert await store.renew(KIND, [old], self.LEASE * 2) == {"a"}
+
+    async def test_a_replaced_holder_cannot_release(self) -> None:
+        """S2: neither with a failure, which is not noted, nor without one."""
+        async with self.opened() as store, self.replaced(store) as old:
+            await store.release(KIND, [old])
             await store.release(KIND, [old], {"a": Failure(1, self.clock() + 5, "late")})
-            record = await self.record(store)
-            assert (record.copy, record.failure) == (None, None)
-            assert await store.publish(KIND, {"a": (new, self.copy(new, b"new"))}) == set()
+            assert (await self.record(store)).failure is None
+
+    @asynccontextmanager
+    async def replaced(self, store: Store) -> AsyncIterator[Lease]:
+        """A lease that ended and was taken over; the block leaves the new one as it is."""
+        old = await self.lease(store)
+        await self.pass_time(self.LEASE * 1.1)
+        new = await self.lease(store)
+        held_until = (await self.record(store)).held_until
+        yield old
+        assert (await self.record(store)).held_until == held_until
+        assert isinstance(await self.ask(store), Held)
+        assert await store.publish(KIND, {"a": (new, self.copy(new, b"new"))}) == set()
+        assert (await self.record(store)).copy == self.copy(new, b"new")
 
     async def test_who_is_past_the_lease_publishes_nothing(self) -> None:
         """S7: also when nobody has taken over."""
@@ -429,6 +459,22 @@ class StoreConformance:
             assert other is not None
             assert (copy.mark, other.mark) == (Mark.HARD, Mark.NONE)
             assert await store.invalidate_tag("unknown") == []
+
+    async def test_tags_of_an_earlier_lease_are_gone(self) -> None:
+        """E8: the tags of the last lease are the tags: of a copy, and of a lease that ended."""
+        async with self.opened() as store:
+            first = await self.lease(store, "copy", None, "eu", "shop")
+            await store.publish(KIND, {"copy": (first, self.copy(first))})
+            await self.lease(store, "ended", None, "eu", "shop")
+            await self.pass_time(self.LEASE * 1.1)
+            leases = {
+                "copy": await self.lease(store, "copy", first.token, "shop"),
+                "ended": await self.lease(store, "ended", None, "shop"),
+            }
+            assert await store.invalidate_tag("eu") == []
+            copies = {id_: (lease, self.copy(lease)) for id_, lease in leases.items()}
+            assert await store.publish(KIND, copies) == set()
+            assert sorted(await store.invalidate_tag("shop")) == [(KIND, "copy"), (KIND, "ended")]
 
     async def test_a_failure_is_remembered_until_a_success(self) -> None:
         """E7: it stands beside the copy, which it leaves alone, until a publication."""
