@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-from valkey_server import Server, binary_of, free_port, serving
+from valkey_server import Server, binary_of, serving
 
 if TYPE_CHECKING:
     from aws_servers import Aws
@@ -35,13 +35,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
             binary = binary_of(name)
             if binary is None:
                 pytest.skip(f"this machine has no {name}-server")
-            is_cluster = name == "valkey-cluster"
-            cluster = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
-            options = cluster if is_cluster else []
-            server = stack.enter_context(serving(binary, tmp_path_factory.mktemp(name), *options))
-            if is_cluster:
-                server.take_all_slots()
-            return server
+            return stack.enter_context(serving(binary, tmp_path_factory.mktemp(name)))
 
         yield server_of
 

@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> 
 
 
 class TestS1RedisStore(StoreConformance):
-    """Every sentence of the contract, on Valkey, on Redis, and under a cluster's rules."""
+    """Every sentence of the contract, on Valkey and on Redis."""
 
     server: Server
 

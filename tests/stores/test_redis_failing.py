@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from flaky_proxy import FlakyProxy, Loss
-from valkey_server import HOST, Server, binary_of, serving
+from valkey_server import HOST, Server, binary_of, free_port, serving
 
-from stillfresh import Cache, Origin, Policy, StoreError
+from stillfresh import Cache, ConfigError, NotOpen, Origin, Policy, StoreError
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record
 from stillfresh.stores.redis import RedisStore
@@ -423,6 +423,35 @@ async def eventually_stored(cache: Cache) -> None:
     while (await cache.stats()).store is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def cluster_node(tmp_path: Path) -> Iterator[Server]:
+    """One node of a cluster, which has no others yet."""
+    binary = binary_of("valkey")
+    assert binary is not None
+    options = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+    with serving(binary, tmp_path, *options) as server:
+        yield server
+
+
+class TestS9ClusterNode:
+    async def test_a_plain_address_of_a_cluster_node_is_refused(self, cluster_node: Server) -> None:
+        """When it is opened, with what to do: most keys would belong to other nodes."""
+        store = RedisStore(cluster_node.address)
+        with pytest.raises(ConfigError, match=r"cluster mode is on.*without cluster mode"):
+            await store.open()
+        with pytest.raises(NotOpen):
+            await store.read(KIND, ["a"])
+
+    async def test_a_server_that_becomes_a_cluster_node_says_the_same(
+        self, store: RedisStore, proxy: FlakyProxy, cluster_node: Server
+    ) -> None:
+        """It was opened before, or was away then: the first step that is sent elsewhere tells."""
+        proxy.lead_to(HOST, cluster_node.port)
+        proxy.cut()
+        with pytest.raises(StoreError, match="without cluster mode"):
+            await store.invalidate(KIND, ["a"])
 
 
 class TestS5Refused:

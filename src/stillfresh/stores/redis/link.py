@@ -11,11 +11,19 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError, RedisError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterCrossSlotError,
+    ClusterError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from stillfresh.errors import StoreError
+from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.redis.connections import Connections
 from stillfresh.stores.redis.layout import Command
@@ -28,6 +36,11 @@ SLICE_BYTES: Final = 1 << 20
 """One round trip carries no more than so many commands and, beyond the first, bytes."""
 LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
 """The server did not answer: whether it did what it was asked is not known."""
+OF_A_CLUSTER: Final = (AskError, ClusterError, ClusterCrossSlotError)
+NO_CLUSTER: Final = (
+    "its cluster mode is on, which this release does not support; "
+    "give redis://host:6379/0 of a server without cluster mode"
+)
 POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
 
 logger = logging.getLogger(__name__)
@@ -47,9 +60,10 @@ class Link:
         """Whether the server would have us. One that is away will be asked again."""
         began = time.monotonic()
         try:
-            pong, memory = await self._once([("PING",), ("INFO", "memory")])
+            pong, about = await self._once([("PING",), ("INFO", "memory", "cluster")])
             _checked([pong])
-            _warn_of_eviction(memory)
+            _refuse_cluster(about)
+            _warn_of_eviction(about)
         except AuthenticationError as exc:
             raise _refused(exc) from exc
         except LOST as exc:
@@ -124,8 +138,14 @@ class Link:
         self._breaker.failed(began, time.monotonic())
 
 
+def _refuse_cluster(about: object) -> None:
+    """S9: what `INFO` says, if we may ask: a node of a cluster sends most keys elsewhere."""
+    if isinstance(about, bytes) and b"cluster_enabled:1" in about:
+        raise ConfigError(f"the Redis server at this address is a node of a cluster: {NO_CLUSTER}")
+
+
 def _warn_of_eviction(memory: object) -> None:
-    """What `INFO memory` says, if we may ask: a server that drops a tag breaks its invalidation."""
+    """What `INFO` says, if we may ask: a server that drops a tag breaks its invalidation."""
     if isinstance(memory, bytes) and b"maxmemory:0\r\n" not in memory:
         found = POLICY.search(memory)
         if found is not None and found[1] != b"noeviction":
@@ -144,7 +164,8 @@ def _checked(replies: list[Any]) -> list[Any]:
 
 
 def _refused(error: RedisError) -> StoreError:
-    return StoreError(f"the Redis server refused: {_said(error)}")
+    why = f"; {NO_CLUSTER}" if isinstance(error, OF_A_CLUSTER) else ""
+    return StoreError(f"the Redis server refused: {_said(error)}{why}")
 
 
 def _slices(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from redis.exceptions import ClusterCrossSlotError
-
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
@@ -86,7 +84,6 @@ class RedisStore:
         self._max_connections = max_connections
         self._clock = clock
         self._options = dict(options or {})
-        self._by_slot = False
         self._link: Link | None = None
 
     async def open(self) -> None:
@@ -134,14 +131,11 @@ class RedisStore:
     ) -> dict[str, bytes | None]:
         """All in one round trip; of what is known, the first bytes."""
         try:
-            return await self._fetched(reads_of(places, known, by_slot=self._by_slot))
+            return await self._fetched(reads_of(places, known))
         except StoreError as exc:
-            if known and str(exc.__cause__).startswith(WRONG_TYPE):
-                return await self._texts(places, {})  # MGET says that there is no text
-            if self._by_slot or not isinstance(exc.__cause__, ClusterCrossSlotError):
+            if not known or not str(exc.__cause__).startswith(WRONG_TYPE):
                 raise
-        self._by_slot = True
-        return await self._texts(places, known)
+        return await self._texts(places, {})  # MGET says that there is no text
 
     async def _fetched(self, reads: Sequence[Read]) -> dict[str, bytes | None]:
         replies = await self._opened().run([command for command, _ in reads])
