@@ -154,6 +154,44 @@ async def set_back(world: World) -> None:
             process.kill()
 
 
+async def on_late_requests(world: World) -> None:
+    """S8, T7: slow loads that another process invalidates while their requests are on their way."""
+    many = [f"k{number}" for number in range(60)]
+
+    def slow(process: Process) -> Observed:
+        cache = process.cache()
+
+        @cache.batched("price", fresh_for=60, max_batch=1, concurrency=len(many), lease_for=10)
+        async def price(ids: list[str]) -> dict[str, Version | Exception]:
+            found = await process.load("price", ids)
+            await asyncio.sleep(process.dice.uniform(2, 9))
+            return found
+
+        return process.observe("price", price)
+
+    async def loads(process: Process) -> None:
+        resource = slow(process)
+        async with asyncio.TaskGroup() as group:
+            for number in world.steps(len(many)):
+                group.create_task(resource.get(many[number]))
+
+    async def changes(process: Process) -> None:
+        resource = slow(process)
+
+        async def change(key: str) -> None:
+            await asyncio.sleep(world.dice.uniform(0, 4))
+            await resource.change(key)
+            await asyncio.sleep(world.dice.uniform(0, 30))
+            await resource.get(key)
+
+        async with asyncio.TaskGroup() as group:
+            for number in world.steps(len(many)):
+                group.create_task(change(many[number]))
+
+    world.launch(loads, 1)
+    world.launch(changes, 1)
+
+
 async def by_tags(world: World) -> None:
     """E8: an invalidation by tag reaches what is stored, in memory, and on its way."""
 

@@ -24,6 +24,7 @@ from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryStore, Row
 from stillfresh.testing.simulator import Promise
 from stillfresh.testing.simulator.simulate import Scenario
+from stillfresh.testing.simulator.wire import Asking
 from stillfresh.waiting import rules
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -85,6 +86,22 @@ def a_tag_reaches_nothing_that_is_under_way(patch: pytest.MonkeyPatch) -> None:
         return keys
 
     patch.setattr(MemoryStore, "invalidate_tag", invalidate_tag)
+
+
+@mutant(Promise.FRESH, "on_late_requests")
+def a_retry_reuses_its_token(patch: pytest.MonkeyPatch) -> None:
+    """S8, T7: so did the Redis and the DynamoDB store: a late request revives a voided lease."""
+    before = Asking.acquired
+
+    def acquired(self: Asking, some: Any) -> Any:
+        grants = before(self, some)
+        for id_, lease in grants.items():
+            if isinstance(lease, Lease) and (first := self.leases.get(id_)) is not None:
+                self.world.store._rows[self.kind, id_].token = first.token
+                grants[id_] = Lease(id_, first.token, lease.expires_at)
+        return grants
+
+    patch.setattr(Asking, "acquired", acquired)
 
 
 @mutant(Promise.FRESH, "of_pages")

@@ -6,6 +6,7 @@ from engine_scenarios import (
     from_memory,
     inside_another,
     on_a_file,
+    on_late_requests,
     over_a_network,
     set_back,
 )
@@ -23,6 +24,7 @@ SCENARIOS: dict[str, Scenario] = {
         on_a_file,
         from_memory,
         set_back,
+        on_late_requests,
         by_tags,
         inside_another,
         closed_and_opened,

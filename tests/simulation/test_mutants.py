@@ -1,4 +1,4 @@
-"""T2: each promise has a deliberate bug that breaks it, and the simulator is shown to catch it."""
+"""T2, T7: each promise has a deliberate bug that breaks it, and the simulator catches it."""
 
 import pytest
 from mutants import MUTANTS, Mutant

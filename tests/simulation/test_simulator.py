@@ -12,8 +12,8 @@ import pytest
 from engine_scenarios import KEYS, over_a_network, prices
 from scenarios import SCENARIOS
 
-from stillfresh import ConfigError, StoreError
-from stillfresh.stores.contract import Ask, Grant, Held, Lease
+from stillfresh import ConfigError, Policy, StoreError
+from stillfresh.stores.contract import Ask, Copy, Grant, Held, Lease, Record
 from stillfresh.testing import Faults, Process, Promise, SimulationFailed, World, simulate
 from stillfresh.testing.simulator.faults import REQUESTS, Blow, Plan, Strike, Trouble, planned
 from stillfresh.testing.simulator.simulate import run
@@ -107,43 +107,44 @@ class TestT1Replay:
         assert random.getstate() == before
 
 
+def grants(trouble: Trouble | None, *, ids: int = 1, resends: bool = False) -> list[object]:
+    """What one process is told, and what another finds ten seconds later."""
+    told: list[object] = []
+    asks = [Ask(f"id-{number}") for number in range(ids)]
+
+    async def scenario(world: World) -> None:
+        for _ in range(2):
+            process = world.process()
+            try:
+                told.extend((await process.store.acquire("price", asks, 100)).values())
+            except StoreError:
+                told.append("no answer")
+            await asyncio.sleep(10)
+
+    troubles = () if trouble is None else ((0, trouble),)
+    assert run(scenario, Plan(1, troubles, resends=resends)).broken is None
+    return [type(it) if isinstance(it, Lease | Held) else it for it in told]
+
+
 class TestT1Requests:
     """Each trouble does what it says."""
 
-    def grants(self, trouble: Trouble | None, *, ids: int = 1) -> list[object]:
-        """What one process is told, and what another finds ten seconds later."""
-        told: list[object] = []
-        asks = [Ask(f"id-{number}") for number in range(ids)]
-
-        async def scenario(world: World) -> None:
-            for _ in range(2):
-                process = world.process()
-                try:
-                    told.extend((await process.store.acquire("price", asks, 100)).values())
-                except StoreError:
-                    told.append("no answer")
-                await asyncio.sleep(10)
-
-        troubles = () if trouble is None else ((0, trouble),)
-        assert run(scenario, Plan(1, troubles)).broken is None
-        return [type(it) if isinstance(it, Lease | Held) else it for it in told]
-
     def test_without_trouble(self) -> None:
-        assert self.grants(None) == [Lease, Held]
+        assert grants(None) == [Lease, Held]
 
     def test_lost(self) -> None:
-        assert self.grants(Trouble.LOST) == ["no answer", Lease]
+        assert grants(Trouble.LOST) == ["no answer", Lease]
 
     @pytest.mark.parametrize("trouble", [Trouble.UNANSWERED, Trouble.LATE])
     def test_done_and_not_answered(self, trouble: Trouble) -> None:
-        assert self.grants(trouble) == ["no answer", Held]
+        assert grants(trouble) == ["no answer", Held]
 
     @pytest.mark.parametrize("trouble", [Trouble.SLOW, Trouble.TWICE])
     def test_done_and_answered(self, trouble: Trouble) -> None:
-        assert self.grants(trouble) == [Lease, Held]
+        assert grants(trouble) == [Lease, Held]
 
     def test_half(self) -> None:
-        assert self.grants(Trouble.HALF, ids=2) == ["no answer", Held, Lease]
+        assert grants(Trouble.HALF, ids=2) == ["no answer", Held, Lease]
 
     @pytest.mark.parametrize("blow", [Blow.AWAY, Blow.FULL])
     def test_a_store_that_is_away_or_full(self, blow: Blow) -> None:
@@ -163,6 +164,48 @@ class TestT1Requests:
 
         assert run(scenario, Plan(1, (), (Strike(0.5, blow, 1, 3.0),))).broken is None
         assert told == [f"the store is {blow.split()[-1]}"] * (2 if blow is Blow.AWAY else 1)
+
+
+class TestT7SentAgain:
+    """A request without an answer is sent again, and the first one may arrive later."""
+
+    @pytest.mark.parametrize("trouble", [Trouble.LOST, Trouble.UNANSWERED, Trouble.LATE])
+    def test_the_first_lease_is_known(self, trouble: Trouble) -> None:
+        """Who has no answer asks again, and knows the lease that the first request took."""
+        assert grants(trouble, resends=True) == [Lease, Held]
+
+    def test_a_late_request_takes_a_lease_under_another_token(self) -> None:
+        """S8: the first one arrives when the second one's lease was voided."""
+        held: list[float | None] = []
+
+        async def scenario(world: World) -> None:
+            store = world.process().store
+            lease = (await store.acquire("price", [Ask("a")], 100))["a"]
+            assert isinstance(lease, Lease)
+            await store.invalidate("price", ["a"])
+            held.append(world.store.read_now("price", ["a"]).get("a", Record()).held_until)
+            await asyncio.sleep(20)
+            held.append(world.store.read_now("price", ["a"]).get("a", Record()).held_until)
+            assert await store.renew("price", [lease], 100) == {"a"}
+
+        plan = Plan(1, ((0, Trouble.LATE),), resends=True)
+        assert run(scenario, plan).broken is None
+        assert [until is not None for until in held] == [False, True]
+
+    @pytest.mark.parametrize("trouble", [Trouble.UNANSWERED, Trouble.LATE])
+    def test_a_publication_that_is_sent_again_is_settled(self, trouble: Trouble) -> None:
+        """S2: done once, and known to be done."""
+
+        async def scenario(world: World) -> None:
+            store = world.process().store
+            lease = (await store.acquire("price", [Ask("a")], 100))["a"]
+            assert isinstance(lease, Lease)
+            copy = Copy(lease.token, world.wall(), Policy(60), b"value")
+            assert await store.publish("price", {"a": (lease, copy)}) == set()
+            await asyncio.sleep(20)
+            assert world.store.read_now("price", ["a"])["a"].copy == copy
+
+        assert run(scenario, Plan(1, ((1, trouble),), resends=True)).broken is None
 
 
 class TestT1Processes:

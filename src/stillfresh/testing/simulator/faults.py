@@ -95,6 +95,8 @@ class Plan:
     """By the number of the request."""
     strikes: tuple[Strike, ...] = ()
     skews: tuple[float, ...] = field(default=(0.0,) * CLOCKS)
+    resends: bool = False
+    """Who has no answer from the store sends the request once more, as the real clients do (S8)."""
     shuffled: bool = True
     """What is ready runs in any order; else in the order in which it came."""
     steps: int | None = None
@@ -115,6 +117,7 @@ class Plan:
             len(self.troubles) + len(self.strikes) + sum(1 for skew in self.skews if skew),
             self.processes or most,
             self.steps or most,
+            int(self.resends),
             int(self.shuffled),
         )
 
@@ -123,6 +126,7 @@ class Plan:
         lines += [str(strike) for strike in self.strikes]
         apart = [f"{n + 1}: {skew:+.1f} s" for n, skew in enumerate(self.skews) if skew]
         lines += [f"clocks are wrong by {', '.join(apart)}"] if apart else []
+        lines += ["a request without an answer is sent again"] if self.resends else []
         lines += [] if self.shuffled else ["what is ready runs in order"]
         return "\n".join(f"  {line}" for line in lines) or "  nothing goes wrong"
 
@@ -140,6 +144,7 @@ def planned(seed: int, faults: Faults) -> Plan:
         tuple((number, dice.choice(troubles)) for number in met),
         tuple(sorted((_strike(dice, blows, faults.within) for _ in range(count)), key=_when)),
         tuple(round(dice.uniform(-apart, apart), 1) for _ in range(CLOCKS)),
+        resends=bool(met) and dice.random() < 0.5,
     )
 
 

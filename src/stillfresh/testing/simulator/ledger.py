@@ -153,6 +153,10 @@ class Ledger:
         for id_ in ids:
             self._holders.pop((kind, id_), None)
 
+    def holds(self, kind: str, lease: Lease, now: float) -> bool:
+        held = self._held(kind, lease)
+        return held is not None and not is_over(held.until, now)
+
     def _held(self, kind: str, lease: Lease) -> Holder | None:
         held = self._holders.get((kind, lease.id))
         return held if held is not None and held.token == lease.token else None

@@ -39,6 +39,10 @@ def finished(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a step of the simulated store waits for something")
 
 
+class NoAnswer(StoreError):
+    """Whether the store did what it was asked is not known."""
+
+
 class Request:
     """One on its way: what it does for which ids, and who waits for the answer."""
 
@@ -55,6 +59,7 @@ class Request:
         self.ids = list(ids)
         self.effect = effect
         self.tokens = list(tokens)
+        self.is_sent_again = False
 
     def __str__(self) -> str:
         return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
@@ -69,6 +74,19 @@ class Sender:
 
     async def ask(self, request: Request) -> Any:  # noqa: ANN401 (whatever the step answers)
         """Send it and wait; StoreError if there is no answer."""
+        try:
+            try:
+                return await self._ask(request)
+            except NoAnswer:
+                if not self._world.plan.resends:
+                    raise
+            request.is_sent_again = True
+            return await self._ask(request)
+        except (StoreError, asyncio.CancelledError):
+            self.unanswered(request)
+            raise
+
+    async def _ask(self, request: Request) -> Any:  # noqa: ANN401
         world = self._world
         if world.is_over:
             raise StoreError("the simulation is over")
@@ -77,11 +95,7 @@ class Sender:
         if trouble is not None:
             world.note(self._process, f"request {number} ({request}) {trouble}")
         self._send(request, trouble, answer)
-        try:
-            return await answer
-        except (StoreError, asyncio.CancelledError):
-            self.unanswered(request)
-            raise
+        return await answer
 
     def unanswered(self, it: Request) -> None:
         ledger, number = self._world.ledger, self._process.number
@@ -138,7 +152,7 @@ class Sender:
             result = self._done(request, some)
         except StoreError as exc:
             if answer is not None:
-                self._give_up(answer, world.weather.dice.uniform(*LATENCY), str(exc))
+                self._give_up(answer, world.weather.dice.uniform(*LATENCY), exc)
             return
         except Broken as exc:
             world.fail(exc)
@@ -161,11 +175,11 @@ class Sender:
         return result
 
     def _give_up(
-        self, answer: "asyncio.Future[Any]", after: float, why: str = "no answer from the store"
+        self, answer: "asyncio.Future[Any]", after: float, why: StoreError | None = None
     ) -> None:
         loop = self._world.loop
         with loop.acting(self._process.number):
-            loop.call_later(after, _failed, answer, why)
+            loop.call_later(after, _failed, answer, why or NoAnswer("no answer from the store"))
 
 
 def _answered(answer: "asyncio.Future[Any]", result: object) -> None:
@@ -173,9 +187,9 @@ def _answered(answer: "asyncio.Future[Any]", result: object) -> None:
         answer.set_result(result)
 
 
-def _failed(answer: "asyncio.Future[Any]", why: str) -> None:
+def _failed(answer: "asyncio.Future[Any]", why: StoreError) -> None:
     if not answer.done():
-        answer.set_exception(StoreError(why))
+        answer.set_exception(why)
 
 
 def _told(result: object) -> str:

@@ -60,4 +60,5 @@ def _fewer(plan: Plan) -> Iterator[Plan]:
     for count in (1, 2, 3, 5, 8, 13, 21):
         for salt in range(SALTS):
             yield replace(plan, steps=count, salt=salt)
+    yield replace(plan, resends=False)
     yield replace(plan, shuffled=False)

@@ -20,7 +20,43 @@ if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process
     from stillfresh.testing.simulator.world import World
 
-__all__ = ["InlineWire", "Wire"]
+__all__ = ["Asking", "InlineWire", "Wire"]
+
+
+class Asking:
+    """A request for leases, however often it arrives: it knows those that it was granted (S8)."""
+
+    def __init__(
+        self,
+        world: "World",
+        process: "Process",
+        kind: str,
+        asks: Sequence[Ask],
+        lease_for: float,
+    ) -> None:
+        self.world = world
+        self.kind = kind
+        self.leases: dict[str, Lease] = {}
+        self._process = process
+        self._asks = {ask.id: ask for ask in asks}
+        self._lease_for = lease_for
+
+    def arrives(self, some: Sequence[str]) -> dict[str, Grant]:
+        """A lease that it holds is its own; any other is a new one, with a new token."""
+        ledger, now = self.world.ledger, self.world.store_now()
+        own: dict[str, Grant] = {
+            id_: lease
+            for id_ in some
+            if (lease := self.leases.get(id_)) and ledger.holds(self.kind, lease, now)
+        }
+        grants = self.acquired([id_ for id_ in some if id_ not in own])
+        ledger.acquired(self._process.number, self.kind, grants, now)
+        self.leases.update((id_, it) for id_, it in grants.items() if isinstance(it, Lease))
+        return {id_: own.get(id_) or grants[id_] for id_ in some}
+
+    def acquired(self, some: Sequence[str]) -> dict[str, Grant]:
+        asks = [self._asks[id_] for id_ in some]
+        return finished(self.world.store.acquire(self.kind, asks, self._lease_for))
 
 
 class Wire:
@@ -47,17 +83,10 @@ class Wire:
         return found
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        by_id = {ask.id: ask for ask in asks}
-
-        def effect(some: Sequence[str]) -> dict[str, Grant]:
-            world, now = self._world, self._world.store_now()
-            work = world.store.acquire(kind, [by_id[id_] for id_ in some], lease_for)
-            grants = finished(work)
-            world.ledger.acquired(self._process.number, kind, grants, now)
-            return grants
-
+        asking = Asking(self._world, self._process, kind, asks, lease_for)
+        ids = [ask.id for ask in asks]
         grants: dict[str, Grant] = await self._sender.ask(
-            Request("acquire", kind, list(by_id), effect)
+            Request("acquire", kind, ids, asking.arrives)
         )
         self._world.ledger.granted(self._process.number, kind, grants)
         return grants
@@ -68,13 +97,20 @@ class Wire:
             those = {id_: copies[id_] for id_ in some}
             superseded = finished(world.store.publish(kind, those))
             world.ledger.published(kind, those, superseded, now)
+            if request.is_sent_again:  # S2: settled by what is there
+                superseded -= self._published(kind, those)
             return superseded
 
         tokens = [lease.token for lease, _ in copies.values()]
-        superseded: set[str] = await self._sender.ask(
-            Request("publish", kind, list(copies), effect, tokens)
-        )
+        request = Request("publish", kind, list(copies), effect, tokens)
+        superseded: set[str] = await self._sender.ask(request)
         return superseded
+
+    def _published(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        """Those of them that are there."""
+        found = self._world.store.read_now(kind, list(copies))
+        there = {id_: it.copy.generation for id_, it in found.items() if it.copy is not None}
+        return {id_ for id_, (_, copy) in copies.items() if there.get(id_) == copy.generation}
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         def effect(some: Sequence[str]) -> set[str]:
