@@ -171,7 +171,7 @@ class TestT7SentAgain:
 
     @pytest.mark.parametrize("trouble", [Trouble.LOST, Trouble.UNANSWERED, Trouble.LATE])
     def test_the_first_lease_is_known(self, trouble: Trouble) -> None:
-        """Who has no answer asks again, and knows the lease that the first request took."""
+        """The second request is answered with the lease that the first one took."""
         assert grants(trouble, resends=True) == [Lease, Held]
 
     def test_a_late_request_takes_a_lease_under_another_token(self) -> None:

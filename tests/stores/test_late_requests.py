@@ -140,7 +140,7 @@ class TestS8DynamoDB:
     async def test_a_late_row_of_a_tag_replaces_no_later_one(
         self, aws: Aws, store: DynamoStore, proxy: LossyProxy
     ) -> None:
-        """Else who drops the rows of an earlier lease would drop the row of a load under way."""
+        """Else a step that drops the rows of the earlier lease would drop the row of a load."""
         proxy.delays = True
         first = await leased(store, None, "eu")
         proxy.delays = False

@@ -1,9 +1,9 @@
 """The edge to AWS: clients, retries with jitter, errors translated (I4).
 
 Everything that DynamoDB or S3 is asked goes through `Service.ask`. A request is repeated when the
-service is busy or its answer got lost, so what is asked must bear being asked twice, and its first
-attempt must bear to arrive last (S8): conditions and tokens see to that, and who is refused looks
-at the token before believing it (S2).
+service is busy or its answer got lost. So a request must do no harm if it is done twice, nor if
+its first attempt arrives last (S8): conditions and tokens see to that. A caller that is refused
+looks at the token in the row before it believes the refusal (S2).
 """
 
 import asyncio

@@ -96,7 +96,7 @@ class Plan:
     strikes: tuple[Strike, ...] = ()
     skews: tuple[float, ...] = field(default=(0.0,) * CLOCKS)
     resends: bool = False
-    """Who has no answer from the store sends the request once more, as the real clients do (S8)."""
+    """A request without an answer is sent once more, as the real clients do (S8)."""
     shuffled: bool = True
     """What is ready runs in any order; else in the order in which it came."""
     steps: int | None = None
