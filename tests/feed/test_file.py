@@ -133,7 +133,9 @@ class TestF1Schema:
             cache.put_topics([topic("a", title="new title")], "index:all:7")
             cache.put_topic(full("a", title="newer title", body="new body"))
             cache.put_comments("a", [comment("1", body="edited"), comment("2")])
-            assert cache.get_topic("a") == full("a", title="newer title", body="new body")
+            others = {"votes": 7, "nested": {"x": [1, None]}}
+            new = full("a", title="newer title", body="new body", extra=others)
+            assert cache.get_topic("a") == new
         ((text,),) = sql(path, "SELECT topic_json FROM feed_topics")
         kept = msgspec.json.decode(text)
         assert (kept["votes"], kept["nested"]) == (7, {"x": [1, None]})

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from stillfresh.errors import ConfigError, shown
 from stillfresh.feed.keys import category_of, checked_uuid
-from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.model import EXTRA, Comment, Topic
+from stillfresh.feed.records import DEEPEST, NAMED, Row, is_shallow
 
 __all__ = ["checked_comments", "checked_topic", "checked_topics"]
 
@@ -52,16 +53,29 @@ def _each(records: object, kind: type[R]) -> Iterable[object]:
 
 
 def _checked(record: object, kind: type[R]) -> R:
-    """Of the right types, and text that UTF-8 can say."""
+    """Of the right types, and text that UTF-8 can say; a subclass's own fields are extras (F15)."""
     if not isinstance(record, kind):
         raise ConfigError(f"expected a {kind.__name__}, not {shown(record)}")
     try:
         plain = msgspec.to_builtins(record, builtin_types=(bytes, bytearray, memoryview))
         kept = msgspec.convert(plain, kind)
         msgspec.json.encode(kept)
+        extra = _extra_of(plain, kind)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as exc:
         name = record.topic_uuid if isinstance(record, Topic) else record.comment_uuid
         raise ConfigError(f"{kind.__name__} with the uuid {shown(name)}: {exc}") from exc
     if not -LARGEST <= kept.created_at < LARGEST:
         raise ConfigError(f"{kind.__name__}: created_at is too large a number")
-    return kept
+    return replace(kept, extra=extra) if extra else kept
+
+
+def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
+    """As they will come back from JSON; raises ValueError."""
+    own = {name: value for name, value in plain.items() if name not in NAMED[kind]}
+    given = own.pop(EXTRA, {})
+    if taken := sorted(given.keys() & (NAMED[kind] | own.keys())):
+        raise ValueError(f"extra: {', '.join(taken)} is a field of its own; set that one instead")
+    extra: Row = msgspec.json.decode(msgspec.json.encode(own | given))
+    if not all(map(is_shallow, extra.values())):
+        raise ValueError(f"extra: lists and objects may be {DEEPEST} levels deep at most")
+    return extra

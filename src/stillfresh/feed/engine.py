@@ -31,6 +31,7 @@ from stillfresh.feed.keys import (
     named_category,
     topic_key,
 )
+from stillfresh.feed.leases import CODEC
 from stillfresh.feed.model import (
     Comment,
     CommentsAnswer,
@@ -41,6 +42,7 @@ from stillfresh.feed.model import (
     Topic,
     TopicAnswer,
 )
+from stillfresh.feed.records import json_object
 from stillfresh.feed.rules import Fetched, listed
 from stillfresh.feed.shelf import Found, Listed
 from stillfresh.feed.source import FeedSource, fetch
@@ -103,6 +105,7 @@ class FeedEngine:
             concurrency=AT_ONCE,
             max_entries=AT_ONCE,
             load_timeout=load_timeout,
+            codec=CODEC,
         )(load)
 
     async def get_all(self, days_back: int = 7) -> Feed:
@@ -142,7 +145,7 @@ class FeedEngine:
         found, freshness = await self._served(index.key, raw=True)
         if isinstance(found, Fetched):
             topics = listed(found, index, self._clock())
-            return FeedJson(msgspec.json.encode(topics), freshness)
+            return FeedJson(msgspec.json.encode([*map(json_object, topics)]), freshness)
         return cast("Listed", found).as_json(freshness)
 
     async def _served(

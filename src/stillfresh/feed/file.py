@@ -122,7 +122,7 @@ class FeedFile:
         def guarded(connection: apsw.Connection) -> T:
             try:
                 return job(connection)
-            except (TypeError, ValueError, OverflowError) as exc:
+            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
                 raise StoreError(f"{self._path}: holds what cannot be read: {exc!r}") from exc
 
         return self._writer.submit(guarded, writes=writes)

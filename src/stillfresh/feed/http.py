@@ -1,6 +1,6 @@
 """The feed's network over HTTP, with `httpx` (F6, F7, F10; seed 001). Needs `stillfresh[web]`.
 
-Below `base_url`, in JSON; unknown fields are ignored:
+Below `base_url`, in JSON; fields that have no name here are carried as `extra` (F15):
 
 - `GET /days/{YYYY-MM-DD}?category=…`: an array of topics without bodies (no query: all of them)
 - `GET /topics/{uuid}`: a topic; 404 or 410: there is none
@@ -28,6 +28,7 @@ from stillfresh.engine.model import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.feed.checks import checked_comments, checked_topic
 from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.records import json_object
 from stillfresh.feed.wire import (
     FeedHttpError,
     Request,
@@ -100,16 +101,15 @@ class HttpFeedSource:
         return await _or_none(self._get(path, comments_of, expected)) or []
 
     async def create_topic(self, topic: Topic) -> None:
-        await self._write("POST", "/topics", msgspec.json.encode(checked_topic(topic)))
+        await self._write("POST", "/topics", msgspec.json.encode(json_object(checked_topic(topic))))
 
     async def delete_topic(self, uuid: str) -> None:
         await _or_none(self._write("DELETE", f"/topics/{encoded('uuid', uuid)}"))
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         path = f"/topics/{encoded('topic_uuid', topic_uuid)}/comments"
-        await self._write(
-            "POST", path, msgspec.json.encode(*checked_comments(topic_uuid, [comment]))
-        )
+        (new,) = checked_comments(topic_uuid, [comment])
+        await self._write("POST", path, msgspec.json.encode(json_object(new)))
 
     async def close(self) -> None:
         """Closing twice changes nothing."""

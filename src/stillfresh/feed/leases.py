@@ -31,6 +31,7 @@ from stillfresh.stores.contract import (
 )
 
 __all__ = [
+    "CODEC",
     "EMPTY",
     "FOREVER",
     "Published",
@@ -46,7 +47,16 @@ __all__ = [
     "state",
 ]
 
-EMPTY: Final = msgspec.msgpack.encode(Fetched())
+
+class FetchedCodec:
+    """JSON: what a network says in JSON may have numbers that msgpack cannot hold (F15)."""
+
+    encode = staticmethod(msgspec.json.Encoder().encode)
+    decode = staticmethod(msgspec.json.Decoder(Fetched).decode)
+
+
+CODEC: Final = FetchedCodec()
+EMPTY: Final = CODEC.encode(Fetched())
 """A copy's value: what it stands for is in the rows."""
 FOREVER: Final = Policy(1e12)
 """F3 judges, and its verdict is the copy's mark; rows are served until they are evicted."""
@@ -212,7 +222,7 @@ def _publish_one(
     fresh_for: float,
     now: float,
 ) -> bool:
-    fetched = msgspec.msgpack.decode(copy.value, type=Fetched)  # type: ignore[arg-type]  # bytes
+    fetched = CODEC.decode(copy.value)  # type: ignore[arg-type]  # bytes
     changed = store(connection, key, fetched, at=copy.fetched_at, fresh_for=fresh_for, now=now)
     failure = None
     if fetched.failed:

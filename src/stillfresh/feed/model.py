@@ -5,17 +5,19 @@ Pure data: no clock is read here but through an answer's own `age`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, field
 
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.freshness import Verdict, age_of
 
 __all__ = [
+    "EXTRA",
     "Comment",
     "CommentsAnswer",
     "Dated",
+    "Extensible",
     "Feed",
     "FeedCacheUpdated",
     "FeedJson",
@@ -27,8 +29,42 @@ __all__ = [
 
 T = TypeVar("T")
 
+EXTRA: Final = "stillfresh:extra"
+"""Where `msgspec` puts `extra` if it encodes a record. In a feed's JSON the fields stand alone."""
 
-class Topic(Struct, frozen=True):
+
+class _Extra(Struct, frozen=True, kw_only=True):
+    """UNSET, not empty, so that a record without extras is encoded as its named fields."""
+
+    extra: dict[str, Any] = field(default=cast("Any", UNSET), name=EXTRA)
+
+
+_SLOT: Final[Any] = _Extra.__dict__["extra"]
+
+
+class Extensible(_Extra, frozen=True):
+    """F15: a record that carries fields which stillfresh does not name."""
+
+    @property  # type: ignore[misc]  # for readers it is never UNSET
+    def extra(self) -> dict[str, Any]:
+        """Fields that others added, by their names in JSON, such as a signature."""
+        found = _SLOT.__get__(self)
+        return {} if found is UNSET else found
+
+    def __eq__(self, other: object) -> bool:
+        """No extra fields, given or not, are the same."""
+        if type(self) is not type(other):
+            return NotImplemented
+        names = self.__struct_fields__
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]  # its lists cannot be hashed
+
+
+class Topic(Extensible, frozen=True):
     """A topic as upstream has it; in an index `body` is None. Shared: treat it as frozen."""
 
     topic_uuid: str
@@ -43,7 +79,7 @@ class Topic(Struct, frozen=True):
     verified: bool = False
 
 
-class Comment(Struct, frozen=True):
+class Comment(Extensible, frozen=True):
     """A comment on a topic, or (with `parent_comment_uuid`) on another comment."""
 
     comment_uuid: str

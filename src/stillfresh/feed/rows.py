@@ -11,7 +11,8 @@ import msgspec
 
 from stillfresh.feed.keys import category_of, comments_key, topic_key
 from stillfresh.feed.model import Topic
-from stillfresh.feed.rules import Row, is_news, merged
+from stillfresh.feed.records import Row, loaded
+from stillfresh.feed.rules import is_news, merged
 
 __all__ = [
     "UNREADABLE",
@@ -99,7 +100,7 @@ def read_comments(connection: apsw.Connection, uuid: str) -> list[Row] | None:
     """The array as it stands; None if there is none."""
     row = comments_row(connection, uuid)
     try:
-        found = None if row is None else msgspec.json.decode(row[1])
+        found = None if row is None else loaded(row[1])
     except UNREADABLE:
         return None
     return found if isinstance(found, list) and all(map(_has_uuid, found)) else None
@@ -132,7 +133,7 @@ def restore(
 
 def _object(text: bytes) -> Row | None:
     try:
-        found = msgspec.json.decode(text)
+        found = loaded(text)
     except UNREADABLE:
         return None
     return found if isinstance(found, dict) else None

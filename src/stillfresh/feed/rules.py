@@ -3,20 +3,20 @@
 Pure (F3, F4, F6, F8, F9; seed 001): rows and times in, decisions out; `now` is an argument.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
-from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec import Struct, ValidationError
 
 from stillfresh.feed.keys import Index, category_of
 from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.records import NAMED, Row, json_object, record_of
 from stillfresh.freshness import is_fresh_inclusive
 
 __all__ = [
     "DAY",
     "Fetched",
-    "Row",
     "Window",
     "buckets",
     "comment_rows",
@@ -33,11 +33,6 @@ __all__ = [
 DAY: Final = 86_400
 ENRICHED: Final = ("body", "tags", "verified")
 """F9: what a full topic has and an index has not."""
-_TOPIC_FIELDS: Final = frozenset(Topic.__struct_fields__)
-_COMMENT_FIELDS: Final = frozenset(Comment.__struct_fields__)
-
-Row = dict[str, Any]
-"""A JSON object as a row holds it."""
 
 
 class Window(Struct, frozen=True):
@@ -88,9 +83,11 @@ def covered(days: Sequence[date]) -> Window:
 def merged(old: Row | None, topic: Topic, *, is_index: bool = False, is_full: bool = False) -> Row:
     """F9: the new row keeps fields of others, and from a full row what an index does not carry.
 
-    An index may carry a preview: `is_index` says that its body, too, is none.
+    An index may carry a preview: `is_index` says that its body, too, is none. Nor does a field of
+    others that is null in it replace one that is not.
     """
     new, before = _object(topic), topic_of(old)
+    others = _others(old or {}, Topic)
     new["category_id"] = category_of(topic.category_id)
     if (
         before is not None
@@ -98,15 +95,19 @@ def merged(old: Row | None, topic: Topic, *, is_index: bool = False, is_full: bo
         and (is_full or before.body is not None)
     ):
         kept = _object(before)
-        new = {name: value for name, value in new.items() if name not in ENRICHED}
+        new = {
+            name: value
+            for name, value in new.items()
+            if name not in ENRICHED and (value is not None or name not in others)
+        }
         new |= {name: kept[name] for name in ENRICHED if name in kept}
-    return new | _others(old or {}, _TOPIC_FIELDS)
+    return others | new
 
 
 def topic_of(row: Row | None) -> Topic | None:
     """None as well for a row of another shape (F12)."""
     try:
-        return None if row is None else convert(row, Topic, strict=False)
+        return None if row is None else record_of(row, Topic, strict=False)
     except ValidationError:
         return None
 
@@ -114,9 +115,7 @@ def topic_of(row: Row | None) -> Topic | None:
 def is_news(old: Row | None, new: Row) -> bool:
     """Not if a row says the same in another order, or leaves out what goes without saying."""
     before = topic_of(old)
-    return before is None or (
-        (before, _others(old or {}, _TOPIC_FIELDS)) != (topic_of(new), _others(new, _TOPIC_FIELDS))
-    )
+    return before is None or before != topic_of(new)
 
 
 def comment_rows(
@@ -125,8 +124,7 @@ def comment_rows(
     """The new array keeps fields of others, and comments in `kept` that upstream has not yet."""
     before = {row.get("comment_uuid"): row for row in old}
     new = {
-        comment.comment_uuid: _object(comment)
-        | _others(before.get(comment.comment_uuid, {}), _COMMENT_FIELDS)
+        comment.comment_uuid: _merged_comment(before.get(comment.comment_uuid), comment)
         for comment in comments
     }
     local = [before[uuid] for uuid in kept if uuid in before and uuid not in new]
@@ -134,8 +132,14 @@ def comment_rows(
 
 
 def with_comment(rows: Iterable[Row], comment: Comment) -> list[Row]:
-    others = [row for row in rows if row.get("comment_uuid") != comment.comment_uuid]
-    return [*others, _object(comment)]
+    """Behind the others; an earlier version of it is replaced."""
+    before = {row.get("comment_uuid"): row for row in rows}
+    old = before.pop(comment.comment_uuid, None)
+    return [*before.values(), _merged_comment(old, comment)]
+
+
+def _merged_comment(old: Row | None, comment: Comment) -> Row:
+    return _others(old or {}, Comment) | _object(comment)
 
 
 def without_comment(rows: Iterable[Row], uuid: str, before: Iterable[Row]) -> list[Row]:
@@ -158,8 +162,11 @@ def listed(fetched: Fetched, index: Index, now: float) -> list[Topic]:
 
 
 def _object(record: Topic | Comment) -> Row:
-    return {name: value for name, value in to_builtins(record).items() if value is not None}
+    """As a row holds it: a named field of None is left out, one of others is kept."""
+    extra = record.extra
+    found = json_object(record).items()
+    return {name: value for name, value in found if value is not None or name in extra}
 
 
-def _others(row: Mapping[str, Any], ours: frozenset[str]) -> Row:
-    return {name: value for name, value in row.items() if name not in ours}
+def _others(row: Row, kind: type[Topic | Comment]) -> Row:
+    return {name: value for name, value in row.items() if name not in NAMED[kind]}

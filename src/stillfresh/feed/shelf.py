@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import apsw
-import msgspec
 
 from stillfresh.feed.keys import (
     Index,
@@ -20,6 +19,7 @@ from stillfresh.feed.keys import (
     topic_key,
 )
 from stillfresh.feed.model import Comment, FeedJson, Freshness, Topic
+from stillfresh.feed.records import Records
 from stillfresh.feed.rows import UNREADABLE
 from stillfresh.feed.rules import DAY, window
 
@@ -68,8 +68,8 @@ _COMMENTS: Final = """
     LEFT JOIN stillfresh_writes w ON w.topic_uuid = uuid AND w.comment_uuid = '' AND w.deleted
 """
 # Not strict: another implementation may write 0 and 1 for false and true.
-_topic: Final = msgspec.json.Decoder(Topic, strict=False).decode
-_comments: Final = msgspec.json.Decoder(list[Comment], strict=False).decode
+_topic: Final = Records(Topic, strict=False).one
+_comments: Final = Records(Comment, strict=False).all
 
 
 class Found(Generic[T]):
@@ -222,7 +222,6 @@ class Shelf:
 
     def _decoded(self, text: bytes) -> Topic | None:
         try:
-            text.decode()  # no decoder looks at the bytes of a field that it skips
             return _topic(text)
         except UNREADABLE:
             self.skipped += 1

@@ -53,10 +53,13 @@ async def fetch(source: FeedSource, key: str, *, now: float, lookups: int) -> Fe
     uuid = subject(key)
     if key == comments_key(uuid):
         return Fetched(comments=tuple(checked_comments(uuid, await source.comments(uuid))))
-    topic = await source.topic(uuid)
-    if topic is not None and checked_topic(topic).topic_uuid != uuid:
+    found = await source.topic(uuid)
+    if found is None:
+        return Fetched()
+    topic = checked_topic(found)
+    if topic.topic_uuid != uuid:
         raise LoadFailed(f"asked for topic {uuid!r}, got {topic.topic_uuid!r}")
-    return Fetched(topics=() if topic is None else (topic,))
+    return Fetched(topics=(topic,))
 
 
 async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: int) -> Fetched:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from stillfresh.feed import notes
 from stillfresh.feed.keys import category_of, comments_key, index_of, spelled, topic_key
 from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.records import Row
 from stillfresh.feed.rows import (
     Stored,
     comments_row,
@@ -22,7 +23,7 @@ from stillfresh.feed.rows import (
     restore,
     topic_row,
 )
-from stillfresh.feed.rules import Row, comment_rows, with_comment, without_comment
+from stillfresh.feed.rules import comment_rows, with_comment, without_comment
 
 __all__ = [
     "Change",

@@ -3,7 +3,7 @@
 Nothing here asks for anything: bytes and header texts in, records and seconds out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 from urllib.parse import quote
 
@@ -11,6 +11,7 @@ import msgspec
 
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.records import Records
 from stillfresh.wire import Unreadable
 
 __all__ = [
@@ -29,9 +30,8 @@ LONGEST: Final = 300
 LAST_SECOND: Final = 2**63
 """SQLite counts in 64 bits."""
 
-_TOPIC: Final = msgspec.json.Decoder(Topic)
-_TOPICS: Final = msgspec.json.Decoder(list[Topic])
-_COMMENTS: Final = msgspec.json.Decoder(list[Comment])
+_TOPICS: Final = Records(Topic, strict=True)
+_COMMENTS: Final = Records(Comment, strict=True)
 
 
 class FeedHttpError(StillfreshError):
@@ -66,7 +66,7 @@ def index_topics(data: bytes) -> list[Topic]:
 
     An index carries no bodies: a preview or an empty one must not stand for the topic's own.
     """
-    topics = _sound(_decoded(_TOPICS, data))
+    topics = _sound(_decoded(_TOPICS.all, data))
     return [
         topic if topic.body is None else msgspec.structs.replace(topic, body=None)
         for topic in topics
@@ -74,16 +74,16 @@ def index_topics(data: bytes) -> list[Topic]:
 
 
 def topic_of(data: bytes) -> Topic:
-    return _sound([_decoded(_TOPIC, data)])[0]
+    return _sound([_decoded(_TOPICS.one, data)])[0]
 
 
 def comments_of(data: bytes) -> list[Comment]:
-    return _sound(_decoded(_COMMENTS, data))
+    return _sound(_decoded(_COMMENTS.all, data))
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
     try:
-        return decoder.decode(data)
+        return decode(data)
     except (ValueError, RecursionError) as exc:
         text = shown(data[:100].decode(errors="replace"))
         raise Unreadable(f"{text} ({exc})" if data else "nothing") from exc

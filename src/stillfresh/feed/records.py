@@ -1,0 +1,137 @@
+"""Topics and comments as JSON objects: the fields that have names here, and those of others (F15).
+
+Pure. A record without fields of others, the usual case, is decoded once, straight into its fields.
+"""
+
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar, cast
+
+from msgspec import UNSET, Raw, Struct, ValidationError, convert, defstruct, field, json
+from msgspec.structs import astuple, fields
+
+from stillfresh.feed.model import Comment, Topic
+
+__all__ = [
+    "DEEPEST",
+    "NAMED",
+    "Records",
+    "Row",
+    "is_shallow",
+    "json_object",
+    "loaded",
+    "record_of",
+]
+
+R = TypeVar("R", Topic, Comment)
+Row = dict[str, Any]
+"""A JSON object as a row holds it."""
+
+DEEPEST: Final = 100
+"""Levels of lists and objects in a field of others; far below Python's own limit."""
+NAMED: Final = {kind: frozenset(kind.__struct_fields__) - {"extra"} for kind in (Topic, Comment)}
+"""The fields that have names here."""
+
+
+def _twin(kind: type[Topic | Comment]) -> type[Struct]:
+    """The named fields alone, in their order."""
+    made: Any = field
+    found = [
+        (it.name, it.type, made(default=it.default, default_factory=it.default_factory))
+        for it in fields(kind)
+        if it.name in NAMED[kind]
+    ]
+    return defstruct(f"Named{kind.__name__}", found, frozen=True)
+
+
+_TWINS: Final[dict[Any, Any]] = {kind: _twin(kind) for kind in NAMED}
+_MANY: Final[dict[Any, Any]] = {kind: list[twin] for kind, twin in _TWINS.items()}  # type: ignore[valid-type]
+_RAW: Final = json.Decoder(dict[str, Raw] | list[dict[str, Raw]])
+
+
+class Records(Generic[R]):
+    """Reads JSON as records of one kind; `strict` as `msgspec` means it, whose errors it raises."""
+
+    def __init__(self, kind: type[R], *, strict: bool) -> None:
+        name = f"Exact{kind.__name__}"
+        exact: Any = defstruct(
+            name, [], bases=(_TWINS[kind],), forbid_unknown_fields=True, frozen=True
+        )
+        self._kind: Any = kind
+        self._strict = strict
+        self._exact = json.Decoder(exact, strict=strict).decode
+        self._exact_all: Any = json.Decoder(list[exact], strict=strict).decode
+        self._has_others = False
+        """Whether the last one had fields of others: the next one is read as if it had, too."""
+
+    def one(self, text: bytes) -> R:
+        if not self._has_others:
+            try:
+                return self._kind(*astuple(self._exact(text)))  # type: ignore[no-any-return]
+            except ValidationError:
+                pass  # a field of others, or a wrong one
+        return self._noted([record_of(loaded(text), self._kind, strict=self._strict)])[0]
+
+    def all(self, text: bytes) -> list[R]:
+        """Those of an array."""
+        if not self._has_others:
+            try:
+                return [self._kind(*astuple(found)) for found in self._exact_all(text)]
+            except ValidationError:
+                pass
+        return self._noted(_records_of(loaded(text), self._kind, strict=self._strict))
+
+    def _noted(self, found: list[R]) -> list[R]:
+        self._has_others = any(record.extra for record in found)
+        return found
+
+
+def loaded(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON can say)
+    """Without the fields of an object that Python cannot hold: a number out of range, for one."""
+    try:
+        return json.decode(text)
+    except (ValidationError, RecursionError):
+        pass
+    text.decode()  # no decoder looks at the bytes of a field that it skips
+    split = _RAW.decode(text)
+    return _held(split) if isinstance(split, dict) else [_held(it) for it in split]
+
+
+def _held(split: dict[str, Raw]) -> Row:
+    row = {}
+    for name, raw in split.items():
+        with suppress(ValidationError, RecursionError):
+            row[name] = json.decode(raw)
+    return row
+
+
+def is_shallow(value: object, levels: int = DEEPEST) -> bool:
+    """Whether lists and objects stand in one another to so many levels at most."""
+    if type(value) is dict:
+        return levels > 0 and all(is_shallow(item, levels - 1) for item in value.values())
+    if type(value) is list:
+        return levels > 0 and all(is_shallow(item, levels - 1) for item in value)
+    return True
+
+
+def record_of(row: object, kind: type[R], *, strict: bool = True) -> R:
+    """Of a JSON object; raises ValidationError."""
+    found: R = _joined(convert(row, _TWINS[kind], strict=strict), row, kind)
+    return found
+
+
+def _records_of(rows: object, kind: type[R], *, strict: bool) -> list[R]:
+    named: list[Struct] = convert(rows, _MANY[kind], strict=strict)
+    return [_joined(it, row, kind) for it, row in zip(named, cast("Any", rows), strict=True)]
+
+
+def _joined(named: Struct, row: Any, kind: Any) -> Any:  # noqa: ANN401 (R, and its object)
+    names = NAMED[kind]
+    extra = {name: it for name, it in row.items() if name not in names and is_shallow(it)}
+    return kind(*astuple(named), extra=extra or UNSET)
+
+
+def json_object(record: Topic | Comment) -> Row:
+    """All its fields side by side, in their order."""
+    kind = Topic if isinstance(record, Topic) else Comment
+    named = {name: getattr(record, name) for name in _TWINS[kind].__struct_fields__}
+    return named | record.extra
