@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 from feed_kit import DAY, NOW, comment, full, said, sql, topic, uuids
 
-from stillfresh import ConfigError, NotOpen
-from stillfresh.feed import Comment, FeedCache, Topic
+from stillfresh import ConfigError, NotOpen, StoreError
+from stillfresh.feed import (
+    FEED_CACHE_EVICT_SECONDS,
+    FEED_CACHE_TTL_SECONDS,
+    Comment,
+    FeedCache,
+    Topic,
+)
 from stillfresh.testing import ManualClock
 
 
@@ -65,13 +71,8 @@ class TestF2Operations:
         wrong: Any = "no topic"
         with pytest.raises(ConfigError, match="Topic"):
             cache.put_topics([topic("a"), wrong], "index:all:7")
-        assert cache.get_topics_all(0) == []
+        assert cache.get_topics_all(0) is None
         assert meta(path) == {}
-
-    def test_lists_are_empty_when_there_is_nothing(self, cache: FeedCache) -> None:
-        """Not None."""
-        assert cache.get_topics_all(7) == []
-        assert cache.get_topics_by_category("general", 7) == []
 
     def test_put_get_comments(self, cache: FeedCache, path: Path) -> None:
         """In their order; never stored is None, stored as none is an empty list."""
@@ -241,7 +242,7 @@ class TestF2Operations:
                 cache.put_comments(uuid, [comment("1", uuid)])
                 if cache.get_topic(uuid) is None or said(cache.get_comments(uuid)) != ["1"]:
                     errors.append(uuid)
-                found = cache.get_topics_all(7)
+                found = cache.get_topics_all(7) or []
                 if uuid not in uuids(found) or found != sorted(
                     found, key=lambda one: (-one.created_at, one.topic_uuid)
                 ):
@@ -265,7 +266,7 @@ class TestF2Operations:
             ready.wait()
             try:
                 for _ in range(3_000):
-                    outcomes.add(len(cache.get_topics_all(7)))
+                    outcomes.add(len(uuids(cache.get_topics_all(7))))
                     outcomes.add(cache.get_topic("t1") is not None)
             except NotOpen:
                 outcomes.add("closed")
@@ -388,7 +389,9 @@ class TestF4Lists:
     def test_what_a_reader_does_to_its_list_is_its_own(self, cache: FeedCache) -> None:
         """Memory in front hands out no list of its own."""
         cache.put_topics([topic("a")], "index:all:7")
-        cache.get_topics_all(7).clear()
+        found = cache.get_topics_all(7)
+        assert found is not None
+        found.clear()
         assert uuids(cache.get_topics_all(7)) == ["a"]
 
     def test_memory_in_front_never_serves_an_old_list(
@@ -398,7 +401,7 @@ class TestF4Lists:
         with FeedCache.open(path, clock=clock) as other:
             for number in range(20):
                 other.put_topics([topic(f"t{number}", number)], "index:all:7")
-                assert len(cache.get_topics_all(7)) == number + 1
+                assert len(uuids(cache.get_topics_all(7))) == number + 1
                 cache.put_comments("t0", [comment(str(number), "t0")])
                 assert said(other.get_comments("t0")) == [str(number)]
             other.delete_topic("t3")
@@ -412,9 +415,9 @@ class TestF4Lists:
         cache.put_topics([topic(f"t{n:05d}", n) for n in range(3_000)], "index:all:7")
         cache.put_topics([topic("x", 5, category_id="small")], "index:small:7")
         for _ in range(3):
-            assert len(cache.get_topics_all(7)) == 3_001
+            assert len(uuids(cache.get_topics_all(7))) == 3_001
             assert uuids(cache.get_topics_by_category("small", 7)) == ["x"]
-            assert len(cache.get_topics_by_category("general", 7)) == 3_000
+            assert len(uuids(cache.get_topics_by_category("general", 7))) == 3_000
 
 
 class TestF5Keys:
@@ -449,7 +452,7 @@ class TestF5Keys:
         assert cache.is_stale(f"index:{long}:7")
         assert not cache.is_stale(f"topic:{long}1")
         assert cache.get_topic(f"{long}2") is None
-        assert cache.get_topics_by_category(f"{long}2", 7) == []
+        assert cache.get_topics_by_category(f"{long}2", 7) is None
         assert uuids(cache.get_topics_by_category(f"{long}1", 7)) == ["a"]
 
     @pytest.mark.parametrize("name", ["all", "ALL", " all "])
@@ -497,7 +500,7 @@ class TestF9IndexRows:
         assert cache.get_topic("a") == full("a", 50, title="new", author="zoe", category_id="new")
         assert cache.get_topics_all(7) == [cache.get_topic("a")]
         assert uuids(cache.get_topics_by_category("new", 7)) == ["a"]
-        assert cache.get_topics_by_category("old", 7) == []
+        assert cache.get_topics_by_category("old", 7) is None
 
     def test_an_index_result_can_delete(self, cache: FeedCache) -> None:
         """Deleted upstream is something that an index knows."""
@@ -549,7 +552,8 @@ class TestF9IndexRows:
         cache.put_topics([], "index:all:7", complete=True)
         assert uuids(cache.get_topics_all(0)) == ["old"]
         cache.put_topics([], "index:all:30", complete=True)
-        assert cache.get_topics_all(0) == []
+        assert cache.get_topics_all(30) == []
+        assert cache.get_topics_all(0) is None
 
     def test_except_what_was_written_here_a_moment_ago(
         self, cache: FeedCache, clock: ManualClock
@@ -567,3 +571,51 @@ class TestF9IndexRows:
         """Only an index has a window."""
         with pytest.raises(ConfigError, match="complete"):
             cache.put_topics([topic("a")], "topic:a", complete=True)
+
+
+class TestF16Miss:
+    def test_a_list_that_was_never_fetched_is_not_an_empty_one(self, cache: FeedCache) -> None:
+        """None: neither rows nor a meta row (F6); an empty list: it was fetched, and is empty."""
+        assert cache.get_topics_all(7) is None
+        assert cache.get_topics_by_category("general", 7) is None
+        cache.put_topics([], "index:all:7")
+        assert cache.get_topics_all(7) == []
+        assert cache.get_topics_all(30) is None
+        cache.put_topics([], "index: General:7")
+        assert cache.get_topics_by_category("GENERAL", 7) == []
+        assert cache.get_topics_by_category("news", 7) is None
+
+    def test_rows_are_a_hit_without_a_meta_row(self, cache: FeedCache, clock: ManualClock) -> None:
+        """Whatever brought them, in every list that shows them, and only while one shows them."""
+        cache.put_topic(full("a", 2 * DAY))
+        assert uuids(cache.get_topics_all(7)) == ["a"]
+        assert uuids(cache.get_topics_by_category("general", 30)) == ["a"]
+        assert cache.get_topics_all(1) is None
+        clock.advance(6 * DAY)
+        assert cache.get_topics_all(7) is None
+
+    def test_an_invalidated_empty_list_is_a_miss(self, cache: FeedCache) -> None:
+        """Its meta row is gone, and rows there are none."""
+        cache.put_topics([topic("a")], "index:all:7")
+        cache.delete_topic("a")
+        assert cache.get_topics_all(7) is None
+
+    def test_a_file_that_cannot_be_read_is_a_miss(
+        self, cache: FeedCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As for every other read."""
+
+        def broken(*_: object) -> None:
+            raise StoreError("a broken disk")
+
+        cache.put_topics([topic("a")], "index:all:7")
+        monkeypatch.setattr(cache.file, "read", broken)
+        assert cache.get_topics_all(7) is None
+        assert cache.get_topics_by_category("general", 7) is None
+
+    def test_the_seeds_numbers_are_exported(self, path: Path, clock: ManualClock) -> None:
+        """By the seed's names, and they are the defaults in use."""
+        assert (FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS) == (300, 2_592_000)
+        with FeedCache.open(path, clock=clock) as cache:
+            assert cache.fresh_for == FEED_CACHE_TTL_SECONDS
+            assert cache.keep_for == FEED_CACHE_EVICT_SECONDS

@@ -197,7 +197,7 @@ class TestF1Reviewed:
         text = HALF + '"deleted": 0, "verified": 1}'
         written_by_another(path, (PUT_TOPIC, ("a", text, "general", int(NOW), 0, int(NOW))))
         with FeedCache.open(path, clock=clock) as cache:
-            (found,) = cache.get_topics_all(7)
+            (found,) = cache.get_topics_all(7) or []
             assert (found.deleted, found.verified) == (False, True)
 
     def test_rows_of_others_match_their_category_in_any_spelling(

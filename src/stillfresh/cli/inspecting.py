@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
+from msgspec.structs import asdict
 
 from stillfresh.cli.output import age_text, as_json, print_json, print_table, size_text, working
 from stillfresh.cli.places import looked_into, pages_of
@@ -108,11 +109,18 @@ def _document(address: str, seen: Seen) -> dict[str, Any]:
         "copies": seen.stats.copies,
         "leases": seen.stats.leases,
         "bytes": seen.stats.bytes,
+        **_more(seen.stats),
         "counted": seen.counted,
         "complete": seen.is_complete,
         "kinds": {kind: _counts(counts) for kind, counts in sorted(seen.kinds.items())},
         "entries": seen.entries,
     }
+
+
+def _more(stats: StoreStats) -> dict[str, int]:
+    """What one kind of store counts besides: a feed its topics and comments."""
+    common = StoreStats.__struct_fields__
+    return {name: value for name, value in asdict(stats).items() if name not in common}
 
 
 def _counts(counts: Counter[str]) -> dict[str, int]:
@@ -128,6 +136,7 @@ def _print_summary(address: str, seen: Seen) -> None:
             ("copies", f"{stats.copies:,}"),
             ("leases", f"{stats.leases:,}"),
             ("bytes", size_text(stats.bytes)),
+            *((name, f"{number:,}") for name, number in _more(stats).items()),
         ],
     )
     if seen.kinds:

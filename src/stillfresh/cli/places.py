@@ -59,10 +59,18 @@ async def looked_into(address: str) -> AsyncIterator[Readable]:
 async def opened(address: str) -> AsyncIterator[Store]:
     """To change what is in it."""
     if (path := file_of(address)) is not None:
+        from stillfresh.feed.view import edited, is_feed  # noqa: PLC0415 (only when named)
+
         async with _open(_view(path, address)):
-            tenant = _tenant_of(address)
-            named = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
-            address = f"sqlite:///{quote(path)}{named}"  # it is there, and ours
+            pass  # it is there, and ours
+        if is_feed(path):
+            with quietly(logging.CRITICAL):
+                async with edited(path) as feed:
+                    yield feed
+            return
+        tenant = _tenant_of(address)
+        named = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
+        address = f"sqlite:///{quote(path)}{named}"
     store = _named(address)
     async with _open(store):
         yield store
@@ -87,9 +95,15 @@ def _named(address: str) -> Store:
 
 
 def _view(path: str, address: str) -> Readable:
-    from stillfresh.stores.sqlite.view import SqliteView  # noqa: PLC0415 (only when named)
+    from stillfresh.feed.view import FeedView, is_feed  # noqa: PLC0415 (only when named)
+    from stillfresh.stores.sqlite.view import SqliteView  # noqa: PLC0415
 
-    view, tenant = SqliteView(path), _tenant_of(address)
+    tenant = _tenant_of(address)
+    if is_feed(path):
+        if tenant is not None:
+            raise ConfigError("tenant: a feed file has no tenants; leave '?tenant=' out")
+        return FeedView(path)
+    view = SqliteView(path)
     return view if tenant is None else TenantStore(cast("Store", view), tenant)
 
 

@@ -4,7 +4,7 @@
 `stillfresh.feed.http`, which needs `stillfresh[web]`.
 """
 
-from stillfresh.feed.cache import FeedCache
+from stillfresh.feed.cache import FEED_CACHE_EVICT_SECONDS, FEED_CACHE_TTL_SECONDS, FeedCache
 from stillfresh.feed.engine import FeedEngine
 from stillfresh.feed.model import (
     Comment,
@@ -19,6 +19,8 @@ from stillfresh.feed.model import (
 from stillfresh.feed.source import FeedSource
 
 __all__ = [
+    "FEED_CACHE_EVICT_SECONDS",
+    "FEED_CACHE_TTL_SECONDS",
     "Comment",
     "CommentsAnswer",
     "Feed",

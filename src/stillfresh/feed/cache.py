@@ -33,12 +33,14 @@ from stillfresh.feed.model import Comment, FeedStats, Topic
 from stillfresh.feed.rules import DAY, is_stale, window
 from stillfresh.feed.shelf import Shelf
 
-__all__ = ["FeedCache"]
+__all__ = ["FEED_CACHE_EVICT_SECONDS", "FEED_CACHE_TTL_SECONDS", "FeedCache"]
 
 T = TypeVar("T")
 
-FRESH_FOR: Final = 300.0
-KEEP_FOR: Final = 30.0 * DAY
+FEED_CACHE_TTL_SECONDS: Final = 300
+"""F3: a list is fresh for so long."""
+FEED_CACHE_EVICT_SECONDS: Final = 30 * DAY
+"""F11: what was stored longer ago is forgotten."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +61,8 @@ class FeedCache:
         path: str | os.PathLike[str] | None = None,
         *,
         clock: Clock = time.time,
-        fresh_for: Duration = FRESH_FOR,
-        keep_for: Duration = KEEP_FOR,
+        fresh_for: Duration = FEED_CACHE_TTL_SECONDS,
+        keep_for: Duration = FEED_CACHE_EVICT_SECONDS,
     ) -> Self:
         """Without a path: `feed_cache.db` in the user's data directory."""
         checked_clock(clock)
@@ -123,18 +125,25 @@ class FeedCache:
             )
         )
 
-    def get_topics_all(self, days_back: int) -> list[Topic]:
-        """Newest first; `days_back` of 0 or less: all there are."""
+    def get_topics_all(self, days_back: int) -> list[Topic] | None:
+        """Newest first; `days_back` of 0 or less: all there are.
+
+        None: a miss, the list was never fetched and has no rows; an empty list: it was fetched.
+        """
         return self._topics(None, days_back)
 
-    def get_topics_by_category(self, category: str, days_back: int) -> list[Topic]:
+    def get_topics_by_category(self, category: str, days_back: int) -> list[Topic] | None:
+        """The same for one category."""
         return self._topics(named_category(category), days_back)
 
-    def _topics(self, category: str | None, days_back: int) -> list[Topic]:
+    def _topics(self, category: str | None, days_back: int) -> list[Topic] | None:
         index, now = Index(category, whole_days(days_back)), self.clock()
-        return self._read(
-            lambda connection, shelf: list(shelf.listed(connection, index, now).value), []
-        )
+
+        def topics(connection: apsw.Connection, shelf: Shelf) -> list[Topic] | None:
+            found = shelf.listed(connection, index, now)
+            return list(found.value) if found.is_hit else None
+
+        return self._read(topics, None)
 
     def put_comments(self, topic_uuid: str, comments: Iterable[Comment]) -> None:
         """All comments of a topic, and their meta row `comments:{uuid}`."""

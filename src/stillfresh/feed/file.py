@@ -26,7 +26,7 @@ from stillfresh.stores.sqlite.file import LOOK_EVERY
 from stillfresh.stores.sqlite.files import Identity, identity_of, locked
 from stillfresh.stores.sqlite.writer import Writer
 
-__all__ = ["FeedFile"]
+__all__ = ["FeedFile", "completed"]
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class FeedFile:
 
     def _adopt(self, connection: apsw.Connection) -> None:
         """On the writer's thread: the file was opened, perhaps anew."""
-        _complete(connection)
+        completed(connection)
         self._epoch += 1
         self._identity = identity_of(self._path)
         self._first = connection
@@ -97,7 +97,7 @@ class FeedFile:
         epoch = self._epoch
         with translated(self._path), locked(self._path):
             connection = connect_reader(self._path)
-        _complete(connection)
+        completed(connection)
         return Reader(connection, epoch)
 
     def _give_back(self, reader: Reader) -> None:
@@ -143,7 +143,7 @@ class FeedFile:
         self._writer.stop()
 
 
-def _complete(connection: apsw.Connection) -> None:
+def completed(connection: apsw.Connection) -> None:
     """A file that cannot be written may lack our own tables: then they are empty."""
     if not connection.table_exists("main", "stillfresh_writes"):
         connection.execute("PRAGMA query_only = 0")

@@ -17,6 +17,7 @@ from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed import leases, steps, upkeep
 from stillfresh.feed.cache import FeedCache
+from stillfresh.feed.keys import canonical
 from stillfresh.feed.model import FeedCacheUpdated
 from stillfresh.feed.rules import is_stale
 from stillfresh.feed.shelf import Found, Shelf
@@ -42,6 +43,7 @@ Broken: TypeAlias = frozenset[bytes]
 
 KIND: Final = "feed"
 """The one kind there is: its ids are the feed's cache keys."""
+NOTHING: Final = Record()
 MAX_BROKEN: Final = 100
 """Keys whose unreadable rows are remembered; beyond that they are refetched more than once."""
 
@@ -92,9 +94,12 @@ class FeedStore:
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        del kind, known
+        del known
+        if kind != KIND:
+            return {}
         now = self._clock()
-        return {key: self._record(key, now) for key in ids}
+        found = {key: self._record(key, now) for key in ids}
+        return {key: record for key, record in found.items() if record != NOTHING}
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
@@ -200,8 +205,10 @@ class FeedStore:
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """Always soft: the rows are served on."""
-        del kind, soft
-        await self.run(lambda connection: steps.forget(connection, ids))
+        del soft
+        if kind == KIND:
+            keys = [canonical(key) for key in ids]
+            await self.run(lambda connection: steps.forget(connection, keys))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """A feed has none."""

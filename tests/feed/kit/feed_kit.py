@@ -69,7 +69,8 @@ def comment(uuid: str, topic_uuid: str = "a", **fields: Any) -> Comment:
     return Comment(comment_uuid=uuid, topic_uuid=topic_uuid, **(given | fields))
 
 
-def uuids(topics: Iterable[Topic]) -> list[str]:
+def uuids(topics: Iterable[Topic] | None) -> list[str]:
+    assert topics is not None
     return [found.topic_uuid for found in topics]
 
 

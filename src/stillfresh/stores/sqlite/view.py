@@ -18,7 +18,7 @@ from stillfresh.stores.contract import Entry, Record, StoreStats
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, connect_viewer, explained
-from stillfresh.stores.sqlite.format import STORE
+from stillfresh.stores.sqlite.format import STORE, Format
 from stillfresh.stores.sqlite.schema import record_of, statements
 
 __all__ = ["SqliteView"]
@@ -26,6 +26,8 @@ __all__ = ["SqliteView"]
 
 class SqliteView:
     """Reads on the caller's thread; a file that was damaged is an error, not an empty store."""
+
+    FORMAT: Format = STORE
 
     def __init__(self, path: str | PathLike[str], *, clock: Clock = time.time) -> None:
         self._path = Path(path)
@@ -36,7 +38,7 @@ class SqliteView:
         self._check_place()
         try:
             self._connection = connect_viewer(self._path)
-            is_begun = STORE.is_begun(self._connection, self._path)
+            is_begun = self.FORMAT.is_begun(self._connection, self._path)
         except FAILED as exc:
             raise self._failed(exc) from exc
         except BaseException:
