@@ -26,11 +26,16 @@ from feed_kit import (
 
 from stillfresh import StillfreshError, Verdict
 from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
+from stillfresh.feed.engine import MAX_OVERTAKEN
 from stillfresh.testing import ManualClock
 
 
 class Refused(Exception):
     """The network does not want it."""
+
+
+async def asked(network: Network, times: int) -> None:
+    await until(lambda: len(network.asked) == times)
 
 
 async def act(engine: FeedEngine, what: str) -> None:
@@ -211,6 +216,29 @@ class TestF7Told:
         assert answer.verdict is Verdict.STALE
         await heard.wait()
         assert (await engine.get_topic("a")).topic == full("a")
+
+    async def test_a_first_answer_that_was_overtaken_still_owes_its_event(
+        self, cache: FeedCache, engine: FeedEngine, network: Network, heard: Heard
+    ) -> None:
+        """The reader was given what is old by now, so it is told of the fetch that follows."""
+        network.talk["a"] = [comment("1")]
+        network.hold()
+        reading = asyncio.create_task(engine.get_comments("a"))
+        for fetch in range(1, MAX_OVERTAKEN + 2):
+            await asked(network, fetch)
+            await asyncio.to_thread(cache.invalidate_comments, "a")
+            network.let_go()
+            network.hold()
+        answer = await reading
+        assert (said(answer.comments), answer.verdict) == (["1"], Verdict.STALE)
+        assert heard.events == []
+        network.talk["a"] = [comment("1"), comment("2")]
+        again = asyncio.create_task(engine.get_comments("a"))
+        await asked(network, MAX_OVERTAKEN + 2)
+        network.let_go()
+        await again
+        await idle(engine)
+        assert heard.events == [FeedCacheUpdated("comments:a", changed=True)]
 
     async def test_a_listener_may_be_a_coroutine(
         self, cache: FeedCache, engine: FeedEngine, network: Network, clock: ManualClock

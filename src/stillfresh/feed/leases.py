@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stillfresh.engine.rules import failed, is_cooling
+from stillfresh.engine.rules import failed
 from stillfresh.feed.rules import Fetched, is_stale
 from stillfresh.feed.storing import store
 from stillfresh.freshness import MAX_SKEW, Policy, is_over
@@ -169,7 +169,7 @@ def acquire(
     now: float,
     new_token: Callable[[], str],
 ) -> dict[str, Grant]:
-    """E5: only for the copy that was seen; E7: not while the key cools down."""
+    """E5: only for the copy that was seen; E7: not to one that missed a failure."""
     grants: dict[str, Grant] = {}
     for ask in asks:
         found = state(connection, ask.id, now)
@@ -187,7 +187,7 @@ def _denied(found: State, ask: Ask, copy: Copy | None, now: float) -> Grant | No
         return Newer(Record(copy, found.held_until, found.failure))
     if found.held_until is not None and found.is_held(now):
         return Held(found.held_until)
-    if is_cooling(found.failure, now):
+    if ask.missed(found.failure):
         return Newer(Record(copy, None, found.failure))
     return None
 

@@ -10,7 +10,14 @@ import apsw
 from msgspec import Struct
 
 from stillfresh.feed import notes
-from stillfresh.feed.keys import category_of, comments_key, index_of, spelled, topic_key
+from stillfresh.feed.keys import (
+    category_of,
+    comments_key,
+    index_of,
+    spelled,
+    subject,
+    topic_key,
+)
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.records import Row
 from stillfresh.feed.rows import (
@@ -30,6 +37,7 @@ __all__ = [
     "add_comment",
     "create_topic",
     "delete_topic",
+    "erase",
     "forget",
     "forget_lists",
     "mark",
@@ -160,6 +168,19 @@ def forget(connection: apsw.Connection, keys: Iterable[str]) -> None:
     rows = [(key,) for key in keys]
     connection.executemany("DELETE FROM feed_cache_meta WHERE cache_key = ?", rows)
     connection.executemany(_VOID, rows)
+
+
+def erase(connection: apsw.Connection, keys: Sequence[str]) -> None:
+    """All that is known of them; topics that a list shows are not its own, and stay."""
+    forget(connection, keys)
+    rows = [(key,) for key in keys]
+    connection.executemany("DELETE FROM stillfresh_refreshes WHERE cache_key = ?", rows)
+    for key in keys:
+        uuid = subject(key)
+        if key == topic_key(uuid):
+            drop_topics(connection, [uuid])
+        elif key == comments_key(uuid):
+            connection.execute("DELETE FROM feed_comments WHERE topic_uuid = ?", (uuid,))
 
 
 def forget_lists(connection: apsw.Connection, categories: frozenset[str]) -> None:

@@ -216,7 +216,8 @@ class FeedStore:
         return []
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self.invalidate(kind, ids)
+        if kind == KIND:
+            await self.run(lambda connection: steps.erase(connection, ids))
 
     async def evict(self, before: float) -> int:
         """F11: in slices."""

@@ -1,0 +1,185 @@
+"""The feed's store behind the store contract's ids, kinds and values, for the conformance suite.
+
+A feed has one kind, its ids are cache keys and its values are rows. Here each (kind, id) of the
+suite is the key of some topic's comments, and each value is one comment. All else is the
+feed's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from stillfresh.clock import Clock
+from stillfresh.feed import Comment, FeedCache
+from stillfresh.feed.leases import CODEC
+from stillfresh.feed.rules import Fetched
+from stillfresh.feed.store import KIND, FeedStore
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import (
+    UNREAD,
+    Ask,
+    Copy,
+    Entry,
+    Failure,
+    Grant,
+    Lease,
+    Newer,
+    Record,
+    StoreStats,
+    Unread,
+)
+
+PREFIX = "comments:"
+ROWS = "rows"
+"""The generation that the feed gives to rows without a meta row."""
+FIRST = 0xE000
+"""Kinds are letters of the private use area, which nobody searches for."""
+
+
+@dataclass
+class FeedAsStore:
+    """Opens the file and closes it; may be opened again."""
+
+    path: Path
+    clock: Clock
+    policy: Policy
+    """A feed has one for all: what the suite publishes has this one."""
+    kinds: list[str] = field(default_factory=list)
+    generations: dict[str, str] = field(default_factory=dict)
+    """By token: the feed's generation is a time and a token."""
+    last: dict[str, str] = field(default_factory=dict)
+    """By key: the token of its last publication, which rows without a meta row are still of."""
+
+    is_open: bool = False
+
+    async def open(self) -> None:
+        if self.is_open:
+            return
+        self.is_open = True
+        self.cache = FeedCache.open(
+            self.path, clock=self.clock, fresh_for=1e6, keep_for=self.policy.lasts
+        )
+        self.store = FeedStore(self.cache, self.clock, lambda _: None)
+        await self.store.open()
+
+    async def close(self) -> None:
+        self.is_open = False
+        await self.store.close()
+        self.cache.close()
+
+    def key(self, kind: str, id_: str) -> str:
+        if kind not in self.kinds:
+            self.kinds.append(kind)
+        return f"{PREFIX}{chr(FIRST + self.kinds.index(kind))}{id_}"
+
+    def name(self, key: str) -> tuple[str, str]:
+        rest = key.removeprefix(PREFIX)
+        return self.kinds[ord(rest[0]) - FIRST], rest[1:]
+
+    def value(self, key: str) -> bytes | None:
+        found = self.cache.get_comments(key.removeprefix(PREFIX)) or []
+        return found[0].body.encode("latin-1") if found else None
+
+    def fetched(self, key: str, value: bytes | Unread | None) -> bytes:
+        if not isinstance(value, bytes):
+            return CODEC.encode(Fetched())
+        text, uuid = value.decode("latin-1"), key.removeprefix(PREFIX)
+        return CODEC.encode(Fetched(comments=(Comment("1", uuid, "ann", 1, text),)))
+
+    def record(self, key: str, record: Record) -> Record:
+        copy = record.copy
+        if copy is None:
+            return record
+        token = self.last[key] if copy.generation == ROWS else copy.generation.partition(":")[2]
+        self.generations[token] = copy.generation
+        value = UNREAD if copy.value is UNREAD else self.value(key)
+        copy = replace(copy, generation=token, policy=self.policy, value=value)
+        return replace(record, copy=copy)
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        keys = {self.key(kind, id_): id_ for id_ in ids}
+        found = await self.store.read(KIND, list(keys), known)
+        return {keys[key]: self.record(key, record) for key, record in found.items()}
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        named = [
+            replace(
+                ask,
+                id=self.key(kind, ask.id),
+                seen=None if ask.seen is None else self.generations.get(ask.seen, ask.seen),
+            )
+            for ask in asks
+        ]
+        grants = await self.store.acquire(KIND, named, lease_for)
+        return {self.name(key)[1]: self.grant(key, grant) for key, grant in grants.items()}
+
+    def grant(self, key: str, grant: Grant) -> Grant:
+        if isinstance(grant, Newer):
+            return Newer(self.record(key, grant.record))
+        return replace(grant, id=self.name(key)[1]) if isinstance(grant, Lease) else grant
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        named = {}
+        for id_, (lease, copy) in copies.items():
+            key = self.key(kind, id_)
+            named[key] = (
+                replace(lease, id=key),
+                replace(copy, value=self.fetched(key, copy.value)),
+            )
+        superseded = await self.store.publish(KIND, named)
+        for key in named.keys() - superseded:
+            lease, copy = named[key]
+            self.last[key] = lease.token
+            self.generations[lease.token] = f"{int(copy.fetched_at)}:{lease.token}"
+        return {self.name(key)[1] for key in superseded}
+
+    def named(self, kind: str, leases: Sequence[Lease]) -> list[Lease]:
+        return [replace(lease, id=self.key(kind, lease.id)) for lease in leases]
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        lost = await self.store.renew(KIND, self.named(kind, leases), lease_for)
+        return {self.name(key)[1] for key in lost}
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        failed = {self.key(kind, id_): failure for id_, failure in (failures or {}).items()}
+        await self.store.release(KIND, self.named(kind, leases), failed)
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        await self.store.invalidate(KIND, [self.key(kind, id_) for id_ in ids], soft=soft)
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        return await self.store.invalidate_tag(tag, soft=soft)
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        await self.store.delete(KIND, [self.key(kind, id_) for id_ in ids])
+
+    async def evict(self, before: float) -> int:
+        """Each entry is two rows: its comments and its meta row."""
+        return await self.store.evict(before) // 2
+
+    async def stats(self) -> StoreStats:
+        return await self.store.stats()
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """The kinds of the suite are one to the feed."""
+        found: list[Entry] = []
+        last = None if after is None else (KIND, self.key(*after))
+        while page := await self.store.entries(KIND, search, last, limit):
+            last = KIND, page[-1].id
+            for entry in page:
+                its_kind, id_ = self.name(entry.id)
+                if kind in {None, its_kind}:
+                    found.append(Entry(its_kind, id_, self.record(entry.id, entry.record)))
+        return found[:limit]
