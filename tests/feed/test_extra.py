@@ -204,7 +204,7 @@ class TestF15Hostile:
             ({1: "x"}, "Expected `str`"),
             ({"x": {None: 1}}, "key"),
             ({"x": nested(DEEPEST + 1)}, f"{DEEPEST} levels"),
-            ({"x": nested(5_000)}, "recursion"),
+            ({"x": nested(50_000)}, "recursion|levels"),
             ({"x": "\ud800"}, "surrogate"),
             ({"x": object()}, "object"),
             ("text", "Expected `object`"),

@@ -53,6 +53,7 @@ TOPICS = st.builds(
     deleted=sometimes(right=False),
     deleted_at=sometimes(None),
     verified=sometimes(right=True),
+    extra=sometimes({"signature": "s"}),
 )
 COMMENTS = st.builds(
     Comment,
@@ -64,6 +65,7 @@ COMMENTS = st.builds(
     parent_comment_uuid=sometimes(None),
     mentions=sometimes(["a"]),
     verified=sometimes(right=False),
+    extra=sometimes({"signature": "s"}),
 )
 
 

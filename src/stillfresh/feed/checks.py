@@ -72,6 +72,8 @@ def _checked(record: object, kind: type[R]) -> R:
 def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
     """As they will come back from JSON; raises ValueError."""
     own = {name: value for name, value in plain.items() if name not in NAMED[kind]}
+    if not own:
+        return {}
     given = own.pop(EXTRA, {})
     if taken := sorted(given.keys() & (NAMED[kind] | own.keys())):
         raise ValueError(f"extra: {', '.join(taken)} is a field of its own; set that one instead")

@@ -36,7 +36,7 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite.writer import MAX_QUEUED
 
-__all__ = ["KIND", "FeedStore"]
+__all__ = ["KIND", "FeedStore", "start_of"]
 
 T = TypeVar("T")
 Broken: TypeAlias = frozenset[bytes]
@@ -46,6 +46,13 @@ KIND: Final = "feed"
 NOTHING: Final = Record()
 MAX_BROKEN: Final = 100
 """Keys whose unreadable rows are remembered; beyond that they are refetched more than once."""
+
+
+def start_of(kind: str | None, after: tuple[str, str] | None) -> str | None:
+    """The key after which a listing goes on; None: there is nothing to list."""
+    if kind not in {None, KIND} or (after is not None and after[0] > KIND):
+        return None
+    return after[1] if after is not None and after[0] == KIND else ""
 
 
 class FeedStore:
@@ -243,9 +250,8 @@ class FeedStore:
     ) -> list[Entry]:
         """Keys that were fetched, or are being fetched; what they stand for is not looked at."""
         checked_limit(limit)
-        if kind not in {None, KIND} or (after is not None and after[0] > KIND):
+        if (start := start_of(kind, after)) is None:
             return []
-        start = after[1] if after is not None and after[0] == KIND else ""
         keys = await self.run(
             lambda connection: leases.keys(connection, search, start, limit), writes=False
         )

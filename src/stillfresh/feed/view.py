@@ -21,7 +21,7 @@ from stillfresh.feed.file import FeedFile, completed
 from stillfresh.feed.keys import canonical, index_of
 from stillfresh.feed.schema import FEED, TABLES
 from stillfresh.feed.shelf import Shelf
-from stillfresh.feed.store import KIND, FeedStore
+from stillfresh.feed.store import KIND, FeedStore, start_of
 from stillfresh.feed.upkeep import count
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Entry, Mark, Record, StoreStats
@@ -95,9 +95,8 @@ class FeedView(SqliteView):
         limit: int = 100,
     ) -> list[Entry]:
         checked_limit(limit)
-        if kind not in {None, KIND} or (after is not None and after[0] > KIND):
+        if (start := start_of(kind, after)) is None:
             return []
-        start = after[1] if after is not None and after[0] == KIND else ""
         try:
             keys = leases.keys(self._opened(), search, start, limit)
             return [Entry(KIND, key, self._record(key, looks=False)) for key in keys]
