@@ -18,7 +18,7 @@ from stillfresh.testing.conformance import POLICY
 
 
 class TestF7FeedStore(StoreConformance):
-    """The suite's entries are comments of topics. Three rules read otherwise for a feed."""
+    """The suite's entries are comments of topics. Marks, tags and listings differ in a feed."""
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
@@ -51,6 +51,14 @@ class TestF7FeedStore(StoreConformance):
             copy = (await self.record(store)).copy
             assert copy is not None
             assert copy.mark == Mark.NONE
+
+    async def test_tags_of_an_earlier_lease_are_gone(self) -> None:
+        """A feed has no tags, so none can remain."""
+        await self.test_a_tag_reaches_what_was_leased_with_it()
+
+    async def test_late_requests_around_an_invalidation_by_tag(self) -> None:
+        """Nothing can be late without a network, and no tag reaches anything."""
+        await self.test_a_tag_reaches_what_was_leased_with_it()
 
     async def test_lists_what_it_holds(self) -> None:
         """Each key as a read would give it, unread; of what size, no listing looks."""
