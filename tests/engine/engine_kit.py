@@ -50,22 +50,27 @@ class Upstream:
 
 
 class Sleeper:
-    """A `sleep=` under the test's control: whoever sleeps waits until `wake`."""
+    """A `sleep=` under the test's control: sleepers wait until `wake`."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
-        self._sleeping: list[asyncio.Future[None]] = []
+        self._sleeping: list[tuple[float, asyncio.Future[None]]] = []
 
     async def __call__(self, seconds: float) -> None:
         self.asked.append(seconds)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleeping.append(future)
+        self._sleeping.append((seconds, future))
         await future
 
-    def wake(self) -> None:
+    def wake(self, passed: float = float("inf")) -> None:
+        """So much time has passed: sleeps that are over end, the others go on."""
         sleeping, self._sleeping = self._sleeping, []
-        for future in sleeping:
-            if not future.done():
+        for left, future in sleeping:
+            if future.done():
+                continue
+            if left > passed + 1e-6:
+                self._sleeping.append((left - passed, future))
+            else:
                 future.set_result(None)
 
 

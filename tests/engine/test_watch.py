@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from engine_kit import Price, Sleeper, Upstream, declare, turns, until, version
 
-from stillfresh import Cache, ConfigError, NotOpen, Resource, StillfreshError, Update
+from stillfresh import (
+    Cache,
+    ConfigError,
+    Loaded,
+    LoadFailed,
+    NotOpen,
+    Resource,
+    RetryAfter,
+    StillfreshError,
+    Update,
+)
 from stillfresh.engine.lane import State
 from stillfresh.engine.watcher import Pace
 from stillfresh.stores.memory import MemoryStore
@@ -35,12 +45,12 @@ def is_settled(prices: Resource[str, Price]) -> bool:
 
 @pytest.fixture
 def passes(sleeper: Sleeper, clock: ManualClock) -> Passes:
-    """Time passes, and whoever slept until then wakes and does what is due."""
+    """Time passes, and the sleepers whose time is over do what is due."""
 
     async def passed(seconds: float, *resources: Resource[str, Price]) -> None:
         await settled(*resources)
         clock.advance(seconds)
-        sleeper.wake()
+        sleeper.wake(seconds)
         await settled(*resources)
 
     return passed
@@ -451,6 +461,77 @@ class TestC14Watch:
             assert len(asyncio.all_tasks()) < 20
         watcher = prices._core.watcher
         await until(lambda: not watcher.watches and len(watcher._lane) == 0)
+
+
+class TestE24NeverLate:
+    async def test_a_recovery_that_another_caller_brings_is_followed_up(
+        self, cache: Cache, upstream: Upstream, passes: Passes
+    ) -> None:
+        """The key cooled down for a while when `refresh()` succeeded: its next load is when the new
+        copy's freshness ends, not when the cooldown would have ended."""
+        prices = declare(cache, upstream, fresh_for=2)
+        upstream.error = ConnectionError("down")
+        with prices.watch("a"):
+            for pause in (1, 2, 4, 8):
+                await passes(pause, prices)
+            upstream.error = None
+            await prices.refresh("a")
+            asked = len(upstream.calls)
+            await passes(2, prices)
+            assert len(upstream.calls) == asked + 1
+
+    async def test_a_copy_with_a_shorter_term_is_refreshed_when_that_ends(
+        self, cache: Cache, passes: Passes
+    ) -> None:
+        """The driver slept until the end of the longer term."""
+        calls: list[float] = []
+
+        @cache.batched("price", fresh_for=20)
+        async def prices(skus: list[str]) -> Mapping[str, str | Loaded[str]]:
+            calls.append(20 if not calls else 1)
+            return {sku: Loaded("value", fresh_for=calls[-1]) for sku in skus}
+
+        with prices.watch("a"):
+            await passes(0, prices)
+            await prices.refresh("a")
+            await passes(1, prices)
+            assert calls == [20, 1, 1]
+
+    async def test_a_failure_that_shortens_the_cooldown_is_followed_up(
+        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
+    ) -> None:
+        """Upstream says when to ask again, to another caller: that holds for the watch too."""
+        upstream.error = RetryAfter(25)
+        with prices.watch("a"):
+            await passes(0, prices)
+            upstream.error = RetryAfter(1)
+            with pytest.raises(LoadFailed):
+                await prices.refresh("a")
+            upstream.error = None
+            await passes(1, prices)
+            assert len(upstream.calls) == 3
+
+    async def test_an_invalidation_between_the_load_and_the_end_of_its_batch_is_followed_up(
+        self, cache: Cache, passes: Passes
+    ) -> None:
+        """The key has its new copy, and another key of the same round is still being loaded."""
+        gate, calls = asyncio.Event(), list[str]()
+
+        @cache.batched("price", fresh_for=20, max_batch=1)
+        async def prices(skus: list[str]) -> Mapping[str, str]:
+            calls.extend(skus)
+            if skus == ["slow"]:
+                await gate.wait()
+            return dict.fromkeys(skus, "value")
+
+        with prices.watch("a", "slow"):
+            await until(lambda: prices.peek("a") is not None)
+            await prices.invalidate("a")
+            await turns()
+            gate.set()
+            await until(lambda: prices.peek("slow") is not None)
+            await passes(0.1, prices)
+            assert calls.count("a") == 2
 
 
 async def _all(watch: object) -> list[object]:

@@ -221,6 +221,19 @@ def the_watcher_sleeps_through(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Watcher, "_pause", pause)
 
 
+@mutant(Promise.ASKED, "of_a_watch")
+def a_watcher_sleeps_on_after_a_load_landed(patch: pytest.MonkeyPatch) -> None:
+    """E24: it re-plans the lane, and the driver sleeps until the time that was planned before."""
+    before = Watcher.landed
+
+    def landed(self: Watcher[Any, Any], *args: Any) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        before(self, *args)
+        self._changed = changed
+
+    patch.setattr(Watcher, "landed", landed)
+
+
 @mutant(Promise.BOUND, "from_memory")
 def memory_forgets_its_limit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Front, "_seat", lambda self, entry: self._ring.append(entry))

@@ -12,7 +12,7 @@ from engine_scenarios import (
 )
 from feed_scenarios import of_a_feed
 from page_scenarios import of_pages
-from viewer_scenarios import of_a_coordinator, of_a_hub
+from viewer_scenarios import of_a_coordinator, of_a_hub, of_a_watch
 from waiting_scenarios import of_games
 
 from stillfresh.testing.simulator.simulate import Scenario
@@ -30,6 +30,7 @@ SCENARIOS: dict[str, Scenario] = {
         closed_and_opened,
         of_pages,
         of_a_hub,
+        of_a_watch,
         of_a_coordinator,
         of_a_feed,
         of_games,

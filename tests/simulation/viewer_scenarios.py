@@ -11,9 +11,15 @@ from stillfresh.coordinator import Database, Hub, Kind, TtlConfig, TtlController
 from stillfresh.coordinator.hub import Connection
 from stillfresh.coordinator.hub_kinds import joined
 from stillfresh.errors import LoadFailed, StillfreshError
-from stillfresh.testing.simulator import Process, Promise, World
+from stillfresh.testing.simulator import Observed, Process, Promise, Version, World
 
 IDS = ("a", "b", "c", "d", "e")
+WATCHED = ("a", "b", "c")
+SHORT = 3.0
+"""Seconds of freshness, shorter than some cooldowns."""
+IN_TIME = 3.0
+"""Seconds in which a watched key is asked for, however often the store has to be asked again."""
+HOUR = 3600.0
 FRESH_FOR = 8.0
 QUIET = 60.0
 """Seconds after which every fault is over."""
@@ -129,6 +135,56 @@ async def kept_fresh(process: Process, viewers: list[Viewer]) -> None:
         since = world.time() - world.ledger.loaded_at["shared", id_]
         if since > FRESH_FOR + LONGEST:
             world.broken(Promise.ASKED, f"{id_} is watched, and was asked for {since:.1f} s ago")
+
+
+async def of_a_watch(world: World) -> None:
+    """E24: keys are watched while others refresh, invalidate and fail to load them."""
+
+    async def app(process: Process) -> None:
+        cache = process.cache(inline=world.dice.random() < 0.5)
+
+        @cache.batched("thing", fresh_for=SHORT, stale_for=HOUR, max_batch=2, lease_for=3)
+        async def thing(ids: list[str]) -> dict[str, Version | Exception]:
+            return await process.load("thing", ids)
+
+        observed = process.observe("thing", thing)
+        with thing.watch(*WATCHED):
+            for _ in world.steps(15):
+                await asyncio.sleep(world.dice.choice([0, 0.1, 1.0, 4.0]))
+                await disturbed(observed, world.dice.choice(WATCHED))
+            await asyncio.sleep(max(0.0, QUIET - world.time()) + LONGEST)
+            for _ in world.steps(3):
+                await recovered(process, observed, world.dice.choice(WATCHED))
+
+    world.launch(app, 1)
+
+
+async def disturbed(resource: Observed, key: str) -> None:
+    match resource.process.world.dice.randrange(4):
+        case 0:
+            await resource.change(key)
+        case 1:
+            await resource.refresh(key)
+        case _:
+            await resource.get(key)
+
+
+async def recovered(process: Process, resource: Observed, key: str) -> None:
+    """Loads fail for a while, so that the key cools down. Then somebody refreshes it, and perhaps
+    invalidates it. It is asked for again when its new time comes, not that of the cooldown."""
+    world, asked = process.world, process.world.ledger.loaded_at
+    faults = world.weather.faults
+    process.failure_rate = 1.0
+    await asyncio.sleep(world.dice.choice([10.0, 20.0, 40.0]))
+    process.failure_rate = 0.0
+    await resource.refresh(key)
+    before = asked["thing", key]
+    if world.dice.random() < 0.3:
+        before = world.time()
+        await resource.change(key)
+    await asyncio.sleep(max(0.0, before + SHORT - world.time()) + IN_TIME)
+    if asked["thing", key] <= before and world.weather.faults == faults:
+        world.broken(Promise.ASKED, f"{key} is watched and stale, and nobody asked in {IN_TIME} s")
 
 
 class Ticks:

@@ -79,7 +79,7 @@ class Core(Generic[K, V]):
             land=tower.land,
             look=tower.look,
         )
-        tower.open(loader.flush, self._on_landed)
+        tower.open(loader.flush, self._on_landed, self.watcher.look_again)
 
     def close(self) -> None:
         """Nothing is served from memory any more, and nobody waits for ever."""
@@ -226,7 +226,7 @@ class Core(Generic[K, V]):
     def overtake(self, keys: Iterable[K]) -> None:
         """E6: what is under way for these keys came too early to be kept."""
         keys = list(keys)
-        self.watcher.overtaken(keys)
+        self.watcher.look_again(keys)
         for key in keys:
             self.shelf.front.drop(key)
             if (flight := self._tower.queue.flights.get(key)) is not None and flight.began:

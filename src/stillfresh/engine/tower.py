@@ -41,12 +41,20 @@ class Tower(Generic[K, V]):
         self._shelf = shelf
         self._start: Callable[[], None] | None = None
         self._landed: Callable[[K, Answer[V], Copy], None] | None = None
+        self._failed: Callable[[list[K]], None] | None = None
         self._flushing = False
 
-    def open(self, start: Callable[[], None], landed: Callable[[K, Answer[V], Copy], None]) -> None:
-        """`start` begins as many batches as there are places for; `landed` hears of new copies."""
+    def open(
+        self,
+        start: Callable[[], None],
+        landed: Callable[[K, Answer[V], Copy], None],
+        failed: Callable[[list[K]], None],
+    ) -> None:
+        """`start` begins as many batches as there are places for; `landed` hears of new copies,
+        `failed` of watched keys whose load failed."""
         self._start = start
         self._landed = landed
+        self._failed = failed
 
     def close(self) -> None:
         """Nobody waits for ever."""
@@ -127,7 +135,9 @@ class Tower(Generic[K, V]):
                 if late or flight.wanted:  # who came since then may know better
                     self._again(flight, late)
             case Fail(failure):
-                _settle(flight, [*early, *late], self._shelf.cooling(flight.key, failure, now))
+                self._settle_failed(
+                    flight, [*early, *late], self._shelf.cooling(flight.key, failure, now)
+                )
             case Serve() if _is_bound(flight) and (pause := cooling(record.failure, now)):
                 # Its copy cannot be read.
                 _settle(flight, [*early, *late], self._shelf.cooling(flight.key, pause, now))
@@ -209,7 +219,14 @@ class Tower(Generic[K, V]):
     ) -> None:
         if (entry := self._shelf.front.entries.get(flight.key)) is not None:
             entry.until = NEVER
+        self._settle_failed(flight, told, error)
+
+    def _settle_failed(
+        self, flight: Flight[K, V], told: list[Waiter[K, V]], error: LoadFailed
+    ) -> None:
         _settle(flight, told, error)
+        if self._failed is not None and flight.key in self._watched:
+            self._failed([flight.key])
 
     def _again(self, flight: Flight[K, V], waiters: list[Waiter[K, V]]) -> None:
         self.queue.again(flight, waiters, wanted=flight.wanted)

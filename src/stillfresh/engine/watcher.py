@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from stillfresh.engine.flights import Outcome, left_of
+from stillfresh.engine.front import NEVER
 from stillfresh.engine.lane import Lane, State
 from stillfresh.engine.model import Answer
 from stillfresh.engine.spec import Runtime
@@ -140,9 +141,10 @@ class Watcher(Generic[K, V]):
         self._changed.set()
 
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
-        """A new copy is here: tell those who watch, and look again when its time comes."""
+        """A new copy is here: tell its watches, and plan its next refresh (E24)."""
         if (watches := self.watches.get(key)) is None:
             return
+        self._changed.set()
         self._lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
         if self._lane.state(key) is State.FLYING:
             self._stale_at[key] = stale_at
@@ -153,9 +155,12 @@ class Watcher(Generic[K, V]):
         for watch in tuple(watches):
             watch.tell(update)
 
-    def overtaken(self, keys: Iterable[K]) -> None:
-        """Invalidated: its time has come."""
+    def look_again(self, keys: Iterable[K]) -> None:
+        """E24: after an invalidation or a failure, a refresh may be due earlier than planned."""
         if self.watches:
+            keys = list(keys)
+            for key in keys:
+                self._stale_at.pop(key, None)
             self._lane.recheck(keys)
             self._changed.set()
 
@@ -220,16 +225,19 @@ class Watcher(Generic[K, V]):
             self._lane.looked_up(key, max(times[key], self._pace.free_at(key, now)), now)
 
     async def _renew(self, runtime: Runtime, keys: Sequence[K]) -> None:
-        """Told by `landed` what came; here only when to look again."""
+        """Told by `landed` what came; here only when to look again.
+
+        A key that was invalidated since it landed has no time: it is looked up at once (E24).
+        """
+        times: dict[K, float] = dict.fromkeys(keys, NEVER)
         try:
             outcomes = await self._watched.renew(keys)
-            times = {key: self._stale_at[key] for key in keys if key in self._stale_at}
-            if untold := [key for key in keys if key not in times]:
+            if untold := [key for key in keys if key not in self._stale_at]:
                 times |= await self._watched.refresh_times(untold)
             now = runtime.clock()
         finally:
             for key in keys:
-                self._stale_at.pop(key, None)
+                times[key] = self._stale_at.pop(key, times[key])
             self._lane.land(keys)
             self._changed.set()
         failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}

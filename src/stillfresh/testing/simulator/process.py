@@ -197,13 +197,13 @@ class Observed:
         self, process: Process, kind: str, resource: Resource[str, Version], lag: float
     ) -> None:
         self.resource = resource
-        self._process = process
+        self.process = process
         self._kind = kind
         self._lag = lag
 
     async def get(self, key: str) -> Answer[Version] | None:
         """None if loading failed and there was nothing to serve, or if the cache is closed."""
-        reading = self._process.reading(self._kind, key, lag=self._lag)
+        reading = self.process.reading(self._kind, key, lag=self._lag)
         try:
             answer = await self.resource.get(key)
         except (LoadFailed, NotOpen):
@@ -215,11 +215,11 @@ class Observed:
         """What memory holds, however old; as fresh only what this process has not invalidated."""
         answer = self.resource.peek(key)
         if answer is not None and answer.verdict is Verdict.FRESH:
-            self._served(self._process.reading(self._kind, key, lag=float("inf")), answer)
+            self._served(self.process.reading(self._kind, key, lag=float("inf")), answer)
         return answer
 
     async def get_many(self, keys: Sequence[str]) -> dict[str, Answer[Version]]:
-        asked = {key: self._process.reading(self._kind, key, lag=self._lag) for key in keys}
+        asked = {key: self.process.reading(self._kind, key, lag=self._lag) for key in keys}
         answers = await self.resource.get_many(keys)
         for key, answer in answers.items():
             self._served(asked[key], answer)
@@ -228,22 +228,22 @@ class Observed:
     def _served(self, reading: Reading, answer: Answer[Version]) -> None:
         if answer.found:
             failed = answer.error is not None
-            self._process.served(reading, answer.value, answer.verdict, failed=failed)
+            self.process.served(reading, answer.value, answer.verdict, failed=failed)
 
     async def refresh(self, *keys: str) -> None:
         try:
             await self.resource.refresh(*keys)
         except LoadFailed:
-            self._process.world.note(self._process, f"could not refresh {','.join(keys)}")
+            self.process.world.note(self.process, f"could not refresh {','.join(keys)}")
 
     async def change(self, *keys: str, soft: bool = False) -> None:
         """Upstream changes these, and their copies are invalidated."""
-        self._process.world.change(self._kind, *keys)
-        async with self._process.invalidating(self._kind, keys, soft=soft):
+        self.process.world.change(self._kind, *keys)
+        async with self.process.invalidating(self._kind, keys, soft=soft):
             await self.resource.invalidate(*keys, soft=soft)
 
     async def delete(self, *keys: str) -> None:
-        async with self._process.invalidating(self._kind, keys):
+        async with self.process.invalidating(self._kind, keys):
             await self.resource.delete(*keys)
 
 
