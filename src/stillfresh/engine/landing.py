@@ -1,18 +1,28 @@
 """How a load ended, key by key, and who is told of it (E3-E8)."""
 
+import logging
 from collections.abc import Container, Hashable, Iterable, Mapping
+from secrets import token_hex
 from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
 from stillfresh.engine.flights import Flight
+from stillfresh.engine.metrics import Meter
+from stillfresh.engine.model import Loaded, RetryAfter
+from stillfresh.engine.results import ABSENT, Absent, error_text
+from stillfresh.engine.rules import failed, jittered, own_policy
+from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.errors import LoadFailed
-from stillfresh.stores.contract import Copy, Failure
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Copy, Failure, Lease, Record
 
-__all__ = ["Land", "Landing"]
+__all__ = ["Land", "Landing", "Landings", "Look"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+logger = logging.getLogger(__name__)
 
 
 class Landing(Struct, Generic[V], frozen=True):
@@ -41,3 +51,88 @@ class Land(Protocol[K, V]):
         superseded: Container[str] = (),
         since: float | None = None,
     ) -> None: ...
+
+
+class Look(Protocol[K, V]):
+    """What another process has done, seen at `since`; `waited`: after the lease was denied."""
+
+    def __call__(
+        self, flight: Flight[K, V], record: Record, since: float, *, waited: bool = False
+    ) -> None: ...
+
+
+class Landings(Generic[K, V]):
+    """From what a loader said to how each key's load ended; counted and logged."""
+
+    def __init__(self, spec: Spec[K, V], runtime: Runtime, meter: Meter) -> None:
+        self._spec = spec
+        self._runtime = runtime
+        self._meter = meter
+
+    def of(
+        self,
+        flight: Flight[K, V],
+        result: object,
+        sent: float,
+        lease: Lease | None,
+        gone: Policy,
+    ) -> Landing[V]:
+        """What the loader said as a copy; through the codec and back, so that all see the same."""
+        if isinstance(result, BaseException):
+            return self.failed(flight, result)
+        generation = lease.token if lease is not None else token_hex(16)
+        terms, codec = self._spec.terms, self._spec.codec
+        if isinstance(result, Absent):
+            self._meter.absent += 1
+            is_kept = result is ABSENT or flight.seen is not None
+            return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
+        policy, raw = terms.policy, result
+        if isinstance(result, Loaded):
+            policy, raw = own_policy(terms, result), result.value
+        if terms.jitter:
+            policy = jittered(policy, terms.jitter, self._runtime.dice())
+        try:
+            data = codec.encode(raw)  # type: ignore[arg-type]  # an annotation is a promise
+            return Landing(Copy(generation, sent, policy, data), codec.decode(data))
+        except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
+            kept = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
+            kept.__cause__ = exc
+            return self.failed(flight, kept)
+
+    def failed(
+        self, flight: Flight[K, V], error: BaseException, what: str = "loading failed"
+    ) -> Landing[V]:
+        self._meter.failed += 1
+        text = error_text(error)
+        failure = failed(
+            flight.failure,
+            text,
+            self._runtime.clock(),
+            self._runtime.dice(),
+            error.seconds if isinstance(error, RetryAfter) else None,
+        )
+        self._meter.failing.failed(flight.id, failure)
+        raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: {what}: {text}")
+        raised.__cause__ = error
+        return Landing(failure=failure, error=raised)
+
+    def report_slow(self, took: float) -> None:
+        """E16: once for a resource."""
+        fresh_for = self._spec.terms.policy.fresh_for
+        if 0 < fresh_for <= took and not self._meter.slow_reported:
+            self._meter.slow_reported = True
+            logger.warning(
+                "%s: the loader took %.3g s, and what it loads is fresh for %.3g s, which count "
+                "from when it was asked: nothing is fresh when it arrives. Make fresh_for longer, "
+                "or the loader faster.",
+                self._spec.kind,
+                took,
+                fresh_for,
+            )
+
+    def log(self, landings: dict[str, Landing[V]]) -> None:
+        """E7: once for a batch."""
+        errors = [it.error for it in landings.values() if it.error is not None]
+        if errors:
+            of = f"{len(errors)} of {len(landings)} failed; " if len(landings) > 1 else ""
+            logger.warning("%s%s", of, errors[0])

@@ -6,21 +6,18 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from secrets import token_hex
 from typing import Any, Final, Generic, TypeVar
 
 from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
-from stillfresh.engine.landing import Land, Landing
+from stillfresh.engine.landing import Land, Landing, Landings, Look
 from stillfresh.engine.metrics import Meter
-from stillfresh.engine.model import Loaded, RetryAfter
-from stillfresh.engine.results import ABSENT, Absent, error_text, results_of
-from stillfresh.engine.rules import failed, jittered, own_policy, plan_wait, stamped
+from stillfresh.engine.results import results_of
+from stillfresh.engine.rules import absent_policy, plan_wait, stamped
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import LoadFailed, StoreError
-from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
 
 __all__ = ["Loader"]
@@ -50,7 +47,7 @@ class Loader(Generic[K, V]):
         queue: Queue[K, V],
         meter: Meter,
         land: Land[K, V],
-        look: Callable[[Flight[K, V], Record, float], None],
+        look: Look[K, V],
     ) -> None:
         self._spec = spec
         self._runtime = runtime
@@ -58,6 +55,7 @@ class Loader(Generic[K, V]):
         self._meter = meter
         self._land = land
         self._look = look
+        self._landings = Landings(spec, runtime, meter)
 
     def flush(self) -> None:
         """Begin as many batches as there are places for."""
@@ -103,8 +101,8 @@ class Loader(Generic[K, V]):
             try:
                 asks[it] = Ask(it.id, it.seen, self._spec.tags_of(it.key), it.failures)
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
-                landings[it.id] = self._failed(it, exc, "its tags= failed")
-        self._log(landings)
+                landings[it.id] = self._landings.failed(it, exc, "its tags= failed")
+        self._landings.log(landings)
         self._land([it for it in flights if it not in asks], landings)
         return asks
 
@@ -173,7 +171,7 @@ class Loader(Generic[K, V]):
             if plan_wait(record, flight.seen, now, self._spec.lease_for) is None:
                 waiting.append(flight)
             else:
-                self._look(flight, record, since)
+                self._look(flight, record, since, waited=True)
         return waiting
 
     def _is_waited_for(self, flight: Flight[K, V]) -> bool:
@@ -190,12 +188,17 @@ class Loader(Generic[K, V]):
         except asyncio.CancelledError:
             await self._release(list(leases.values()), {})
             raise
+        took = self._runtime.clock() - sent
+        self._landings.report_slow(took)
+        gone = absent_policy(self._spec.terms, took)
         landings = {
-            flight.id: self._landing(flight, results[flight.key], sent, leases.get(flight.id))
+            flight.id: self._landings.of(
+                flight, results[flight.key], sent, leases.get(flight.id), gone
+            )
             for flight in flights
         }
         self._meter.failing.ended(id_ for id_, it in landings.items() if it.error is None)
-        self._log(landings)
+        self._landings.log(landings)
         await self._runtime.finish(self._settle(flights, leases, landings))
 
     async def _call(self, flights: list[Flight[K, V]], leases: list[Lease]) -> dict[K, object]:
@@ -245,49 +248,6 @@ class Loader(Generic[K, V]):
                 except StoreError as exc:
                     self._store_failed("renew", exc)
 
-    def _landing(
-        self, flight: Flight[K, V], result: object, sent: float, lease: Lease | None
-    ) -> Landing[V]:
-        """What the loader said as a copy; through the codec and back, so that all see the same."""
-        if isinstance(result, BaseException):
-            return self._failed(flight, result)
-        generation = lease.token if lease is not None else token_hex(16)
-        terms, codec = self._spec.terms, self._spec.codec
-        if isinstance(result, Absent):
-            self._meter.absent += 1
-            gone = Policy(terms.absent_for, terms.absent_stale_for)
-            is_kept = result is ABSENT or flight.seen is not None
-            return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
-        policy, raw = terms.policy, result
-        if isinstance(result, Loaded):
-            policy, raw = own_policy(terms, result), result.value
-        if terms.jitter:
-            policy = jittered(policy, terms.jitter, self._runtime.dice())
-        try:
-            data = codec.encode(raw)  # type: ignore[arg-type]  # an annotation is a promise
-            return Landing(Copy(generation, sent, policy, data), codec.decode(data))
-        except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
-            kept = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
-            kept.__cause__ = exc
-            return self._failed(flight, kept)
-
-    def _failed(
-        self, flight: Flight[K, V], error: BaseException, what: str = "loading failed"
-    ) -> Landing[V]:
-        self._meter.failed += 1
-        text = error_text(error)
-        failure = failed(
-            flight.failure,
-            text,
-            self._runtime.clock(),
-            self._runtime.dice(),
-            error.seconds if isinstance(error, RetryAfter) else None,
-        )
-        self._meter.failing.failed(flight.id, failure)
-        raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: {what}: {text}")
-        raised.__cause__ = error
-        return Landing(failure=failure, error=raised)
-
     async def _settle(
         self,
         flights: list[Flight[K, V]],
@@ -331,10 +291,3 @@ class Loader(Generic[K, V]):
     def _store_failed(self, what: str, error: StoreError) -> None:
         self._meter.store_errors += 1
         logger.warning("%s: the store could not %s: %s", self._spec.kind, what, error)
-
-    def _log(self, landings: dict[str, Landing[V]]) -> None:
-        """E7: once for a batch."""
-        errors = [it.error for it in landings.values() if it.error is not None]
-        if errors:
-            of = f"{len(errors)} of {len(landings)} failed; " if len(landings) > 1 else ""
-            logger.warning("%s%s", of, errors[0])

@@ -90,6 +90,7 @@ class Meter:
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
         self.store_errors = 0
+        self.slow_reported = False
         self.failing = Failing()
 
     def read(self, verdict: Verdict, bucket: int, count: int = 1) -> None:

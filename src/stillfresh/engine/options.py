@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.codec import Codec
-from stillfresh.engine.rules import Terms
+from stillfresh.engine.rules import Terms, absent_believed_for
 from stillfresh.engine.spec import Spec
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Policy
@@ -42,15 +42,14 @@ def spec_of(
         seconds(stale_for, name=f"{kind}: stale_for"),
         seconds(error_for, name=f"{kind}: error_for"),
     )
-    absent = policy.fresh_for / 10
     if absent_for is not None:
-        absent = seconds(absent_for, name=f"{kind}: absent_for")
+        absent_for = seconds(absent_for, name=f"{kind}: absent_for")
     _check(kind, jitter, tags, codec)
     return Spec(
         kind=kind,
         load=load,
         codec=codec,
-        terms=Terms(policy, absent, jitter),
+        terms=Terms(policy, absent_believed_for(policy.fresh_for, absent_for), jitter),
         tags=tags,
         max_batch=_count(kind, "max_batch", max_batch),
         concurrency=_count(kind, "concurrency", concurrency),

@@ -25,8 +25,11 @@ __all__ = [
     "Plan",
     "Serve",
     "Terms",
+    "absent_believed_for",
     "absent_pause",
+    "absent_policy",
     "age_bucket",
+    "at_arrival",
     "cooling",
     "failed",
     "fresh_until",
@@ -35,6 +38,7 @@ __all__ = [
     "jittered",
     "outlook_of",
     "own_policy",
+    "plan_arrived",
     "plan_read",
     "plan_wait",
     "refresh_at",
@@ -55,6 +59,8 @@ FIRST_COOLDOWN: Final = 1.0
 LONGEST_COOLDOWN: Final = 60.0
 LONGEST_PAUSE: Final = 30.0
 """Seconds; what is watched and absent is asked about then, even if others are fresh for longer."""
+SHORTEST_ABSENCE: Final = 1.0
+"""E16: seconds for which an absence is believed, however short `fresh_for` is."""
 WORST: Final = {Mark.SOFT: 1, Mark.HARD: 2}
 ORDER: Final = (Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED, Verdict.GONE)
 
@@ -145,9 +151,35 @@ def plan_wait(
     return plan_read(record, now) if is_cooling(record.failure, now) else Load(record.copy)
 
 
+def plan_arrived(record: Record, seen: str | None, now: float, lease_for: float) -> Plan:
+    """E16: a copy that came while callers waited is STALE to them at worst, unless invalidated."""
+    plan, copy = plan_read(record, now, lease_for), record.copy
+    if not isinstance(plan, Load) or copy is None or copy.generation == seen:
+        return plan
+    return plan if copy.mark is Mark.HARD else Serve(copy, Verdict.STALE)
+
+
+def at_arrival(verdict: Verdict) -> Verdict:
+    """E16: of a value that was just loaded, to the callers that waited for it: STALE at worst."""
+    return verdict if verdict is Verdict.FRESH else Verdict.STALE
+
+
 def fresh_until(copy: Copy) -> float:
     """The end of its freshness; an invalidated copy has none left."""
     return copy.fetched_at + copy.policy.fresh_for if copy.mark is Mark.NONE else copy.fetched_at
+
+
+def absent_believed_for(fresh_for: float, absent_for: float | None) -> float:
+    """E4, E16: a tenth of `fresh_for` if nothing else is said, and a second at least."""
+    return max(SHORTEST_ABSENCE, fresh_for / 10 if absent_for is None else absent_for)
+
+
+def absent_policy(terms: Terms, took: float) -> Policy:
+    """E16: an absence counts from the arrival of the answer, whose load took so many seconds.
+
+    It is stored with the absent copy, so that all processes agree.
+    """
+    return Policy(terms.absent_for + max(0.0, took), terms.absent_stale_for)
 
 
 def absent_pause(terms: Terms) -> float:

@@ -12,7 +12,7 @@ from stillfresh.engine.flights import CURRENT, Flight, Outcome, Queue, Waiter, w
 from stillfresh.engine.front import NEVER
 from stillfresh.engine.landing import Landing
 from stillfresh.engine.model import Answer, Origin
-from stillfresh.engine.rules import Fail, Load, Serve, cooling, plan_read
+from stillfresh.engine.rules import Fail, Load, Serve, at_arrival, cooling, plan_arrived, plan_read
 from stillfresh.engine.spec import Spec
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
@@ -118,15 +118,23 @@ class Tower(Generic[K, V]):
             for flight in flights:
                 waiting_for.remove(flight)
 
-    def look(self, flight: Flight[K, V], record: Record, since: float) -> None:
-        """E5: another has published, failed or gone: answer from that, or ask again."""
+    def look(
+        self, flight: Flight[K, V], record: Record, since: float, *, waited: bool = False
+    ) -> None:
+        """E5: another has published, failed or gone: answer from that, or ask again.
+
+        `waited`: a copy that was not seen before came while the callers waited (E16).
+        """
         self.queue.end(flight)
         seen = flight.seen
         flight.saw(record)
-        now = self._shelf.now()
+        now, lease_for = self._shelf.now(), self._lease_for
+        plan = plan_read(record, now, lease_for)
+        if waited:
+            plan = plan_arrived(record, seen, now, lease_for)
         early, late = flight.early, [*flight.late, *flight.after]
-        match plan_read(record, now, self._lease_for):
-            case Serve() as plan if _is_answer(flight, plan.copy, seen) and (
+        match plan:
+            case Serve() if _is_answer(flight, plan.copy, seen) and (
                 answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER, since)
             ):
                 _settle(flight, early, answer)
@@ -184,7 +192,7 @@ class Tower(Generic[K, V]):
         elif (copy := landing.copy) is not None:
             shelf, key, value = self._shelf, flight.key, landing.value
             outlook = shelf.outlook(copy, now)
-            verdict = STALE if overtaken else outlook.verdict
+            verdict = STALE if overtaken else at_arrival(outlook.verdict)
             self._tell_value(key, told, copy, value, verdict)
             if not overtaken:
                 if since is None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from stillfresh.coordinator.model import Kind
 from stillfresh.durations import seconds
 from stillfresh.engine.model import Answer, Origin, RetryAfter
+from stillfresh.engine.rules import absent_believed_for
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.isr.rules_freshness import Terms
@@ -61,7 +62,8 @@ def fresh_for_of(kind: Kind, *, found: bool) -> float:
     """That something does not exist is believed for a shorter time."""
     if found:
         return seconds(kind.fresh_for)
-    return seconds(kind.fresh_for) / 10 if kind.absent_for is None else seconds(kind.absent_for)
+    absent_for = None if kind.absent_for is None else seconds(kind.absent_for)
+    return absent_believed_for(seconds(kind.fresh_for), absent_for)
 
 
 def status_of(answer: Answer[Any], ttl: float) -> str:
