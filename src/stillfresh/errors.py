@@ -11,12 +11,15 @@ __all__ = [
     "NotOpen",
     "StillfreshError",
     "StoreError",
+    "error_text",
     "shown",
     "shown_address",
     "without_password",
 ]
 
 LONGEST_SHOWN: Final = 60
+LONGEST_TEXT: Final = 500
+"""Characters of an exception's text that are remembered."""
 USERINFO: Final = re.compile(r"(:/{0,2})(?!/).*@", re.DOTALL)
 """Up to the last @: a password may hold anything, and an address may be written wrongly."""
 
@@ -69,6 +72,22 @@ def shown_address(value: object) -> str:
 def without_password(address: str) -> str:
     """As it may be shown: a name and a password become `***`; a file's name stays."""
     return USERINFO.sub(r"\1***@", address, count=1)
+
+
+def error_text(error: BaseException) -> str:
+    """E25: an exception's type and what it says, as any store, log or client can take it.
+
+    Somebody else wrote it: its text may be huge, not be UTF-8, or raise.
+    """
+    name = type(error).__name__
+    try:
+        said = str.__str__(str(error))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # noqa: BLE001 (a user's exception may raise anything)
+        said = "its text cannot be read"
+    text = f"{name}: {said[:LONGEST_TEXT]}"[:LONGEST_TEXT]
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _printed(value: object) -> str:

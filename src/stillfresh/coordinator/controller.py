@@ -21,7 +21,7 @@ from stillfresh.coordinator.refresher import Refresher, Session
 from stillfresh.coordinator.rules import View, milliseconds, owner_of
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.keys import checked_id
-from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, shown
+from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, error_text, shown
 from stillfresh.events import Events, Unsubscribe
 
 __all__ = ["TtlController"]
@@ -228,7 +228,7 @@ class TtlController:
         if failed:
             id_, error = next(iter(failed.items()))
             raise LoadFailed(
-                f"{kind.name}: {len(failed)} of {len(wanted)} failed; {id_!r}: {error}"
+                f"{kind.name}: {len(failed)} of {len(wanted)} failed; {id_!r}: {error_text(error)}"
             ) from error
         return views
 

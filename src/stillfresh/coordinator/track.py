@@ -13,8 +13,8 @@ from stillfresh.coordinator.controller import TtlController
 from stillfresh.coordinator.model import Kind, Outcome
 from stillfresh.coordinator.rules import MISSING_ROW, milliseconds, stale_at
 from stillfresh.engine.lane import Lane
-from stillfresh.engine.model import RetryAfter
-from stillfresh.engine.results import error_text
+from stillfresh.engine.results import pause_of
+from stillfresh.errors import error_text
 
 __all__ = ["Track"]
 
@@ -98,8 +98,8 @@ class Track:
         """C9: each id on its own cooldown; one line for the batch."""
         now = self.now()
         for id_, error in failed.items():
-            if isinstance(error, RetryAfter):
-                self.lane.failed(id_, now, error.seconds * 1000)
+            if (pause := pause_of(error)) is not None:
+                self.lane.failed(id_, now, pause * 1000)
             else:
                 self.lane.failed(id_, now, together=of if len(failed) == of else None)
         if failed:

@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from stillfresh.engine.flights import Flight
 from stillfresh.engine.metrics import Meter
-from stillfresh.engine.model import Loaded, RetryAfter
-from stillfresh.engine.results import ABSENT, Absent, error_text
+from stillfresh.engine.model import Loaded
+from stillfresh.engine.results import ABSENT, Absent, pause_of
 from stillfresh.engine.rules import failed, jittered, own_policy
 from stillfresh.engine.spec import Runtime, Spec
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import LoadFailed, error_text
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Copy, Failure, Lease, Record
 
@@ -87,11 +87,11 @@ class Landings(Generic[K, V]):
             is_kept = result is ABSENT or flight.seen is not None
             return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
         policy, raw = terms.policy, result
-        if isinstance(result, Loaded):
-            policy, raw = own_policy(terms, result), result.value
-        if terms.jitter:
-            policy = jittered(policy, terms.jitter, self._runtime.dice())
         try:
+            if isinstance(result, Loaded):
+                policy, raw = own_policy(terms, result), result.value
+            if terms.jitter:
+                policy = jittered(policy, terms.jitter, self._runtime.dice())
             data = codec.encode(raw)  # type: ignore[arg-type]  # an annotation is a promise
             return Landing(Copy(generation, sent, policy, data), codec.decode(data))
         except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
@@ -109,7 +109,7 @@ class Landings(Generic[K, V]):
             text,
             self._runtime.clock(),
             self._runtime.dice(),
-            error.seconds if isinstance(error, RetryAfter) else None,
+            pause_of(error),
         )
         self._meter.failing.failed(flight.id, failure)
         raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: {what}: {text}")

@@ -185,18 +185,16 @@ class Loader(Generic[K, V]):
         self._meter.batch(len(flights))
         try:
             results = await self._call(flights, list(leases.values()))
-        except asyncio.CancelledError:
+            took = self._runtime.clock() - sent
+            self._landings.report_slow(took)
+            gone, landing_of = absent_policy(self._spec.terms, took), self._landings.of
+            landings = {
+                it.id: landing_of(it, results[it.key], sent, leases.get(it.id), gone)
+                for it in flights
+            }
+        except (asyncio.CancelledError, Exception):
             await self._release(list(leases.values()), {})
             raise
-        took = self._runtime.clock() - sent
-        self._landings.report_slow(took)
-        gone = absent_policy(self._spec.terms, took)
-        landings = {
-            flight.id: self._landings.of(
-                flight, results[flight.key], sent, leases.get(flight.id), gone
-            )
-            for flight in flights
-        }
         self._meter.failing.ended(id_ for id_, it in landings.items() if it.error is None)
         self._landings.log(landings)
         await self._runtime.finish(self._settle(flights, leases, landings))
@@ -234,7 +232,10 @@ class Loader(Generic[K, V]):
             return dict.fromkeys(keys, LoadFailed(f"{kind}: the loader cancelled itself"))
         if (error := load.exception()) is not None:
             return dict.fromkeys(keys, error)
-        return results_of(kind, keys, load.result())
+        try:
+            return results_of(kind, keys, load.result())
+        except Exception as exc:  # noqa: BLE001 (E25: a mapping of somebody else's)
+            return dict.fromkeys(keys, exc)
 
     async def _guard(self, leases: list[Lease]) -> None:
         """Renew the leases while the load runs; ends when the load has run for too long."""

@@ -7,9 +7,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypeVar
 
-from stillfresh.errors import LoadFailed
+from stillfresh.durations import seconds
+from stillfresh.engine.model import RetryAfter
+from stillfresh.errors import LoadFailed, shown
 
-__all__ = ["ABSENT", "UNKEPT", "Absent", "error_text", "results_of"]
+__all__ = ["ABSENT", "UNKEPT", "Absent", "pause_of", "results_of"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -43,12 +45,15 @@ def results_of(kind: str, keys: Sequence[K], answer: object) -> dict[K, object]:
         extra = next(key for key in answer if key not in results)
         for key in missing:
             results[key] = LoadFailed(
-                f"{kind} {key!r}: the loader left it out and answered for {extra!r}, "
+                f"{kind} {key!r}: the loader left it out and answered for {shown(extra)}, "
                 f"which nobody asked for"
             )
     return results
 
 
-def error_text(error: BaseException) -> str:
-    """As it is remembered in a store: its type and what it said, cut at a sane length."""
-    return f"{type(error).__name__}: {error}"[:500]
+def pause_of(error: object) -> float | None:
+    """E7: the seconds that a loader asked for, if it did, and if they are any."""
+    try:
+        return seconds(error.seconds) if isinstance(error, RetryAfter) else None
+    except Exception:  # noqa: BLE001 (a user's exception may be anything)
+        return None

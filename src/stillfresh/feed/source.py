@@ -10,8 +10,7 @@ from datetime import date
 from typing import Protocol
 
 from stillfresh.engine.model import RetryAfter
-from stillfresh.engine.results import error_text
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import LoadFailed, error_text
 from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
 from stillfresh.feed.keys import Index, comments_key, index_of, subject
 from stillfresh.feed.model import Comment, Topic
