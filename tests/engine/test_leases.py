@@ -2,14 +2,14 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
 from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
 from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
-from stillfresh.stores.contract import Copy
+from stillfresh.stores.contract import Copy, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -573,3 +573,105 @@ class TestE5FailingStore:
         store.broken = {method}
         with pytest.raises(StoreError, match=f"cannot {method}"):
             await getattr(ours, method)("a")
+
+
+class InlineStore(SteppedStore):
+    """Reads on the spot, as SQLite does."""
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        if "read" in self.broken:
+            raise StoreError("cannot read")
+        assert isinstance(self.inner, MemoryStore)
+        return self.inner.read_now(kind, ids, known)
+
+
+def source(answer: Answer[Price]) -> tuple[Origin, bool]:
+    return answer.origin, answer.unverified
+
+
+UNVERIFIED = (Origin.MEMORY, True)
+VERIFIED = (Origin.STORE, False)
+
+
+@pytest.fixture(params=[SteppedStore, InlineStore])
+def away(request: pytest.FixtureRequest, clock: ManualClock) -> SteppedStore:
+    """A store that can be away: over a network, or read on the spot."""
+    store: SteppedStore = request.param(MemoryStore(clock=clock))
+    return store
+
+
+class TestE26Origin:
+    async def test_while_the_store_cannot_be_asked_it_is_memory(
+        self, away: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """And unverified, whatever way it is read; when the store is back it is neither."""
+        async with cache_on(away, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            assert source(await prices.get("a")) == (Origin.LOADED, False)
+            assert source(await prices.get("a")) == VERIFIED
+            away.broken = {"read", "acquire", "publish", "release"}
+            assert source(await prices.get("a")) == UNVERIFIED
+            assert source((await prices.get_many(["a"]))["a"]) == UNVERIFIED
+            assert source((await prices.known(["a"]))["a"]) == UNVERIFIED
+            assert source(await prices.of("a").get()) == UNVERIFIED
+            away.broken = set()
+            assert [source(await prices.get("a")) for _ in range(2)] == [VERIFIED] * 2
+        assert upstream.calls == [["a"]]
+
+    async def test_old_copies_are_unverified_too(
+        self, away: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """STALE is served and refreshed, EXPIRED is served since loading fails."""
+        async with cache_on(away, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            await prices("a")
+            away.broken = {"read", "acquire", "publish", "release"}
+            upstream.error = ConnectionError("down")
+            clock.advance(30)
+            assert source(await prices.get("a")) == UNVERIFIED
+            await idle(cache)
+            clock.advance(60)
+            answer = await prices.get("a")
+            assert answer.verdict is Verdict.EXPIRED
+            assert source(answer) == UNVERIFIED
+            assert answer.error is not None
+
+    async def test_within_memory_for_it_stays_unverified(
+        self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Memory answers by itself again, and what it says was not confirmed by the store."""
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream, memory_for=1)
+            await prices("a")
+            assert source(await prices.get("a")) == (Origin.MEMORY, False)
+            clock.advance(2)
+            store.broken = {"read"}
+            await prices.get("a")
+            store.broken = set()
+            reads = store.count("read")
+            assert source(await prices.get("a")) == UNVERIFIED
+            assert store.count("read") == reads
+            clock.advance(1)
+            assert source(await prices.get("a")) == VERIFIED
+            assert source(await prices.get("a")) == (Origin.MEMORY, False)
+
+    async def test_what_could_not_be_stored_is_unverified(
+        self, away: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """It is kept in memory for a moment, and no other process has it."""
+        async with cache_on(away, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            away.broken = {"read", "acquire", "publish"}
+            assert source(await prices.get("a")) == (Origin.LOADED, False)
+            assert source(await prices.get("a")) == UNVERIFIED
+
+    async def test_a_store_of_ones_own_is_memory(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Nobody else can change it."""
+        async with Cache("memory://", clock=clock) as cache:
+            prices = declare(cache, upstream)
+            await prices("a")
+            assert source(await prices.get("a")) == (Origin.MEMORY, False)

@@ -105,7 +105,7 @@ class TestE9Memory:
         await prices("a")
         runtime = prices._core._runtime
         assert runtime is not None
-        prices._core._runtime = replace(runtime, read_now=refused)
+        prices._core.open(replace(runtime, read_now=refused))
         answers = []
         for _ in range(5):
             clock.advance(0.01)

@@ -14,7 +14,6 @@ from stillfresh.engine.rules import (
     Outlook,
     Serve,
     age_bucket,
-    fresh_until,
     outlook_of,
     verdict_of,
 )
@@ -88,8 +87,13 @@ class Answers(Generic[K, V]):
         now: float,
         origin: Origin | None = None,
         since: float | None = None,
+        *,
+        unverified: bool = False,
     ) -> Answer[V] | None:
-        """An answer from the plan's copy, kept in memory; None if the copy cannot be read."""
+        """An answer from the plan's copy, kept in memory; None if the copy cannot be read.
+
+        `unverified`: the copy is memory's own, since the store could not be asked (E26).
+        """
         copy, verdict = plan.copy, plan.verdict
         readable, value = self._value(key, copy)
         if not readable:
@@ -97,6 +101,8 @@ class Answers(Generic[K, V]):
         failure, outlook = plan.failure, self.outlook(copy, now)
         error = None if failure is None else self.cooling(key, failure, now)
         since = now if since is None else since
+        if unverified:
+            return self._keep_unverified(key, copy, value, outlook)
         kept = self.keep(key, copy, value, outlook, since, failure=failure, error=error)
         origin = origin or self._from_store
         return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
@@ -145,18 +151,36 @@ class Answers(Generic[K, V]):
 
     def keep_unstored(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:
         """What was loaded and could not be published: for a moment, while it is fresh."""
-        kept = self.made(copy, value, outlook.verdict, self._kept_origin)
-        until = min(outlook.now + UNSTORED_FOR, fresh_until(copy))
-        self.front.put(key, _light(copy), kept, until=until)
+        self._keep_unverified(key, copy, value, outlook, UNSTORED_FOR)
 
-    def fallback(self, key: K, copy: Copy) -> Callable[[LoadFailed], Answer[V]] | None:
+    def _keep_unverified(
+        self,
+        key: K,
+        copy: Copy,
+        value: V | None,
+        outlook: Outlook,
+        lag: float | None = None,
+    ) -> Answer[V]:
+        """E26: the store did not confirm it; given for `lag` (`memory_for`) if it is fresh."""
+        lag = self._memory_for if lag is None else lag
+        kept = self.made(copy, value, outlook.verdict, Origin.MEMORY, unverified=True)
+        until = min(outlook.now + lag, outlook.until) if outlook.verdict is FRESH and lag else NEVER
+        self.front.put(key, _light(copy), kept, until=until, bucket=outlook.bucket)
+        return kept
+
+    def fallback(
+        self, key: K, copy: Copy, *, unverified: bool = False
+    ) -> Callable[[LoadFailed], Answer[V]] | None:
         """E2: what an EXPIRED copy is still good for, if the load fails; decoded once."""
         readable, value = self._value(key, copy)
         if not readable:
             return None
         kept = self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY)
         self.front.put(key, _light(copy), kept)
-        return lambda error: self.made(copy, value, Verdict.EXPIRED, self._from_store, error)
+        origin = Origin.MEMORY if unverified else self._from_store
+        return lambda error: self.made(
+            copy, value, Verdict.EXPIRED, origin, error, unverified=unverified
+        )
 
     def count(self, outcomes: Iterable[Answer[V] | LoadFailed], now: float) -> None:
         """E12: one more read for each, by what it was given; what came together is of one age."""
@@ -188,10 +212,12 @@ class Answers(Generic[K, V]):
         verdict: Verdict,
         origin: Origin,
         error: LoadFailed | None = None,
+        *,
+        unverified: bool = False,
     ) -> Answer[V]:
         found = copy.value is not None
         at, clock = copy.fetched_at, self._clock
-        return Answer(value, found, verdict, at, origin, clock, error)  # type: ignore[arg-type]
+        return Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
 
     def readable(self, texts: Mapping[K, str], records: Mapping[str, Record]) -> dict[str, Record]:
         """The same records; a copy that cannot be read is none."""

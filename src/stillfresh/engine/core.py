@@ -5,7 +5,7 @@ resource's callers use; `text` is its name in the store.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -15,7 +15,8 @@ from stillfresh.engine.flights import Outcome, Queue, Waiter
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import Holding, ResourceStats
 from stillfresh.engine.model import Answer, Explanation
-from stillfresh.engine.reads import Reads, Step
+from stillfresh.engine.reads import Step
+from stillfresh.engine.records import Records
 from stillfresh.engine.rules import (
     NOTHING,
     Fail,
@@ -61,7 +62,7 @@ class Core(Generic[K, V]):
         self._tower = self._new_tower()
         self._steps: set[Step[K]] = set()
         self._runtime: Runtime | None = None
-        self._reads: Reads
+        self._records: Records[K, V]
 
     def _new_tower(self) -> Tower[K, V]:
         queue: Queue[K, V] = Queue(self.spec.max_batch, self.spec.concurrency)
@@ -69,7 +70,7 @@ class Core(Generic[K, V]):
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._reads = Reads(self.spec.kind, runtime, lag=self.spec.memory_for)
+        self._records = Records(self.spec, runtime, self.shelf, self._steps, self._check_open)
         tower = self._tower = self._new_tower()
         loader = Loader(
             self.spec,
@@ -94,10 +95,11 @@ class Core(Generic[K, V]):
         now = runtime.clock()
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
         if texts := self._unheld(keys, now, waiter.outcomes):
-            records = await self._records(runtime, texts)
+            unread: set[K] = set()
+            records = await self._records.of(texts, unread)
             for key, id_ in texts.items():
                 if (record := records.get(id_)) is not None:
-                    self._answer(key, id_, record, now, waiter)
+                    self._answer(key, id_, record, now, waiter, unverified=key in unread)
                 else:
                     self._tower.join(key, id_, NOTHING, waiter)
             await self._tower.wait(waiter, texts)
@@ -140,10 +142,14 @@ class Core(Generic[K, V]):
         runtime = await self.ready()
         now, found = runtime.clock(), dict[K, Outcome[V]]()
         texts = self._unheld(keys, now, found)
-        records = await self._records(runtime, texts, unread) if texts else {}
+        unread = set() if unread is None else unread
+        records = await self._records.of(texts, unread) if texts else {}
         for key, id_ in texts.items():
+            unverified = key in unread
             match plan_read(records.get(id_, NOTHING), now):
-                case Serve() as plan if answer := self.shelf.serve(key, plan, now):
+                case Serve() as plan if answer := self.shelf.serve(
+                    key, plan, now, unverified=unverified
+                ):
                     found[key] = answer
                 case Fail(failure):
                     found[key] = self.shelf.cooling(key, failure, now)
@@ -153,17 +159,18 @@ class Core(Generic[K, V]):
     async def look(self, key: K) -> Answer[V] | None:
         """What there is, however old, unless it is GONE; nothing is loaded."""
         runtime, id_ = await self.ready(), self._text(key)
-        copy = (await self._records(runtime, {key: id_})).get(id_, NOTHING).copy
+        unread: set[K] = set()
+        copy = (await self._records.of({key: id_}, unread)).get(id_, NOTHING).copy
         now = runtime.clock()
         if copy is None or (verdict := verdict_of(copy, now)) is Verdict.GONE:
             return None
-        return self.shelf.serve(key, Serve(copy, verdict), now)
+        return self.shelf.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
 
     async def reload(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
         runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
-        records = await self._records(runtime, texts)
+        records = await self._records.of(texts)
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
         for key, id_ in texts.items():
             self._tower.join(key, id_, records.get(id_, NOTHING), waiter, forced=True)
@@ -174,7 +181,7 @@ class Core(Generic[K, V]):
         """For who watches: what is not fresh is loaded, by us or another; cooldowns hold."""
         runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
-        records = self.shelf.readable(texts, await self._records(runtime, texts))
+        records = self.shelf.readable(texts, await self._records.of(texts))
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
         now = runtime.clock()
         times = refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
@@ -188,7 +195,7 @@ class Core(Generic[K, V]):
         """For who watches: when each is to be refreshed."""
         runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
-        records = self.shelf.readable(texts, await self._records(runtime, texts))
+        records = self.shelf.readable(texts, await self._records.of(texts))
         return refresh_times(texts, records, runtime.clock(), self.spec.terms, self.watcher.absent)
 
     def check(self, keys: Iterable[K]) -> None:
@@ -291,49 +298,20 @@ class Core(Generic[K, V]):
         if self._runtime is not runtime:
             raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
-    async def _records(
-        self, runtime: Runtime, texts: Mapping[K, str], unread: set[K] | None = None
-    ) -> dict[str, Record]:
-        """What the store has (but values in memory); or memory, if it is away: `unread` (S5)."""
-        entries = self.shelf.front.entries
-        held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
-        known = {id_: copy.generation for id_, copy in held.items()}
-        try:
-            if runtime.read_now is not None:
-                return runtime.read_now(self.spec.kind, list(texts.values()), known)
-            return await self._read(runtime, texts, known, held)
-        except StoreError:
-            self._check_open(runtime)
-            self.shelf.meter.store_errors += 1
-            if unread is not None:
-                unread.update(texts)
-            return {id_: Record(copy) for id_, copy in held.items()}
-
-    async def _read(
-        self, runtime: Runtime, texts: Mapping[K, str], known: dict[str, str], held: dict[str, Copy]
-    ) -> dict[str, Record]:
-        """E6: what was invalidated while it was read is taken for missing, in memory as well."""
-        step = Step(texts)
-        self._steps.add(step)
-        entries = self.shelf.front.entries
-        pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
-        try:
-            records = await self._reads.read(list(texts.values()), known)
-        finally:
-            self._steps.discard(step)
-            for key in step.dirty:
-                held.pop(texts[key], None)
-        self._check_open(runtime)
-        for key in step.dirty:
-            records.pop(texts[key], None)
-        for key in pinned.keys() - entries.keys() - step.dirty:
-            copy, answer = pinned[key]  # pushed out while the store was asked
-            self.shelf.front.put(key, copy, answer)
-        return records
-
-    def _answer(self, key: K, id_: str, record: Record, now: float, waiter: Waiter[K, V]) -> None:
+    def _answer(
+        self,
+        key: K,
+        id_: str,
+        record: Record,
+        now: float,
+        waiter: Waiter[K, V],
+        *,
+        unverified: bool,
+    ) -> None:
         match plan_read(record, now, self.spec.lease_for):
-            case Serve() as plan if served := self.shelf.serve(key, plan, now):
+            case Serve() as plan if served := self.shelf.serve(
+                key, plan, now, unverified=unverified
+            ):
                 if plan.refresh and self._tower.queue.has_room_behind():
                     self._tower.flight(key, id_, record).wanted = True
                 waiter.outcomes[key] = served
@@ -343,7 +321,7 @@ class Core(Generic[K, V]):
                 self._tower.join(key, id_, record, waiter)
             case Load(fallback):
                 if fallback is not None:
-                    self._tower.give_fallback(key, fallback, [waiter])
+                    self._tower.give_fallback(key, fallback, [waiter], unverified=unverified)
                 self._tower.join(key, id_, record, waiter)
             case Fail(failure):
                 waiter.outcomes[key] = self.shelf.cooling(key, failure, now)

@@ -77,6 +77,7 @@ def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Clock) -> Answ
         origin=known.origin,
         clock=clock,
         error=failure,
+        unverified=known.unverified,
     )
 
 

@@ -45,6 +45,8 @@ class Answer(Struct, Generic[V], eq=False):
     clock: Callable[[], float]
     error: LoadFailed | None = None
     """Why this is not newer: the last refresh failed."""
+    unverified: bool = False
+    """E26: from memory, since the store could not be asked whether it still holds."""
 
     @property
     def age(self) -> float:
@@ -54,7 +56,8 @@ class Answer(Struct, Generic[V], eq=False):
     def __repr__(self) -> str:
         what = repr(self.value) if self.found else "absent"
         failed = f" error={self.error}" if self.error else ""
-        return f"<Answer {what} {self.verdict} age={self.age:.3g}s from {self.origin}{failed}>"
+        source = f"{self.origin}, unverified" if self.unverified else self.origin
+        return f"<Answer {what} {self.verdict} age={self.age:.3g}s from {source}{failed}>"
 
 
 class Loaded(Generic[T]):

@@ -92,9 +92,11 @@ class Tower(Generic[K, V]):
             self._flush_soon()
         return self.queue.add(key, id_, record)
 
-    def give_fallback(self, key: K, copy: Copy, waiters: list[Waiter[K, V]]) -> None:
+    def give_fallback(
+        self, key: K, copy: Copy, waiters: list[Waiter[K, V]], *, unverified: bool = False
+    ) -> None:
         """E2: EXPIRED is served if the load fails."""
-        if (old := self._shelf.fallback(key, copy)) is not None:
+        if (old := self._shelf.fallback(key, copy, unverified=unverified)) is not None:
             for waiter in waiters:
                 waiter.fallbacks[key] = old
 
