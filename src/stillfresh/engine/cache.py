@@ -1,7 +1,6 @@
 """Cache: a store, a clock, and the resources that share them; opened once, closed cleanly (E13)."""
 
 import asyncio
-import contextvars
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
@@ -21,14 +20,13 @@ from stillfresh.engine.keys import (
     checked_tags,
     text_of,
 )
+from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.listing import Listed, listed
 from stillfresh.engine.metrics import CacheStats
 from stillfresh.engine.model import Loaded
 from stillfresh.engine.options import spec_of
 from stillfresh.engine.resource import Function, Resource
 from stillfresh.engine.spec import Runtime, Spec
-from stillfresh.engine.tasks import Tasks, looked_at
-from stillfresh.engine.upkeep import evict_now_and_then
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
@@ -63,15 +61,15 @@ class Cache:
         self.clock = checked_clock(clock)
         self._private = isinstance(store, str) and store.startswith("memory:")
         self._store = store_for(store, clock)
-        self._sleep = sleep
-        self._dice = dice
-        self._grace = seconds(grace, name="grace")
         self._cores: dict[str, Core[Any, Any]] = {}
-        self._tasks = Tasks()
-        self._opening: asyncio.Task[Runtime] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._runtime: Runtime | None = None
-        self._closed = False
+        self._life = Lifecycle(
+            self._store,
+            self._cores,
+            clock=self.clock,
+            sleep=sleep,
+            dice=dice,
+            grace=seconds(grace, name="grace"),
+        )
 
     def batched(
         self,
@@ -173,77 +171,20 @@ class Cache:
 
     async def open(self) -> None:
         """Ready for work on this event loop; also after a close."""
-        if self._closing is not None:
-            await asyncio.wait([self._closing])
-        self._closed = False
-        await self.runtime()
+        await self._life.open()
 
     async def runtime(self) -> Runtime:
         """What the resources work with; opens the store at the first call."""
-        if self._runtime is not None:
-            return self._runtime
-        if self._closed:
-            raise NotOpen("this cache is closed; open it again with async with, or open()")
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(looked_at)
-        return await asyncio.shield(self._opening)
+        return await self._life.runtime()
 
     @property
     def is_closed(self) -> bool:
         """Closed by hand; a read opens what was never opened, not this."""
-        return self._closed
-
-    async def _open(self) -> Runtime:
-        try:
-            await self._store.open()
-        except BaseException:
-            self._opening = None
-            raise
-        self._runtime = Runtime(
-            loop=asyncio.get_running_loop(),
-            store=self._store,
-            clock=self.clock,
-            read_now=getattr(self._store, "read_now", None),
-            read_lagging=getattr(self._store, "read_lagging", None),
-            sleep=self._sleep,
-            dice=self._dice,
-            spawn=self._tasks.spawn,
-            child=self._tasks.child,
-            finish=self._tasks.finish,
-            context=contextvars.Context(),
-            grace=self._grace,
-        )
-        for core in self._cores.values():
-            core.open(self._runtime)
-        if getattr(self._store, "needs_eviction", True):
-            self._tasks.spawn(evict_now_and_then(self._store, self.clock), None)
-        self._opening = None
-        return self._runtime
+        return self._life.is_closed
 
     async def close(self) -> None:
         """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
-        self._closed = True
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
-        """Goes on to its end, whatever becomes of who asked for it."""
-        try:
-            if self._opening is not None:
-                await asyncio.wait([self._opening])
-            if self._runtime is not None:
-                await self._end()
-        finally:
-            self._closing = None
-
-    async def _end(self) -> None:
-        self._runtime = None
-        for core in self._cores.values():
-            core.close()
-        await self._tasks.end(self._grace)
-        await self._store.close()
+        await self._life.close()
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """E8: every entry with this tag, and every load of one that is under way.
@@ -299,7 +240,8 @@ class Cache:
         self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call `function(*args)` on the cache's loop, from another thread, and wait for it."""
-        runtime = self._runtime
+        self._life.check_not_forked()
+        runtime = self._life.opened
         if runtime is None or not runtime.loop.is_running():
             raise NotOpen("this cache is not open: from_thread needs a running loop to call")
         try:
@@ -343,8 +285,8 @@ class Cache:
             private=self._private or private,
             light=spec.light,
         )
-        core = Core(spec, self, answers, text=text, key=key)
+        core = Core(spec, self._life, answers, text=text, key=key)
         self._cores[self._new_name(spec.kind)] = core
-        if self._runtime is not None:
-            core.open(self._runtime)
+        if self._life.opened is not None:
+            core.open(self._life.opened)
         return core

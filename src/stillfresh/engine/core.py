@@ -31,7 +31,7 @@ from stillfresh.engine.rules import (
 from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.tower import Tower
 from stillfresh.engine.watcher import Watcher
-from stillfresh.errors import NotOpen, StillfreshError, StoreError
+from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
 
@@ -88,6 +88,13 @@ class Core(Generic[K, V]):
         self.shelf.front.clear()
         self._tower.close()
         self.watcher.close()
+
+    def leave(self) -> None:
+        """E21: its loop was closed, or a fork left it to the parent: nobody can be told."""
+        self._runtime = None
+        self.shelf.front.clear()
+        self.watcher.begin_anew()
+        self._tower = self._new_tower()
 
     async def answers(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """E2, for each key; those that need a load are loaded together."""
@@ -203,8 +210,7 @@ class Core(Generic[K, V]):
             self._text(key)
 
     def check_not_closed(self) -> None:
-        if self._owner.is_closed:
-            raise NotOpen(f"{self.spec.kind}: the cache is closed")
+        self._owner.check_not_closed()
 
     def _on_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
         self.watcher.landed(key, answer, watched_until(copy, self.spec.terms), self.shelf.now())
@@ -284,13 +290,10 @@ class Core(Generic[K, V]):
 
     async def ready(self) -> Runtime:
         """E13: a cache belongs to the loop that opened it."""
-        runtime = self._runtime or await self._owner.runtime()
-        self._check_open(runtime)
-        if runtime.loop is not asyncio.get_running_loop():
-            raise StillfreshError(
-                f"{self.spec.kind}: this cache was opened by another event loop; "
-                f"use cache.from_thread(...) from other threads, or close it there first"
-            )
+        runtime = self._runtime
+        if runtime is None or runtime.loop is not asyncio.get_running_loop():
+            runtime = await self._owner.runtime()
+            self._check_open(runtime)
         return runtime
 
     def _check_open(self, runtime: Runtime) -> None:

@@ -83,8 +83,7 @@ class Owner(Protocol):
     """The cache that a resource belongs to."""
 
     async def runtime(self) -> Runtime:
-        """Opens the cache if it was never opened; NotOpen if it was closed."""
+        """Opens the cache if it was never opened, or its loop ended; NotOpen if it was closed."""
 
-    @property
-    def is_closed(self) -> bool:
-        """It was open, and is not to be opened by a read."""
+    def check_not_closed(self) -> None:
+        """NotOpen if it was closed, and is not to be opened by a read."""

@@ -97,7 +97,7 @@ class Watcher(Generic[K, V]):
         self.check = watched.check
         self._open: set[Watch[K, V]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lane: Lane[K] = Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
+        self._lane: Lane[K] = _new_lane()
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self.absent: dict[K, Answer[V]] = {}
         """What was heard last of what is watched, and does not exist."""
@@ -163,6 +163,12 @@ class Watcher(Generic[K, V]):
                 self._stale_at.pop(key, None)
             self._lane.recheck(keys)
             self._changed.set()
+
+    def begin_anew(self) -> None:
+        """E21: its loop was closed: nothing of it can be told."""
+        for known in (self._open, self.watches, self.absent, self._stale_at, self._leaving):
+            known.clear()
+        self._lane, self._driver, self._changed = _new_lane(), None, asyncio.Event()
 
     def close(self) -> None:
         """The cache closes: whoever iterates comes to the end."""
@@ -275,3 +281,7 @@ class Watcher(Generic[K, V]):
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+
+
+def _new_lane() -> Lane[K]:
+    return Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)

@@ -164,7 +164,11 @@ class Store(Protocol):
         """Ready for work; opening an open store changes nothing."""
 
     async def close(self) -> None:
-        """Nothing is left behind; it can be opened again."""
+        """Nothing is left behind; it can be opened again.
+
+        A store that is bound to no event loop says `outlives_loops = True`: then it stays open when
+        the loop of its cache ends without closing it.
+        """
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None

@@ -67,6 +67,9 @@ class Row(Struct, eq=False):
 class MemoryStore:
     """Holds at most `max_copies`: one more drops the oldest that nobody is loading."""
 
+    outlives_loops = True
+    """It is bound to no event loop: what it holds stays when the loop of its cache ends (E21)."""
+
     def __init__(
         self,
         *,

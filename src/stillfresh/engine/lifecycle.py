@@ -1,0 +1,213 @@
+"""Opened once, closed cleanly, on one event loop at a time (E13, E21); not in a forked child."""
+
+import asyncio
+import contextvars
+import os
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+from stillfresh.clock import Clock
+from stillfresh.engine.core import Core
+from stillfresh.engine.spec import Runtime
+from stillfresh.engine.tasks import Tasks, looked_at
+from stillfresh.engine.upkeep import evict_now_and_then
+from stillfresh.errors import NotOpen, StillfreshError
+from stillfresh.stores.contract import Store
+
+__all__ = ["Lifecycle"]
+
+LIVE: "WeakSet[Lifecycle]" = WeakSet()
+"""Of all caches that were opened: a fork copies them, and they are of no use in the child."""
+
+
+class Lifecycle:
+    """What is open of a cache, and on which event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        cores: Mapping[str, Core[Any, Any]],
+        *,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[object]],
+        dice: Callable[[], float],
+        grace: float,
+    ) -> None:
+        self.opened: Runtime | None = None
+        self._store = store
+        self._cores = cores
+        self._clock = clock
+        self._sleep = sleep
+        self._dice = dice
+        self._grace = grace
+        self._tasks = Tasks()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That which it is open on, or being opened or closed."""
+        self._opening: asyncio.Task[Runtime] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._keeper: AsyncGenerator[None, None] | None = None
+        self.is_closed = self._is_forked = self._is_left = False
+
+    async def open(self) -> None:
+        """Ready for work on this event loop; also after a close."""
+        self._check_here()
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+        self.is_closed = False
+        await self.runtime()
+
+    async def runtime(self) -> Runtime:
+        """What the resources work with; opens the store at the first call."""
+        self._check_here()
+        if self.opened is not None:
+            return self.opened
+        self.check_not_closed()
+        if self._opening is None:
+            self._loop = asyncio.get_running_loop()
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(looked_at)
+        return await asyncio.shield(self._opening)
+
+    async def close(self) -> None:
+        """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
+        self._check_here()
+        self.is_closed = True
+        if self._closing is None:
+            self._loop = asyncio.get_running_loop()
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    def check_not_closed(self) -> None:
+        """Closed by hand: a read opens what was never opened, not this."""
+        self.check_not_forked()
+        self._leave_closed_loop()
+        if self.is_closed:
+            raise NotOpen("this cache is closed; open it again with async with, or open()")
+
+    def check_not_forked(self) -> None:
+        if self._is_forked:
+            raise StillfreshError(
+                "this cache was open when the process forked; make a new Cache in the child process"
+            )
+
+    def forked(self) -> None:
+        """In the child: its loop, its threads and its connections are the parent's."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._is_forked = True
+            for core in self._cores.values():
+                core.leave()
+
+    def _check_here(self) -> None:
+        """E13, E21: one loop at a time."""
+        self.check_not_forked()
+        self._leave_closed_loop()
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise StillfreshError(
+                "this cache was opened by another event loop, which is not closed yet; use "
+                "cache.from_thread(...) from other threads, or close the cache there first"
+            )
+
+    def _leave_closed_loop(self) -> None:
+        """Nothing of it can be told, or waited for; its store is closed by the next loop."""
+        if self._loop is None or not self._loop.is_closed():
+            return
+        self._is_left = self._is_left or self.opened is not None or self._opening is not None
+        self._loop = self._opening = self._closing = self._keeper = self.opened = None
+        self._tasks = Tasks()
+        for core in self._cores.values():
+            core.leave()
+
+    async def _open(self) -> Runtime:
+        try:
+            if self._is_left:
+                await self._close_left()
+            await self._store.open()
+        except BaseException:
+            self._opening = self._loop = None
+            raise
+        self.opened = Runtime(
+            loop=asyncio.get_running_loop(),
+            store=self._store,
+            clock=self._clock,
+            read_now=getattr(self._store, "read_now", None),
+            read_lagging=getattr(self._store, "read_lagging", None),
+            sleep=self._sleep,
+            dice=self._dice,
+            spawn=self._tasks.spawn,
+            child=self._tasks.child,
+            finish=self._tasks.finish,
+            context=contextvars.Context(),
+            grace=self._grace,
+        )
+        for core in self._cores.values():
+            core.open(self.opened)
+        if getattr(self._store, "needs_eviction", True):
+            self._tasks.spawn(evict_now_and_then(self._store, self._clock), None)
+        await self._stay()
+        self._opening = None
+        return self.opened
+
+    async def _stay(self) -> None:
+        """Until the loop ends, if it says so: `asyncio.run` closes the generators under way."""
+        LIVE.add(self)
+        _tell_of_forks()
+        if sys.get_asyncgen_hooks().finalizer is not None:
+            self._keeper = self._until_the_loop_ends()
+            await anext(self._keeper)
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            if self._keeper is not None:
+                self._keeper = None
+                await self._end(keeps=getattr(self._store, "outlives_loops", False))
+
+    async def _close(self) -> None:
+        """Goes on to its end, whatever becomes of who asked for it."""
+        try:
+            if self._opening is not None:
+                await asyncio.wait([self._opening])
+            if self.opened is not None:
+                await self._end()
+            elif self._is_left:
+                await self._close_left()
+        finally:
+            self._closing = self._loop = None
+
+    async def _end(self, *, keeps: bool = False) -> None:
+        """`keeps`: the store is not bound to the loop that ends, and stays open."""
+        keeper, self._keeper = self._keeper, None
+        self.opened = None
+        for core in self._cores.values():
+            core.close()
+        await self._tasks.end(self._grace)
+        if not keeps:
+            await self._store.close()
+        if keeper is not None:
+            await keeper.aclose()
+        if self._closing is None:
+            self._loop = None
+
+    async def _close_left(self) -> None:
+        """The store that a closed loop left open; what is bound to that loop may say so."""
+        self._is_left = False
+        if not getattr(self._store, "outlives_loops", False):
+            with suppress(RuntimeError):
+                await self._store.close()
+
+
+@cache
+def _tell_of_forks() -> None:
+    """Once; not on import."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    for one in tuple(LIVE):
+        one.forked()
