@@ -1,8 +1,9 @@
 """What is refused at the door, and with which words: E15."""
 
 import contextlib
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -71,13 +72,32 @@ class TestE15Keys:
         with pytest.raises(ConfigError, match=f"number: a key is int, not {type(key).__name__}"):
             await numbers.get(key)
 
-    @pytest.mark.parametrize("method", ["get", "__call__", "refresh", "invalidate", "delete"])
-    async def test_a_list_where_one_key_belongs(
-        self, prices: Resource[str, Price], method: str
+    @pytest.mark.parametrize("key", [["a"], {"a": 1}, {"a"}, (["a"],)])
+    async def test_one_that_cannot_be_hashed_is_no_key(
+        self, prices: Resource[str, Price], key: Any
     ) -> None:
-        """Python's own words: what cannot be hashed is no key."""
-        with pytest.raises(TypeError, match="unhashable type: 'list'"):
-            await getattr(prices, method)(["a", "b"])
+        """Refused by every door with the same words, and without a TypeError of a dict's."""
+        says = f"price: a key is str, not {type(key).__name__} \\("
+        calls: list[Callable[[], Any]] = [
+            *(partial(getattr(prices, name), key) for name in ("get", "__call__", "peek")),
+            *(partial(getattr(prices, name), key) for name in ("refresh", "invalidate", "delete")),
+            *(
+                partial(getattr(prices, name), ["a", key])
+                for name in ("get_many", "known", "watch")
+            ),
+            partial(prices.get_many, iter(["a", key])),
+            partial(prices.watch("a").add, key),
+            partial(prices.explain, key),
+            partial(prices.of, key),
+        ]
+
+        async def called(call: Callable[[], Any]) -> None:
+            if inspect.isawaitable(found := call()):
+                await found
+
+        for call in calls:
+            with pytest.raises(ConfigError, match=says):
+                await called(call)
 
     async def test_empty(self, prices: Resource[str, Price]) -> None:
         """Most likely a mistake upstream of us."""

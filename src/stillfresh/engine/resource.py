@@ -14,7 +14,7 @@ from stillfresh.engine.front import Entry
 from stillfresh.engine.keys import Call, Signature
 from stillfresh.engine.model import Answer, Explanation
 from stillfresh.engine.watch import Update, Watch
-from stillfresh.errors import ConfigError, LoadFailed
+from stillfresh.errors import ConfigError, LoadFailed, shown
 
 __all__ = ["Function", "Handle", "Resource"]
 
@@ -76,7 +76,11 @@ class Resource(Generic[K, V]):
 
     async def __call__(self, key: K) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
-        if (entry := self._entries.get(key)) is not None:
+        try:
+            entry = self._entries.get(key)
+        except TypeError:
+            raise self._no_key(key) from None
+        if entry is not None:
             clock = self._clock
             if clock() < entry.until and (answer := entry.answer).found:
                 entry.hits += 1
@@ -85,7 +89,11 @@ class Resource(Generic[K, V]):
 
     async def get(self, key: K) -> Answer[V]:
         """The answer, from memory, the store or a load."""
-        if (entry := self._entries.get(key)) is not None:
+        try:
+            entry = self._entries.get(key)
+        except TypeError:
+            raise self._no_key(key) from None
+        if entry is not None:
             clock = self._clock
             if clock() < entry.until:
                 entry.hits += 1
@@ -98,8 +106,7 @@ class Resource(Generic[K, V]):
     async def get_many(self, keys: Iterable[K]) -> dict[K, Answer[V]]:
         """An answer for each; one whose load failed has `error`, and `found` is False."""
         self._refuse_text(keys, "get_many")
-        unique = list(dict.fromkeys(keys))
-        outcomes = await self._core.answers(unique)
+        outcomes = await self._core.answers(self._unique(keys))
         return all_answered(outcomes, self._clock)
 
     async def known(self, keys: Iterable[K], *, unread: set[K] | None = None) -> dict[K, Answer[V]]:
@@ -108,12 +115,16 @@ class Resource(Generic[K, V]):
         To `unread` those are added that the store was to be asked for, and could not be.
         """
         self._refuse_text(keys, "known")
-        outcomes = await self._core.known(dict.fromkeys(keys), unread)
+        outcomes = await self._core.known(self._unique(keys), unread)
         return all_answered(outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
         """What memory holds; no await, no refresh."""
-        if (entry := self._entries.get(key)) is not None:
+        try:
+            entry = self._entries.get(key)
+        except TypeError:
+            raise self._no_key(key) from None
+        if entry is not None:
             clock = self._clock
             if clock() < entry.until:
                 return entry.answer
@@ -121,16 +132,16 @@ class Resource(Generic[K, V]):
 
     async def refresh(self, *keys: K) -> None:
         """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
-        for outcome in (await self._core.reload(list(dict.fromkeys(keys)))).values():
+        for outcome in (await self._core.reload(self._unique(keys))).values():
             _raised(outcome)
 
     async def invalidate(self, *keys: K, soft: bool = False) -> None:
         """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
-        await self._core.invalidate(list(dict.fromkeys(keys)), soft=soft)
+        await self._core.invalidate(self._unique(keys), soft=soft)
 
     async def delete(self, *keys: K) -> None:
         """Forget them altogether."""
-        await self._core.delete(list(dict.fromkeys(keys)))
+        await self._core.delete(self._unique(keys))
 
     def watch(
         self,
@@ -154,11 +165,27 @@ class Resource(Generic[K, V]):
 
     def of(self, key: K) -> Handle[V]:
         """One entry's handle."""
+        self._core.check([key])
         return Handle(self._core, key)
 
     async def explain(self, key: K) -> Explanation:
         """Why this value, why now, who refreshes it, when."""
         return await self._core.explain(key)
+
+    def _unique(self, keys: Iterable[K]) -> list[K]:
+        listed = list(keys)
+        try:
+            return list(dict.fromkeys(listed))
+        except TypeError:
+            raise self._no_key(next(key for key in listed if not _is_hashable(key))) from None
+
+    def _no_key(self, key: K) -> ConfigError:
+        """E15: what cannot be hashed is refused with the words for every other bad key."""
+        try:
+            self._core.check([key])
+        except ConfigError as exc:
+            return exc
+        return ConfigError(f"{self._core.spec.kind}: the key {shown(key)} cannot be hashed")
 
     def _refuse_text(self, keys: Iterable[K], method: str) -> None:
         if isinstance(keys, str | bytes):
@@ -217,6 +244,14 @@ class Function(Generic[P, V]):
 
     def __set_name__(self, owner: type, name: str) -> NoReturn:
         _refuse_method(self._core.spec.kind, owner, name)
+
+
+def _is_hashable(key: object) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
 
 
 def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:

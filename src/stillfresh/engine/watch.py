@@ -65,7 +65,9 @@ class Watch(Generic[K, V]):
         end: Callable[[], object] | None = None,
     ) -> None:
         self._watcher = watcher
-        self._keys = dict.fromkeys(keys)
+        listed = list(keys)
+        watcher.check(listed)
+        self._keys = dict.fromkeys(listed)
         self._tell = tell
         self._ended: Events[None] = Events()
         if tell is not None:
@@ -80,7 +82,6 @@ class Watch(Generic[K, V]):
         self._news: dict[K, Update[K, V]] = {}
         self._changed = asyncio.Event()
         self._is_open = self._was_entered = False
-        watcher.check(self._keys)
 
     def add(self, *keys: K) -> None:
         """Watch these as well."""
