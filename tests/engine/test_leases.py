@@ -343,6 +343,26 @@ class TestE7Missed:
         assert "down" in str(await mine)
         assert upstream.calls == [["a"]]
 
+    async def test_a_refresh_that_a_reader_joins_ignores_it_all_the_same(
+        self,
+        store: SteppedStore,
+        ours: Resource[str, Price],
+        theirs: Resource[str, Price],
+        upstream: Upstream,
+    ) -> None:
+        """`refresh()` loads whatever failed; a reader that waits for the same load is served."""
+        store.hold("acquire")
+        refreshing = asyncio.create_task(outcome(ours.refresh("a")))
+        reading = asyncio.create_task(outcome(ours("a")))
+        await store.reached("acquire")
+        upstream.error = ConnectionError("down")
+        await outcome(theirs.get("a"))
+        upstream.error = None
+        store.let_go("acquire")
+        assert await refreshing is None
+        assert await reading == Price("a", 1)
+        assert upstream.calls == [["a"]] * 2
+
     @pytest.mark.parametrize("age", [0, 40, 200], ids=["fresh", "stale", "expired"])
     async def test_nor_does_who_cannot_read_the_copy_that_is_there(
         self,
