@@ -367,6 +367,52 @@ class TestE12Stats:
         await getattr(prices, how)("a")
         assert (await stats(cache)).reads[FRESH] >= 2
 
+    async def test_by_origin_and_verdict(
+        self,
+        prices: Resource[str, Price],
+        cache: Cache,
+        clock: ManualClock,
+        upstream: Upstream,
+        url: str,
+    ) -> None:
+        """A miss, a joined load, hits of every kind and a failure: a hit ratio is one division."""
+        near = Origin.MEMORY if url == "memory://" else Origin.STORE
+        await asyncio.gather(prices.get("a"), prices.get("a"))
+        for _ in range(3):
+            await prices("a")
+        await prices.get_many(["a", "b"])
+        clock.advance(30)
+        await prices("a")
+        await idle(cache)
+        upstream.error = ConnectionError("down")
+        await outcome(prices("c"))
+        counts = await stats(cache)
+        assert {
+            (origin, verdict): count
+            for origin, by_verdict in counts.reads_by_origin.items()
+            for verdict, count in by_verdict.items()
+            if count
+        } == {
+            (Origin.LOADED, FRESH): 2,
+            (Origin.ANOTHER, FRESH): 1,
+            (near, FRESH): 4,
+            (near, STALE): 1,
+            (Origin.LOADED, Verdict.GONE): 1,
+        }
+        assert reads(counts) == (7, 1, 0, 1)
+        assert counts.hits == 5
+        assert counts.hits / sum(counts.reads.values()) == pytest.approx(5 / 9)
+
+    async def test_memory_for_is_memory(
+        self, far: Cache, upstream: Upstream, store: SteppedStore
+    ) -> None:
+        """Within it memory answers by itself; an answer that the store confirmed is the store's."""
+        prices = declare(far, upstream, memory_for=1)
+        for _ in range(3):
+            await prices("a")
+        assert (await stats(far)).reads_by_origin[Origin.MEMORY][FRESH] == 2
+        assert store.count("read") == 1
+
     async def test_peek_is_no_read(self, prices: Resource[str, Price], cache: Cache) -> None:
         """Counted nowhere."""
         await prices("a")

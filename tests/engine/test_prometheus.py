@@ -7,21 +7,23 @@ from engine_kit import Price
 from stillfresh import Cache, Resource, prometheus_text
 from stillfresh.testing import ManualClock
 
-LINE = re.compile(r'stillfresh_\w+\{resource="price"(,(verdict|le)="[\w.+]+")?\} \d+')
+LINE = re.compile(r'stillfresh_\w+\{resource="price"(,(origin|verdict|le)="[\w.+]+")*\} \d+')
 
 
 class TestE12Prometheus:
     async def test_every_line_is_help_type_or_a_sample(
-        self, cache: Cache, prices: Resource[str, Price], clock: ManualClock
+        self, cache: Cache, prices: Resource[str, Price], clock: ManualClock, url: str
     ) -> None:
-        """Reads by verdict, counters, gauges, and a cumulative histogram of age at serving."""
+        """Reads by origin and verdict, counters, gauges, a histogram of age at serving."""
         await prices("a")
         clock.advance(20)
         await prices("a")
+        near = "memory" if url == "memory://" else "store"
         lines = prometheus_text(await cache.stats()).splitlines()
         assert all(line.startswith("# ") or LINE.fullmatch(line) for line in lines)
         for sample in (
-            'stillfresh_reads_total{resource="price",verdict="fresh"} 2',
+            'stillfresh_reads_total{resource="price",origin="loaded",verdict="fresh"} 1',
+            f'stillfresh_reads_total{{resource="price",origin="{near}",verdict="fresh"}} 1',
             'stillfresh_loads_total{resource="price"} 1',
             'stillfresh_queued{resource="price"} 0',
             'stillfresh_watched{resource="price"} 0',

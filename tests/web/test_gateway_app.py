@@ -421,7 +421,8 @@ class TestG7Metrics:
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert found['stillfresh_loads_total{resource="price"}'] == 1
         assert found['stillfresh_loads_total{resource="page"}'] == 1
-        assert found['stillfresh_reads_total{resource="price",verdict="fresh"}'] == 2
+        reads = 'stillfresh_reads_total{{resource="price",origin="{}",verdict="fresh"}}'
+        assert found[reads.format("loaded")] == found[reads.format("memory")] == 1
         assert found["stillfresh_connections"] == 0
         assert found['stillfresh_subscriptions{resource="price"}'] == 0
         described = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]

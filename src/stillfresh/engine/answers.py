@@ -188,12 +188,12 @@ class Answers(Generic[K, V]):
         fetched_at, bucket = now, age_bucket(0.0)
         for outcome in outcomes:
             if isinstance(outcome, LoadFailed):
-                reads[Verdict.GONE] += 1
+                reads[Origin.LOADED][Verdict.GONE] += 1
                 continue
             if outcome.fetched_at != fetched_at:
                 fetched_at = outcome.fetched_at
                 bucket = age_bucket(age_of(fetched_at, now))
-            reads[outcome.verdict] += 1
+            reads[outcome.origin][outcome.verdict] += 1
             ages[bucket] += 1
 
     def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:

@@ -95,7 +95,8 @@ class Front(Generic[K, V]):
     def fold(self, entry: Entry[K, V]) -> None:
         """Hand the entry's hits over to the meter."""
         if entry.hits:
-            self._meter.read(entry.answer.verdict, entry.bucket, entry.hits)
+            answer = entry.answer
+            self._meter.read(answer.origin, answer.verdict, entry.bucket, entry.hits)
             entry.hits = 0
             entry.marked = True
 

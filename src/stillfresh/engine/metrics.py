@@ -7,6 +7,7 @@ changes, so that a hit costs one addition.
 from dataclasses import dataclass
 
 from stillfresh.engine.failing import Failing
+from stillfresh.engine.model import HITS, Origin
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import StoreStats
@@ -18,7 +19,8 @@ __all__ = ["CacheStats", "Holding", "Meter", "ResourceStats"]
 class ResourceStats:
     """Counts since the cache was made. `ages` are reads by age at serving, bucket by bucket."""
 
-    reads: dict[Verdict, int]
+    reads_by_origin: dict[Origin, dict[Verdict, int]]
+    """A read that failed counts as loaded, and GONE."""
     ages: tuple[int, ...]
     loads: int
     """Calls of the loader."""
@@ -51,6 +53,17 @@ class ResourceStats:
     """What the last of them said."""
     max_batch: int
     """The most keys that one call of the loader may be given."""
+
+    @property
+    def reads(self) -> dict[Verdict, int]:
+        """By verdict alone."""
+        origins = self.reads_by_origin.values()
+        return {verdict: sum(reads[verdict] for reads in origins) for verdict in Verdict}
+
+    @property
+    def hits(self) -> int:
+        """Reads that needed no load; divided by all reads, the hit ratio."""
+        return sum(sum(self.reads_by_origin[origin].values()) for origin in HITS)
 
     def age_quantile(self, share: float) -> float:
         """The age (a bucket's upper bound) that this share of all reads was no older than."""
@@ -85,7 +98,7 @@ class Meter:
     """The running counts of one resource."""
 
     def __init__(self) -> None:
-        self.reads = dict.fromkeys(Verdict, 0)
+        self.reads = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
         self.ages = [0] * (len(AGE_BUCKETS) + 1)
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
@@ -93,9 +106,9 @@ class Meter:
         self.slow_reported = False
         self.failing = Failing()
 
-    def read(self, verdict: Verdict, bucket: int, count: int = 1) -> None:
-        """So many answers of this verdict and age went out."""
-        self.reads[verdict] += count
+    def read(self, origin: Origin, verdict: Verdict, bucket: int, count: int) -> None:
+        """So many answers of this origin, verdict and age went out."""
+        self.reads[origin][verdict] += count
         self.ages[bucket] += count
 
     def batch(self, size: int) -> None:
@@ -108,7 +121,7 @@ class Meter:
         """A frozen picture."""
         failing = self.failing.seen(now)
         return ResourceStats(
-            reads=dict(self.reads),
+            reads_by_origin={origin: dict(reads) for origin, reads in self.reads.items()},
             ages=tuple(self.ages),
             loads=self.loads,
             loaded=self.loaded,

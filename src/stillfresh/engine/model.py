@@ -6,7 +6,7 @@ Pure data: no clock is read here but through an answer's own `age`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -14,7 +14,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.freshness import Verdict, age_of
 
-__all__ = ["Answer", "Explanation", "Loaded", "Origin", "RetryAfter"]
+__all__ = ["HITS", "Answer", "Explanation", "Loaded", "Origin", "RetryAfter"]
 
 V = TypeVar("V")
 T = TypeVar("T")
@@ -29,6 +29,10 @@ class Origin(StrEnum):
     """By this call's own load."""
     ANOTHER = "another"
     """By a load that another task or another process had begun."""
+
+
+HITS: Final = (Origin.MEMORY, Origin.STORE)
+"""Where an answer comes from that needed no load."""
 
 
 class Answer(Struct, Generic[V], eq=False):

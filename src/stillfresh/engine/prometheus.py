@@ -36,10 +36,9 @@ def prometheus_text(stats: CacheStats) -> str:
 
 def _lines(stats: CacheStats) -> Iterator[str]:
     resources = stats.resources.items()
-    yield from _head("stillfresh_reads_total", "counter", "Reads by verdict.")
+    yield from _head("stillfresh_reads_total", "counter", "Reads by origin and verdict.")
     for name, one in resources:
-        for verdict, count in one.reads.items():
-            yield f'stillfresh_reads_total{{resource="{name}",verdict="{verdict}"}} {count}'
+        yield from _reads(name, one)
     for field, what in COUNTERS:
         yield from _head(f"stillfresh_{field}_total", "counter", what)
         for name, one in resources:
@@ -51,6 +50,14 @@ def _lines(stats: CacheStats) -> Iterator[str]:
     yield from _head("stillfresh_age_seconds", "histogram", "Age at serving.")
     for name, one in resources:
         yield from _histogram(name, one)
+
+
+def _reads(name: str, one: ResourceStats) -> Iterator[str]:
+    """The hit ratio: those of origin memory and store, divided by all."""
+    for origin, reads in one.reads_by_origin.items():
+        labels = f'resource="{name}",origin="{origin}"'
+        for verdict, count in reads.items():
+            yield f'stillfresh_reads_total{{{labels},verdict="{verdict}"}} {count}'
 
 
 def _histogram(name: str, one: ResourceStats) -> Iterator[str]:

@@ -17,6 +17,7 @@ from stillfresh.engine import Cache
 from stillfresh.engine.metrics import ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
+from stillfresh.freshness import Verdict
 
 __all__ = ["Numbers"]
 
@@ -145,4 +146,9 @@ def _noted(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(stats: ResourceStats) -> dict[str, Any]:
-    return {**asdict(stats), "reads": {str(verdict): it for verdict, it in stats.reads.items()}}
+    by_origin = {str(it): _texts(reads) for it, reads in stats.reads_by_origin.items()}
+    return {**asdict(stats), "reads": _texts(stats.reads), "reads_by_origin": by_origin}
+
+
+def _texts(reads: Mapping[Verdict, int]) -> dict[str, int]:
+    return {str(verdict): count for verdict, count in reads.items()}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stillfresh.coordinator.model import Kind
 from stillfresh.durations import seconds
-from stillfresh.engine.model import Answer, Origin, RetryAfter
+from stillfresh.engine.model import HITS, Answer, Origin, RetryAfter
 from stillfresh.engine.rules import absent_believed_for
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
@@ -41,7 +41,6 @@ RETRY_AFTER: Final = 5.0
 """Seconds, where nobody said when to come back."""
 FAILED: Final = "the upstream could not say"
 """What exactly went wrong there is the operator's to know, not every reader's."""
-HITS: Final = {Origin.MEMORY, Origin.STORE}
 
 
 def is_id(text: str) -> bool:
