@@ -206,6 +206,7 @@ async def watching() -> None:
         async for update in watch:
             assert_type(update, Update[str, float])
             assert_type(update.answer.value, float)
+            assert_type(update.answer.unverified, bool)
         watch.add("sku-3")
         watch.add(3)  # type: ignore[arg-type]
     assert_type(counts.watch(1, [2]), Watch[int, int])
