@@ -26,17 +26,30 @@ class Site:
         self.upstream = upstream
         self.html = ""
         self.port = 0
+        self.revoked: set[str] = set()
+        self.is_identity_away = False
         self.gateway: Gateway
         self._stack = AsyncExitStack()
 
     async def start(self, fresh_for: float = 3600) -> None:
         self.gateway = gateway(
-            kinds=self.upstream.kinds(fresh_for), pages=self._page, authenticate=lambda it: it
+            kinds=self.upstream.kinds(fresh_for), pages=self._page, authenticate=self._viewer_of
         )
         self.port = await self._stack.enter_async_context(served(self.gateway, self.port))
 
     async def stop(self) -> None:
         await self._stack.aclose()
+
+    def _viewer_of(self, token: str) -> str | None:
+        """A token is its viewer's name; what follows a dash makes another token of it."""
+        if self.is_identity_away:
+            raise ConnectionError
+        return None if token in self.revoked else token.partition("-")[0]
+
+    async def check_tokens(self) -> None:
+        """What happens every minute."""
+        for session in tuple(self.gateway.live._sessions):
+            await session.check_token()
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -422,3 +422,90 @@ class TestG5Memory:
         assert await page.evaluate("({}).polluted === undefined && ({}).n === undefined")
         kinds = {it["kind"] for it in await page.evaluate("errors")}
         assert kinds == {"__proto__", "constructor"}
+
+
+OWN = '<i data-fresh="inbox:1"></i><b data-fresh="word:b"></b>'
+FULL = "{token: %s, minPause: 20, maxPause: 100}"
+
+
+class TestG12Browser:
+    """The server ends a viewer's sign-in; the page shows nothing of theirs any more."""
+
+    async def test_a_revoked_token(self, page: Page, site: Site) -> None:
+        """What was private is gone from the screen, what is for all goes on, the page is told."""
+        sent = await show(page, site, OWN + by_code(FULL % "'ann'"))
+        await text_is(page, "i", "ann's 1")
+        site.revoked.add("ann")
+        await site.check_tokens()
+        await text_is(page, "i", "")
+        assert await page.evaluate("client.viewerId") is None
+        assert await page.evaluate("errors[0].code") == "signed_out"
+        await changes(page, site, "b", "b", 2)
+        cut_off(site)
+        await page.wait_for_function("states.at(-1) === 'open'")
+        await changes(page, site, "b", "b", 3)
+        assert [it["token"] for it in said(sent, "sign_in")] == ["ann"]
+
+    async def test_a_new_token_is_asked_for(self, page: Page, site: Site) -> None:
+        """Where the page gives one at each connect: access tokens that end are replaced."""
+        html = "<script>window.token = 'ann';</script>" + OWN
+        sent = await show(page, site, html + by_code(FULL % "() => token"))
+        await text_is(page, "i", "ann's 1")
+        await page.evaluate("() => { token = 'ann-2'; }")
+        site.revoked.add("ann")
+        await site.check_tokens()
+        await until(lambda: len(said(sent, "sign_in")) == 2)
+        await text_is(page, "i", "ann's 1")
+        assert await page.evaluate("client.viewerId") == "ann"
+        await until(lambda: "1" in site.watched())
+
+    async def test_the_same_token_is_not_tried_again(self, page: Page, site: Site) -> None:
+        """Nor one that comes at once: the page stays a guest, and nobody is asked in a circle."""
+        html = "<script>window.given = 0;</script>" + OWN
+        sent = await show(page, site, html + by_code(FULL % "() => (given += 1, 'ann')"))
+        await text_is(page, "i", "ann's 1")
+        site.revoked.add("ann")
+        await site.check_tokens()
+        await page.wait_for_function("given === 2")
+        await changes(page, site, "b", "b", 2)
+        assert len(said(sent, "sign_in")) == 1
+        assert viewers(site) == [None]
+
+    async def test_who_they_are_cannot_be_said_just_now(self, page: Page, site: Site) -> None:
+        """A private id that was refused is asked for again; what is shown stays."""
+        sent = await show(page, site, OWN + by_code(FULL % "'ann'"))
+        await text_is(page, "i", "ann's 1")
+        site.is_identity_away = True
+        await page.evaluate(
+            "() => document.body.insertAdjacentHTML('afterbegin', '<u data-fresh=\"inbox:2\"></u>')"
+        )
+        await page.wait_for_function("errors.some((it) => it.code === 'sign_in_unavailable')")
+        assert await page.text_content("i") == "ann's 1"
+        assert "could not be confirmed" in (await page.get_attribute("u", "data-error") or "")
+        site.is_identity_away = False
+        await text_is(page, "u", "ann's 2")
+        assert len(said(sent, "sign_in")) == 1
+
+    async def test_it_is_not_asked_again_at_once(self, page: Page, site: Site) -> None:
+        """A server that cannot say who they are is given a pause."""
+        html = OWN + by_code("{token: 'ann', minPause: 600_000, maxPause: 600_000}")
+        sent = await show(page, site, html)
+        await text_is(page, "i", "ann's 1")
+        site.is_identity_away = True
+        await page.evaluate(
+            "() => document.body.insertAdjacentHTML('afterbegin', '<u data-fresh=\"inbox:2\"></u>')"
+        )
+        await page.wait_for_function("errors.some((it) => it.code === 'sign_in_unavailable')")
+        asked = len(said(sent, "subscribe"))
+        for version in (2, 3):
+            await changes(page, site, "b", "b", version)
+        assert len(said(sent, "subscribe")) == asked
+
+    async def test_signing_in_is_tried_again(self, page: Page, site: Site) -> None:
+        """While nobody can say, the page is a guest's; then it is the viewer's."""
+        site.is_identity_away = True
+        await show(page, site, OWN + by_code(FULL % "'ann'"))
+        await text_is(page, "b", "b 1")
+        assert await page.evaluate("client.viewerId") is None
+        site.is_identity_away = False
+        await text_is(page, "i", "ann's 1")

@@ -22,6 +22,8 @@ from stillfresh.web import Gateway, gateway
 from stillfresh.web.entries import CHUNK
 from stillfresh.web.guard import is_operator
 from stillfresh.web.numbers import KEPT, Gauge, Numbers
+from stillfresh.web.operators import MOST_ADDRESSES, Operators
+from stillfresh.web.replies import Problem
 from stillfresh.web.values import MOST_DECODED, MOST_SHOWN, shown_value
 
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)
@@ -664,6 +666,112 @@ class TestG6Token:
         async with World(token=TOKEN).client() as client:
             answer = await client.get("api/stats", params={"token": TOKEN})
         assert answer.status_code == 401
+
+
+class TestG12Guesses:
+    """The operator's token cannot be guessed at without end."""
+
+    async def test_ten_a_minute_of_an_address(self) -> None:
+        """Then nothing is compared any more, not even the right one; others are not concerned."""
+        world = World(token=TOKEN)
+        async with world.client("fresh.example", "192.0.2.7") as client:
+            for number in range(10):
+                answer = await client.get("api/stats", headers=bearing(f"guess-{number}"))
+                assert answer.status_code == 401
+            for given in ("another", TOKEN):
+                for path in (*READING[2:], "api/access", "../metrics"):
+                    answer = await client.get(path, headers=bearing(given))
+                    assert (answer.status_code, answer.json()["code"]) == (429, "too_many_guesses")
+                    assert 0 < int(answer.headers["retry-after"]) <= 60
+                answer = await client.post(path_of("price", "a", "delete"), headers=bearing(given))
+                assert answer.status_code == 429
+            assert (await client.get("")).status_code == 200
+            assert (await client.get("api/stats")).status_code == 401
+        async with world.client("fresh.example", "192.0.2.8", **BEARER) as client:
+            assert (await client.get("api/stats")).status_code == 200
+
+    @pytest.mark.parametrize("path", ["api/stats", "api/access", "../metrics"])
+    async def test_through_every_door(self, path: str) -> None:
+        """They are counted together."""
+        async with World(token=TOKEN).client("fresh.example", "192.0.2.7") as client:
+            for number in range(10):
+                await client.get(path, headers=bearing(f"guess-{number}"))
+            assert (await client.get("api/stats", headers=BEARER)).status_code == 429
+
+    async def test_through_the_socket(self) -> None:
+        """A `stats` message is a guess as well, and is refused like any other."""
+        world = World(token=TOKEN)
+        scope = scope_of("192.0.2.7")
+        async with world.app:
+            may = world.app.live._house.is_operator
+            assert may(scope, TOKEN)
+            assert not any(may(scope, f"guess-{number}") for number in range(10))
+            assert not may(scope, TOKEN)
+            assert may(scope_of("192.0.2.8"), TOKEN)
+
+    def test_a_minute_later_it_may_be_tried_again(self) -> None:
+        """The right token, and ten wrong ones."""
+        clock = ManualClock()
+        operators = Operators(TOKEN, clock=clock)
+        for number in range(10):
+            assert not operators.admits(scope_of("192.0.2.7"), f"guess-{number}")
+        clock.advance(59)
+        with pytest.raises(Problem) as refused:
+            operators.admits(scope_of("192.0.2.7"), TOKEN)
+        assert refused.value.headers == {"retry-after": "1"}
+        clock.advance(1)
+        assert operators.admits(scope_of("192.0.2.7"), TOKEN)
+
+    def test_what_is_sent_again_is_no_other_guess(self) -> None:
+        """A tab with an old token polls on, and keeps nobody out; no token is no guess either."""
+        operators = Operators(TOKEN, clock=ManualClock())
+        for _ in range(50):
+            assert not operators.admits(scope_of("192.0.2.7"), "old")
+            assert not operators.admits(scope_of("192.0.2.7"), None)
+        assert operators.admits(scope_of("192.0.2.7"), TOKEN)
+
+    @pytest.mark.parametrize(
+        ("one", "other", "is_same"),
+        [
+            ("2001:db8::1", "2001:db8::ffff:2", True),
+            ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+            ("::ffff:192.0.2.7", "192.0.2.7", True),
+            ("192.0.2.7", "192.0.2.8", False),
+            ("/run/a.sock", "", False),
+        ],
+    )
+    def test_whose_guesses_are_counted_together(self, one: str, other: str, is_same: bool) -> None:
+        """An IPv4 address; of IPv6 the network that one customer has."""
+        operators = Operators(TOKEN, clock=ManualClock())
+        for number in range(10):
+            operators.admits(scope_of(one), f"guess-{number}")
+        if is_same:
+            with pytest.raises(Problem):
+                operators.admits(scope_of(other), TOKEN)
+        else:
+            assert operators.admits(scope_of(other), TOKEN)
+
+    def test_however_many_guess_the_table_is_bounded(self) -> None:
+        """The addresses that guessed longest ago are forgotten first."""
+        operators = Operators(TOKEN, clock=ManualClock())
+        for number in range(MOST_ADDRESSES + 100):
+            operators.admits(scope_of(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"), "x")
+        assert len(operators) == MOST_ADDRESSES
+
+    def test_without_a_token_nothing_is_counted(self) -> None:
+        """There is nothing to guess."""
+        operators = Operators(None, clock=ManualClock())
+        for number in range(50):
+            assert not operators.admits(scope_of("192.0.2.7"), f"{number}")
+        assert len(operators) == 0
+
+
+def bearing(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def scope_of(peer: str) -> dict[str, Any]:
+    return {"type": "http", "client": (peer, 1), "headers": []}
 
 
 class TestG6Files:

@@ -17,6 +17,7 @@ from stillfresh.errors import LoadFailed
 from stillfresh.web.config import Settings, settings_of
 from stillfresh.web.kinds import id_maker, views_by_id
 from stillfresh.web.serving import gateway_of
+from stillfresh.web.signing import Authority
 
 
 def settings_for(url: str, **more: Any) -> Settings:
@@ -112,6 +113,22 @@ class TestG1Kinds:
         async with world(api, per_viewer=True) as client:
             answer = await client.get("/v1/post/a", headers={"authorization": "Bearer t"})
         assert (answer.status_code, answer.json()["code"]) == (503, "upstream_failed")
+
+
+class TestG12Authority:
+    async def test_sessions_ask_each_time_and_reads_remember(self, api: Api) -> None:
+        """A live session's token is really checked; a read may use an answer of a minute."""
+        api.body = b'{"viewer_id": "ann"}'
+        async with running(api, api_config(api)) as url, new_client(5, kept=2) as client:
+            authority = Authority(client, url)
+            assert [await authority.remembered("t") for _ in "ab"] == ["ann", "ann"]
+            assert await authority("t") == "ann"
+            assert len(api.asked) == 2
+            api.status = 401
+            assert await authority.remembered("t") == "ann"
+            assert await authority("t") is None
+            assert await authority.remembered("t") is None
+            assert len(api.asked) == 4
 
 
 class TestG1KindsFailing:

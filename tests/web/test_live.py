@@ -251,7 +251,7 @@ class TestG3SignIn:
         async with viewing(port) as viewer:
             await viewer.sign_in("secret")
             error = await viewer.hear()
-            assert error["code"] == "sign_in_failed"
+            assert error["code"] == "sign_in_unavailable"
             assert "secret" not in error["message"]
             await viewer.nothing()
 

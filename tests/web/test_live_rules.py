@@ -27,6 +27,8 @@ LIMITS = Limits(
     heartbeat=25.0,
     patience=20.0,
     sign_in_timeout=5.0,
+    check_every=45.0,
+    unconfirmed_for=300.0,
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

@@ -169,6 +169,13 @@ class Connection:
         """Up to so many news, and failures to refresh: there `answer.error` says why."""
         return self._news.take(limit)
 
+    def apart(self, news: list[HubUpdate]) -> tuple[list[HubUpdate], list[HubUpdate]]:
+        """News that are the same for every viewer, and news that only this viewer may see."""
+        if self.viewer_id is None:
+            return news, []
+        shared = [it for it in news if not self._hub.is_per_viewer(it.kind)]
+        return shared, [it for it in news if self._hub.is_per_viewer(it.kind)]
+
     def take_over(self, other: "Connection") -> None:
         """What another connection is subscribed to, of what is the same for every viewer."""
         for kind, counts in other._counts.items():  # noqa: SLF001 (one of its own)

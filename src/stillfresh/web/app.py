@@ -20,7 +20,7 @@ from stillfresh.isr import PageCache
 from stillfresh.isr.pages import KIND as PAGE
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
-from stillfresh.web.guard import SECRET, bearer, is_called_rightly, is_operator
+from stillfresh.web.guard import SECRET, bearer, is_called_rightly
 from stillfresh.web.health import Health
 from stillfresh.web.life import Life, NotStarted
 from stillfresh.web.live import Live
@@ -28,6 +28,7 @@ from stillfresh.web.openapi import openapi
 from stillfresh.web.origins import checked_hosts, checked_origins
 from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply
 from stillfresh.web.rest import Authenticate, Rest
+from stillfresh.web.signing import Authority
 
 __all__ = ["Gateway", "gateway"]
 
@@ -97,7 +98,6 @@ class Gateway:
         self._owns_cache = owns_cache
         self._pages = pages
         self._life = Life(pages) if pages is not None else None
-        self._token = token
         self._hosts = hosts
         self._has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
@@ -108,12 +108,13 @@ class Gateway:
             authenticate=authenticate,
             origins=origins,
             stats=self.dashboard.snapshot,
-            is_operator=self._is_operator,
+            is_operator=self._may_see_figures,
             max_connections=max_connections,
         )
         caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
         self._health = Health(caches, self._live_now)
-        self._rest = Rest(self.hub, clock, authenticate)
+        of_reads = authenticate.remembered if isinstance(authenticate, Authority) else authenticate
+        self._rest = Rest(self.hub, clock, of_reads)
         self._v1: ASGIApp = CORSMiddleware(
             self._answer_v1,
             allow_origins=origins,
@@ -243,15 +244,18 @@ class Gateway:
             {name: self.hub.is_per_viewer(name) for name in self.hub.kinds},
             version=version("stillfresh"),
             root=scope.get("root_path", ""),
-            has_token=self._token is not None,
+            has_token=self.dashboard.operators.has_token,
         )
 
     def _behind(self, scope: Scope) -> Scope:
         state = self._life.state if self._life is not None else {}
         return {**scope, "state": {**scope.get("state", {}), **state}}
 
-    def _is_operator(self, scope: Scope, given: str | None) -> bool:
-        return is_operator(scope, self._token, given)
+    def _may_see_figures(self, scope: Scope, given: str | None) -> bool:
+        try:
+            return self.dashboard.operators.admits(scope, given)
+        except Problem:  # too many guesses
+            return False
 
     def _is_called_rightly(self, scope: Scope) -> bool:
         return self._hosts is None or is_called_rightly(scope, self._hosts)
@@ -264,8 +268,9 @@ class Gateway:
             raise Problem(421, "another_host", "Not under this name", said)
 
     def _check_token(self, scope: Scope) -> None:
-        """Numbers are for everybody, unless there is a token."""
-        if self._token is not None and not self._is_operator(scope, bearer(scope)):
+        """Everybody may read the metrics, unless there is a token."""
+        operators = self.dashboard.operators
+        if operators.has_token and not operators.admits(scope, bearer(scope)):
             raise Problem(401, "sign_in", "Sign in first", www_authenticate="Bearer")
 
     def _live_now(self) -> dict[str, Any]:

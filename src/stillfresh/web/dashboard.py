@@ -19,8 +19,9 @@ from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
 from stillfresh.web.entries import ACTIONS, PAGES, Place, Shelves
 from stillfresh.web.files import send_file
-from stillfresh.web.guard import bearer, is_local, is_of_this_page, is_operator
+from stillfresh.web.guard import bearer, is_local, is_of_this_page
 from stillfresh.web.numbers import Numbers
+from stillfresh.web.operators import Operators
 from stillfresh.web.replies import Problem, Reply, header, json_reply, method_of, problem_reply
 
 __all__ = ["Dashboard"]
@@ -58,7 +59,7 @@ class Dashboard:
             caches[PAGES] = page_cache.cache
         self._shelves = Shelves(caches)
         self._numbers = Numbers(caches, live, clock=clock)
-        self._token = token
+        self.operators = Operators(token)
         self._noting: asyncio.Task[NoReturn] | None = None
 
     def open(self) -> None:
@@ -116,7 +117,7 @@ class Dashboard:
 
     def _access(self, scope: Scope) -> Reply:
         """Whether a token is wanted, and whether this one is it: no error in either case."""
-        needs_token = self._token is not None
+        needs_token = self.operators.has_token
         may = self._is_operator(scope) and is_of_this_page(scope)
         if not may and not needs_token:
             raise _refused()
@@ -145,10 +146,10 @@ class Dashboard:
         return _told({"said": said, "entry": await self._shelves.explain(kind, id_)})
 
     def _is_operator(self, scope: Scope) -> bool:
-        return is_operator(scope, self._token, bearer(scope))
+        return self.operators.admits(scope, bearer(scope))
 
     def _check_files(self, scope: Scope) -> None:
-        if self._token is None and not is_local(scope):
+        if not self.operators.has_token and not is_local(scope):
             raise _refused()
 
     def _check_reader(self, scope: Scope) -> None:
@@ -156,13 +157,13 @@ class Dashboard:
             raise Problem(403, "another_origin", "Not for pages of another origin")
         if self._is_operator(scope):
             return
-        if self._token is None:
+        if not self.operators.has_token:
             raise _refused()
         raise Problem(401, "sign_in", "The token, please", www_authenticate="Bearer")
 
     def _check_actor(self, scope: Scope) -> None:
         self._check_reader(scope)
-        if self._token is None and not header(scope, OWN_FIELD):
+        if not self.operators.has_token and not header(scope, OWN_FIELD):
             said = "without a token, an action needs the header field X-Stillfresh"
             raise Problem(403, "not_ours", "Not from this page", said)
 

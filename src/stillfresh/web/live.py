@@ -24,7 +24,8 @@ from stillfresh.web.messages import Notice
 from stillfresh.web.replies import header
 from stillfresh.web.rest import Authenticate
 from stillfresh.web.rules_live import Close, Limits, is_allowed_origin
-from stillfresh.web.session import House, Session, SignInFailed
+from stillfresh.web.session import House, Session
+from stillfresh.web.standing import SignInFailed, SignInUnavailable
 
 __all__ = ["Live"]
 
@@ -33,6 +34,13 @@ RATE, BURST = 100.0, 1_000.0
 """Messages a second, and at once: who scrolls sends one a frame, sixty a second, and a network
 that held them up delivers those of several seconds together."""
 SIGN_IN_TIMEOUT: Final = 5.0
+CHECK_EVERY: Final = 45.0
+LOOKED_EVERY: Final = 5.0
+"""Seconds between two looks for tokens to check: with the hook's 5 s, a revoked token is noticed
+within a minute."""
+CHECKS_AT_ONCE: Final = 100
+UNCONFIRMED_FOR: Final = 300.0
+"""Seconds that viewers stay signed in while the hook fails."""
 STATS_EVERY: Final = 1.0
 GRACE: Final = 2.0
 """Seconds that viewers have to read what is left when we close."""
@@ -76,6 +84,8 @@ class Live:
             heartbeat=seconds(heartbeat, name="heartbeat", positive=True),
             patience=seconds(patience, name="patience", positive=True),
             sign_in_timeout=SIGN_IN_TIMEOUT,
+            check_every=CHECK_EVERY,
+            unconfirmed_for=UNCONFIRMED_FOR,
         )
         self._authenticate = authenticate
         self._origins = frozenset(origins)
@@ -90,8 +100,10 @@ class Live:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._nobody = asyncio.Event()
         self._is_closing = False
+        self._is_hook_failing = False
         self._house = House(
             hub=hub,
+            own_kinds=tuple(filter(hub.is_per_viewer, hub.kinds)),
             frames=Frames(),
             limits=limits,
             clock=clock,
@@ -116,6 +128,8 @@ class Live:
             return
         self._sessions.add(session)
         self._keep("pulse", self._check_pulses)
+        if self._authenticate is not None:
+            self._keep("tokens", self._check_tokens)
         try:
             await send({"type": "websocket.accept"})
             await session.run(receive, send)
@@ -149,10 +163,25 @@ class Live:
         }
 
     def tick(self) -> None:
-        """Look after everybody once; a timer does it four times a heartbeat."""
+        """Look after every session once; a timer does it four times a heartbeat, or more often."""
         now = self._clock()
         for session in tuple(self._sessions):
             session.check_pulse(now)
+            session.check_standing(now)
+
+    async def check_tokens(self) -> None:
+        """Check every token whose turn it is, some at once; a timer does it every 5 s (G12)."""
+        now = self._clock()
+        due = [session for session in self._sessions if session.standing.is_due(now)]
+        waiting = iter(due)
+
+        async def check_one_after_another() -> None:
+            for session in waiting:
+                await session.check_token()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in due[:CHECKS_AT_ONCE]:
+                group.create_task(check_one_after_another())
 
     async def close(self) -> None:
         """Everybody is told to come again, and nothing of ours runs any more."""
@@ -201,12 +230,13 @@ class Live:
             async with asyncio.timeout(self._house.limits.sign_in_timeout):
                 found = self._authenticate(token)
                 viewer_id = await found if inspect.isawaitable(found) else found
+            _check_viewer(viewer_id)
         except Exception as exc:
-            logger.exception("authenticate failed")
-            raise SignInFailed("signing in failed; try again later") from exc
-        if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
-            logger.error("authenticate gave %s, neither text nor None", shown(viewer_id))
-            raise SignInFailed("signing in failed; try again later")
+            if not self._is_hook_failing:  # once, not for each viewer every minute
+                logger.exception("authenticate failed")
+            self._is_hook_failing = True
+            raise SignInUnavailable("signing in failed; try again later") from exc
+        self._is_hook_failing = False
         return viewer_id
 
     def _may_see_stats(self, scope: Scope, token: str | None) -> bool:
@@ -228,8 +258,13 @@ class Live:
 
     async def _check_pulses(self) -> None:
         while self._sessions:
-            await self._sleep(self._house.limits.heartbeat / 4)
+            await self._sleep(min(self._house.limits.heartbeat / 4, LOOKED_EVERY))
             self.tick()
+
+    async def _check_tokens(self) -> None:
+        while self._sessions:
+            await self._sleep(LOOKED_EVERY)
+            await self.check_tokens()
 
     async def _send_stats(self) -> None:
         while self._watching_stats and self._stats is not None:
@@ -256,6 +291,11 @@ async def _refuse(scope: Scope, send: Send, status: int, reason: str) -> None:
         await send({"type": "websocket.http.response.body", "body": reason.encode()})
     except OSError:  # gone already
         pass
+
+
+def _check_viewer(viewer_id: object) -> None:
+    if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
+        raise ConfigError(f"authenticate: gives a viewer's id or None, not {shown(viewer_id)}")
 
 
 def _check_number(name: str, number: object) -> None:

@@ -43,6 +43,8 @@ Code: TypeAlias = Literal[
     "bad_id",
     "sign_in_needed",
     "sign_in_failed",
+    "sign_in_unavailable",
+    "signed_out",
     "too_many_subscriptions",
     "load_failed",
     "forbidden",
@@ -150,7 +152,7 @@ class Error(Struct, frozen=True, tag="error", omit_defaults=True):
     kind: str | None = None
     id: str | None = None
     items: tuple[tuple[str, str], ...] | None = None
-    """All that were not subscribed, where a viewer has too many already."""
+    """All items that were not subscribed: too many, or the viewer could not be confirmed."""
 
 
 ClientMessage: TypeAlias = (

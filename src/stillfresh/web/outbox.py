@@ -6,10 +6,10 @@ the hub's news, of which the connection keeps the newest of each id.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from stillfresh.coordinator import Connection
+from stillfresh.coordinator import Connection, HubUpdate
 from stillfresh.web.frames import Frames, batched
 from stillfresh.web.messages import Error, Notice, Ping, Pong, Welcome, encode
 
@@ -60,6 +60,10 @@ class Outbox:
         self.wake.set()
         return True
 
+    def forget_notices(self) -> None:
+        """The viewer is somebody else now: the notices were for the viewer before."""
+        self._notices.clear()
+
     def show_figures(self, text: str) -> None:
         self._figures = text
         self.wake.set()
@@ -67,12 +71,26 @@ class Outbox:
     def take(self, connection: Connection, now: float, *, together: bool) -> Iterator[str]:
         """What there is to send, frame by frame; news never hold up an answer, or the end."""
         yield from self._answers(together=together)
-        while not self.is_ending and (news := connection.take(AT_ONCE)):
-            for frame in self._frames.of(news, now, together=together):
-                yield frame
-                yield from self._answers(together=together)
-                if self.is_ending:
-                    break
+        while connection.is_open and not self.is_ending and (news := connection.take(AT_ONCE)):
+            shared, own = connection.apart(news)
+            yield from self._news(shared, now, together=together)
+            yield from self._news(own, now, together=together, of=connection)
+
+    def _news(
+        self,
+        news: Sequence[HubUpdate],
+        now: float,
+        *,
+        together: bool,
+        of: Connection | None = None,
+    ) -> Iterator[str]:
+        """G12: private news, which are `of` one connection, are dropped once that is closed:
+        the viewer has become somebody else, and has another one."""
+        for frame in self._frames.of(news, now, together=together) if news else ():
+            if self.is_ending or (of is not None and not of.is_open):
+                return
+            yield frame
+            yield from self._answers(together=together)
 
     def _answers(self, *, together: bool) -> Iterator[str]:
         """What is not news, until none is left."""

@@ -9,7 +9,16 @@ from enum import IntEnum, StrEnum
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["Close", "Limits", "Pace", "Pulse", "is_allowed_origin", "pulse"]
+__all__ = [
+    "Close",
+    "Limits",
+    "Pace",
+    "Pulse",
+    "has_lapsed",
+    "is_allowed_origin",
+    "is_check_due",
+    "pulse",
+]
 
 PORTS: Final = {"http": 80, "https": 443}
 
@@ -44,6 +53,10 @@ class Limits:
     patience: float
     """Seconds that a reader may leave what was sent unread."""
     sign_in_timeout: float
+    check_every: float
+    """Seconds between two checks of a viewer's token."""
+    unconfirmed_for: float
+    """Seconds that a viewer stays signed in while nobody can say whose the token is."""
 
 
 class Pace:
@@ -85,6 +98,16 @@ def pulse(
     if sending_since is not None:  # who reads, however slowly, is there
         return Pulse.FINE
     return Pulse.GONE if now - asked_at >= limits.heartbeat else Pulse.FINE
+
+
+def is_check_due(asked_at: float, limits: Limits, now: float) -> bool:
+    """G12: a token is checked again so often that a revoked one is noticed within a minute."""
+    return now - asked_at >= limits.check_every
+
+
+def has_lapsed(confirmed_at: float, limits: Limits, now: float) -> bool:
+    """G12: an outage of the identity service signs nobody out at once, but does in the end."""
+    return now - confirmed_at >= limits.unconfirmed_for
 
 
 def is_allowed_origin(origin: str, host: str, origins: Collection[str]) -> bool:

@@ -6,15 +6,15 @@ Two tasks: the server's own sends, one more listens. Nothing here decides what i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub
-from stillfresh.errors import NotOpen, StillfreshError
+from stillfresh.errors import NotOpen
 from stillfresh.web.frames import Frames
 from stillfresh.web.messages import (
     ClientMessage,
@@ -35,9 +35,10 @@ from stillfresh.web.messages import (
 )
 from stillfresh.web.outbox import Outbox
 from stillfresh.web.rules_live import Close, Limits, Pace, Pulse, pulse
+from stillfresh.web.standing import Checked, SignInFailed, SignInUnavailable, Standing, ViewerOf
 from stillfresh.web.viewing import Viewing
 
-__all__ = ["House", "Session", "SignInFailed"]
+__all__ = ["House", "Session"]
 
 CLOSING = 3.0
 """Seconds that saying goodbye may take."""
@@ -47,10 +48,6 @@ IN_A_TURN: Final = 50
 """Frames to one viewer, after which it is the others' turn: sending need not wait for anything."""
 
 logger = logging.getLogger(__name__)
-
-
-class SignInFailed(StillfreshError):
-    """Nobody is known by this token, or nobody could say."""
 
 
 class Moved(Protocol):
@@ -64,10 +61,12 @@ class House:
     """What all sessions share."""
 
     hub: Hub
+    own_kinds: tuple[str, ...]
+    """Kinds whose views differ by viewer."""
     frames: Frames
     limits: Limits
     clock: Clock
-    viewer_of: Callable[[str], Awaitable[str | None]]
+    viewer_of: ViewerOf
     is_operator: Callable[[Scope, str | None], bool]
     moved: Moved
     figures: Callable[["Session"], None]
@@ -83,6 +82,7 @@ class Session:
         self._together = together
         self.outbox = Outbox(house.frames)
         self.viewing = Viewing(house.hub, house.limits, self.outbox.wake.set, self._complain)
+        self.standing = Standing(house.viewer_of, house.limits, house.clock)
         self._bad = 0
         now = house.clock()
         self._pace = Pace(house.limits, now)
@@ -111,6 +111,7 @@ class Session:
         finally:
             self._is_sending = False
             listening.cancel()
+            self.standing.sign_out()
             self.viewing.connection.close()
             self._house.moved(self, self.viewer_id, None)
             await asyncio.gather(listening, return_exceptions=True)
@@ -135,6 +136,29 @@ class Session:
                 self.end(Close.SILENT, "nothing was heard, or read, for too long", within=0)
             case Pulse.FINE:
                 pass
+
+    async def check_token(self) -> bool:
+        """G12: a revoked token makes the viewer a guest. False: nobody could say whose it is."""
+        found = await self.standing.check()
+        if found is Checked.REVOKED:
+            why = "your sign-in is not valid any more; sign in again"
+            self._become_guest(Error("signed_out", why))
+        return found is not Checked.UNKNOWN
+
+    def check_standing(self, now: float) -> None:
+        """G12: an outage of the identity service is bridged for a while, and no longer."""
+        if self.standing.has_lapsed(now):
+            minutes = self._house.limits.unconfirmed_for / 60
+            why = f"who you are could not be confirmed for {minutes:g} minutes; sign in again"
+            self._become_guest(Error("sign_in_unavailable", why))
+
+    def _become_guest(self, why: Error) -> None:
+        """Not asked for by the viewer, so it is told why."""
+        self._complain(why, is_bad=False)
+        try:
+            self._become(None)
+        except NotOpen:  # the cache closes, and this connection with it
+            self.end(Close.RESTART, "the service restarts")
 
     async def _send_all(self, send: Send) -> None:
         outbox = self.outbox
@@ -220,7 +244,7 @@ class Session:
             case Refused():
                 self._refuse(message)
             case Subscribe() | Unsubscribe() | Visible() | Route():
-                await self.viewing.look(message)
+                await self._look(message)
             case SignIn(token):
                 await self._sign_in(token)
             case SignOut():
@@ -232,9 +256,27 @@ class Session:
             case Pong():
                 pass
 
+    async def _look(self, message: Subscribe | Unsubscribe | Visible | Route) -> None:
+        if isinstance(message, Subscribe):
+            message = Subscribe(await self._allowed(message.items))
+        await self.viewing.look(message)
+
+    async def _allowed(self, items: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
+        """G12: nothing private is subscribed unless the token was confirmed just now."""
+        own = [it for it in items if it[0] in self._house.own_kinds]
+        if not own or self.viewer_id is None or await self.check_token():
+            return items
+        why = "who you are could not be confirmed just now; try again later"
+        refused = tuple((kind, id_) for kind, id_, *_ in own)
+        self._complain(Error("sign_in_unavailable", why, items=refused), is_bad=False)
+        return tuple(it for it in items if it[0] not in self._house.own_kinds)
+
     async def _sign_in(self, token: str) -> None:
         try:
-            viewer_id = await self._house.viewer_of(token)
+            viewer_id = await self.standing.sign_in(token)
+        except SignInUnavailable as exc:
+            self._complain(Error("sign_in_unavailable", str(exc)), is_bad=False)
+            return
         except SignInFailed as exc:
             self._complain(Error("sign_in_failed", str(exc)), is_bad=False)
             return
@@ -246,6 +288,10 @@ class Session:
 
     def _become(self, viewer_id: str | None) -> None:
         before = self.viewer_id
+        if viewer_id is None:
+            self.standing.sign_out()
+        if viewer_id != before:
+            self.outbox.forget_notices()
         self.viewing.become(viewer_id)
         self._house.moved(self, before, viewer_id)
         self._welcome()
@@ -260,7 +306,7 @@ class Session:
     def _welcome(self) -> None:
         limits, hub = self._house.limits, self._house.hub
         most = min(limits.max_subscriptions, hub.max_subscriptions)
-        own = tuple(filter(hub.is_per_viewer, hub.kinds))
+        own = self._house.own_kinds
         self._reply(Welcome(self.viewer_id, hub.kinds, own, limits.heartbeat, most))
 
     def _reply(self, message: Welcome | Error) -> None:

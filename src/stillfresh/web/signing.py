@@ -1,6 +1,7 @@
-"""Who a token belongs to, asked of an upstream: `[server] authenticate_url` (G1, G3).
+"""The viewer that a token belongs to, asked of an upstream: `[server] authenticate_url` (G1, G3).
 
-POST `{"token": "…"}`; 200 with `{"viewer_id": "…"}`, or 401, 403 or 404 for a token that is none.
+POST `{"token": "…"}`; the upstream answers 200 with `{"viewer_id": "…"}`, or 401, 403 or 404 for an
+unknown token.
 """
 
 from typing import Final
@@ -15,7 +16,7 @@ from stillfresh.ttl_cache import TtlCache
 __all__ = ["Authority"]
 
 KNOWN_FOR: Final = "1m"
-"""A token is asked about again after that: who was signed out is out by then."""
+"""For reads over HTTP: a revoked token is refused after that at the latest."""
 MOST_TOKENS: Final = 10_000
 UNKNOWN: Final = frozenset({401, 403, 404})
 
@@ -27,19 +28,24 @@ class Viewer(msgspec.Struct):
 
 
 class Authority:
-    """`authenticate=Authority(client, url)`; tokens that were known are remembered a while."""
+    """`authenticate=Authority(client, url)`; asks the upstream each time (G12)."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
         self._endpoint = Endpoint(client, url, max_bytes=65_536)
         self._known: TtlCache[str, str] = TtlCache(KNOWN_FOR, max_entries=MOST_TOKENS)
 
     async def __call__(self, token: str) -> str | None:
-        if (viewer_id := self._known.get(token)) is not None:
-            return viewer_id
         viewer_id = await self._asked(token)
-        if viewer_id is not None:
+        if viewer_id is None:
+            self._known.remove(token)
+        else:
             self._known.insert(token, viewer_id)
         return viewer_id
+
+    async def remembered(self, token: str) -> str | None:
+        """The last answer, for a minute: a read over HTTP sends its token each time."""
+        viewer_id = self._known.get(token)
+        return await self(token) if viewer_id is None else viewer_id
 
     async def _asked(self, token: str) -> str | None:
         try:

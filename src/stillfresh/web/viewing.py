@@ -55,6 +55,7 @@ class Viewing:
         before.close()
 
     async def _subscribe(self, items: Sequence[Sequence[Any]]) -> None:
+        viewer_id = self.connection.viewer_id
         had: dict[str, dict[str, float | None]] = {}
         too_many: dict[tuple[str, str], None] = {}
         refused = {kind for kind in {item[0] for item in items} if not self._may_see(kind)}
@@ -71,9 +72,18 @@ class Viewing:
             self._complain(error, is_bad=False)
         for kind, ids in had.items():
             try:
-                await self.connection.show(kind, ids)
+                await self._show(kind, ids, viewer_id)
             except StoreError as exc:
                 logger.warning("what there is of %s could not be read: %s", kind, exc)
+
+    async def _show(self, kind: str, ids: dict[str, float | None], viewer_id: str | None) -> None:
+        """Show it again to a viewer that became somebody else meanwhile; nothing private then."""
+        shown = None
+        while shown is not self.connection:
+            shown = self.connection
+            if self._hub.is_per_viewer(kind) and shown.viewer_id != viewer_id:
+                return
+            await shown.show(kind, ids)
 
     def _may_see(self, kind: str) -> bool:
         if kind not in self._hub.kinds:

@@ -416,9 +416,11 @@ async function begin() {
     recall(notes.filter((note) => note.at < told.at), told.started_at);
     heard(told);
   } catch (error) {
-    linked("away", "gateway away");
-    put(byId("health-text"), error instanceof Refused ? error.message : "The gateway does not answer.");
-    setTimeout(begin, 3_000);
+    const said = error instanceof Refused ? error.message : "The gateway does not answer.";
+    linked("away", error instanceof Refused ? "refused" : "gateway away");
+    put(byId("health-text"), said);
+    if (byId("sign-in").open) put(byId("sign-in-said"), said);
+    else setTimeout(begin, 3_000);
     return;
   }
   if (byId("sign-in").open) byId("sign-in").close();

@@ -21,7 +21,7 @@ export interface View<T = unknown> {
 
 export type Render<T = unknown> = (view: View<T>, element: Element) => void;
 
-/** A token, or what gives one at each connect. */
+/** A token, or a function that gives one: at each connect, and when the server says `signed_out`. */
 export type Token = string | null | undefined | (() => string | null | Promise<string | null>);
 
 export interface Options {
@@ -132,6 +132,8 @@ export type ErrorCode =
   | "bad_id"
   | "sign_in_needed"
   | "sign_in_failed"
+  | "sign_in_unavailable"
+  | "signed_out"
   | "too_many_subscriptions"
   | "load_failed"
   | "forbidden"
@@ -142,7 +144,7 @@ export interface ErrorMessage {
   message: string;
   kind?: string;
   id?: string;
-  /** All that were not subscribed: `too_many_subscriptions`. */
+  /** All items that were not subscribed: `too_many_subscriptions`, `sign_in_unavailable`. */
   items?: [kind: string, id: string][];
 }
 export interface YourTurnMessage {

@@ -14,6 +14,7 @@ const KEPT_ALIVE = 25; // seconds, until the server says otherwise
 const LONGEST_PATH = 2_000; // characters; the server refuses more
 const LONGEST_ID = 1_000; // likewise
 const MOST_REMEMBERED = 1_000; // mistakes of the page; the oldest are forgotten
+const RENEWED_EVERY = 10_000; // milliseconds; a token that ends sooner is not replaced by itself
 
 /** Connects, and watches every [data-fresh] of the document; see stillfresh.d.ts for the options. */
 export function connect(url, options = {}) {
@@ -49,6 +50,10 @@ export class Client {
   #welcome = null; // the last one of this connection
   #isReady = false; // signed in, or nobody has to: subscriptions may be sent
   #viewer = null; // whose views are shown; null is a guest's
+  #token = null; // the one that was sent last
+  #renewedAt = -Infinity; // when a token that had ended was last replaced
+  #again = null; // the timer of the next try, while the server cannot say who we are
+  #failures = 0; // tries of that kind since the last success
   #asked = 0; // how often the token was given anew: who is late with one is not heard
   #unanswered = 0; // sign_in and sign_out, before we are ready
   #topics = new Map(); // what is on screen: key -> Topic
@@ -142,7 +147,7 @@ export class Client {
     if (!this.#isReady) return this.#begin();
     const given = await valueOf(token);
     if (asked !== this.#asked || socket !== this.#socket) return;
-    this.#send([given ? { type: "sign_in", token: given } : { type: "sign_out" }]);
+    this.#sendToken(given);
   }
 
   /** A guest again. */
@@ -427,14 +432,21 @@ export class Client {
     this.#attempts = lasted > STABLE_AFTER ? 0 : this.#attempts + 1;
     this.#drop();
     if (this.#isClosed) return;
-    const { minPause, maxPause } = this.#options;
-    const pause = Math.min(maxPause, minPause * 2 ** Math.min(this.#attempts - 1, 20));
-    this.#retry = setTimeout(() => this.#open(), Math.max(0, pause) * (0.5 + Math.random() / 2));
+    this.#retry = setTimeout(() => this.#open(), this.#pauseAfter(this.#attempts - 1));
     this.#become("waiting", { code, reason });
+  }
+
+  /** Milliseconds: twice as long after each failure, and never the same for everybody. */
+  #pauseAfter(failures) {
+    const { minPause, maxPause } = this.#options;
+    const pause = Math.min(maxPause, minPause * 2 ** Math.min(failures, 20));
+    return Math.max(0, pause) * (0.5 + Math.random() / 2);
   }
 
   #drop() {
     clearInterval(this.#pulse);
+    clearTimeout(this.#again);
+    this.#failures = 0;
     if (this.#socket !== null) {
       this.#socket.onopen = this.#socket.onmessage = this.#socket.onclose = null;
       this.#socket.close();
@@ -541,7 +553,39 @@ export class Client {
       return;
     }
     this.#unanswered += 1;
+    this.#sendToken(token);
+  }
+
+  #sendToken(token) {
+    this.#token = token;
     this.#send([token ? { type: "sign_in", token } : { type: "sign_out" }]);
+  }
+
+  /** The token is not valid any more: a page that can give another one is asked for it. */
+  async #renew() {
+    const { token } = this.#options;
+    if (typeof token !== "function") {
+      this.#options.token = null; // the next connection is a guest's
+      return;
+    }
+    const now = performance.now();
+    if (now - this.#renewedAt < RENEWED_EVERY) return;
+    this.#renewedAt = now;
+    const [asked, socket] = [++this.#asked, this.#socket];
+    const given = await valueOf(token);
+    if (asked !== this.#asked || socket !== this.#socket) return;
+    if (given && given !== this.#token) this.#sendToken(given);
+  }
+
+  /** The server cannot say just now who we are: ask again, after growing pauses. */
+  #tryAgain() {
+    clearTimeout(this.#again);
+    this.#again = setTimeout(() => {
+      this.#refused.clear();
+      if (this.#viewer === null && this.#options.token) this.signIn(this.#options.token);
+      else this.#flushSoon();
+    }, this.#pauseAfter(this.#failures));
+    this.#failures += 1;
   }
 
   #answered() {
@@ -563,6 +607,7 @@ export class Client {
   #settle(viewer) {
     if (viewer === this.#viewer) return;
     this.#viewer = viewer;
+    if (viewer !== null) this.#failures = 0;
     this.#barred.clear();
     for (const [key, topic] of this.#topics) {
       if (!this.#perViewer.has(topic.kind)) continue;
@@ -583,10 +628,15 @@ export class Client {
       this.#fault(keys, error.message);
       return;
     }
+    if (code === "signed_out") {
+      this.#renew(); // a welcome follows, which makes us a guest
+      return;
+    }
+    if (code === "sign_in_unavailable") this.#tryAgain();
     if (code === "bad_id") {
       for (const key of keys) remember(this.#bad, key, error.message);
-    } else if (code === "too_many_subscriptions") {
-      for (const key of keys) this.#refused.add(key); // until there may be a place
+    } else if (keys.length > 0 && (code === "too_many_subscriptions" || code === "sign_in_unavailable")) {
+      for (const key of keys) this.#refused.add(key); // until there may be a place, or an answer
     } else if (kind !== undefined) {
       this.#barred.add(kind);
       for (const [key, topic] of this.#topics) if (topic.kind === kind) keys.push(key);
