@@ -1,6 +1,7 @@
 """G6: what the dashboard tells, what it does, and to whom, over HTTP."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from stillfresh import Cache, StoreError
 from stillfresh.coordinator import Kind
+from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.isr import Page, PageCache
 from stillfresh.isr.model import Head, Stored
 from stillfresh.stores.contract import Costs, StoreStats
@@ -170,7 +172,8 @@ class TestG6Numbers:
             numbers = Numbers({"entities": world.app.cache}, dict, clock=world.clock)
             for _ in range(KEPT + 10):
                 numbers.note()
-        assert set(first) == {"at", "reads", "ages", "kinds", "loads", "failed", "store_errors"}
+        sums = {"loads", "failed", "store_errors"}
+        assert set(first) == {"at", "reads", "ages", "kinds", "bypassed", *sums}
         assert len(numbers.history()) == KEPT
         assert numbers.history()[-1]["reads"]["fresh"] == 2
         assert sum(kind["reads"] for kind in numbers.history()[-1]["kinds"].values()) == 2
@@ -183,6 +186,39 @@ class TestG6Numbers:
             async with world.client() as client:
                 await client.get("api/stats")
         assert asyncio.all_tasks() == before
+
+
+class Passing(PageCache):
+    """Two requests were not cached."""
+
+    def bypassed(self) -> dict[str, int]:
+        return {"no-freshness": 2}
+
+
+class TestI28Counted:
+    async def test_in_the_numbers_the_history_and_the_metrics(self) -> None:
+        """By reason, as the page cache counts them; without pages, none."""
+        world = World(page_cache=Passing("memory://", clock=ManualClock(1_000_000.0)))
+        async with world.client() as client:
+            told = (await client.get("api/stats")).json()
+            (note, *_) = (await client.get("api/history")).json()
+            metrics = (await client.get("../metrics")).text
+        assert told["bypassed"] == note["bypassed"] == {"no-freshness": 2}
+        assert 'stillfresh_bypassed_total{reason="no-freshness"} 2' in metrics.splitlines()
+        async with World().client() as client:
+            assert (await client.get("api/stats")).json()["bypassed"] == {}
+
+
+class TestG13Buckets:
+    @pytest.mark.parametrize("fresh_for", [5, 10, 30, 60, 300, 600, 1800, 3600, 86_400])
+    def test_are_where_policies_end(self, fresh_for: float) -> None:
+        """What is past its freshness is in another bucket than what is not."""
+        assert fresh_for in AGE_BUCKETS
+
+    def test_are_fine_enough(self) -> None:
+        """From a second to two days, the next bound is at most two and a half times as old."""
+        bounds = [bound for bound in AGE_BUCKETS if 1 <= bound <= 172_800]
+        assert all(b <= 2.5 * a for a, b in itertools.pairwise(bounds))
 
 
 class Sized(MemoryStore):

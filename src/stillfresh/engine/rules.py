@@ -53,8 +53,13 @@ K = TypeVar("K", bound=Hashable)
 NOTHING: Final = Record()
 FOR_EVER: Final = float("inf")
 """For one who does not know how long a key is leased: whatever a lease says is believed."""
-AGE_BUCKETS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
-"""Upper bounds, in seconds, of the histogram of age at serving."""
+AGE_BUCKETS: Final = (
+    *(0.1, 0.3, 1, 2, 5, 10, 20, 30),
+    *(60, 120, 300, 600, 1200, 1800),
+    *(3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 604_800),
+)
+"""Upper bounds, in seconds, of the histogram of age at serving: the durations that policies use, so
+that a bound is at `fresh_for` itself and several are below it (G13)."""
 FIRST_COOLDOWN: Final = 1.0
 LONGEST_COOLDOWN: Final = 60.0
 LONGEST_PAUSE: Final = 30.0

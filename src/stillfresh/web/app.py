@@ -18,6 +18,7 @@ from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.isr import PageCache
 from stillfresh.isr.pages import KIND as PAGE
+from stillfresh.web.bypasses import bypassed_by
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
 from stillfresh.web.guard import SECRET, bearer, is_called_rightly
@@ -101,7 +102,12 @@ class Gateway:
         self._hosts = hosts
         self._has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
-            cache, live=self._live_now, page_cache=page_cache, token=token, clock=clock
+            cache,
+            live=self._live_now,
+            page_cache=page_cache,
+            token=token,
+            has_site=pages is not None,
+            clock=clock,
         )
         self.live = Live(
             self.hub,
@@ -112,7 +118,7 @@ class Gateway:
             max_connections=max_connections,
         )
         caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
-        self._health = Health(caches, self._live_now)
+        self._health = Health(caches, self._live_now, bypassed_by(page_cache))
         of_reads = authenticate.remembered if isinstance(authenticate, Authority) else authenticate
         self._rest = Rest(self.hub, clock, of_reads)
         self._v1: ASGIApp = CORSMiddleware(

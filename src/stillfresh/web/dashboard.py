@@ -17,6 +17,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine import Cache
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
+from stillfresh.web.bypasses import bypassed_by
 from stillfresh.web.entries import ACTIONS, PAGES, Place, Shelves
 from stillfresh.web.files import send_file
 from stillfresh.web.guard import bearer, is_local, is_of_this_page
@@ -32,6 +33,7 @@ FILES: Final = {
     "/dashboard.js": "dashboard.js",
     "/dashboard-draw.js": "dashboard-draw.js",
     "/dashboard-entries.js": "dashboard-entries.js",
+    "/dashboard-reasons.js": "dashboard-reasons.js",
     "/icon.svg": "icon.svg",
     "/stillfresh.css": "stillfresh.css",
 }
@@ -52,13 +54,15 @@ class Dashboard:
         live: Callable[[], dict[str, Any]],
         page_cache: PageCache | None = None,
         token: str | None = None,
+        has_site: bool = False,
         clock: Clock = time.time,
     ) -> None:
         caches = {"entities": cache}
         if page_cache is not None:
             caches[PAGES] = page_cache.cache
         self._shelves = Shelves(caches)
-        self._numbers = Numbers(caches, live, clock=clock)
+        self._numbers = Numbers(caches, live, bypassed=bypassed_by(page_cache), clock=clock)
+        self._has_site = has_site
         self.operators = Operators(token)
         self._noting: asyncio.Task[NoReturn] | None = None
 
@@ -90,7 +94,7 @@ class Dashboard:
 
     async def snapshot(self) -> dict[str, Any]:
         """The numbers of the moment, as `api/stats` and the live connection tell them."""
-        return await self._numbers.snapshot()
+        return {**await self._numbers.snapshot(), "has_site": self._has_site}
 
     async def _api(self, path: str, scope: Scope) -> Reply:
         match path.split("/", 5)[1:]:

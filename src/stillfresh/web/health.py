@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from stillfresh.engine import Cache, CacheStats, prometheus_text
 from stillfresh.errors import StillfreshError
+from stillfresh.web.bypasses import Bypassed
 from stillfresh.web.replies import Reply, json_reply
 
 __all__ = ["Health"]
@@ -18,11 +19,17 @@ NOBODY: Final = "stillfresh:ready"
 
 
 class Health:
-    """Of these caches, by name; `live` tells who is connected."""
+    """Of these caches, by name; `live` tells who is connected, `bypassed` what was not cached."""
 
-    def __init__(self, caches: Mapping[str, Cache], live: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        caches: Mapping[str, Cache],
+        live: Callable[[], dict[str, Any]],
+        bypassed: Bypassed = dict,
+    ) -> None:
         self._caches = caches
         self._live = live
+        self._bypassed = bypassed
 
     async def healthz(self) -> Reply:
         """Alive: it answers."""
@@ -40,7 +47,8 @@ class Health:
         """Of every resource; nothing is asked of the stores."""
         cores = [it for cache in self._caches.values() for it in cache.cores.items()]
         counts = CacheStats({kind: core.stats() for kind, core in cores}, None)
-        text = prometheus_text(counts) + "".join(f"{it}\n" for it in _connected(self._live()))
+        lines = (*_connected(self._live()), *_passed(self._bypassed()))
+        text = prometheus_text(counts) + "".join(f"{it}\n" for it in lines)
         return Reply(200, text.encode(), TEXT, {"cache-control": "no-store"})
 
 
@@ -62,3 +70,10 @@ def _connected(live: dict[str, Any]) -> Iterator[str]:
     yield "# TYPE stillfresh_subscriptions gauge"
     for kind, count in live["subscriptions"].items():
         yield f'stillfresh_subscriptions{{resource="{kind}"}} {count}'
+
+
+def _passed(bypassed: Mapping[str, int]) -> Iterator[str]:
+    yield "# HELP stillfresh_bypassed_total Requests that passed through uncached, by reason (I28)."
+    yield "# TYPE stillfresh_bypassed_total counter"
+    for reason, count in bypassed.items():
+        yield f'stillfresh_bypassed_total{{reason="{reason}"}} {count}'

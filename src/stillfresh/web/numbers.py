@@ -15,9 +15,10 @@ from typing import Any, Final, NoReturn
 from stillfresh.clock import Clock
 from stillfresh.engine import Cache
 from stillfresh.engine.metrics import ResourceStats
-from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.engine.rules import AGE_BUCKETS, Terms
 from stillfresh.errors import StillfreshError
 from stillfresh.freshness import Verdict
+from stillfresh.web.bypasses import Bypassed
 
 __all__ = ["Numbers"]
 
@@ -35,18 +36,20 @@ NOTED: Final = ("loads", "failed", "store_errors")
 
 
 class Numbers:
-    """`caches` by name; `live` tells of connections and subscriptions."""
+    """`caches` by name; `live` counts viewers, `bypassed` the requests that were not cached."""
 
     def __init__(
         self,
         caches: Mapping[str, Cache],
         live: Callable[[], dict[str, Any]],
         *,
+        bypassed: Bypassed = dict,
         clock: Clock = time.time,
         ticks: Clock = time.monotonic,
     ) -> None:
         self._caches = caches
         self._live = live
+        self._bypassed = bypassed
         self._clock = clock
         self._ticks = ticks
         self._started_at = clock()
@@ -64,6 +67,7 @@ class Numbers:
             "resources": self._resources(),
             "stores": dict(zip(self._gauges, looked, strict=True)),
             "live": self._live(),
+            "bypassed": dict(self._bypassed()),
         }
 
     def history(self) -> list[dict[str, Any]]:
@@ -83,8 +87,8 @@ class Numbers:
         ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
         sums = {name: sum(row[name] for row in rows) for name in NOTED}
         kinds = {f"{row['cache']} {row['kind']}": _noted(row) for row in rows}
-        now = self._clock()
-        self._notes.append({"at": now, "reads": dict(reads), "ages": ages, "kinds": kinds, **sums})
+        noted = {"reads": dict(reads), "ages": ages, "bypassed": dict(self._bypassed())}
+        self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
 
     def _resources(self) -> list[dict[str, Any]]:
         now = self._ticks()
@@ -94,7 +98,7 @@ class Numbers:
 
     def _count(self) -> list[dict[str, Any]]:
         return [
-            {"cache": name, "kind": kind, **_plain(core.stats())}
+            {"cache": name, "kind": kind, **_plain(core.stats()), **_policy(core.spec.terms)}
             for name, cache in self._caches.items()
             for kind, core in cache.cores.items()
         ]
@@ -143,6 +147,11 @@ class Gauge:
 def _noted(row: dict[str, Any]) -> dict[str, Any]:
     """Of one kind, what its row is made of."""
     return {"reads": sum(row["reads"].values()), "loads": row["loads"], "ages": row["ages"]}
+
+
+def _policy(terms: Terms) -> dict[str, Any]:
+    """None where every copy has terms of its own, as pages have."""
+    return {"fresh_for": terms.policy.fresh_for or None}
 
 
 def _plain(stats: ResourceStats) -> dict[str, Any]:

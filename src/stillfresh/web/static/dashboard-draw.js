@@ -2,6 +2,8 @@
 
 export const VERDICTS = ["fresh", "stale", "expired", "gone"];
 
+const MOST_LABELS = 10; // columns of the histogram; of more, every second one is labelled
+const FEWEST_POINTS = 4; // of a curve: fewer are a scratch
 const SVG = "http://www.w3.org/2000/svg";
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 // What an id could hide behind: control characters, and those that turn the direction of a text.
@@ -94,22 +96,41 @@ export function bound(found, bounds) {
   return found.bound === Infinity ? `> ${duration(bounds.at(-1))}` : `≤ ${duration(found.bound)}`;
 }
 
-export function histogram(target, ages, bounds) {
-  const most = Math.max(...ages, 1);
-  const total = ages.reduce((sum, it) => sum + it, 0);
-  if (target.childElementCount !== ages.length) {
-    target.replaceChildren(...ages.map(() => element("div", { className: "bucket" },
+/** The buckets worth a column, as [bound, reads]: around the terms in use, and wherever reads are.
+    What is younger than the first bound is in the first column; the last one has no bound. */
+export function columns(ages, bounds, terms) {
+  const used = ages.flatMap((number, at) => (number ? [at] : []));
+  const shortest = terms.length ? Math.min(...terms) : bounds[Math.max(0, used[0] ?? 0)];
+  const longest = terms.length ? Math.max(...terms) : 0;
+  const first = Math.max(0, bounds.findLastIndex((it) => it <= shortest / 20));
+  const past = bounds.findIndex((it) => it >= 2 * longest);
+  const last = Math.min(bounds.length, 1 + Math.max(past < 0 ? bounds.length : past, used.at(-1) ?? 0, first + 6));
+  const sum = (some) => some.reduce((all, it) => all + it, 0);
+  return [
+    [bounds[first], sum(ages.slice(0, first + 1))],
+    ...bounds.slice(first + 1, last).map((bound, at) => [bound, ages[first + 1 + at]]),
+    [Infinity, sum(ages.slice(last))],
+  ];
+}
+
+export function histogram(target, found) {
+  const most = Math.max(...found.map(([, number]) => number), 1);
+  const total = found.reduce((sum, [, number]) => sum + number, 0);
+  if (target.childElementCount !== found.length) {
+    target.replaceChildren(...found.map(() => element("div", { className: "bucket" },
       element("span", { className: "many" }),
       element("div", { className: "pillar" }, element("span")),
       element("span", { className: "bound" }))));
   }
-  ages.forEach((number, at) => {
+  target.toggleAttribute("data-dense", found.length > MOST_LABELS);
+  found.forEach(([bound, number], at) => {
     const column = target.children[at];
-    const label = at < bounds.length ? duration(bounds[at]) : "older";
+    const isLast = bound === Infinity;
+    const label = isLast ? "older" : duration(bound);
     put(column.children[0], number ? percentShort(number / total) : "");
     column.children[1].firstChild.style.height = number ? `max(2px, ${(100 * number) / most}%)` : "0";
     put(column.children[2], label.replace(" s", "s").replace(" min", "m").replace(" h", "h").replace(" d", "d"));
-    column.title = `${at < bounds.length ? "up to" : "more than"} ${duration(bounds[Math.min(at, bounds.length - 1)])}: ${plural(number, "read")}`;
+    column.title = `${isLast ? "more than" : "up to"} ${duration(isLast ? found[at - 1][0] : bound)}: ${plural(number, "read")}`;
     column.toggleAttribute("data-small", number < 0.05 * total);
   });
 }
@@ -136,8 +157,9 @@ export function spark(target, points, label) {
   }
   const line = points.map(([ago, value]) => `${x(ago)} ${y(value)}`).join(" L");
   const [area, stroke] = target.children;
-  stroke.setAttribute("d", points.length > 1 ? `M${line}` : "");
-  area.setAttribute("d", points.length > 1 ? `M${line} L${x(points.at(-1)[0])} 31 L${x(points[0][0])} 31 Z` : "");
+  const isDrawn = most > 0 && points.length >= FEWEST_POINTS;
+  stroke.setAttribute("d", isDrawn ? `M${line}` : "");
+  area.setAttribute("d", isDrawn ? `M${line} L${x(points.at(-1)[0])} 31 L${x(points[0][0])} 31 Z` : "");
   target.setAttribute("aria-label", `${label} over the last five minutes, at most ${rate(most)} a second`);
 }
 

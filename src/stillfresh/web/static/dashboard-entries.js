@@ -71,7 +71,7 @@ export class Entries {
       this.#loadedAt = performance.now();
       this.#draw(told);
     } catch (error) {
-      if (asked === this.#asked && !quietly) put(byId("entries-note"), `could not be listed: ${error.message}`);
+      if (asked === this.#asked && !quietly) this.#missing(error.message);
     }
   }
 
@@ -117,6 +117,13 @@ export class Entries {
     byId("next").disabled = next === null;
     byId("previous").disabled = !this.#before.length;
     this.#note(entries.length);
+  }
+
+  #missing(why) {
+    put(byId("entries-note"), "");
+    put(byId("entries-empty"), `The entries could not be listed: ${why}`);
+    byId("entries-empty").hidden = false;
+    document.querySelector("table.entries").hidden = true;
   }
 
   #note(shown) {

@@ -1,10 +1,11 @@
 // The dashboard: hears the numbers (live, or by polling), remembers five minutes, and draws.
 
 import {
-  VERDICTS, bound, byId, bytes, count, duration, element, figure, histogram, percent, plural, put, quantile, rate,
-  shares, spark, visible,
+  VERDICTS, bound, byId, bytes, columns, count, duration, element, figure, histogram, percent, plural, put, quantile,
+  rate, shares, spark, visible,
 } from "./dashboard-draw.js";
 import { Entries } from "./dashboard-entries.js";
+import { meaningOf, ranked, wordsOf } from "./dashboard-reasons.js";
 
 const KEPT = 300; // seconds of history
 const RECENT = 10; // seconds over which a rate is taken
@@ -12,6 +13,7 @@ const POLL = 2_000;
 const LONGEST_PAUSE = 30_000;
 const SILENCE = 5_000; // the socket tells every second; after so long it is not relied upon
 const MOST_KINDS = 5; // in a card
+const MOST_REASONS = 3; // in the line at the top
 const MOST_DETAIL = 300; // characters of what upstream said
 const TOKEN = "stillfresh-token";
 const COUNTERS = [
@@ -72,7 +74,8 @@ function totals(rows) {
 
 function remember(told) {
   const kinds = new Map(told.resources.map((row) => [`${row.cache} ${row.kind}`, totals([row])]));
-  const moment = { at: told.at, started_at: told.started_at, told, kinds, sum: totals(told.resources) };
+  const { at, started_at, bypassed } = told;
+  const moment = { at, started_at, told, kinds, bypassed, sum: totals(told.resources) };
   const last = history.at(-1);
   if (last && (last.started_at !== told.started_at || last.at > told.at || last.sum.all_reads > moment.sum.all_reads)) {
     history.length = 0; // another process, or a clock that was set
@@ -89,7 +92,7 @@ function recall(notes, started_at) {
     const row = { ...note, largest_batch: 0, max_batch: 0, retry_at: null, error: null };
     for (const name of [...COUNTERS, ...GAUGES]) row[name] ??= 0;
     const kinds = new Map(Object.entries(note.kinds).map(([kind, it]) => [kind, { ...it, all_reads: it.reads }]));
-    history.push({ at: note.at, started_at, told: null, kinds, sum: totals([row]) });
+    history.push({ at: note.at, started_at, told: null, kinds, bypassed: note.bypassed, sum: totals([row]) });
   }
 }
 
@@ -111,6 +114,12 @@ function speed(pick, kind = null) {
 
 function since(old, now) {
   return now.ages.map((number, at) => number - (old?.ages[at] ?? 0));
+}
+
+/** Requests of the last minute that passed through uncached: reason -> number. */
+function passedOfLate() {
+  const [old, now] = [before(60).bypassed, history.at(-1).bypassed];
+  return Object.fromEntries(Object.entries(now).map(([reason, number]) => [reason, number - (old[reason] ?? 0)]));
 }
 
 /** [seconds ago, a second] for a sparkline, in steps of about two seconds. */
@@ -147,13 +156,27 @@ function health({ told, kinds, sum }) {
   }
   if (!kinds.size) return ["none", "Nothing is declared to be cached."];
   const watched = sum.watched ? ` Kept fresh for viewers: ${plural(sum.watched, "key")}.` : "";
+  const passed = ranked(passedOfLate());
+  const uncached = passed.length ? ` ${passedText(passed)}` : "";
+  if (!reads && uncached) return ["warn", `Nothing was read from the cache in the last minute.${uncached}${watched}`];
   if (!reads) return ["ok", `Quiet: nobody has read anything in the last minute.${watched}`];
-  if (recent.gone) return ["warn", `${plural(recent.gone, "read")} of the last minute found nothing to serve.`];
-  if (recent.fresh === reads) return ["ok", `All fresh: every read of the last minute.${watched}`];
+  if (recent.gone) return ["warn", `${plural(recent.gone, "read")} of the last minute found nothing to serve.${uncached}`];
+  if (recent.fresh === reads && !uncached) return ["ok", `All fresh: every read of the last minute.${watched}`];
   const parts = [
     [recent.fresh, "fresh"], [recent.stale, "stale and refreshed behind them"], [recent.expired, "expired"],
-  ].filter(([number]) => number).map(([number, text]) => `${count(number)} ${text}`);
-  return ["ok", `All is well: every read of the last minute was answered, ${parts.join(", ")}.${watched}`];
+  ].filter(([number]) => number).map(([number, text]) => `${count(number)} ${text}`).join(", ");
+  if (!uncached) return ["ok", `All is well: every read of the last minute was answered, ${parts}.${watched}`];
+  const level = passed.reduce((all, [, number]) => all + number, 0) > reads ? "warn" : "ok";
+  return [level, `Every read of the last minute was answered: ${parts}.${uncached}${watched}`];
+}
+
+/** "62 requests passed through uncached: 40 no freshness stated, 22 set a cookie." */
+function passedText(passed) {
+  const sum = (some) => some.reduce((all, [, number]) => all + number, 0);
+  const named = passed.slice(0, MOST_REASONS).map(([reason, number]) => `${count(number)} ${wordsOf(reason)}`);
+  const others = sum(passed.slice(MOST_REASONS));
+  if (others) named.push(`${count(others)} for other reasons`);
+  return `${plural(sum(passed), "request")} passed through uncached: ${named.join(", ")}.`;
 }
 
 /* ---- drawing ---- */
@@ -166,10 +189,12 @@ function draw(moment) {
   const { told, sum } = moment;
   tellHealth(...health(moment));
   put(byId("uptime"), `up ${duration(Math.max(0, told.at - told.started_at))}`);
+  byId("site").hidden = !told.has_site;
   drawAge(told, sum);
   drawReads(sum);
   drawUpstream(sum);
   drawRest(told, sum);
+  drawBypassed(told);
   drawKinds(moment);
 }
 
@@ -191,7 +216,11 @@ function drawAge(told, sum) {
   const [half, most] = [quantile(ages, bounds, 0.5), quantile(ages, bounds, 0.99)];
   say("age.p50", bound(half, bounds));
   say("age.p99", bound(most, bounds));
-  histogram(byId("histogram"), ages.length ? ages : [...bounds.map(() => 0), 0], bounds);
+  const terms = told.resources.flatMap(({ fresh_for }) => fresh_for ?? []);
+  histogram(byId("histogram"), columns(ages.length ? ages : [...bounds.map(() => 0), 0], bounds, terms));
+  byId("histogram").hidden = half === null;
+  byId("histogram-empty").hidden = half !== null;
+  put(byId("histogram-empty"), sum.all_reads ? "No read got a copy in this time." : "No reads yet.");
   byId("histogram").setAttribute("aria-label", `Reads by age: half ${bound(half, bounds)}, 99 of 100 ${bound(most, bounds)}`);
 }
 
@@ -207,8 +236,8 @@ function drawReads(sum) {
   }
 }
 
-const saved = (sum) => Math.max(0, sum.all_reads - sum.loads);
-/** Refreshed for viewers, who are pushed to and do not read: no request was spared a reader. */
+const saved = (sum) => Math.max(0, sum.all_reads - sum.reads.gone - sum.loads);
+/** Every request was made to keep watched items fresh: no read was saved one. */
 const isForViewers = (sum) => sum.watched > 0 && saved(sum) === 0;
 
 function drawUpstream(sum) {
@@ -217,7 +246,10 @@ function drawUpstream(sum) {
   spark(document.querySelector('[data-spark="loads"]'), course((it) => it.loads), "Upstream requests");
   shares(document.querySelector('[data-shares="saved"]'), [["fresh", saved(sum)]], saved(sum) + sum.loads);
   say("upstream.saved", isForViewers(sum) ? "–" : count(saved(sum)));
-  say("upstream.share", isForViewers(sum) ? "made for viewers, who do not read" : savedShare(sum) && `(${savedShare(sum)})`);
+  say("upstream.share", !isForViewers(sum) && savedShare(sum) ? `(${savedShare(sum)})` : "");
+  say("upstream.note", isForViewers(sum)
+    ? "All requests so far were made to keep watched items fresh, so none was saved for a read."
+    : "Every attempt counts, failed ones too. Saved: answered reads minus requests; without a cache each read would be a request.");
   say("upstream.keys", count(sum.loaded));
   say("upstream.coalesced", count(sum.coalesced));
 }
@@ -227,7 +259,8 @@ function savedShare(sum) {
 }
 
 function drawRest(told, sum) {
-  figure(slot("batch.mean"), sum.loads ? (+(sum.loaded / sum.loads).toFixed(1)).toString() : "–", " keys each");
+  const mean = sum.loads ? +(sum.loaded / sum.loads).toFixed(1) : null;
+  figure(slot("batch.mean"), mean === null ? "–" : `${mean}`, mean === 1 ? " key each" : " keys each");
   shares(document.querySelector('[data-shares="batch"]'), [[null, sum.loaded]], sum.room);
   say("batch.full", sum.room ? `${percent(sum.loaded / sum.room)}` : "–");
   say("batch.largest", sum.loads ? plural(sum.largest_batch, "key") : "–");
@@ -261,9 +294,36 @@ function drawRest(told, sum) {
   say("errors.store", count(sum.store_errors));
   say("errors.absent", count(sum.absent));
 
-  figure(slot("store.copies"), known.length ? count(all("copies")) : "away", known.length ? " copies" : "");
+  const copies = `${all("copies") === 1 ? " copy" : " copies"}${known.length < stores.length ? " known" : ""}`;
+  figure(slot("store.copies"), known.length ? count(all("copies")) : "away", known.length ? copies : "");
   say("store.bytes", known.length ? bytes(all("bytes")) : "–");
   say("store.memory", count(sum.entries));
+}
+
+function drawBypassed(told) {
+  const reasons = ranked(told.bypassed);
+  byId("bypassed").hidden = !reasons.length;
+  put(byId("bypassed-note"), `${plural(reasons.reduce((all, [, number]) => all + number, 0), "request")} since the start`);
+  const late = passedOfLate();
+  const body = byId("reasons");
+  const rows = new Map([...body.children].map((row) => [row.dataset.reason, row]));
+  const wanted = reasons.map(([reason, number]) => {
+    const row = rows.get(reason) ?? reasonRow(reason);
+    put(row.children[1], count(number));
+    put(row.children[2], count(late[reason]));
+    return row;
+  });
+  if (wanted.some((row, at) => body.children[at] !== row) || wanted.length !== body.childElementCount) body.replaceChildren(...wanted);
+}
+
+function reasonRow(reason) {
+  const row = element("tr", { title: meaningOf(reason) },
+    element("th", { scope: "row", textContent: wordsOf(reason) }),
+    element("td", { className: "number" }),
+    element("td", { className: "number" }),
+    element("td", { className: "wide muted", textContent: meaningOf(reason) }));
+  row.dataset.reason = reason;
+  return row;
 }
 
 function drawFacts(target, facts, nothing) {

@@ -1,0 +1,41 @@
+// Why requests passed through uncached (I28): each reason in a few words, and what it means.
+
+const REASONS = {
+  "authorization": ["sent credentials", "The request has an Authorization field, and the response does not allow sharing."],
+  "body": ["GET with a body", "A GET request with a body is never cached."],
+  "busy": ["waited too long", "Another request was loading the page and took too long."],
+  "changed": ["just changed", "The page was changed through its own address, and the store does not know it yet."],
+  "condition": ["conditional", "Only the site can judge If-Match and If-Unmodified-Since."],
+  "cookie": ["sent a cookie", "The request has a cookie, and the response does not say public or s-maxage."],
+  "failed": ["failed before", "The last load failed; each visitor asks the site until it succeeds."],
+  "full": ["no room", "All places are taken: hosts, queries, variants, error pages, or loads at a time."],
+  "headers": ["bad header fields", "Header fields of the request or the response are malformed, too many or too long."],
+  "host": ["unknown host", "The host is not allowed, or not well-formed."],
+  "method": ["not GET or HEAD", "Only GET and HEAD requests are cached."],
+  "no-freshness": ["no freshness stated", "The site does not say how long the page is fresh. Add a route, or let the site send Cache-Control."],
+  "no-store": ["asked not to be stored", "The request says Cache-Control: no-store."],
+  "path": ["ambiguous path", "Servers may read this path or query in different ways."],
+  "private": ["marked private", "The site says Cache-Control: private or no-store."],
+  "range": ["part of a page", "A part was requested of a page that is not stored."],
+  "route": ["no route", "No route names this path."],
+  "set-cookie": ["set a cookie", "The response sets a cookie, so it is for one visitor."],
+  "size": ["too large", "The page is larger than max_body."],
+  "status": ["status not cacheable", "Responses of this status are never stored."],
+  "store": ["store away", "The store did not answer."],
+  "stream": ["event stream", "Event streams are never stored."],
+  "vary": ["varies too much", "The response says Vary: *, or varies by a field that cannot be part of a key."],
+};
+
+/** A few words; a reason that is not known here, as it is. */
+export function wordsOf(reason) {
+  return REASONS[reason]?.[0] ?? reason;
+}
+
+export function meaningOf(reason) {
+  return REASONS[reason]?.[1] ?? "";
+}
+
+/** [reason, number] of each that has any, the most frequent first. */
+export function ranked(bypassed) {
+  return Object.entries(bypassed).filter(([, number]) => number > 0).sort(([, a], [, b]) => b - a);
+}
