@@ -734,6 +734,12 @@ class TestG12Guesses:
                 await client.get(path, headers=bearing(f"guess-{number}"))
             assert (await client.get("api/stats", headers=BEARER)).status_code == 429
 
+    async def test_the_metrics_say_that_they_may_refuse(self) -> None:
+        """In the OpenAPI description."""
+        async with World(token=TOKEN).client() as client:
+            described = (await client.get("../openapi.json")).json()
+        assert "Retry-After" in described["paths"]["/metrics"]["get"]["responses"]["429"]["headers"]
+
     async def test_through_the_socket(self) -> None:
         """A `stats` message is a guess as well, and is refused like any other."""
         world = World(token=TOKEN)

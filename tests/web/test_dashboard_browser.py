@@ -469,6 +469,27 @@ class TestG6Token:
         assert len(world.asked) == 2
 
 
+class TestG12SignIn:
+    async def test_too_many_wrong_tokens_are_said_to_be(
+        self, new_page: NewPage, expected_errors: list[str]
+    ) -> None:
+        """With the time to wait, where the token is asked for."""
+        page, world = await new_page(), World(token=TOKEN)
+        expected_errors.append("429")
+        async with world.at() as url:
+            await page.goto(f"{url}/_stillfresh/")
+            said = page.locator("#sign-in-said")
+            for number in range(10):
+                await page.locator("#token").fill(f"wrong-{number}")
+                await page.keyboard.press("Enter")
+                await expect(said).to_have_text("That is not the token.")
+                await page.evaluate("document.getElementById('sign-in-said').textContent = ''")
+            await page.locator("#token").fill(TOKEN)
+            await page.keyboard.press("Enter")
+            await expect(said).to_contain_text("too many wrong tokens from this address; try again")
+            await page.close()
+
+
 HOSTILE = """<!doctype html><title>hostile</title>
 <form method="post" action="{target}/_stillfresh/api/entries/post/a/delete" target="frame">
 <input name="x" value="y"></form><iframe name="frame"></iframe>

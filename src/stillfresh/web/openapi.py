@@ -188,6 +188,7 @@ def _own(*, has_token: bool) -> Schema:
     if has_token:
         metrics["get"]["security"] = [{"bearer": []}]
         metrics["get"]["responses"]["401"] = _problem("A token is needed.")
+        metrics["get"]["responses"]["429"] = _problem("Too many wrong tokens.", headers=RETRY)
     readyz = _plain("readyz", "The stores answer.", "application/json", {})
     readyz["get"]["responses"] = {
         "200": {"description": "Ready.", "content": ready},
