@@ -111,10 +111,20 @@ async def busy(world: World) -> None:
     """Large numbers."""
     await world.read(*(f"ann:{number}" for number in range(300)))
     world.pages.passed = {"no-freshness": 123_456_789, "set-cookie": 12_345, "of-a-new-kind": 1}
-    meter = world.app.cache.cores["post"].shelf.meter
-    for bucket in range(len(meter.ages)):
-        meter.ages[bucket] += 123_456_789
-    meter.reads = dict.fromkeys(meter.reads, 123_456_789)
+    numbers = world.app.dashboard._numbers
+    counted = numbers._count
+
+    def large() -> list[dict[str, Any]]:
+        return [
+            {
+                **row,
+                "reads": dict.fromkeys(row["reads"], 123_456_789),
+                "ages": [123_456_789 for _ in row["ages"]],
+            }
+            for row in counted()
+        ]
+
+    numbers._count = large  # type: ignore[method-assign]
 
 
 STATES: dict[str, Callable[[World], Awaitable[None]]] = {
