@@ -48,7 +48,7 @@ class TestI12SlowStore:
             for number in (4, 5):
                 answer = await visit()
                 assert answer.text == f"page {number}"
-                assert answer.headers["cache-status"] == "stillfresh; fwd=bypass"
+                assert answer.headers["cache-status"] == "stillfresh; fwd=bypass; detail=changed"
             assert "hit" in (await visit("/other")).headers["cache-status"]
             store.gate.set()
             await until(lambda: not isr._changes.pending)

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_kit import turns
@@ -18,11 +19,12 @@ COOKIE = {"cookie": "session=1"}
 class TestI13FirstVisit:
     @pytest.mark.parametrize("line", ["Set-Cookie: a=1", "Cache-Control: private", "X-Nothing: 1"])
     @pytest.mark.parametrize("headers", [{}, COOKIE, {"authorization": "Basic x"}])
+    @pytest.mark.parametrize("forward", ["request", "key"])
     async def test_a_link_that_works_once_works(
-        self, pages: PageCache, site: Site, line: str, headers: dict[str, str]
+        self, pages: PageCache, site: Site, line: str, headers: dict[str, str], forward: Any
     ) -> None:
         """The site is asked once for each visit, from the first on."""
-        visit = as_it_says(site, pages)
+        visit = as_it_says(site, pages, forward=forward)
         site.says(line)
         for number in (1, 2, 3):
             answer = await visit("/login?token=x", headers=headers)
@@ -39,9 +41,12 @@ class TestI13FirstVisit:
         assert (await visit("/private", method="HEAD")).content == b""
         assert site.renders == 2
 
-    async def test_the_first_answer_goes_to_one_alone(self, pages: PageCache, site: Site) -> None:
+    @pytest.mark.parametrize("forward", ["request", "key"])
+    async def test_the_first_answer_goes_to_one_alone(
+        self, pages: PageCache, site: Site, forward: Any
+    ) -> None:
         """Of a crowd, each has an answer of his own, and the site is asked no more than that."""
-        visit = as_it_says(site, pages)
+        visit = as_it_says(site, pages, forward=forward)
         site.says("Set-Cookie: a=1")
         site.hold()
         crowd = [asyncio.ensure_future(visit()) for _ in range(5)]
@@ -56,7 +61,7 @@ class TestI13FirstVisit:
         self, pages: PageCache, site: Site
     ) -> None:
         """RFC 9110 §12.5.5: by its Vary, the visitor's own request would have got another."""
-        visit = as_it_says(site, pages)
+        visit = as_it_says(site, pages, forward="key")
         site.says("Set-Cookie: a=1", "Vary: Accept-Language, User-Agent")
         await visit(headers={"accept-language": "de"})
         assert site.seen("accept-language") == ["de"]
@@ -67,11 +72,11 @@ class TestI13FirstVisit:
         self, pages: PageCache, site: Site
     ) -> None:
         """Then it is rendered without who he is, once for everybody."""
-        visit = as_it_says(site, pages)
+        visit = as_it_says(site, pages, forward="key")
         site.says("Cache-Control: max-age=60")
         told = [(await visit(headers=COOKIE)).headers["cache-status"] for _ in range(3)]
         assert told == [
-            "stillfresh; fwd=bypass",
+            "stillfresh; fwd=bypass; detail=private",
             "stillfresh; fwd=miss; stored; ttl=60",
             "stillfresh; hit; ttl=60",
         ]
@@ -88,7 +93,7 @@ class TestI13FirstVisit:
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:
         """By the word of an answer; of one that knew who asked, a while after a private render."""
-        visit = as_it_says(site, pages)
+        visit = as_it_says(site, pages, forward="key")
         site.says("Cache-Control: private")
         await visit()
         site.says("Cache-Control: max-age=60")

@@ -213,7 +213,7 @@ class TestI8Crowd:
         await until(lambda: site.renders == CONCURRENCY)
         site.gate = None
         page = await visit("/blog/more")
-        assert page.headers["cache-status"] == "stillfresh; fwd=bypass"
+        assert page.headers["cache-status"] == "stillfresh; fwd=bypass; detail=full"
         assert (await pages.get("/own", site.render, revalidate=60)).stored is False
         assert gate is not None
         gate.set()

@@ -152,9 +152,9 @@ class TestI13Privacy:
         assert (await visit(headers={"authorization": "Bearer x"})).text == "page 1"
 
     async def test_then_it_is_kept_whoever_asks_first(self, pages: PageCache, site: Site) -> None:
-        """Once his own answer said so, rendered without who he is; so it is the same for all."""
+        """By its key, rendered without who he is once his own answer said that it is for all."""
         site.says(PUBLIC)
-        visit = as_it_says(site, pages)
+        visit = as_it_says(site, pages, forward="key")
         texts = [(await visit(headers={"authorization": "Bearer x"})).text for _ in range(3)]
         assert texts == ["page 1", "page 2", "page 2"]
         assert site.seen("authorization") == []
@@ -237,9 +237,9 @@ class TestI13Deception:
     async def test_even_where_everything_is_kept_no_cookie_reaches_the_render(
         self, pages: PageCache, site: Site
     ) -> None:
-        """A site that marks private pages as public by mistake has them rendered anonymously."""
+        """By its key, pages that a site marks as public by mistake are rendered anonymously."""
         site.says(PUBLIC)
-        visit = as_it_says(site, pages)
+        visit = as_it_says(site, pages, forward="key")
         texts = [(await visit("/account/x.css", headers={"cookie": it})).text for it in "abc"]
         assert texts == ["page 1", "page 2", "page 2"]  # the first one's own is for him alone
         assert site.seen("cookie") == []

@@ -191,17 +191,13 @@ class TestI15Streams:
 
     @staticmethod
     def _endless(site: socket.socket) -> bytes:
-        """One part to each who asks; what the last hears after it."""
+        """One part to the client that asks; what is heard of it afterwards."""
         kind = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-        heard = b""
-        for _ in range(2):  # the render that is given up, then the visitor's own
-            connection = site.accept()[0]
+        with site.accept()[0] as connection:
             connection.settimeout(60)
             connection.recv(65_536)
             connection.sendall(kind + b"Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
-            with connection:
-                heard = connection.recv(1)
-        return heard
+            return connection.recv(1)
 
     def test_an_answer_that_was_cut_is_not_kept(self, proxy: Proxy) -> None:
         """Nor taken for whole."""

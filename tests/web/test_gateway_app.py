@@ -428,6 +428,16 @@ class TestG7Metrics:
         described = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]
         assert len(described) == len(set(described))
 
+    async def test_what_passed_uncached_is_counted_by_reason(self) -> None:
+        """I28: a page that states no freshness, twice."""
+        async with PageCache("memory://") as pages:
+            app = gateway(pages=IsrMiddleware(Site().app, pages), page_cache=pages)
+            async with client_of(app) as client:
+                for _ in range(2):
+                    await client.get("/blog")
+                found = numbers((await client.get("/metrics")).text)
+        assert found['stillfresh_bypassed_total{reason="no-freshness"}'] == 2
+
     async def test_viewers_are_counted(self) -> None:
         """Connections, and what they look at, by kind."""
         asked_for = '{"type": "subscribe", "items": [["price", "a"], ["price", "b"]]}'

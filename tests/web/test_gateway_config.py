@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh.errors import ConfigError
+from stillfresh.isr import Route
 from stillfresh.web.config import (
     KIND,
     PAGES,
@@ -39,6 +40,8 @@ tenant = "blog"
 max_body = 1000
 timeout = "5s"
 trusted_proxies = ["10.0.0.0/8"]
+forward = "request"
+credentials = ["X-Mine"]
 
 [kinds.post]
 batch_url = "http://127.0.0.1:8080/v0/stream/posts/by_ids"
@@ -80,7 +83,18 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ],
     ("store", "memory_for"): ["soon", -1, True, "5 minutes"],
     ("pages", "upstream"): ["ftp://x", "http://x/path", 3000, "http://x:99999", ""],
-    ("pages", "routes"): [[], {"blog": "1m"}, {"/a": "soon"}, {"/*/a": "1m"}, "1m"],
+    ("pages", "routes"): [
+        [],
+        {"blog": "1m"},
+        {"/a": "soon"},
+        {"/*/a": "1m"},
+        "1m",
+        {"/a": {"revalidate": "soon"}},
+        {"/a": {"forward": "both"}},
+        {"/a": {"revalidat": "1m"}},
+    ],
+    ("pages", "forward"): ["both", 1, ""],
+    ("pages", "credentials"): ["X-Api-Key", [""], ["a b"], [1]],
     ("pages", "query"): ["page", [1], [""]],
     ("pages", "site_hosts"): ["example.com", [""], [1]],
     ("pages", "tenant"): ["a#b", 1, ""],
@@ -168,6 +182,8 @@ class TestG1GoodFile:
             1000,
             5,
             ("10.0.0.0/8",),
+            "request",
+            ("X-Mine",),
         )
         assert settings.kinds == (
             KindSettings(
@@ -215,6 +231,21 @@ class TestG1GoodFile:
         settings = load(file, {"server": {"port": 1}, "store": {"url": "memory://"}})
         assert (settings.server.port, settings.server.host) == (1, "127.0.0.1")
         assert settings.store == StoreSettings("memory://", 2)
+
+    def test_a_route_may_say_how_the_site_is_asked(self) -> None:
+        """I24: a duration, or a table with `revalidate` and `forward`; each may be left out."""
+        routes = {
+            "/a": "1m",
+            "/b": {"revalidate": "10m", "forward": "request"},
+            "/c": {"forward": "key"},
+        }
+        found = settings_of({"pages": {"upstream": "http://x", "routes": routes}}).pages
+        assert found is not None
+        assert found.routes == {
+            "/a": 60,
+            "/b": Route(600, forward="request"),
+            "/c": Route(forward="key"),
+        }
 
     def test_the_defaults_of_tables_and_settings_agree(self) -> None:
         """What is not written in a file is what a setting is by itself."""

@@ -23,6 +23,8 @@ TABLES: Final = {
         "max_body": "max_body",
         "timeout": "timeout",
         "trusted_proxy": "trusted_proxies",
+        "forward": "forward",
+        "credential": "credentials",
     },
     "server": {"host": "host", "port": "port"},
 }
@@ -88,13 +90,24 @@ def as_options(exc: ConfigError, tables: Mapping[str, Mapping[str, Any]]) -> Con
 @click.option(
     "--trusted-proxy", multiple=True, help="Whose X-Forwarded-* counts, as 10.0.0.0/8; repeatable."
 )
+@click.option(
+    "--forward",
+    metavar="request|key",
+    help="How the site is asked: by the visitor's request, or by the page's key.",
+)
+@click.option(
+    "--credential",
+    multiple=True,
+    help="A request field that says who asks, as X-Api-Key; repeatable.",
+)
 def serve(file: str | None, **options: Any) -> None:  # noqa: ANN401 (as declared above)
     """Serve pages and entities, kept fresh.
 
     A cache in front of a site, and of an API. Pages are kept as the site says itself
-    (Cache-Control, ETag, Vary), or as --route says; one of which neither says anything is passed
-    on and not kept. Entities of an API are declared in FILE, as [kinds.NAME]; options stand in the
-    place of what FILE says. Several processes, on several machines, may share one --store.
+    (Cache-Control, ETag, Vary), or as --route says; other responses are passed through uncached.
+    Without a route the site sees the visitor's own request. Entities of an API are declared in
+    FILE, as [kinds.NAME]; options stand in the place of what FILE says. Several processes, on
+    several machines, may share one --store.
     """
     if file is None and options["upstream"] is None:
         raise click.UsageError("name a FILE of settings, or --upstream URL.")

@@ -24,7 +24,7 @@ from stillfresh.isr.rules_edge import (
     with_forwards,
 )
 from stillfresh.isr.rules_fields import Raw, members, values
-from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.rules_routes import EDGE, Scope
 
 __all__ = ["Edge"]
 
@@ -91,7 +91,7 @@ class Edge:
             headers = ((b"host", host), *(it for it in headers if it[0] != b"host"))
         if peer is not None:
             headers = _from(headers, peer)
-        return {**scope, "headers": headers, "scheme": scheme}
+        return {**scope, "headers": headers, "scheme": scheme, EDGE: True}
 
 
 def _scheme(headers: Raw) -> str | None:

@@ -9,13 +9,14 @@ from typing import Any, Final, TypeAlias, cast
 
 from stillfresh.engine.front import Entry
 from stillfresh.freshness import Verdict
+from stillfresh.isr.found import Found
 from stillfresh.isr.model import PageKey, Stored
 from stillfresh.isr.pages import PageCache
 from stillfresh.isr.responses import Ready, ready, told
 from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_pages import age_at, hit_text, ttl_at
 from stillfresh.isr.rules_routes import Scope, Visit
-from stillfresh.isr.visits import Found, Seat
+from stillfresh.isr.visits import Seat
 
 __all__ = ["ON_CONDITIONS", "PLAIN", "HotPages"]
 
@@ -48,8 +49,11 @@ class Hot:
 class HotPages:
     """`has_places`: whether the names that a page is kept by are still among those kept."""
 
-    def __init__(self, pages: PageCache, has_places: HasPlaces) -> None:
+    def __init__(
+        self, pages: PageCache, has_places: HasPlaces, marks: frozenset[bytes] = ON_CONDITIONS
+    ) -> None:
         self._has_places = has_places
+        self._marks = marks
         self._clock = pages.clock
         self._glance = pages.core.glance
         self._entries = pages.core.shelf.front.entries
@@ -96,7 +100,7 @@ class HotPages:
 
     def remember(self, scope: Scope, visit: Visit, found: Found) -> None:
         """Next time these very bytes lead straight to the page."""
-        line, steps = line_of(scope, ON_CONDITIONS), [self._step(key) for key in found.keys]
+        line, steps = line_of(scope, self._marks), [self._step(key) for key in found.keys]
         if line is None or None in steps:
             return
         hot = Hot(cast("tuple[Step, ...]", tuple(steps)), (visit.host, visit.path, visit.query))

@@ -12,6 +12,7 @@ from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Verdict
 from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_freshness import Terms
+from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_storage import BAD, NAME
 
 __all__ = [
@@ -191,6 +192,10 @@ class Rendered(Struct, frozen=True):
     """False: given up as soon as it was known not to be shared."""
     keep_for: float = 0.0
     """Kept so long past its freshness, though not served: to be validated, or if asked for."""
+    reason: Reason | None = None
+    """Why it is not shared."""
+    going: Any = None
+    """I24: the answer goes on, and the visitor whose request it is for takes it over."""
 
 
 Render: TypeAlias = Callable[[Stored | None], Awaitable[Rendered]]
@@ -204,7 +209,19 @@ class PageKey:
     must not be shared.
     """
 
-    __slots__ = ("_hash", "began", "had_old", "id", "is_open", "own", "render", "tags")
+    __slots__ = (
+        "_hash",
+        "began",
+        "going",
+        "had_old",
+        "id",
+        "is_open",
+        "is_waited_for",
+        "own",
+        "reason",
+        "render",
+        "tags",
+    )
 
     def __init__(
         self, id_: str, render: Render | None = None, tags: tuple[str, ...] | None = None
@@ -220,6 +237,12 @@ class PageKey:
         """Only its answers say whether it is to be shared: that it is not is not stored."""
         self.had_old = False
         """There was an older copy when it began."""
+        self.reason: Reason | None = None
+        """Why what its render gave is not shared."""
+        self.is_waited_for = False
+        """I24: the visitor with this very key would take an answer over that is not shared."""
+        self.going: Any = None
+        """Such an answer."""
         self._hash = hash(id_)
 
     def light(self) -> "PageKey":

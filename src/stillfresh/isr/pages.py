@@ -26,18 +26,19 @@ from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreErr
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.isr.bounded import bounded
 from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
-from stillfresh.isr.model import Headers, Page, PageFailed, PageKey, Rendered, ServedPage, Stored
+from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import plain_path
 from stillfresh.isr.rules_names import checked_path, own_tag, own_tags, reached
-from stillfresh.isr.rules_pages import bare, may_serve, rendered, too_busy
+from stillfresh.isr.rules_pages import bare, may_serve, opened, rendered, told_to, too_busy
+from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_storage import is_failure, is_of_gateway, private
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import for_tenant
 from stillfresh.stores.urls import store_for
 
-__all__ = ["Busy", "PageCache", "opened", "told_to"]
+__all__ = ["Busy", "Full", "PageCache"]
 
 KIND: Final = "page"
 UNSHARED_FOR: Final = 30.0
@@ -85,6 +86,7 @@ class PageCache:
         self._error_for = seconds(error_for, name="error_for")
         self.store_timeout = seconds(store_timeout, name="store_timeout", positive=True)
         self.rest = sleep
+        self._bypassed = dict.fromkeys(map(str, Reason), 0)
         self.keep_for = max(self._stale_for, self._error_for)
         is_private = isinstance(store, str) and store.startswith("memory:")
         most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
@@ -159,7 +161,7 @@ class PageCache:
 
     async def ask(self, key: PageKey, *, anew: bool = False) -> Outcome[Stored]:
         """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
-        if not anew and (known := self._known(key)) is not None:
+        if not anew and (known := self.known(key)) is not None:
             return known
         if self.core.is_full(key) and (await self.core.look(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
@@ -175,7 +177,7 @@ class PageCache:
             resting.cancel()
             asking.cancel()
 
-    def _known(self, key: PageKey) -> Outcome[Stored] | None:
+    def known(self, key: PageKey) -> Outcome[Stored] | None:
         """What can be answered on the spot."""
         return self.core.shelf.hit(key, self.clock()) or self.core.glance(key)
 
@@ -218,6 +220,13 @@ class PageCache:
         """Why this page, why now, who renders it, when."""
         return await self.core.explain(PageKey(key))
 
+    def bypassed(self) -> dict[str, int]:
+        """I28: requests that passed uncached through a cache of these pages, by reason."""
+        return {reason: count for reason, count in self._bypassed.items() if count}
+
+    def count_bypass(self, reason: Reason) -> None:
+        self._bypassed[reason] += 1
+
     async def stats(self) -> CacheStats:
         return await self.cache.stats()
 
@@ -245,6 +254,7 @@ class PageCache:
         old = entry.answer.value if entry is not None and entry.answer.found else None
         key.had_old = old is not None
         made = await key.render(old)
+        _hand_over(key, made)
         page, head = made.page, made.page.head
         if is_failure(head.status):
             raise self._refused(key, page)
@@ -295,17 +305,17 @@ def _shaped(store: Store, terms: Policy) -> Store:
     return store
 
 
+def _hand_over(key: PageKey, made: Rendered) -> None:
+    """I24: an answer that goes on is for the visitor that waits with this key, or for nobody."""
+    key.reason = made.reason
+    if made.going is not None and not key.is_waited_for:
+        made.going.abandon()
+    else:
+        key.going = made.going
+
+
 def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:
     return ServedPage(page, verdict=Verdict.GONE, age=0.0, stored=False, error=error)
-
-
-def told_to(key: PageKey, failure: PageFailed) -> Page:
-    """The error as it was for who began its render."""
-    return failure.page if key.own is None else opened(key.own)
-
-
-def opened(stored: Stored) -> Page:
-    return Page(bytes(stored.body), stored.head.status, Headers.of(stored.head.headers))
 
 
 async def _page(render: PageRender) -> Page:

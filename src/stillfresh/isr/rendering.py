@@ -1,103 +1,39 @@
-"""Rendering a page by an ASGI app, for everybody: the app sees the key and nothing else (I13, I15).
+"""Asking an ASGI app for a page: by its key alone, or by a visitor's own request (I13, I15, I24).
 
-The app runs in a task of its own. What it does after its answer (background work) goes on; an
-answer that cannot be shared, or is too big to be, is given up as soon as that is known.
+The app runs in a task of its own. What it does after its answer (background work) goes on.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from stillfresh.clock import Clock
+from stillfresh.isr.collecting import (
+    NOT_MODIFIED,
+    App,
+    AppAnswer,
+    GoingAnswer,
+    Receive,
+    ended,
+)
 from stillfresh.isr.model import Headers, Page, Rendered, Stored
-from stillfresh.isr.responses import Message
 from stillfresh.isr.rules_fields import Raw, members, values
+from stillfresh.isr.rules_forward import as_asked, judged_for, selected
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import normalised
-from stillfresh.isr.rules_pages import bare, rendered, unshared
-from stillfresh.isr.rules_routes import Visit
-from stillfresh.isr.rules_storage import Unshared, is_failure, judged
+from stillfresh.isr.rules_pages import is_of, made_of, rendered, unshared
+from stillfresh.isr.rules_routes import Scope, Visit
+from stillfresh.isr.rules_storage import Judgement, Shared, judged
 from stillfresh.isr.rules_validation import conditions, is_refresh, refreshed
 
-__all__ = ["App", "Receive", "Renderer", "given_to"]
+__all__ = ["LOAD", "App", "Receive", "Renderer", "given_to"]
 
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+LOAD: Final = "stillfresh.load"
+"""In a scope: a load for the cache by a visitor's own request, and its answer."""
 AGENT: Final = ((b"user-agent", b"stillfresh"), (b"accept", b"*/*"))
-NOT_MODIFIED: Final = 304
 
 logger = logging.getLogger(__name__)
-
-
-class Answer:
-    """What an app sends, as it comes; `settled` when it is whole, or nobody wants the rest."""
-
-    def __init__(self, fetched_at: float, own: Terms | None, max_body: int) -> None:
-        self._fetched_at = fetched_at
-        self._own = own
-        self._max_body = max_body
-        self.settled = asyncio.Event()
-        self.is_given_up = False
-        self.status = 0
-        self.headers: Raw = ()
-        self._parts: list[bytes] = []
-        self._size = 0
-        self.is_whole = False
-        self._is_ones_own = False
-        """Not to be shared: who asked first is given it, if that takes no longer than it must."""
-
-    async def send(self, message: Message) -> None:
-        if self.settled.is_set():
-            return
-        if message["type"] == "http.response.start":
-            self._start(message)
-        elif message["type"] == "http.response.body":
-            self._body(message.get("body", b""), more=message.get("more_body", False))
-
-    def _start(self, message: Message) -> None:
-        self.status = message["status"]
-        fields = message.get("headers", ())
-        self.headers = tuple((bytes(name).lower(), bytes(value)) for name, value in fields)
-        if self.status == NOT_MODIFIED or _is_error(self.status):
-            return
-        lengths = values(self.headers, b"content-length")
-        is_big = bool(lengths) and lengths[0].isdigit() and int(lengths[0]) > self._max_body
-        judgement = judged(self.status, self.headers, self._fetched_at, self._own)
-        self._is_ones_own = isinstance(judgement, Unshared)
-        is_wanted = not self._is_ones_own or (self._own is None and 200 <= self.status <= 599)
-        if is_big or not is_wanted:
-            self._give_up()
-
-    def _body(self, part: bytes, *, more: bool) -> None:
-        self._size += len(part)
-        is_endless = more and self._is_ones_own and not values(self.headers, b"content-length")
-        if self._size > self._max_body or is_endless:
-            self._give_up()
-            return
-        self._parts.append(bytes(part))
-        if not more:
-            self.is_whole = True
-            self.settled.set()
-
-    def _give_up(self) -> None:
-        self.is_given_up = True
-        self.settled.set()
-
-    def failure(self) -> Page | None:
-        """I8: an error is one however big it is; of what cannot be held, its status is told."""
-        if not _is_error(self.status):
-            return None
-        return bare(Page(status=self.status, headers=Headers.of(self.headers)))
-
-    def page(self) -> Page:
-        """Whole, of the length that was announced."""
-        body = b"".join(self._parts)
-        lengths = values(self.headers, b"content-length")
-        has_body = self.status not in {204, NOT_MODIFIED}
-        if has_body and lengths and lengths[0] != b"%d" % len(body):
-            raise ConnectionError(f"{len(body):,} bytes came of {lengths[0]!r}")
-        return Page(body, self.status, Headers.of(self.headers))
 
 
 class Renderer:
@@ -121,32 +57,95 @@ class Renderer:
         """With `old` as what upstream is asked to compare; as it was, if that still holds."""
         asked = conditions(old.head.headers) if old is not None else ()
         fetched_at = self._clock()
-        page = await self._page(_scope(visit, state, given, asked), fetched_at, own)
-        if page is not None and page.status == NOT_MODIFIED and asked and old is not None:
-            if not is_refresh(old.head.headers, page.headers.raw):
+
+        def judge(status: int, headers: Raw) -> Judgement:
+            return judged(status, headers, fetched_at, own)
+
+        answer = AppAnswer(judge, self._max_body, keeps_own=own is None)
+        page = await self._page(_scope(visit, state, given, asked), answer)
+        if page is not None and old is not None and asked and page.status == NOT_MODIFIED:
+            again = self._again(old, page)
+            if again is None:
                 return await self.render(visit, state, own, given, None)
-            headers = refreshed(old.head.headers, page.headers.raw, self._clock())
-            page = Page(bytes(old.body), old.head.status, Headers.of(headers))
+            page = again
         if page is None:
-            return unshared(Page(), is_whole=False)
+            return unshared(Page(), answer.reason, is_whole=False)
         return rendered(_varying(page, visit), fetched_at, own, given, self._keep_for)
 
-    async def _page(
-        self, scope: dict[str, Any], fetched_at: float, own: Terms | None
-    ) -> Page | None:
-        """None: given up."""
-        answer = Answer(fetched_at, own, self._max_body)
-        running = asyncio.ensure_future(self._app(scope, _receive(answer), answer.send))
+    async def forward(
+        self,
+        visit: Visit,
+        scope: Scope,
+        own: Terms | None,
+        old: Stored | None,
+        *,
+        request: Raw,
+        credentials: frozenset[bytes],
+        is_wanted: Callable[[], bool],
+    ) -> Rendered:
+        """I24: by a visitor's own `request`; a response that is not for all goes on to him."""
+        fetched_at = self._clock()
+
+        def judge(status: int, headers: Raw) -> Judgement:
+            return judged_for(request, credentials, status, headers, fetched_at=fetched_at, own=own)
+
+        if old is not None and not is_of(old, selected(old.head.vary, request, frozenset())):
+            old = None  # of another variant, which stood under this key before
+        asked = conditions(old.head.headers) if old is not None else ()
+        has_old = old is not None
+        answer = GoingAnswer(judge, self._max_body, is_wanted=is_wanted, has_old=has_old)
+        fields = (*as_asked(request, visit.host, is_vouched=visit.is_vouched), *asked)
+        page = await self._page(_own_scope(visit, scope, fields, answer), answer)
+        if answer.is_going or page is None:
+            going = answer if answer.is_going else None
+            status = answer.status if 200 <= answer.status <= 599 else 200
+            head = Page(status=status, headers=Headers.of(answer.headers))
+            return unshared(head, answer.reason, is_whole=False, going=going)
+        if page.status == NOT_MODIFIED and asked and old is not None:
+            again = self._again(old, page)
+            if again is None:
+                return await self.forward(
+                    visit,
+                    scope,
+                    own,
+                    None,
+                    request=request,
+                    credentials=credentials,
+                    is_wanted=is_wanted,
+                )
+            page = again
+        page = _varying(page, visit)
+        judgement = judge(page.status, page.headers.raw)
+        vary = judgement.vary if isinstance(judgement, Shared) else ()
+        given = selected(vary, request, frozenset()) or {}
+        is_own, keep_for = own is not None, self._keep_for
+        return made_of(page, judgement, fetched_at, given, is_own=is_own, keep_for=keep_for)
+
+    def _again(self, old: Stored, page: Page) -> Page | None:
+        """RFC 9111 §4.3.4: the stored page, refreshed by this 304; None: it is about another."""
+        if not is_refresh(old.head.headers, page.headers.raw):
+            return None
+        headers = refreshed(old.head.headers, page.headers.raw, self._clock())
+        return Page(bytes(old.body), old.head.status, Headers.of(headers))
+
+    async def _page(self, scope: dict[str, Any], answer: AppAnswer) -> Page | None:
+        """None: given up, or handed over."""
+        running = asyncio.ensure_future(self._app(scope, answer.receive, answer.send))
         waiting = asyncio.ensure_future(answer.settled.wait())
         try:
             await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await _ended(running)
+            await ended(running)
             raise
         finally:
             waiting.cancel()
+        if isinstance(answer, GoingAnswer) and answer.is_going:
+            answer.running = running
+            self._behind.add(running)
+            running.add_done_callback(self._over_for_one)
+            return None
         if answer.is_given_up:
-            await _ended(running)
+            await ended(running)
             return answer.failure()
         if not answer.is_whole:
             await running
@@ -164,36 +163,15 @@ class Renderer:
         if not running.cancelled() and (error := running.exception()) is not None:
             logger.error("the app raised after its answer", exc_info=error)
 
+    def _over_for_one(self, running: "asyncio.Future[None]") -> None:
+        """Its visitor is told of an error, if he is still there."""
+        self._behind.discard(running)
+        if not running.cancelled():
+            running.exception()
+
     async def close(self) -> None:
         for task in list(self._behind):
-            await _ended(task)
-
-
-async def _ended(running: "asyncio.Future[None]") -> None:
-    running.cancel()
-    await asyncio.wait([running])
-    if not running.cancelled() and (error := running.exception()) is not None:
-        logger.debug("the app raised while its answer was given up: %r", error)
-
-
-def _is_error(status: int) -> bool:
-    """What is more than 599 is no status, and no page's."""
-    return is_failure(status) and status <= 599
-
-
-def _receive(answer: Answer) -> Receive:
-    """An empty request; then nothing more is heard until the answer is over."""
-    asked = False
-
-    async def receive() -> Message:
-        nonlocal asked
-        if not asked:
-            asked = True
-            return {"type": "http.request", "body": b"", "more_body": False}
-        await answer.settled.wait()
-        return {"type": "http.disconnect"}
-
-    return receive
+            await ended(task)
 
 
 def _scope(
@@ -216,6 +194,21 @@ def _scope(
         "headers": [(b"host", visit.host.encode("ascii")), *agent, *told, *asked],
         "client": None,
         "extensions": {},
+    }
+
+
+def _own_scope(visit: Visit, scope: Scope, fields: Raw, answer: GoingAnswer) -> dict[str, Any]:
+    """I24: the visitor's own, for the whole page; no extension, since its answer is read here."""
+    return {
+        **scope,
+        "method": "GET",
+        "http_version": "1.1",
+        "path": visit.app_path,
+        "raw_path": visit.raw_path.encode("ascii"),
+        "query_string": visit.query.encode("ascii"),
+        "headers": list(fields),
+        "extensions": {},
+        LOAD: answer,
     }
 
 

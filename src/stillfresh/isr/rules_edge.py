@@ -14,6 +14,7 @@ from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_keys import HOST, HOST_LENGTH
 
 __all__ = [
+    "ANOTHER_PAGE",
     "Networks",
     "believed",
     "checked_networks",
@@ -57,6 +58,21 @@ MADE_UP: Final = frozenset(
     }
 )
 """By which a client would say who it is, where it is, or that it asked for something else."""
+ANOTHER_PAGE: Final = frozenset(
+    {
+        b"x-host",
+        b"x-http-host-override",
+        b"x-http-method",
+        b"x-http-method-override",
+        b"x-method-override",
+        b"x-original-host",
+        b"x-original-method",
+        b"x-original-uri",
+        b"x-original-url",
+        b"x-rewrite-url",
+    }
+)
+"""Those of them that ask for another page than the one in the key: no load for all carries them."""
 PREFIX: Final = b"x-forwarded-"
 LAST_DOT: Final = re.compile(rb"(?<=[^.])\.(?=\Z|:[0-9]*\Z)")
 SECRET: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})

@@ -28,6 +28,8 @@ __all__ = [
 
 MOST_URL: Final = 8_192
 """Bytes of path and query; what is longer passes without being kept."""
+MOST_PATH: Final = 65_536
+"""Bytes of a path that a program names; a longer one is a mistake."""
 HOST: Final = re.compile(r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 HOST_LENGTH: Final = 255
 PORTS: Final = {"http": ":80", "https": ":443"}

@@ -4,13 +4,15 @@ Pure.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from stillfresh.freshness import Verdict
-from stillfresh.isr.model import Head, Headers, Page, Rendered, Stored
+from stillfresh.isr.model import Head, Headers, Page, PageFailed, PageKey, Rendered, Stored
 from stillfresh.isr.rules_fields import Raw, values
 from stillfresh.isr.rules_freshness import Terms, initial_age
 from stillfresh.isr.rules_headers import end_to_end
-from stillfresh.isr.rules_storage import Shared, Unshared, judged
+from stillfresh.isr.rules_reasons import Reason
+from stillfresh.isr.rules_storage import Judgement, Unshared, judged
 from stillfresh.isr.rules_validation import etag_of
 
 __all__ = [
@@ -19,8 +21,11 @@ __all__ = [
     "hit_text",
     "is_changed",
     "is_of",
+    "made_of",
     "may_serve",
+    "opened",
     "rendered",
+    "told_to",
     "too_busy",
     "ttl_at",
     "unshared",
@@ -31,27 +36,28 @@ def rendered(
     page: Page, fetched_at: float, own: Terms | None, given: Mapping[str, str], keep_for: float
 ) -> Rendered:
     """`given`: the request headers that the render saw; `own`: the route's own duration."""
-    raw = page.headers.raw
-    judgement = judged(page.status, raw, fetched_at, own)
-    if isinstance(judgement, Unshared):
-        return unshared(page)
-    return _shared(page, judgement, fetched_at, given, is_own=own is not None, keep_for=keep_for)
+    judgement = judged(page.status, page.headers.raw, fetched_at, own)
+    return made_of(page, judgement, fetched_at, given, is_own=own is not None, keep_for=keep_for)
 
 
-def unshared(page: Page, *, is_whole: bool = True) -> Rendered:
+def unshared(page: Page, reason: Reason, *, is_whole: bool = True, going: Any = None) -> Rendered:  # noqa: ANN401
     head = Head(page.status, _kept(page.headers.raw))
-    return Rendered(Stored(head, page.body), is_shared=False, is_whole=is_whole)
+    stored = Stored(head, page.body)
+    return Rendered(stored, is_shared=False, is_whole=is_whole, reason=reason, going=going)
 
 
-def _shared(
+def made_of(
     page: Page,
-    judgement: Shared,
+    judgement: Judgement,
     fetched_at: float,
     given: Mapping[str, str],
     *,
     is_own: bool,
     keep_for: float,
 ) -> Rendered:
+    """`given`: the request headers that it may vary by; `is_own`: by a route's own duration."""
+    if isinstance(judgement, Unshared):
+        return unshared(page, judgement.reason)
     raw, terms, vary = page.headers.raw, judgement.terms, judgement.vary
     variant = tuple((name, given[name]) for name in vary if given.get(name))
     head = Head(
@@ -125,3 +131,12 @@ def too_busy(retry_after: float) -> Page:
         "retry-after": str(max(1, int(retry_after + 0.999))),
     }
     return Page(b"This page is being prepared; please try again in a moment.\n", 503, headers)
+
+
+def told_to(key: PageKey, failure: PageFailed) -> Page:
+    """The error as it was for who began its render."""
+    return failure.page if key.own is None else opened(key.own)
+
+
+def opened(stored: Stored) -> Page:
+    return Page(bytes(stored.body), stored.head.status, Headers.of(stored.head.headers))

@@ -4,7 +4,7 @@ Pure: an ASGI scope in, a `Visit` out, or None: the request passes as if there w
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
@@ -12,21 +12,29 @@ from urllib.parse import quote, unquote
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rules_fields import Raw
+from stillfresh.isr.rules_forward import (
+    CREDENTIALS,
+    Forward,
+    carried_in,
+    checked_credentials,
+    checked_forward,
+)
 from stillfresh.isr.rules_freshness import Wish, wish_of
 from stillfresh.isr.rules_keys import (
-    PERSONAL,
     canonical_host,
     canonical_path,
     canonical_query,
     is_allowed,
     variant,
 )
+from stillfresh.isr.rules_reasons import Reason
 
-__all__ = ["Place", "Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_variant"]
+__all__ = ["EDGE", "Place", "Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_variant"]
 
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
-PERSONAL_FIELDS: Final = frozenset(name.encode() for name in PERSONAL)
+EDGE: Final = "stillfresh.edge"
+"""In a scope: our own edge has taken out what this client may not claim."""
 MOST_KEY: Final = 16_384
 """Characters; a request that would need a longer key passes."""
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -44,8 +52,11 @@ class Route:
     vary: Sequence[str] = ()
     """Request headers that the app is always given, and that make another page."""
     tags: Sequence[str] = ()
+    forward: Forward | None = None
+    """I24: `"request"`, the app sees the visitor's request; `"key"`, only the page's key."""
 
     def __post_init__(self) -> None:
+        checked_forward(self.forward)
         if self.revalidate is not None:
             seconds(self.revalidate, name="revalidate", positive=True)
         for name in ("query", "vary", "tags"):
@@ -111,15 +122,34 @@ class Visit(Place):
     declared: Mapping[str, str] = field(default_factory=dict)
     wish: Wish = field(default_factory=Wish)
     is_head: bool = False
-    is_authorized: bool = False
-    is_personal: bool = False
-    """It says who asks: a render, which does not, may get another answer."""
+    carried: frozenset[bytes] = frozenset()
+    """Fields that say who asks: a render without them may get another answer."""
+    is_as_asked: bool = False
+    """I24: the app is asked with this very request."""
+    is_vouched: bool = False
+    """Our own edge has taken out what this client may not claim."""
+
+    @property
+    def is_personal(self) -> bool:
+        return bool(self.carried)
+
+    @property
+    def is_authorized(self) -> bool:
+        return bool(self.carried - {b"cookie"})
 
 
 class Site:
     """Routes and hosts; without hosts, each well-formed one has pages of its own."""
 
-    def __init__(self, routes: RoutesLike | None, hosts: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        routes: RoutesLike | None,
+        hosts: Collection[str] | None,
+        forward: Forward | None = None,
+        credentials: Iterable[str] = CREDENTIALS,
+    ) -> None:
+        self._forward = checked_forward(forward)
+        self.credentials = checked_credentials(credentials)
         if isinstance(hosts, str) or (hosts is not None and not all(hosts)):
             raise ConfigError(f"hosts: a list such as ['example.com'], not {shown(hosts)}")
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
@@ -129,41 +159,47 @@ class Site:
         """Written out in `hosts`: there is always room for it."""
         return self._hosts is not None and host in self._hosts
 
-    def place(self, scope: Scope) -> Place | None:
-        """None: not for the cache, or not to be trusted with a key."""
+    def place(self, scope: Scope) -> Place | Reason:
+        """A reason: not for the cache, or not to be trusted with a key."""
         whole = scope.get("raw_path") or quote(scope["path"], "/%", errors="surrogatepass").encode()
         raw = whole.partition(b"?")[0]
         path = canonical_path(raw)
-        if path is None or (route := self._routes.of(unquote(path))) is None:
-            return None
+        if path is None:
+            return Reason.PATH
+        if (route := self._routes.of(unquote(path))) is None:
+            return Reason.ROUTE
         headers: Raw = tuple((name.lower(), value) for name, value in scope["headers"])
         scheme = scope.get("scheme", "http")
         host = canonical_host(headers, scheme)
         if host is None or (self._hosts is not None and not is_allowed(host, self._hosts)):
-            return None
+            return Reason.HOST
         query = canonical_query(scope.get("query_string", b""), route.query)
         if query is None:
-            return None
+            return Reason.PATH
         url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
         asked = unquote(path)
         given = asked if scope["path"] == unquote(raw.decode("latin-1")) else scope["path"]
         return Place(url, asked, given, path, query, host, scheme, headers, route)
 
-    def visit(self, scope: Scope) -> Visit | None:
-        """None: for the app alone."""
-        if (place := self.place(scope)) is None:
-            return None
+    def visit(self, scope: Scope) -> Visit | Reason:
+        """A reason: for the app alone."""
+        if isinstance(place := self.place(scope), Reason):
+            return place
         headers = place.headers
         declared = variant((name.lower() for name in place.route.vary), headers)
         names = {name for name, _ in headers}
         root = scope.get("root_path", "")
-        if declared is None or names & CONDITIONAL or CONTROL.search(place.app_path + root):
-            return None
+        if names & CONDITIONAL:
+            return Reason.CONDITION
+        if declared is None:
+            return Reason.VARY
+        if CONTROL.search(place.app_path + root):
+            return Reason.PATH
         outer = {} if place.app_path == place.path else {":path": place.app_path}
         if root:
             outer[":root"] = root
         if len(id_ := key_of_variant(place.url, {**declared, **outer})) > MOST_KEY:
-            return None
+            return Reason.HEADERS
         return Visit(
             **{it.name: getattr(place, it.name) for it in fields(Place)},
             id=id_,
@@ -171,9 +207,15 @@ class Site:
             declared=declared,
             wish=wish_of(headers),
             is_head=scope["method"] == "HEAD",
-            is_authorized=b"authorization" in names,
-            is_personal=bool(names & PERSONAL_FIELDS),
+            carried=carried_in(headers, self.credentials),
+            is_as_asked=self._way(place.route) == "request",
+            is_vouched=EDGE in scope,
         )
+
+    def _way(self, route: Route) -> Forward:
+        """I24: as the route says, else the site; else by whether the route has a duration."""
+        by_duration: Forward = "request" if route.revalidate is None else "key"
+        return route.forward or self._forward or by_duration
 
 
 def key_of_variant(url: str, values: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from stillfresh.isr.rules_fields import Raw, directives, members, values
 from stillfresh.isr.rules_freshness import Terms, controls, stated
+from stillfresh.isr.rules_reasons import Reason
 
 __all__ = [
     "Judgement",
@@ -60,7 +61,7 @@ class Shared:
 class Unshared:
     """For who asked, and nobody else."""
 
-    reason: str
+    reason: Reason
 
 
 Judgement: TypeAlias = Shared | Unshared
@@ -72,28 +73,28 @@ def judged(status: int, headers: Raw, fetched_at: float, own: Terms | None) -> J
         return Unshared(reason)
     vary = _varies(headers)
     if "*" in vary:
-        return Unshared("varies by what no request says")
+        return Unshared(Reason.VARY)
     if own is not None:
-        return Shared(own, vary) if status in BY_ROUTE else Unshared(f"status {status}")
+        return Shared(own, vary) if status in BY_ROUTE else Unshared(Reason.STATUS)
     terms = stated(headers, fetched_at)
     if terms is None:
-        return Unshared("states no freshness")
+        return Unshared(Reason.NO_FRESHNESS)
     if not (terms.fresh_for or terms.stale_for or terms.error_for or _has_validator(headers)):
-        return Unshared("neither fresh nor to be validated")
+        return Unshared(Reason.NO_FRESHNESS)
     return Shared(terms, vary)
 
 
-def private(headers: Raw) -> str | None:
+def private(headers: Raw) -> Reason | None:
     """I13, whoever else allows it."""
     if values(headers, b"set-cookie"):
-        return "sets a cookie"
+        return Reason.SET_COOKIE
     lines = values(headers, b"cache-control") + values(headers, b"cdn-cache-control")
     for line in lines:
         for name in ("private", "no-store"):
             if name in directives([line]):
-                return name
+                return Reason.PRIVATE
         if REFUSAL.search(line) and not all(map(DIRECTIVE.fullmatch, members([line]))):
-            return "privacy that cannot be read"
+            return Reason.PRIVATE
     return None
 
 
@@ -104,18 +105,19 @@ def is_of_gateway(headers: Raw) -> bool:
     return is_ours and not values(headers, b"set-cookie")
 
 
-def _unfit(status: int, headers: Raw) -> str | None:
+def _unfit(status: int, headers: Raw) -> Reason | None:
     """Not whole, not final, not well-formed, or not of an end."""
     if status < 200 or status in {206, 304} or status in NEVER or is_failure(status):
-        return f"status {status}"
+        return Reason.STATUS
     if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
-        return "too many header fields"
+        return Reason.HEADERS
     if not all(NAME.fullmatch(name) and not BAD.search(value) for name, value in headers):
-        return "a malformed header field"
+        return Reason.HEADERS
     if len(set(values(headers, b"content-length"))) > 1:
-        return "several lengths"
+        return Reason.HEADERS
     types = values(headers, b"content-type")
-    return "an event stream" if types and types[0].startswith(b"text/event-stream") else None
+    is_stream = bool(types) and types[0].startswith(b"text/event-stream")
+    return Reason.STREAM if is_stream else None
 
 
 def _varies(headers: Raw) -> tuple[str, ...]:

@@ -217,8 +217,7 @@ class Pool:
 
     async def take(self, *, is_new: bool = False) -> Connection:
         """`is_new`: one that no other request was sent on."""
-        async with asyncio.timeout(self._timeout):
-            await self._free.acquire()
+        await self.take_place()
         try:
             kept = None if is_new else self._kept()
             return kept or await self._connect()
@@ -252,6 +251,15 @@ class Pool:
         if self._is_tls and self._tls is None:
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
         return self._tls
+
+    async def leave_to(self, other: "Pool") -> None:
+        """A connection of this pool goes on as one of the other's, and takes a place there."""
+        await other.take_place()
+        self._free.release()
+
+    async def take_place(self) -> None:
+        async with asyncio.timeout(self._timeout):
+            await self._free.acquire()
 
     def give(self, connection: Connection) -> None:
         """Back, whatever became of the exchange."""

@@ -13,7 +13,7 @@ import httpx
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown_address
-from stillfresh.isr.rendering import Receive
+from stillfresh.isr.rendering import LOAD, Receive
 from stillfresh.isr.responses import Send, refuse
 from stillfresh.isr.rules_fields import Raw, date_text, values
 from stillfresh.isr.rules_headers import end_to_end
@@ -102,12 +102,24 @@ class Upstream:
             visitor.end()
 
     async def _exchange(self, scope: Scope, visitor: Visitor, send: Send) -> None:
-        """A render has no client, and connections of its own: visitors cannot take them all."""
+        """Loads have connections of their own: visitors cannot take them all.
+
+        An answer that turns out to be one visitor's own (I24) takes a visitor's place.
+        """
         request = self._request(scope)
         await visitor.begin()
-        pool = self._visitors if scope.get("client") else self._renders
+        load = scope.get(LOAD)
+        pool = self._visitors if scope.get("client") and load is None else self._renders
         connection, answer = await _answer(pool, request, visitor)
         self._note(None)
+
+        async def leaves() -> None:
+            nonlocal pool
+            await pool.leave_to(self._visitors)
+            pool = self._visitors
+
+        if load is not None:
+            load.leaves = leaves
         try:
             visitor.watch()
             await self._stream(connection, answer, send)

@@ -12,6 +12,8 @@ from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.asgi import MAX_BODY
 from stillfresh.isr.pages import KIND as PAGE
+from stillfresh.isr.rules_forward import CREDENTIALS, Forward
+from stillfresh.isr.rules_routes import Route
 from stillfresh.web import fields
 from stillfresh.web.fields import Field, read_table
 
@@ -57,13 +59,15 @@ class PagesSettings:
     """`[pages]`: a site whose pages are cached."""
 
     upstream: str
-    routes: Mapping[str, float] = field(default_factory=dict)
+    routes: Mapping[str, float | Route] = field(default_factory=dict)
     query: tuple[str, ...] = ()
     site_hosts: tuple[str, ...] = ()
     tenant: str | None = None
     max_body: int = MAX_BODY
     timeout: float = 30.0
     trusted_proxies: tuple[str, ...] = ()
+    forward: Forward | None = None
+    credentials: tuple[str, ...] = CREDENTIALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ PAGES: Final = {
     "max_body": Field(fields.whole(1, 2**30), MAX_BODY),
     "timeout": Field(fields.positive(3_600), 30.0),
     "trusted_proxies": Field(fields.networks, ()),
+    "forward": Field(fields.forward, None),
+    "credentials": Field(fields.credentials, CREDENTIALS),
 }
 KIND: Final = {
     "batch_url": Field(fields.url),

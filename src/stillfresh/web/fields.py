@@ -18,7 +18,8 @@ from stillfresh.coordinator.endpoint import checked_url
 from stillfresh.durations import ALLOWED, seconds
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.isr.rules_edge import checked_networks, is_host
-from stillfresh.isr.rules_routes import Routes
+from stillfresh.isr.rules_forward import Forward, checked_credentials, checked_forward
+from stillfresh.isr.rules_routes import Route, Routes
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores.tenants import checked_tenant, for_tenant
 from stillfresh.stores.urls import store_for
@@ -28,8 +29,10 @@ from stillfresh.wire import checked_headers
 
 __all__ = [
     "Field",
+    "credentials",
     "duration",
     "flag",
+    "forward",
     "headers",
     "host",
     "hosts",
@@ -215,11 +218,32 @@ def headers(value: object, key: str) -> dict[str, str]:
     return found
 
 
-def routes(value: object, key: str) -> dict[str, float]:
+def routes(value: object, key: str) -> dict[str, float | Route]:
     if not isinstance(value, dict):
         raise ConfigError(f'{key}: must be like {{ "/blog/*" = "10m" }}, not {shown(value)}')
-    found = {path: seconds(it, name=f'{key}."{path}"', positive=True) for path, it in value.items()}
+    found = {path: _route(it, f'{key}."{path}"') for path, it in value.items()}
     _keyed(key, lambda: Routes(found))
+    return found
+
+
+def _route(value: Any, key: str) -> float | Route:  # noqa: ANN401 (whatever is written)
+    """A duration, or a table of a duration and how the site is asked (I24)."""
+    if not isinstance(value, dict):
+        return _seconds(value, key, positive=True)
+    mistakes: list[str] = []
+    found = read_table(key, value, ROUTE, mistakes)
+    if mistakes:
+        raise ConfigError(mistakes[0])
+    return Route(found["revalidate"], forward=found["forward"])
+
+
+def forward(value: object, key: str) -> Forward | None:
+    return checked_forward(value or "", key)
+
+
+def credentials(value: object, key: str) -> tuple[str, ...]:
+    found = texts(value, key)
+    _keyed(key, lambda: checked_credentials(found))
     return found
 
 
@@ -284,3 +308,10 @@ def secret(value: object, key: str) -> str:
     if not isinstance(value, str) or not SECRET.fullmatch(value):
         raise ConfigError(f"{key}: must be printable ASCII text without spaces")
     return value
+
+
+ROUTE: Final = {
+    "revalidate": Field(lambda value, key: _seconds(value, key, positive=True), None),
+    "forward": Field(forward, None),
+}
+"""What a route says that is written as a table."""

@@ -3,6 +3,8 @@
 Needs httpx, as all of this package.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from starlette.types import ASGIApp
@@ -34,7 +36,7 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
 def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
     """Routes of their own duration; everything else as it says itself."""
     query = settings.query or None
-    routes = {path: Route(fresh, query) for path, fresh in settings.routes.items()}
+    routes = {path: _route(it, query) for path, it in settings.routes.items()}
     keep_host = bool(settings.site_hosts)
     upstream = Upstream(
         settings.upstream, clock=pages.clock, timeout=settings.timeout, keep_host=keep_host
@@ -45,6 +47,14 @@ def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
         {"*": Route(None, query), **routes},
         hosts=settings.site_hosts or None,
         max_body=settings.max_body,
+        forward=settings.forward,
+        credentials=settings.credentials,
     )
     host = None if keep_host else checked_upstream(settings.upstream).netloc
     return Edge(isr, host=host, trusted=checked_networks(settings.trusted_proxies))
+
+
+def _route(written: float | Route, query: Sequence[str] | None) -> Route:
+    """A duration, or a route that says more."""
+    route = written if isinstance(written, Route) else Route(written)
+    return replace(route, query=query)

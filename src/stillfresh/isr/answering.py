@@ -1,0 +1,159 @@
+"""From what a load gave to what a visit is served, and what is noted of it (I8, I13, I24).
+
+What the app says to one visitor is heard as well: it tells whether the next answer is for all.
+"""
+
+from typing import Final
+
+from stillfresh.engine.flights import Outcome
+from stillfresh.errors import LoadFailed
+from stillfresh.isr.found import Finder, Passed, Served, Unavailable
+from stillfresh.isr.model import Page, PageFailed, PageKey, Stored
+from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
+from stillfresh.isr.rendering import given_to
+from stillfresh.isr.rules_fields import Raw
+from stillfresh.isr.rules_forward import judged_for
+from stillfresh.isr.rules_freshness import Terms
+from stillfresh.isr.rules_heard import Heard
+from stillfresh.isr.rules_pages import may_serve, opened, told_to, too_busy
+from stillfresh.isr.rules_reasons import Reason
+from stillfresh.isr.rules_routes import Visit
+from stillfresh.isr.rules_storage import (
+    Judgement,
+    Shared,
+    Unshared,
+    allows_authorized,
+    is_answer_to,
+    is_of_gateway,
+    judged,
+)
+
+__all__ = ["KNOWN_KEYS", "Answering", "gateway_timeout"]
+
+KNOWN_KEYS: Final = 10_000
+"""Pages of which this process notes something."""
+
+
+class Answering:
+    """Asks the page cache for a key on behalf of a visit."""
+
+    def __init__(self, pages: PageCache, credentials: frozenset[bytes]) -> None:
+        self._pages = pages
+        self._credentials = credentials
+        self._finder = Finder(pages)
+        self._unshared: dict[str, None] = {}
+        self._heard = Heard(KNOWN_KEYS)
+
+    async def _answer(self, visit: Visit, key: PageKey, *, anew: bool = False) -> Served:
+        if visit.wish.max_stale and (kept := await self._finder.taken_stale(visit, key)):
+            return kept
+        try:
+            answer = await self._pages.ask(key, anew=anew)
+        except Busy:
+            if key.id in self._unshared or not self._is_for_many(visit, key):
+                return Passed(Reason.BUSY)  # of each visitor's own: nobody's render is waited for
+            raise
+        self._note(visit, key, answer)
+        if self._finder.is_too_old(visit, answer):
+            answer = await self._pages.ask(key, anew=True)
+        return self._found(visit, key, answer)
+
+    def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
+        """By its route, or since it was."""
+        if visit.is_as_asked:
+            return False
+        entry = self._pages.core.shelf.front.entries.get(key)
+        return visit.route.revalidate is not None or (entry is not None and entry.answer.found)
+
+    def _note(self, visit: Visit, key: PageKey, answer: Outcome[Stored]) -> None:
+        """Which pages, when last seen, were not to be shared."""
+        if isinstance(answer, LoadFailed):
+            return
+        if visit.is_as_asked and not answer.found and (not key.began or key.reason is Reason.SIZE):
+            return  # it was another visitor's request, or says nothing of who it is for
+        self._unshared.pop(key.id, None)
+        if key.is_open:
+            mark = self._mark(visit) if visit.is_as_asked else key.id
+            self._heard.rendered(mark, self._pages.clock(), is_shared=answer.found)
+        elif not answer.found:
+            if len(self._unshared) >= KNOWN_KEYS:
+                self._unshared.clear()
+            self._unshared[key.id] = None
+
+    def _found(self, visit: Visit, key: PageKey, answer: Outcome[Stored]) -> Served:
+        now = self._pages.clock()
+        if isinstance(answer, LoadFailed):
+            return self._failed(visit, key, answer)
+        if not answer.found:
+            return self._own(visit, key)
+        made = answer.value, answer.fetched_at, now, answer.verdict
+        if answer.error is not None and not may_serve(*made):
+            return self._failed(visit, key, answer.error)
+        return self._finder.hit(key, answer)
+
+    def _own(self, visit: Visit, key: PageKey) -> Served:
+        """The very answer, to who began its render, if his own request would have got the same."""
+        passed = Passed(Reason.PRIVATE, is_by_answer=True)
+        if key.own is None or not key.is_open or visit.is_personal:
+            return passed
+        page = opened(key.own)
+        if not is_answer_to(visit.headers, given_to(visit), page.headers.raw):
+            return passed
+        reason = key.reason or Reason.PRIVATE
+        return Unavailable(page, f"fwd=miss; detail={reason}", reason)
+
+    def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Served:
+        """I8: the error itself; within a cooldown, when to come again.
+
+        Without a route's duration, and as asked, it may only have failed for want of who asks: it
+        is told to the visitor whose own request it was, and the others ask for themselves.
+        """
+        cause = error.__cause__
+        is_ours = isinstance(cause, TimeoutError) or (
+            isinstance(cause, PageFailed) and is_of_gateway(cause.page.headers.raw)
+        )
+        is_his = visit.is_as_asked and key.began and isinstance(cause, Exception)
+        is_open = visit.is_as_asked or visit.route.revalidate is None
+        if is_open and not is_ours and not is_his:
+            return Passed(Reason.FAILED)
+        if isinstance(cause, PageFailed):
+            return Unavailable(told_to(key, cause), "fwd=miss")
+        if isinstance(cause, TimeoutError):
+            return Unavailable(gateway_timeout("The page took too long.\n"), "fwd=miss")
+        if isinstance(cause, Exception):
+            raise cause
+        pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self._pages.clock()
+        return Unavailable(too_busy(pause), "fwd=miss; detail=cooling")
+
+    def judge(self, visit: Visit, status: int, headers: Raw) -> Judgement:
+        """May what the app said to one visitor, of his own request, be shared?"""
+        now, own = self._pages.clock(), self._terms(visit)
+        if visit.is_as_asked:
+            return judged_for(
+                visit.headers, self._credentials, status, headers, fetched_at=now, own=own
+            )
+        if visit.is_authorized and not allows_authorized(headers):
+            return Unshared(Reason.AUTHORIZATION)
+        return judged(status, headers, now, own)
+
+    def hear(self, visit: Visit, judgement: Judgement) -> None:
+        """What the app said of itself to one visitor, with whose request it was asked."""
+        is_told = visit.is_as_asked or visit.route.revalidate is None
+        if is_told and isinstance(judgement, Shared):
+            mark, now = self._mark(visit), self._pages.clock()
+            is_personal = visit.is_personal and not visit.is_as_asked
+            self._heard.stated(mark, now, is_personal=is_personal)
+
+    def _mark(self, visit: Visit) -> str:
+        """What is noted of a page; as asked, apart for those who say who they are."""
+        is_apart = visit.is_as_asked and visit.is_personal
+        return f"{visit.id}\npersonal" if is_apart else visit.id
+
+    def _terms(self, visit: Visit) -> Terms | None:
+        """By the route's own duration."""
+        revalidate = visit.route.revalidate
+        return None if revalidate is None else self._pages.terms(revalidate)
+
+
+def gateway_timeout(text: str) -> Page:
+    return Page(text, 504, {"content-type": "text/plain", "cache-control": "no-store"})

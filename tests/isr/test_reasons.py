@@ -1,0 +1,108 @@
+"""I28: a request that passed uncached says why, and is counted by that reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from isr_kit import Site, as_it_says, in_front
+
+from stillfresh.isr import PageCache, Route
+from stillfresh.isr.rules_reasons import Reason
+
+ROOT = Path(__file__).parents[2]
+COOKIE = {"cookie": "a=1"}
+KEY = {"authorization": "Basic x"}
+FRESH = "Cache-Control: max-age=60"
+BIG = {"x-big": "a" * 9_000}
+
+
+def detail(answer: Any) -> str:
+    """The reason in `Cache-Status`, or nothing."""
+    return str(answer.headers["cache-status"]).partition("detail=")[2]
+
+
+class TestI28Reasons:
+    @pytest.mark.parametrize(
+        ("says", "headers", "reason"),
+        [
+            ([], {}, "no-freshness"),
+            ([FRESH, "Set-Cookie: a=1"], {}, "set-cookie"),
+            (["Cache-Control: private"], {}, "private"),
+            (["Cache-Control: no-store"], {}, "private"),
+            ([FRESH, "Vary: *"], {}, "vary"),
+            ([FRESH, "Vary: Cookie"], COOKIE, "cookie"),
+            ([FRESH], COOKIE, "cookie"),
+            ([FRESH], KEY, "authorization"),
+            ([FRESH], {"x-api-key": "1"}, "authorization"),
+            ([FRESH], {"range": "bytes=0-1"}, "range"),
+            ([FRESH], BIG, "headers"),
+            ([FRESH], {"cache-control": "no-store"}, "no-store"),
+            ([FRESH], {"if-match": '"a"'}, "condition"),
+            ([FRESH, "Content-Type: text/event-stream"], {}, "stream"),
+            ([FRESH, "Content-Length: 2000000"], {}, "size"),
+        ],
+    )
+    async def test_as_asked_every_bypass_has_its_reason(
+        self, pages: PageCache, site: Site, says: list[str], headers: dict[str, str], reason: str
+    ) -> None:
+        """At the first visit, when the answer tells, and at the next, when it is known before."""
+        site.says(*says)
+        visit = as_it_says(site, pages)
+        told = [detail(await visit(headers=headers)) for _ in range(2)]
+        assert told == [reason] * 2
+        assert pages.bypassed() == {reason: 2}
+
+    @pytest.mark.parametrize(
+        ("says", "headers", "reason"),
+        [
+            (["Set-Cookie: a=1"], {}, "set-cookie"),
+            (["Cache-Control: private"], COOKIE, "private"),
+            ([], KEY, "authorization"),
+            (["Vary: Cookie"], COOKIE, "vary"),
+        ],
+    )
+    async def test_so_it_has_under_a_route(
+        self, pages: PageCache, site: Site, says: list[str], headers: dict[str, str], reason: str
+    ) -> None:
+        """By its key, too."""
+        site.says(*says)
+        visit = in_front(site, pages)
+        assert [detail(await visit(headers=headers)) for _ in range(2)] == [reason] * 2
+        assert pages.bypassed() == {reason: 2}
+
+    async def test_what_is_not_for_the_cache_says_so_too(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Methods, hosts, paths, and paths that no route names."""
+        visit = in_front(site, pages, hosts=["example.com"], routes={"/a/*": "60s"})
+        told = [
+            detail(await visit("/a/b", method="POST")),
+            detail(await visit("/a/b", headers={"host": "evil.example"})),
+            detail(await visit("/a/%2e%2e/b")),
+            detail(await visit("/b")),
+        ]
+        assert told == ["method", "host", "path", "route"]
+        assert pages.bypassed() == dict.fromkeys(told, 1)
+
+    async def test_full_is_a_reason(self, pages: PageCache, site: Site) -> None:
+        """All places for queries are taken."""
+        visit = in_front(site, pages, routes={"/*": Route("60s", query=None)}, max_queries=1)
+        told = [detail(await visit(f"/?q={number}")) for number in range(3)]
+        assert told == ["", "full", "full"]
+
+    async def test_hits_and_misses_are_no_bypass(self, pages: PageCache, site: Site) -> None:
+        """Nothing is counted for what the cache serves or stores."""
+        site.says(FRESH)
+        visit = as_it_says(site, pages)
+        for _ in range(3):
+            await visit()
+        assert pages.bypassed() == {}
+
+    def test_the_reasons_are_few_and_documented(self) -> None:
+        """docs/isr.md has each of them; no other can be counted."""
+        pages = PageCache("memory://")
+        for reason in Reason:
+            pages.count_bypass(reason)
+        assert pages.bypassed() == {str(reason): 1 for reason in Reason}
+        text = (ROOT / "docs" / "isr.md").read_text()
+        assert all(f"`{reason}`" in text for reason in Reason)
