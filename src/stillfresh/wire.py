@@ -8,17 +8,38 @@ import re
 import zlib
 from collections.abc import AsyncIterable, Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Final
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["Body", "Unreadable", "checked_headers", "checked_size", "pause_of", "whole"]
+__all__ = [
+    "Body",
+    "Unreadable",
+    "checked_headers",
+    "checked_size",
+    "http_date",
+    "pause_of",
+    "whole",
+]
 
 GZIP_WINDOW: Final = 31
 LONGEST_PAUSE: Final = 86_400.0
 """An upstream that asks for more is asked again after a day: nobody meant for ever."""
 
+MONTHS: Final = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+_DAY: Final = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_LONG_DAY: Final = "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+_MONTH: Final = f"(?P<month>{'|'.join(MONTHS)})"
+_TIME: Final = "(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-5][0-9]|60)"
+_DATES: Final = tuple(
+    re.compile(form)
+    for form in (
+        f"{_DAY}, (?P<day>[0-9]{{2}}) {_MONTH} (?P<year>[0-9]{{4}}) {_TIME} GMT",
+        f"{_LONG_DAY}, (?P<day>[0-9]{{2}})-{_MONTH}-(?P<year>[0-9]{{2}}) {_TIME} GMT",
+        f"{_DAY} {_MONTH} (?P<day>[0-9]{{2}}| [0-9]) {_TIME} (?P<year>[0-9]{{4}})",
+    )
+)
+"""IMF-fixdate, and the two obsolete forms."""
 _SECONDS: Final = re.compile(r"[0-9]+")
 _HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
@@ -97,21 +118,35 @@ def pause_of(retry_after: str, date: str, now: float) -> float | None:
     text = retry_after.strip()
     if _SECONDS.fullmatch(text):
         pause = float(text)
-    elif (until := _moment(text)) is not None:
-        told = _moment(date)
+    elif (until := http_date(text)) is not None:
+        told = http_date(date)
         pause = until - (now if told is None else told)
     else:
         return None
     return min(pause, LONGEST_PAUSE) if pause > 0 else None
 
 
-def _moment(text: str) -> float | None:
+def http_date(text: str) -> float | None:
+    """RFC 9110 §5.6.7: one of the three forms, as seconds; None: it is no date.
+
+    A year of two digits is of 1969 to 2068.
+    """
+    if (found := next(filter(None, (form.fullmatch(text) for form in _DATES)), None)) is None:
+        return None
+    day, month, year, hour, minute, second = (
+        found[name] for name in ("day", "month", "year", "hour", "minute", "second")
+    )
+    long = int(year) + (0 if len(year) == 4 else 2000 if int(year) < 69 else 1900)
     try:
-        moment = parsedate_to_datetime(text)
+        moment = datetime(
+            long,
+            MONTHS.index(month) + 1,
+            int(day),
+            int(hour),
+            int(minute),
+            min(int(second), 59),  # a leap second
+            tzinfo=UTC,
+        )
     except ValueError:
         return None
-    return _utc(moment).timestamp()
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return moment.timestamp()

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError
 from stillfresh.isr import Headers, Page, Route
 from stillfresh.isr.rules_fields import Raw, date_text, directives, http_date, members, number
-from stillfresh.isr.rules_freshness import Terms, Wish, is_good_enough, stated, wish_of
+from stillfresh.isr.rules_freshness import (
+    Terms,
+    Wish,
+    initial_age,
+    is_good_enough,
+    stated,
+    wish_of,
+)
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_keys import (
     ENCODINGS,
@@ -88,6 +95,48 @@ class TestI14Fields:
         terms = stated(headers, now)
         if terms is not None:
             assert min(terms.fresh_for, terms.stale_for, terms.error_for) >= 0
+
+
+class TestI25Dates:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b"Thu, 18 Aug 2050 02:01:18 AEST",
+            b"Thu, 18 Aug 2050 02:01:18 +0000",
+            b"Thu, 18 Aug 2050 02:01 GMT",
+            b"Thu, 18 Aug 2050 02:01:18",
+            b"Thu, 18 Aug 2050 2:01:18 GMT",
+            b"Thu, 18 Aug 2050 02.01.18 GMT",
+            b"Thu, 18 August 2050 02:01:18 GMT",
+            b"Thu, 18-Aug-2050 02:01:18 GMT",
+            b"Thu, 18 Aug 50 02:01:18 GMT",
+            b"Thu,  18 Aug 2050 02:01:18 GMT",
+            b"Thu 18 Aug 2050 02:01:18 GMT",
+            b"Thu, 8 Aug 2050 02:01:18 GMT",
+            b"18 Aug 2050 02:01:18 GMT",
+            b"thu, 18 aug 2050 02:01:18 gmt",
+            b"Thu, 32 Aug 2050 02:01:18 GMT",
+            b"Thu, 18 Aug 2050 25:01:18 GMT",
+            b"Thu Aug 18 02:01:18 2050 GMT",
+            b"Thu Aug  8 02:01:18 50",
+            b"Thursday, 18-Aug-2050 02:01:18 GMT",
+            b"2050-08-18T02:01:18Z",
+            b"2544400878",
+            "Thu, 1\u0668 Aug 2050 02:01:18 GMT".encode(),
+        ],
+    )
+    def test_other_dates_are_none(self, text: bytes) -> None:
+        """What is in none of the three forms is in the past, for `Expires` and everywhere."""
+        assert http_date(text) is None
+        assert stated(((b"expires", text),), NOW) == Terms(0, 0, 0)
+        assert initial_age(((b"date", text),), NOW) == 0
+        assert not not_modified(((b"if-modified-since", text),), None, date_text(0.0))
+
+    def test_what_no_calendar_has_is_none(self) -> None:
+        """The day, the hour and the year are checked; a leap second is its minute's last."""
+        assert http_date(b"Tue, 29 Feb 2023 00:00:00 GMT") is None
+        assert http_date(b"Sat, 01 Jan 0000 00:00:00 GMT") is None
+        assert http_date(b"Sat, 31 Dec 2016 23:59:60 GMT") == 1483228799
 
 
 class TestI14Stated:

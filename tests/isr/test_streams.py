@@ -4,11 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from engine_kit import until
+from isr_kit import as_it_says
 
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.rendering import App, Receive
 from stillfresh.isr.responses import Message, Send
 from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.upstream import Upstream
+from stillfresh.testing import ManualClock
 
 
 class Slow:
@@ -98,3 +102,30 @@ class TestI15Streams:
         app.gate.set()
         await asyncio.gather(*(reader.task for reader in readers))
         assert [reader.parts for reader in readers] == [[b"onetwo"]] * 3
+
+
+class TestI25Framing:
+    @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+    @pytest.mark.parametrize("said", ["max-age=60", "private"])
+    async def test_chunked_wins_over_a_length(
+        self, pages: PageCache, clock: ManualClock, method: str, said: str
+    ) -> None:
+        """RFC 9112 §6.3: the length is no part of such an answer, and its connection ends."""
+        ends: list[bytes] = []
+
+        async def site(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            head = f"HTTP/1.1 200 OK\r\nCache-Control: {said}\r\nContent-Length: 3\r\n"
+            writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+            writer.write(b"" if asked.startswith(b"HEAD") else b"5\r\nhello\r\n0\r\n\r\n")
+            ends.append(await reader.read(1))
+            writer.close()
+
+        async with await asyncio.start_server(site, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            visit = as_it_says(Upstream(f"http://127.0.0.1:{port}", clock=clock), pages)
+            for _ in range(2):
+                answer = await visit(method=method)
+                assert answer.content == (b"" if method == "HEAD" else b"hello")
+                assert answer.headers.get("content-length", "5") == "5"
+            await until(lambda: ends == [b""] * (1 if "max" in said and method != "POST" else 2))

@@ -5,9 +5,10 @@ Pure, and total: whatever bytes come in, nothing is raised; what cannot be read 
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC
-from email.utils import formatdate, parsedate_to_datetime
+from email.utils import formatdate
 from typing import Final, TypeAlias
+
+from stillfresh.wire import http_date as date_in
 
 __all__ = ["Raw", "date_text", "directives", "http_date", "members", "number", "values"]
 
@@ -57,11 +58,7 @@ def number(known: Mapping[str, str], name: str) -> float | None:
 
 def http_date(value: bytes) -> float | None:
     """RFC 9110 §5.6.7: any of the three forms, as seconds; None if it is no date."""
-    try:
-        found = parsedate_to_datetime(value.decode("ascii"))
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return None
+    return date_in(value.decode("latin-1"))
 
 
 def date_text(moment: float) -> bytes:

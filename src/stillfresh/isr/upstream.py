@@ -152,11 +152,13 @@ class Upstream:
         )
 
     async def _stream(self, connection: Connection, answer: h11.Response, send: Send) -> None:
-        headers = self._told(tuple((bytes(name), bytes(it)) for name, it in answer.headers))
+        headers = self._told(_framed(answer))
         start = {"type": "http.response.start", "status": answer.status_code}
         await send({**start, "headers": headers})
         async for part in connection.parts():
             await send({"type": "http.response.body", "body": part, "more_body": True})
+        if _is_framed_twice(answer):
+            connection.close()
 
     def _told(self, raw: Raw) -> list[tuple[bytes, bytes]]:
         headers = [self._relative(it) for it in end_to_end(raw) if it[0] != b"via"]
@@ -170,6 +172,20 @@ class Upstream:
         if name == b"location" and not self._keep_host and value.startswith(self._origin + b"/"):
             return name, value.removeprefix(self._origin)
         return field
+
+
+def _is_framed_twice(answer: h11.Response) -> bool:
+    """RFC 9112 §6.3: chunked wins, and what else comes on such a connection is not trusted."""
+    names = {bytes(name) for name, _ in answer.headers}
+    return names >= {b"content-length", b"transfer-encoding"}
+
+
+def _framed(answer: h11.Response) -> Raw:
+    """With one statement of how long the body is."""
+    fields = tuple((bytes(name), bytes(value)) for name, value in answer.headers)
+    if not _is_framed_twice(answer):
+        return fields
+    return tuple(it for it in fields if it[0] != b"content-length")
 
 
 async def _answer(
