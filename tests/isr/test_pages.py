@@ -13,6 +13,7 @@ from stillfresh import ConfigError, NotOpen, StoreError, Verdict
 from stillfresh.isr import Page, PageCache
 from stillfresh.isr.model import PageKey
 from stillfresh.isr.pages import CONCURRENCY
+from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -20,6 +21,16 @@ from stillfresh.testing import ManualClock
 async def idle(pages: PageCache) -> None:
     while (await pages.stats()).resources["page"].loading:
         await asyncio.sleep(0)
+
+
+class Counting(MemoryStore):
+    """Counts its reads."""
+
+    reads = 0
+
+    async def read(self, *args: Any, **options: Any) -> Any:
+        self.reads += 1
+        return await super().read(*args, **options)
 
 
 class TestI8Serve:
@@ -111,6 +122,27 @@ class TestI8Serve:
         assert (page.status, page.headers["retry-after"]) == (503, "1")
         site.let_go()
         assert (await first).body == b"page 1"
+
+    async def test_nobody_polls_for_one_who_was_told_that_it_is_busy(
+        self, site: Site, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """Another process renders: once its last waiter is gone, the store is asked no more."""
+        store = Counting(clock=clock)
+        async with PageCache(store, clock=clock, sleep=sleeper) as pages:
+            await store.acquire("page", [Ask("/pricing")], 5)
+            asking = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
+            await until(lambda: len(sleeper.asked) == 2)  # `wait`, and the pause before a look
+            assert 7.0 in sleeper.asked
+            sleeper.wake()
+            assert (await asking).status == 503
+            await turns()
+            reads, pauses = store.reads, len(sleeper.asked)
+            for _ in range(5):
+                sleeper.wake()
+                await turns()
+            assert store.reads <= reads + 1
+            assert len(sleeper.asked) <= pauses + 1
+            assert not (await pages.stats()).resources["page"].loading
 
     async def test_who_leaves_does_not_stop_the_render(self, pages: PageCache, site: Site) -> None:
         """I15: others wait for it."""
