@@ -42,6 +42,7 @@ timeout = "5s"
 trusted_proxies = ["10.0.0.0/8"]
 forward = "request"
 credentials = ["X-Mine"]
+absent_for = "3s"
 
 [kinds.post]
 batch_url = "http://127.0.0.1:8080/v0/stream/posts/by_ids"
@@ -94,6 +95,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
         {"/a": {"revalidat": "1m"}},
     ],
     ("pages", "forward"): ["both", 1, ""],
+    ("pages", "absent_for"): ["soon", -1],
     ("pages", "credentials"): ["X-Api-Key", [""], ["a b"], [1]],
     ("pages", "query"): ["page", [1], [""]],
     ("pages", "site_hosts"): ["example.com", [""], [1]],
@@ -184,6 +186,7 @@ class TestG1GoodFile:
             ("10.0.0.0/8",),
             "request",
             ("X-Mine",),
+            3,
         )
         assert settings.kinds == (
             KindSettings(

@@ -93,14 +93,17 @@ class Answering:
 
     def _own(self, visit: Visit, key: PageKey) -> Served:
         """The very answer, to who began its render, if his own request would have got the same."""
-        passed = Passed(Reason.PRIVATE, is_by_answer=True)
-        if key.own is None or not key.is_open or visit.is_personal:
-            return passed
-        page = opened(key.own)
-        if not is_answer_to(visit.headers, given_to(visit), page.headers.raw):
-            return passed
         reason = key.reason or Reason.PRIVATE
-        return Unavailable(page, f"fwd=miss; detail={reason}", reason)
+        if key.own is None or not self._is_his_own(visit, key, key.own):
+            return Passed(Reason.PRIVATE, is_by_answer=True)
+        return Unavailable(opened(key.own), f"fwd=miss; detail={reason}", reason)
+
+    def _is_his_own(self, visit: Visit, key: PageKey, own: Stored) -> bool:
+        """One that is for all, and only had no place (I23), is anybody's."""
+        if key.reason is Reason.FULL:
+            return True
+        is_same = is_answer_to(visit.headers, given_to(visit), own.head.headers)
+        return key.is_open and not visit.is_personal and is_same
 
     def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Served:
         """I8: the error itself; within a cooldown, when to come again.

@@ -12,11 +12,12 @@ from stillfresh.freshness import Policy
 from stillfresh.isr.model import Head, Stored
 from stillfresh.isr.rules_fields import values
 from stillfresh.isr.rules_storage import field_value
+from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
     from stillfresh.stores.bodies import Body
 
-__all__ = ["AsItIs", "PageCodec", "PageShape"]
+__all__ = ["AsItIs", "PageCodec", "PageShape", "shaped"]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final = msgspec.msgpack.Decoder(Head)
@@ -102,3 +103,11 @@ def _of_another(body: "Body", terms: Policy) -> Head:
         error_for=terms.error_for,
         is_own=True,
     )
+
+
+def shaped(store: Store, terms: Policy) -> Store:
+    """I2: where values lie in the open, a page does so as its body; I19: bound by our terms."""
+    shapes = getattr(store, "shapes", None)
+    if isinstance(shapes, dict):
+        shapes.setdefault("page", PageShape(terms))
+    return store

@@ -245,6 +245,14 @@ class PageKey:
         """Such an answer."""
         self._hash = hash(id_)
 
+    def took(self, made: Rendered) -> None:
+        """I24: an answer that goes on is for the visitor that waits with this key, or nobody."""
+        self.reason = made.reason
+        if made.going is not None and not self.is_waited_for:
+            made.going.abandon()
+        else:
+            self.going = made.going
+
     def light(self) -> "PageKey":
         """Without its render: what memory keeps."""
         return PageKey(self.id, None, self.tags)

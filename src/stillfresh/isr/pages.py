@@ -23,10 +23,11 @@ from stillfresh.engine.keys import checked_id
 from stillfresh.engine.options import spec_of
 from stillfresh.engine.results import UNKEPT, Absent
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
-from stillfresh.freshness import Policy, Verdict
+from stillfresh.freshness import Verdict
 from stillfresh.isr.bounded import bounded
-from stillfresh.isr.codec import AsItIs, PageCodec, PageShape
+from stillfresh.isr.codec import AsItIs, PageCodec, shaped
 from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, ServedPage, Stored
+from stillfresh.isr.rules_bounds import Seats
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import plain_path
 from stillfresh.isr.rules_names import checked_path, own_tag, own_tags, reached
@@ -47,6 +48,8 @@ UNSHARED_KEPT: Final = 86_400.0
 """Seconds for which it is rendered for each who asks, side by side, in the meantime."""
 CONCURRENCY: Final = 64
 RETRY_AFTER: Final = 1.0
+MAX_ERROR_PAGES: Final = 1_000
+"""I23: paths that do not exist are made up; one process keeps so many error pages at a time."""
 
 PageRender: TypeAlias = Callable[[], Awaitable[Page] | Page]
 
@@ -69,6 +72,7 @@ class PageCache:
         tenant: str | None = None,
         stale_for: Duration = "7d",
         error_for: Duration = "7d",
+        absent_for: Duration = "10s",
         wait: Duration = "7s",
         memory_for: Duration = 0,
         max_entries: int = 10_000,
@@ -86,6 +90,8 @@ class PageCache:
         self._error_for = seconds(error_for, name="error_for")
         self.store_timeout = seconds(store_timeout, name="store_timeout", positive=True)
         self.rest = sleep
+        self._absent_for = seconds(absent_for, name="absent_for")
+        self._errors = Seats(MAX_ERROR_PAGES)
         self._bypassed = dict.fromkeys(map(str, Reason), 0)
         self.keep_for = max(self._stale_for, self._error_for)
         is_private = isinstance(store, str) and store.startswith("memory:")
@@ -109,7 +115,7 @@ class PageCache:
         )
         named = for_tenant(store_for(store, clock), tenant)
         own = MemoryStore(clock=clock, max_copies=spec.max_entries)
-        chosen = own if is_private else bounded(_shaped(named, spec.terms.policy), *most)
+        chosen = own if is_private else bounded(shaped(named, spec.terms.policy), *most)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         terms = structs.replace(spec.terms, absent_stale_for=UNSHARED_KEPT)
         spec = replace(spec, light=PageKey.light, by_id=False, terms=terms)
@@ -143,7 +149,7 @@ class PageCache:
 
     def terms(self, revalidate: Duration) -> Terms:
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
-        return Terms(fresh_for, self._stale_for, self._error_for)
+        return Terms(fresh_for, self._stale_for, self._error_for, self._absent_for)
 
     def key(
         self,
@@ -254,13 +260,16 @@ class PageCache:
         old = entry.answer.value if entry is not None and entry.answer.found else None
         key.had_old = old is not None
         made = await key.render(old)
-        _hand_over(key, made)
+        key.took(made)
         page, head = made.page, made.page.head
         if is_failure(head.status):
             raise self._refused(key, page)
         if not made.is_shared:
             key.own = page if made.is_whole else None
             return {key: UNKEPT} if key.is_open else {}
+        if head.status >= 400 and not self._errors.has(key.id, self.clock()):
+            key.own, key.reason = page, Reason.FULL
+            return {key: UNKEPT}
         error_for = max(head.error_for, made.keep_for)
         terms = {"stale_for": head.stale_for, "error_for": error_for}
         return {key: Loaded(page, fresh_for=head.fresh_for, **terms)}
@@ -295,23 +304,6 @@ class PageCache:
             raise cause
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self.clock()
         return _unstored(too_busy(pause), error)
-
-
-def _shaped(store: Store, terms: Policy) -> Store:
-    """I2: where values lie in the open, a page does so as its body; I19: bound by our terms."""
-    shapes = getattr(store, "shapes", None)
-    if isinstance(shapes, dict):
-        shapes.setdefault(KIND, PageShape(terms))
-    return store
-
-
-def _hand_over(key: PageKey, made: Rendered) -> None:
-    """I24: an answer that goes on is for the visitor that waits with this key, or for nobody."""
-    key.reason = made.reason
-    if made.going is not None and not key.is_waited_for:
-        made.going.abandon()
-    else:
-        key.going = made.going
 
 
 def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:

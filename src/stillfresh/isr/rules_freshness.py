@@ -31,6 +31,14 @@ class Terms:
     fresh_for: float
     stale_for: float
     error_for: float
+    absent_for: float | None = None
+    """I23: by a route's own duration, how long "there is no such page" is kept; None: as others."""
+
+    def absent(self) -> "Terms":
+        """Of a page that does not exist: a short while, and no longer."""
+        if self.absent_for is None:
+            return self
+        return Terms(min(self.absent_for, self.fresh_for), 0.0, 0.0)
 
 
 def controls(headers: Raw) -> dict[str, str]:

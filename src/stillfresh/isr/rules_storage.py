@@ -14,6 +14,7 @@ from stillfresh.isr.rules_freshness import Terms, controls, stated
 from stillfresh.isr.rules_reasons import Reason
 
 __all__ = [
+    "ABSENT",
     "Judgement",
     "Shared",
     "Unshared",
@@ -29,6 +30,7 @@ __all__ = [
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """What a route's duration applies to: not refusals, which are about who asks, nor bad requests."""
+ABSENT: Final = frozenset({404, 410})
 TOO_MANY: Final = 429
 NEVER: Final = frozenset({428, TOO_MANY, 431})
 """RFC 6585: about who asks, and not to be stored."""
@@ -75,7 +77,8 @@ def judged(status: int, headers: Raw, fetched_at: float, own: Terms | None) -> J
     if "*" in vary:
         return Unshared(Reason.VARY)
     if own is not None:
-        return Shared(own, vary) if status in BY_ROUTE else Unshared(Reason.STATUS)
+        kept = own.absent() if status in ABSENT else own
+        return Shared(kept, vary) if status in BY_ROUTE else Unshared(Reason.STATUS)
     terms = stated(headers, fetched_at)
     if terms is None:
         return Unshared(Reason.NO_FRESHNESS)

@@ -68,6 +68,7 @@ class PagesSettings:
     trusted_proxies: tuple[str, ...] = ()
     forward: Forward | None = None
     credentials: tuple[str, ...] = CREDENTIALS
+    absent_for: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ PAGES: Final = {
     "trusted_proxies": Field(fields.networks, ()),
     "forward": Field(fields.forward, None),
     "credentials": Field(fields.credentials, CREDENTIALS),
+    "absent_for": Field(fields.duration, 10.0),
 }
 KIND: Final = {
     "batch_url": Field(fields.url),

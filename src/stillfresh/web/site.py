@@ -29,6 +29,7 @@ def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
         store.url,
         memory_for=store.memory_for,
         tenant=settings.tenant,
+        absent_for=settings.absent_for,
         render_timeout=2 * settings.timeout + SPARE,
     )
 
