@@ -152,6 +152,23 @@ class TestI24AsAsked:
         await until(lambda: ends == ["ended"])
         assert ((await as_it_says(site, pages)("/next")).text) == "page 1"
 
+    async def test_an_app_that_stops_listening_still_answers(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """It listened for the visitor's leaving, and gave that up before he took the answer."""
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            listening = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(2):
+                await asyncio.sleep(0)
+            listening.cancel()
+            await send({"type": "http.response.body", "body": b"all of it"})
+
+        assert (await as_it_says(app, pages)()).text == "all of it"
+
     async def test_a_head_request_takes_no_body(self, pages: PageCache, site: Site) -> None:
         """One request, also where the page is not for all."""
         site.says("Cache-Control: private")

@@ -127,9 +127,8 @@ class GoingAnswer(AppAnswer):
         self._is_wanted = is_wanted
         self._has_old = has_old
         self._said: list[Message] = []
-        self._visitor: asyncio.Future[tuple[Receive, Send]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._visitor: tuple[Receive, Send] | None = None
+        self._taken = asyncio.Event()
         self.is_going = False
         self.running: asyncio.Future[None] | None = None
         self.leaves: Callable[[], Awaitable[None]] | None = None
@@ -137,13 +136,19 @@ class GoingAnswer(AppAnswer):
 
     async def send(self, message: Message) -> None:
         if self.is_going:
-            _, send = await self._visitor
+            _, send = await self._taker()
             await send(message)
         elif not self.settled.is_set():
             self._said.append(message)
             await super().send(message)
             if self.is_given_up:
                 await self._go()
+
+    async def _taker(self) -> tuple[Receive, Send]:
+        """The visitor, once he takes it over."""
+        while self._visitor is None:
+            await self._taken.wait()
+        return self._visitor
 
     async def _go(self) -> None:
         """On to the visitor, if there still is one."""
@@ -176,7 +181,7 @@ class GoingAnswer(AppAnswer):
         message = await super().receive()
         if message["type"] == "http.request" or not self.is_going:
             return message
-        receive, _ = await self._visitor
+        receive, _ = await self._taker()
         while (message := await receive())["type"] != "http.disconnect":
             pass
         return message
@@ -190,7 +195,8 @@ class GoingAnswer(AppAnswer):
                 await send({"type": "http.response.body", "body": b""})
                 return
             self._said.clear()
-            self._visitor.set_result((receive, send))
+            self._visitor = receive, send
+            self._taken.set()
             await self._end()
         finally:
             self.abandon()
@@ -207,7 +213,6 @@ class GoingAnswer(AppAnswer):
         """Nobody takes the rest."""
         if self.running is not None:
             self.running.cancel()
-        self._visitor.cancel()
 
 
 async def ended(running: "asyncio.Future[None]") -> None:
