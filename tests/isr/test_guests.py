@@ -25,7 +25,7 @@ PLACES = 100
 def answers(asked: bytes) -> bytes | None:
     """`/endless` never ends, `/never` never begins; else the request is said back."""
     target = asked.split(b" ", 2)[1]
-    if target == b"/endless":
+    if target.startswith(b"/endless"):
         return ENDLESS
     if target == b"/streamed":
         return ENDLESS.replace(b"text/event-stream", b"text/plain") + b"0\r\n\r\n"
@@ -118,6 +118,19 @@ class TestI15SlowUploads:
         assert proxy.get("/fresh-too").status_code == 200
         for client in clients:
             assert read(client).startswith(b"HTTP/1.1 408 ")
+            client.close()
+
+    def test_nor_do_streams(self, stack: ExitStack, site: KeptSite) -> None:
+        """I24: an answer that goes on to one visitor leaves the places of loads."""
+        proxy = Proxy(stack, upstream=site.url)
+        clients = []
+        for number in range(PLACES):  # one after the other: each is a load at first
+            asked = b"GET /endless?%d HTTP/1.1\r\nHost: h\r\n\r\n" % number
+            clients.append(connected(proxy, asked))
+            assert clients[-1].recv(1)
+        # Sooner than the streams end by the site's time, which would free their places.
+        assert httpx.get(f"{proxy.url}/fresh-three", timeout=15).status_code == 200
+        for client in clients:
             client.close()
 
 
