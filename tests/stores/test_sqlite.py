@@ -5,17 +5,16 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
 import pytest
+from sqlite_kit import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 
-from stillfresh import Clock, ConfigError, NotOpen, Policy, StoreError
-from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark, Record
+from stillfresh import Clock, ConfigError, NotOpen, StoreError
+from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite import store as sqlite_store
 from stillfresh.stores.sqlite.connection import Patience, explained
@@ -25,8 +24,6 @@ from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED
 from stillfresh.testing import ManualClock, StoreConformance
 
-NOW = 1_700_000_000.0
-POLICY = Policy(30, 60, 90)
 SETTINGS = {
     apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,
     apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
@@ -49,53 +46,6 @@ class TestS1SqliteStore(StoreConformance):
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "cache.db"
-
-
-@asynccontextmanager
-async def opened(path: Path, clock: Clock | None = None) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, clock=clock or ManualClock(NOW))
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-async def publish(
-    store: SqliteStore, *ids: str, value: bytes = b"value", kind: str = "post"
-) -> str:
-    """Publishes the value for each; the last one's generation."""
-    generation = ""
-    records = store.read_now(kind, ids)
-    asks = [Ask(id_, seen(records.get(id_, Record()))) for id_ in ids]
-    copies = {}
-    for id_, lease in (await store.acquire(kind, asks, 10)).items():
-        assert isinstance(lease, Lease), lease
-        copies[id_] = (lease, Copy(lease.token, NOW, POLICY, value))
-        generation = lease.token
-    assert await store.publish(kind, copies) == set()
-    return generation
-
-
-def seen(record: Record) -> str | None:
-    return record.copy.generation if record.copy is not None else None
-
-
-def value(store: SqliteStore, id_: str = "a", kind: str = "post") -> object:
-    """The value that is read now; `...` if there is none."""
-    copy = store.read_now(kind, [id_]).get(id_, Record()).copy
-    return ... if copy is None else copy.value
-
-
-def neighbours(path: Path) -> set[str]:
-    """What lies beside the file, but for the lock that openers share."""
-    return {found.name for found in path.parent.iterdir()} - {path.name, f"{path.name}.lock"}
-
-
-def elsewhere(script: str, *arguments: object) -> None:
-    """In another process: opening the file in this one would drop SQLite's locks."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    subprocess.run(command, check=True, timeout=30)
 
 
 TIMES = """

@@ -81,7 +81,9 @@ async def site_of(
 ) -> AsyncIterator[Demo]:
     """What stands in front of the upstream."""
     pause = pace.seconds_of("retry_after")
-    feed_file = FeedCache.open(directory / "feed.db", fresh_for=pace.feed_fresh_for)
+    feed_file = await asyncio.to_thread(
+        FeedCache.open, directory / "feed.db", fresh_for=pace.feed_fresh_for
+    )
     with feed_file:
         async with (
             httpx.AsyncClient(base_url=upstream.url, timeout=15, limits=NO_KEEPING) as http,

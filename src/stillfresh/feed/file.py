@@ -17,6 +17,7 @@ from stillfresh.feed.schema import FEED, OWN
 from stillfresh.feed.shelf import Shelf
 from stillfresh.stores.sqlite.connection import (
     CORRUPT,
+    READ_PATIENCE,
     abandon,
     connect_reader,
     explained,
@@ -93,10 +94,13 @@ class FeedFile:
         return reader
 
     def _another(self) -> Reader:
-        """Under the lock, so that nobody sets the file aside meanwhile."""
-        epoch = self._epoch
-        with translated(self._path), locked(self._path):
-            connection = connect_reader(self._path)
+        """Under the lock, so that nobody sets the file aside meanwhile.
+
+        The caller's thread may be an event loop's, so it waits briefly only.
+        """
+        epoch, path = self._epoch, self._path.resolve()
+        with translated(path), locked(path, READ_PATIENCE):
+            connection = connect_reader(path)
         completed(connection)
         return Reader(connection, epoch)
 

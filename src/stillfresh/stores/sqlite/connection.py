@@ -15,13 +15,14 @@ import apsw
 
 from stillfresh.clock import Clock
 from stillfresh.errors import StoreError
-from stillfresh.stores.sqlite.files import on_read_only_mount
+from stillfresh.stores.sqlite.files import create_private, on_read_only_mount
 from stillfresh.stores.sqlite.format import Format, not_ours
 
 __all__ = [
     "BUSY",
     "CORRUPT",
     "FAILED",
+    "READ_PATIENCE",
     "abandon",
     "admit",
     "check_owner",
@@ -38,6 +39,8 @@ FAILED: Final = (apsw.Error, UnicodeDecodeError)
 BUSY: Final = (apsw.BusyError, apsw.LockedError)
 PATIENCE: Final = 30.0
 """Seconds that a step waits for other processes to finish theirs."""
+READ_PATIENCE: Final = 0.25
+"""Seconds that a read waits, which may be on an event loop's thread."""
 
 _PRAGMAS: Final = "PRAGMA synchronous = NORMAL; PRAGMA journal_size_limit = 67108864"
 _SETTINGS: Final = (
@@ -80,6 +83,7 @@ def connect(path: Path) -> apsw.Connection:
     """Whatever may write does; a file on a read-only medium has no log and cannot change."""
     if on_read_only_mount(path) and path.exists() and not _log_of(path).exists():
         return _settled(_immutable(path))
+    create_private(path)
     return _settled(apsw.Connection(str(path)))
 
 

@@ -5,9 +5,11 @@ The database itself is never opened here: closing any descriptor of it drops SQL
 
 import fcntl
 import os
+import random
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -17,7 +19,9 @@ from stillfresh.errors import ConfigError, StoreError
 __all__ = [
     "Identity",
     "check_place",
+    "create_private",
     "identity_of",
+    "lock_holder",
     "locked",
     "network_filesystem",
     "on_read_only_mount",
@@ -31,6 +35,11 @@ NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "ceph", "glusterf
     "fuse.glusterfs"
 }
 MOUNTINFO: Final = Path("/proc/self/mountinfo")
+LOCKS: Final = Path("/proc/locks")
+LOCK_LIMIT: Final = 5.0
+"""Seconds that an opening waits for the lock beside the file."""
+PRIVATE: Final = 0o600
+"""What is cached may be anybody's secret: a new file is its owner's alone."""
 
 
 def network_filesystem(mountinfo: str, path: Path) -> str | None:
@@ -75,23 +84,72 @@ def on_read_only_mount(path: Path) -> bool:
     return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
 
 
+def create_private(path: Path) -> None:
+    """Make the file, 0600 whatever the umask; SQLite gives its log and its index the same mode.
+
+    A file that is there keeps its mode. Where none can be made, SQLite says why.
+    """
+    with suppress(OSError):
+        try:
+            os.mknod(path, PRIVATE)  # without opening it
+        except PermissionError:  # macOS allows this to root only
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
+
+
 @contextmanager
-def locked(path: Path) -> Iterator[bool]:
+def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
     """Between processes: who opens the file and who sets it aside never meet.
 
     False where no lock file can be made: nothing can be renamed there either. The lock file
-    stays, since two could hold a lock whose file was removed in between.
+    stays, since two could hold a lock whose file was removed in between. StoreError if another
+    keeps the lock for longer than `limit` seconds.
     """
+    lock = Path(f"{path}.lock")
     try:
-        descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
     except OSError:
         yield False
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, lock, LOCK_LIMIT if limit is None else limit)
         yield True
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, lock: Path, limit: float) -> None:
+    until = time.monotonic() + limit
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            if time.monotonic() >= until:
+                raise _kept(lock, limit) from exc
+            time.sleep(random.uniform(0.001, 0.005))  # noqa: S311 (no secret)
+        else:
+            return
+
+
+def _kept(lock: Path, limit: float) -> StoreError:
+    found = lock_holder(LOCKS.read_text(), identity_of(lock)) if LOCKS.exists() else None
+    holder = "another process" if found is None else f"process {found}"
+    return StoreError(
+        f"{lock}: {holder} has kept this lock for {limit:g} s; is it stopped? "
+        "It must continue or end before the file can be opened"
+    )
+
+
+def lock_holder(locks: str, identity: Identity | None) -> int | None:
+    """The process that has this file locked, by the text of /proc/locks; None if not known."""
+    if identity is None:
+        return None
+    device, inode = identity
+    place = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    for line in locks.splitlines():
+        match line.split():
+            case [_, "FLOCK", _, _, process, found, *_] if found == place:
+                return int(process) if process.isdecimal() and process != "0" else None
+    return None
 
 
 def set_aside(path: Path) -> Path:

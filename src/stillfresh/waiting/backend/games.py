@@ -152,6 +152,7 @@ class Games:
 
 def opened(path: Path) -> tuple[apsw.Connection, apsw.Connection]:
     """The connections that write and read; a file of another application is left alone."""
+    path = path.resolve()
     with translated(path):
         check_place(path)
         writer = connect(path)
