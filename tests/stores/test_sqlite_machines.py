@@ -3,19 +3,24 @@
 import asyncio
 import fcntl
 import os
+import shutil
+import sqlite3
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
-from sqlite_kit import opened, publish
+from sqlite_kit import elsewhere, neighbours, opened, publish, value
 
-from stillfresh import StoreError
+from stillfresh import ConfigError, StoreError
 from stillfresh.coordinator import Database
 from stillfresh.feed import FeedCache
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite.files import identity_of, lock_holder
+from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.waiting.backend import Games, Player
 
 
@@ -24,36 +29,39 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cache.db"
 
 
+Write: TypeAlias = Callable[[], Awaitable[object]]
+
+
 @asynccontextmanager
-async def a_store(path: Path) -> AsyncIterator[None]:
+async def a_store(path: Path) -> AsyncIterator[Write]:
     async with opened(path) as store:
         await publish(store, "a")
-        yield
+        yield partial(publish, store, "a")
 
 
 @asynccontextmanager
-async def a_database(path: Path) -> AsyncIterator[None]:
+async def a_database(path: Path) -> AsyncIterator[Write]:
     database = Database(path)
     await database.open()
     try:
         await database.serve({"post": "me"})
-        yield
+        yield partial(database.touch, "post", "me", "a", 1, b"view")
     finally:
         await database.close()
 
 
 @asynccontextmanager
-async def a_feed(path: Path) -> AsyncIterator[None]:
+async def a_feed(path: Path) -> AsyncIterator[Write]:
     with await asyncio.to_thread(FeedCache.open, path) as cache:
         cache.put_topics([], "index:all:7")
-        yield
+        yield partial(asyncio.to_thread, cache.put_topics, [], "index:all:7")
 
 
 @asynccontextmanager
-async def some_games(path: Path) -> AsyncIterator[None]:
+async def some_games(path: Path) -> AsyncIterator[Write]:
     async with Games(path) as games:
         await games.start("g", [Player("me")])
-        yield
+        yield partial(games.move, "g", "me")
 
 
 FILES = {"store": a_store, "coordinator": a_database, "feed": a_feed, "games": some_games}
@@ -173,3 +181,140 @@ class TestS12Private:
         async with a_store(path):
             found = modes(path.parent / "real" / "target.db")
         assert set(found.values()) == {0o600}
+
+
+def swing(link: Path, target: Path) -> None:
+    """As `ln -sfn` does: at no moment there is no link."""
+    new = link.with_name("new-link")
+    new.symlink_to(target)
+    new.replace(link)
+
+
+async def until_read(store: SqliteStore, expected: object) -> None:
+    while value(store) != expected:
+        await asyncio.sleep(0.01)
+
+
+class TestS12Link:
+    async def test_a_link_that_was_swung_is_followed(self, path: Path) -> None:
+        """Noticed by the store's reads and writes; the file before it is left as it was."""
+        old, new = path.with_name("old.db"), path.with_name("new.db")
+        for target in (old, new):
+            async with opened(target) as store:
+                await publish(store, "a", value=target.name.encode())
+        path.symlink_to(old)
+        async with opened(path) as reading, opened(path) as writing:
+            assert value(reading) == value(writing) == b"old.db"
+            swing(path, new)
+            await publish(writing, "b")
+            await until_read(reading, b"new.db")
+            assert value(reading, "b") == b"value"
+        async with opened(old) as store:
+            assert (value(store), value(store, "b")) == (b"old.db", ...)
+
+    @pytest.mark.parametrize("kind", LOCKED)
+    async def test_it_leads_to_a_file_that_is_not_there(self, path: Path, kind: str) -> None:
+        """That file is begun, and what was written before stays where it is."""
+        old, new = path.with_name("old.db"), path.with_name("new.db")
+        path.symlink_to(old)
+        async with FILES[kind](path) as write:
+            swing(path, new)
+            await write()
+            assert new.stat().st_size > 0
+        async with FILES[kind](old) as write:
+            await write()
+
+
+CHECK = """
+import sqlite3, sys
+found = sqlite3.connect(sys.argv[1])
+assert found.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+assert found.execute("SELECT count(*) FROM theirs").fetchone() == (1000,)
+assert found.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (1,)
+found.close()
+"""
+
+
+@pytest.fixture(params=[0, 7], ids=["unmarked", "marked"])
+def foreign(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Another application's database, with or without an application id."""
+    place = tmp_path / "foreign.db"
+    theirs = sqlite3.connect(place)
+    theirs.execute(f"PRAGMA application_id = {request.param}")
+    theirs.execute("CREATE TABLE theirs(x)")
+    theirs.executemany("INSERT INTO theirs VALUES (?)", [("x" * 50,)] * 1000)
+    theirs.commit()
+    theirs.close()
+    return place
+
+
+class TestS12Foreign:
+    @pytest.mark.parametrize("is_link", [False, True], ids=["moved", "linked"])
+    @pytest.mark.parametrize("kind", LOCKED)
+    async def test_moved_over_an_open_file_it_is_left_alone(
+        self, path: Path, kind: str, foreign: Path, is_link: bool
+    ) -> None:
+        """Writes fail with the reason; not a byte changes; afterwards a new file is begun."""
+        before = foreign.read_bytes()
+        if is_link:
+            path.symlink_to(path.with_name("target.db"))
+        async with FILES[kind](path) as write:
+            if is_link:
+                swing(path, foreign)
+            else:
+                foreign.rename(path)
+            for _ in range(2):
+                with pytest.raises(StoreError, match=r"another application's|without the tables"):
+                    await write()
+            if not is_link:
+                assert not Path(f"{path}-wal").exists()
+            elsewhere(CHECK, path)
+            path.rename(path.with_name("theirs.db"))
+            await write()
+        assert path.with_name("theirs.db").read_bytes() == before
+        if is_link:
+            assert foreign.read_bytes() == before
+
+    @pytest.mark.parametrize("kind", ["store", "coordinator", "games"])
+    async def test_beside_a_log_that_a_killed_process_left(
+        self, path: Path, kind: str, foreign: Path
+    ) -> None:
+        """It is refused before SQLite would replay the log into it."""
+        async with FILES[kind](path):
+            shutil.copy(f"{path}-wal", path.with_name("kept"))
+        foreign.rename(path)
+        path.with_name("kept").rename(f"{path}-wal")
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match="another application's"):
+            async with FILES[kind](path):
+                pass
+        assert path.read_bytes() == before
+
+    async def test_a_look_from_outside_leaves_it_alone_too(self, path: Path, foreign: Path) -> None:
+        """`stillfresh inspect` on a file whose log is another's."""
+        async with a_store(path):
+            shutil.copy(f"{path}-wal", path.with_name("kept"))
+        foreign.rename(path)
+        path.with_name("kept").rename(f"{path}-wal")
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match="another application's"):
+            await SqliteView(path).open()
+        assert path.read_bytes() == before
+        assert neighbours(path) == {"cache.db-wal"}
+
+    async def test_another_store_moved_over_it_is_taken_as_it_is(self, path: Path) -> None:
+        """Its own rows are read, none of those that our log held."""
+        other = path.with_name("other.db")
+        async with opened(other) as store:
+            await publish(store, "a", value=b"theirs")
+        async with opened(path) as store, opened(path) as second:
+            await publish(store, *(f"id-{number}" for number in range(300)), value=b"ours" * 50)
+            other.rename(path)
+            await until_read(store, b"theirs")
+            await until_read(second, b"theirs")
+            assert value(store, "id-1") is ...
+            await publish(store, "b")
+            assert value(second, "b") == b"value"
+        async with opened(path) as store:
+            assert (value(store), value(store, "b")) == (b"theirs", b"value")
+            assert (await store.stats()).copies == 2

@@ -100,6 +100,9 @@ class FeedFile:
         """
         epoch, path = self._epoch, self._path.resolve()
         with translated(path), locked(path, READ_PATIENCE):
+            if identity_of(path) != self._identity:
+                self._writer.wake()
+                raise StoreError(f"{path}: has been replaced; it is opened anew in a moment")
             connection = connect_reader(path)
         completed(connection)
         return Reader(connection, epoch)

@@ -15,7 +15,7 @@ import apsw
 
 from stillfresh.clock import Clock
 from stillfresh.errors import StoreError
-from stillfresh.stores.sqlite.files import create_private, on_read_only_mount
+from stillfresh.stores.sqlite.files import create_private, log_of, on_read_only_mount
 from stillfresh.stores.sqlite.format import Format, not_ours
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "READ_PATIENCE",
     "abandon",
     "admit",
+    "check_log",
     "check_owner",
     "connect",
     "connect_reader",
@@ -81,7 +82,7 @@ class Patience:
 
 def connect(path: Path) -> apsw.Connection:
     """Whatever may write does; a file on a read-only medium has no log and cannot change."""
-    if on_read_only_mount(path) and path.exists() and not _log_of(path).exists():
+    if on_read_only_mount(path) and path.exists() and not log_of(path).exists():
         return _settled(_immutable(path))
     create_private(path)
     return _settled(apsw.Connection(str(path)))
@@ -100,10 +101,6 @@ def _immutable(path: Path) -> apsw.Connection:
     return apsw.Connection(f"file:{quote(str(path.absolute()))}?immutable=1", flags=flags)
 
 
-def _log_of(path: Path) -> Path:
-    return Path(f"{path}-wal")
-
-
 def connect_viewer(path: Path) -> apsw.Connection:
     """To look only, at a file that is there; also where nothing may be written beside it."""
     connection = _settled(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
@@ -111,7 +108,7 @@ def connect_viewer(path: Path) -> apsw.Connection:
         return _looking(connection)
     except apsw.Error as exc:
         abandon(connection)
-        if not isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError) or _log_of(path).exists():
+        if not isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError) or log_of(path).exists():
             raise
         return _looking(_settled(_immutable(path)))
 
@@ -134,8 +131,14 @@ def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 
-def check_owner(path: Path, kind: Format) -> None:
-    """A corrupt file whose header is whole and not ours is somebody's, and not to be renamed.
+def check_log(path: Path, application_id: int) -> None:
+    """A log beside a file that is not ours may be ours: SQLite would replay it into that file."""
+    if log_of(path).exists() and path.exists():
+        check_owner(path, application_id)
+
+
+def check_owner(path: Path, application_id: int) -> None:
+    """Refuse a file whose header is whole and not ours; its log and its state do not matter.
 
     Read through SQLite's own files, which keep their locks when one of them is closed.
     """
@@ -144,7 +147,7 @@ def check_owner(path: Path, kind: Format) -> None:
     header = file.xRead(min(file.xFileSize(), 100), 0)
     file.xClose()
     application = int.from_bytes(header[68:72])
-    if header.startswith(b"SQLite format 3\0") and application != kind.application_id:
+    if header.startswith(b"SQLite format 3\0") and application != application_id:
         raise not_ours(path, application)
 
 

@@ -1,31 +1,42 @@
 """The two connections of one process, and grouped commits (S4). Belongs to the writer's thread.
 
 A group of jobs is one transaction, each job a savepoint of its own: a failing job fails alone.
-A file that was found corrupt is set aside; one that moved or was replaced is opened anew.
+A file that was found corrupt is set aside; one that moved or was replaced, or a symbolic link that
+leads elsewhere by now, is opened anew.
 """
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 
-from stillfresh.errors import StoreError
+from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.connection import (
     BUSY,
     CORRUPT,
     FAILED,
     abandon,
     admit,
+    check_log,
     check_owner,
     connect,
     connect_reader,
     explained,
     translated,
 )
-from stillfresh.stores.sqlite.files import Identity, check_place, identity_of, locked, set_aside
+from stillfresh.stores.sqlite.files import (
+    Identity,
+    check_place,
+    identity_of,
+    locked,
+    log_of,
+    remove_log,
+    set_aside,
+)
 from stillfresh.stores.sqlite.format import Format
 
 __all__ = ["Database", "Job", "Outcome"]
@@ -53,22 +64,36 @@ class Database:
     def __init__(
         self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], object]
     ) -> None:
+        self._name = path
         self._path = path
+        """The file itself, where the name is a symbolic link."""
         self._kind = kind
         self._adopt = adopt
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._identity: Identity | None = None
+        self._log: Identity | None = None
         self.damaged: apsw.Connection | None = None
         """The connection that met corruption; one of an older file says nothing of this one."""
 
     def open(self) -> None:
         """Under the lock: nobody may open the file while another sets it aside."""
-        self._path = self._path.resolve()
-        with translated(self._path):
-            check_place(self._path)
-            with locked(self._path) as is_locked:
+        path = self._name.resolve()
+        with translated(path):
+            check_place(path)
+            with locked(path) as is_locked:
+                self._take_log_away()
+                self._path = path
                 self._open_whole(is_locked=is_locked)
+
+    def _take_log_away(self) -> None:
+        """The log of a file that another took the place of would be replayed into that one."""
+        if self._writer is None or self._identity == identity_of(self._path):
+            return
+        if self._log is not None and self._log == identity_of(log_of(self._path)):
+            with suppress(apsw.Error):  # so that the file is whole, wherever it was moved to
+                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            remove_log(self._path)
 
     def _open_whole(self, *, is_locked: bool) -> None:
         if self._is_damaged() and self._identity == identity_of(self._path):
@@ -76,7 +101,7 @@ class Database:
         try:
             self._connect()
         except CORRUPT:
-            check_owner(self._path, self._kind)
+            check_owner(self._path, self._kind.application_id)
             self._set_aside(is_locked=is_locked)
             self._connect()
 
@@ -84,6 +109,7 @@ class Database:
         return self.damaged is not None and self.damaged in (self._reader, self._writer)
 
     def _connect(self) -> None:
+        check_log(self._path, self._kind.application_id)
         writer = connect(self._path)
         try:
             admit(writer, self._path, self._kind)
@@ -93,6 +119,7 @@ class Database:
             raise
         old, self._writer, self._reader = self._writer, writer, reader
         self._identity = identity_of(self._path)
+        self._log = identity_of(log_of(self._path))
         self._adopt(reader)
         if old is not None:
             abandon(old)
@@ -135,7 +162,7 @@ class Database:
         except FAILED as exc:
             if isinstance(exc, CORRUPT):
                 self.damaged = self._writer
-            elif self._identity == identity_of(self._path):
+            elif self._identity == identity_of(self._name):
                 raise
             return action()
 
@@ -145,12 +172,19 @@ class Database:
         if (
             writer is None
             or self._is_damaged()
-            or self._identity != identity_of(self._path)
+            or self._identity != identity_of(self._name)
             or (writing and writer.readonly("main"))
         ):
-            self.open()
+            self._open_again()
         assert self._writer is not None  # noqa: S101 (open() has set it, or raised)
         return self._writer
+
+    def _open_again(self) -> None:
+        """Another application's file in the place of ours is no mistake of who asks."""
+        try:
+            self.open()
+        except ConfigError as exc:
+            raise StoreError(str(exc)) from exc
 
     def _failed(self, exc: Exception) -> Outcome:
         if not isinstance(exc, FAILED):

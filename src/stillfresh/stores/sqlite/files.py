@@ -23,8 +23,10 @@ __all__ = [
     "identity_of",
     "lock_holder",
     "locked",
+    "log_of",
     "network_filesystem",
     "on_read_only_mount",
+    "remove_log",
     "set_aside",
 ]
 
@@ -78,6 +80,16 @@ def identity_of(path: Path) -> Identity | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def log_of(path: Path) -> Path:
+    return Path(f"{path}-wal")
+
+
+def remove_log(path: Path) -> None:
+    """And its index: a file that took the place of theirs must not meet them."""
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def on_read_only_mount(path: Path) -> bool:

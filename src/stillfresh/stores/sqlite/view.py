@@ -17,7 +17,13 @@ from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.contract import Entry, Record, StoreStats
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
-from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, connect_viewer, explained
+from stillfresh.stores.sqlite.connection import (
+    CORRUPT,
+    FAILED,
+    check_log,
+    connect_viewer,
+    explained,
+)
 from stillfresh.stores.sqlite.format import STORE, Format
 from stillfresh.stores.sqlite.schema import record_of, statements
 
@@ -37,6 +43,7 @@ class SqliteView:
     async def open(self) -> None:
         self._check_place()
         try:
+            check_log(self._path, self.FORMAT.application_id)
             self._connection = connect_viewer(self._path)
             is_begun = self.FORMAT.is_begun(self._connection, self._path)
         except FAILED as exc:

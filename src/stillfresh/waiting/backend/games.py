@@ -18,7 +18,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.events import Events, Unsubscribe
-from stillfresh.stores.sqlite.connection import connect, connect_reader, translated
+from stillfresh.stores.sqlite.connection import check_log, connect, connect_reader, translated
 from stillfresh.stores.sqlite.database import commit
 from stillfresh.stores.sqlite.files import check_place
 from stillfresh.waiting.backend import schema, steps
@@ -155,6 +155,7 @@ def opened(path: Path) -> tuple[apsw.Connection, apsw.Connection]:
     path = path.resolve()
     with translated(path):
         check_place(path)
+        check_log(path, schema.APPLICATION_ID)
         writer = connect(path)
         try:
             admitted(writer, path)
