@@ -179,7 +179,7 @@ class TestS4Reads:
             pauses.append(seconds)
             clock.advance(seconds)
 
-        patience = Patience(clock, sleep)
+        patience = Patience(clock=clock, sleep=sleep)
         attempts = 0
         while patience(attempts):
             attempts += 1
@@ -633,7 +633,7 @@ class TestS4ReadOnly:
         [
             (apsw.SQLITE_READONLY_DIRECTORY, "its directory must be writable"),
             (apsw.SQLITE_READONLY_DBMOVED, "the file is read-only"),
-            (apsw.SQLITE_BUSY_SNAPSHOT, "other processes have kept it busy for 30 s"),
+            (apsw.SQLITE_BUSY_SNAPSHOT, "another process keeps it locked for writing"),
             (apsw.SQLITE_IOERR_FSYNC, "IOError"),
         ],
     )

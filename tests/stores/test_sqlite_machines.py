@@ -4,23 +4,31 @@ import asyncio
 import fcntl
 import os
 import shutil
+import signal
 import sqlite3
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+import apsw
 import pytest
-from sqlite_kit import elsewhere, neighbours, opened, publish, value
+from sqlite_kit import NOW, elsewhere, neighbours, opened, publish, value
 
-from stillfresh import ConfigError, StoreError
+from stillfresh import Cache, ConfigError, StoreError
 from stillfresh.coordinator import Database
 from stillfresh.feed import FeedCache
-from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.contract import Ask, Mark
+from stillfresh.stores.sqlite import SqliteStore, database
 from stillfresh.stores.sqlite.files import identity_of, lock_holder
+from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.view import SqliteView
+from stillfresh.stores.sqlite.writer import MAX_GROUP, Writer
+from stillfresh.testing import ManualClock
 from stillfresh.waiting.backend import Games, Player
 
 
@@ -318,3 +326,153 @@ class TestS12Foreign:
         async with opened(path) as store:
             assert (value(store), value(store, "b")) == (b"theirs", b"value")
             assert (await store.stats()).copies == 2
+
+
+HOLD = """
+import apsw, sys
+found = apsw.Connection(sys.argv[1])
+found.execute("BEGIN IMMEDIATE; CREATE TABLE other(x)")
+print("ready", flush=True)
+sys.stdin.readline()
+found.execute("ROLLBACK")
+found.close()
+"""
+
+
+@contextmanager
+def stopped_while_writing(path: Path) -> Iterator[Callable[[], None]]:
+    """A process that is paused inside a write transaction; what it gives lets it go on."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def go_on() -> None:
+        process.send_signal(signal.SIGCONT)
+        process.communicate("\n", timeout=30)
+
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        yield go_on
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps each transaction that was tried had."""
+    found, write = list[int](), database.Database.write
+
+    def counted(self: database.Database, jobs: Sequence[database.Job]) -> list[database.Outcome]:
+        found.append(len(jobs))
+        return write(self, jobs)
+
+    monkeypatch.setattr(database.Database, "write", counted)
+    return found
+
+
+@asynccontextmanager
+async def impatient(path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, clock=ManualClock(NOW), patience=0.1)
+    await store.open()
+    try:
+        await publish(store, "a")
+        yield store
+    finally:
+        await store.close()
+
+
+class TestS12Stopped:
+    async def test_after_the_first_failure_nobody_waits(
+        self, path: Path, tries: list[int], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Steps fail at once, but for one in a while; reads go on; then it works by itself."""
+        async with impatient(path) as store:
+            with stopped_while_writing(path) as go_on:
+                tries.clear()
+                for _ in range(200):
+                    with pytest.raises(StoreError, match="another process"):
+                        await store.acquire("post", [Ask("b")], 10)
+                    assert value(store) == b"value"
+                assert len(tries) <= 5
+                assert (await store.stats()).copies == 1
+                go_on()
+            await store.invalidate("post", ["unknown"])  # does not wait for a pause to end
+            await publish(store, "b")
+            assert value(store, "b") == b"value"
+        said = [record.getMessage().partition(": ")[2] for record in caplog.records]
+        assert [text.partition(";")[0] for text in said] == [
+            "another process keeps it locked for writing",
+            "can be written again",
+        ]
+
+    async def test_steps_that_waited_fail_with_the_first(
+        self, path: Path, tries: list[int]
+    ) -> None:
+        """More than one transaction takes: they are not tried group after group."""
+        async with impatient(path) as store:
+            with stopped_while_writing(path):
+                tries.clear()
+                steps = [store.acquire("post", [Ask(f"{n}")], 10) for n in range(3 * MAX_GROUP)]
+                outcomes = await asyncio.gather(*steps, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {StoreError}
+        assert len(tries) <= 2
+
+    async def test_an_invalidation_is_tried_every_time(self, path: Path) -> None:
+        """It raises while it cannot be delivered, and is delivered as soon as it can."""
+        async with impatient(path) as store:
+            with stopped_while_writing(path) as go_on:
+                for _ in range(3):
+                    with pytest.raises(StoreError, match="another process"):
+                        await store.invalidate("post", ["a"])
+                go_on()
+            await store.invalidate("post", ["a"])
+            copy = store.read_now("post", ["a"])["a"].copy
+            assert copy is not None
+            assert copy.mark == Mark.HARD
+
+    async def test_threads_that_wait_for_a_step_are_told_too(self, path: Path) -> None:
+        """The feed's writer is the same: a step that can be done without fails at once."""
+        readers: list[apsw.Connection] = []
+        writer = Writer(path, STORE, readers.append, 0.1)
+        writer.wait_until_open()
+        with stopped_while_writing(path):
+            with pytest.raises(StoreError, match="another process"):
+                await asyncio.to_thread(writer.submit(lambda _: None).result)
+            refused = writer.submit(lambda _: None, urgent=False)
+            assert isinstance(refused.exception(0), StoreError)
+        readers[0].close()
+        writer.stop()
+
+    async def test_a_cache_answers_from_memory_and_its_loader(
+        self, path: Path, tries: list[int]
+    ) -> None:
+        """Copies are read, cold keys are loaded, invalidations raise; afterwards all is stored."""
+        loads: list[str] = []
+        async with Cache(SqliteStore(path, patience=0.1)) as cache:
+
+            @cache.batched("price", fresh_for="1h", max_batch=1)
+            async def prices(skus: list[str]) -> dict[str, str]:
+                loads.extend(skus)
+                return {sku: sku.upper() for sku in skus}
+
+            assert await prices("warm") == "WARM"
+            with stopped_while_writing(path) as go_on:
+                tries.clear()
+                for number in range(100):
+                    assert await prices(f"cold-{number}") == f"COLD-{number}"
+                    assert await prices("warm") == "WARM"
+                assert len(tries) <= 10
+                with pytest.raises(StoreError):
+                    await prices.invalidate("warm")
+                go_on()
+            await prices.invalidate("warm")
+            assert await prices("warm") == "WARM"
+        assert loads == ["warm", *(f"cold-{number}" for number in range(100)), "warm"]
+        async with opened(path) as store:
+            assert value(store, "warm", "price") is not ...

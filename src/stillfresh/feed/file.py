@@ -122,7 +122,9 @@ class FeedFile:
         if identity_of(self._path) != self._identity:
             self._writer.wake()
 
-    def submit(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> "Future[T]":
+    def submit(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> "Future[T]":
         """On the writer's thread, in a savepoint of its own; others may share its commit."""
         self.check_open()
 
@@ -132,7 +134,7 @@ class FeedFile:
             except (TypeError, ValueError, OverflowError, RecursionError) as exc:
                 raise StoreError(f"{self._path}: holds what cannot be read: {exc!r}") from exc
 
-        return self._writer.submit(guarded, writes=writes)
+        return self._writer.submit(guarded, writes=writes, urgent=urgent)
 
     def check_open(self) -> None:
         if self.is_closed:

@@ -142,7 +142,8 @@ class FeedStore:
                 fresh_for=self._cache.fresh_for,
                 now=self._clock(),
                 new_token=lambda: token_hex(16),
-            )
+            ),
+            urgent=False,
         )
         for ask in asks:
             grant = grants[ask.id]
@@ -157,7 +158,8 @@ class FeedStore:
             done = await self.run(
                 lambda connection: leases.publish(
                     connection, copies, fresh_for=self._cache.fresh_for, now=self._clock()
-                )
+                ),
+                urgent=False,
             )
         except StoreError:
             if not all(self._is_lost(lease) for lease, _ in copies.values()):
@@ -196,7 +198,8 @@ class FeedStore:
         return await self.run(
             lambda connection: leases.renew(
                 connection, held, lease_for=lease_for, now=self._clock()
-            )
+            ),
+            urgent=False,
         )
 
     async def release(
@@ -207,7 +210,8 @@ class FeedStore:
             self._silent.pop(lease.id, None)
             self._owed.discard(lease.id)
         await self.run(
-            lambda connection: leases.release(connection, held, failures or {}, now=self._clock())
+            lambda connection: leases.release(connection, held, failures or {}, now=self._clock()),
+            urgent=False,
         )
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
@@ -265,11 +269,16 @@ class FeedStore:
             for key, state in states.items()
         ]
 
-    async def run(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> T:
-        """On the writer's thread; what is queued is done, whoever waits for it."""
+    async def run(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> T:
+        """On the writer's thread; what is queued is done, whoever waits for it.
+
+        What is not urgent fails at once while another process keeps the file locked (S12).
+        """
         await self._room.acquire()
         try:
-            done = asyncio.wrap_future(self._cache.file.submit(job, writes=writes))
+            done = asyncio.wrap_future(self._cache.file.submit(job, writes=writes, urgent=urgent))
         except NotOpen as exc:
             self._room.release()
             raise StoreError("the feed cache is closed") from exc

@@ -1,4 +1,4 @@
-"""When to ask a server that failed: at most one step for a growing pause (S5, S6).
+"""When to ask a store that failed: at most one step for a growing pause (S5, S6, S12).
 
 Pure: `now` is an argument. So a server that is away costs one of many readers a time-out, and the
 others nothing; the first step that succeeds ends it.
@@ -33,9 +33,13 @@ class Breaker:
         self._next_at = now + self._pause
         return True
 
+    def is_overtaken(self, began: float) -> bool:
+        """Whether a step that began then would only repeat a failure that is known by now."""
+        return self.is_open and began < self._opened_at
+
     def failed(self, began: float, now: float) -> None:
         """Steps that began together count once."""
-        if self.is_open and began < self._opened_at:
+        if self.is_overtaken(began):
             return
         self._pause = min(LONGEST_PAUSE, self._pause * 2 or FIRST_PAUSE)
         self._opened_at = now

@@ -22,7 +22,9 @@ __all__ = [
     "BUSY",
     "CORRUPT",
     "FAILED",
+    "PATIENCE",
     "READ_PATIENCE",
+    "Patience",
     "abandon",
     "admit",
     "check_log",
@@ -54,7 +56,8 @@ _REASONS: Final = {
     apsw.SQLITE_READONLY: "the file is read-only; it can be read, not written",
     apsw.SQLITE_READONLY_DIRECTORY: "its directory must be writable: SQLite keeps its log there",
     apsw.SQLITE_CANTOPEN: "cannot be opened; is its directory readable and writable?",
-    apsw.SQLITE_BUSY: f"other processes have kept it busy for {PATIENCE:.0f} s",
+    apsw.SQLITE_BUSY: "another process keeps it locked for writing; is it stopped? "
+    "It must continue or end before anything can be written",
 }
 
 
@@ -65,8 +68,13 @@ class Patience:
     """
 
     def __init__(
-        self, clock: Clock = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self,
+        limit: float = PATIENCE,
+        *,
+        clock: Clock = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.limit = limit
         self._clock = clock
         self._sleep = sleep
         self._until = 0.0
@@ -74,22 +82,22 @@ class Patience:
     def __call__(self, attempt: int) -> bool:
         now = self._clock()
         if attempt == 0:
-            self._until = now + PATIENCE
+            self._until = now + self.limit
         pause = random.uniform(0.001, 0.005)  # noqa: S311 (no secret)
         self._sleep(max(pause / (1 + attempt / 8), 0.0005))
         return now < self._until
 
 
-def connect(path: Path) -> apsw.Connection:
+def connect(path: Path, patience: Patience | None = None) -> apsw.Connection:
     """Whatever may write does; a file on a read-only medium has no log and cannot change."""
     if on_read_only_mount(path) and path.exists() and not log_of(path).exists():
         return _settled(_immutable(path))
     create_private(path)
-    return _settled(apsw.Connection(str(path)))
+    return _settled(apsw.Connection(str(path)), patience)
 
 
-def _settled(connection: apsw.Connection) -> apsw.Connection:
-    connection.set_busy_handler(Patience())
+def _settled(connection: apsw.Connection, patience: Patience | None = None) -> apsw.Connection:
+    connection.set_busy_handler(patience or Patience())
     for setting, value in _SETTINGS:
         connection.config(setting, value)
     return connection
@@ -120,7 +128,9 @@ def _looking(connection: apsw.Connection) -> apsw.Connection:
 
 def connect_reader(path: Path) -> apsw.Connection:
     """Reads once: the log is opened by name, and must be while that name is this file's."""
-    return _looking(connect(path))
+    connection = _looking(connect(path))
+    connection.set_busy_handler(Patience(READ_PATIENCE))
+    return connection
 
 
 def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:

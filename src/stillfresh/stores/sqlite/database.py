@@ -19,6 +19,8 @@ from stillfresh.stores.sqlite.connection import (
     BUSY,
     CORRUPT,
     FAILED,
+    PATIENCE,
+    Patience,
     abandon,
     admit,
     check_log,
@@ -62,13 +64,18 @@ class Database:
     """`adopt` receives the connection for reading, again whenever the file was opened anew."""
 
     def __init__(
-        self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], object]
+        self,
+        path: Path,
+        kind: Format,
+        adopt: Callable[[apsw.Connection], object],
+        patience: float = PATIENCE,
     ) -> None:
         self._name = path
         self._path = path
         """The file itself, where the name is a symbolic link."""
         self._kind = kind
         self._adopt = adopt
+        self.patience = Patience(patience)
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._identity: Identity | None = None
@@ -81,7 +88,7 @@ class Database:
         path = self._name.resolve()
         with translated(path):
             check_place(path)
-            with locked(path) as is_locked:
+            with locked(path, self.patience.limit) as is_locked:
                 self._take_log_away()
                 self._path = path
                 self._open_whole(is_locked=is_locked)
@@ -110,7 +117,7 @@ class Database:
 
     def _connect(self) -> None:
         check_log(self._path, self._kind.application_id)
-        writer = connect(self._path)
+        writer = connect(self._path, self.patience)
         try:
             admit(writer, self._path, self._kind)
             reader = connect_reader(self._path)

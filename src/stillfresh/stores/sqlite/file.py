@@ -12,7 +12,7 @@ from typing import Any, Final
 import apsw
 
 from stillfresh.errors import ConfigError, NotOpen, shown
-from stillfresh.stores.sqlite.connection import CORRUPT, abandon, explained
+from stillfresh.stores.sqlite.connection import CORRUPT, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.files import Identity, identity_of
 from stillfresh.stores.sqlite.format import Format
 from stillfresh.stores.sqlite.writer import LoopWriter
@@ -26,13 +26,14 @@ LOOK_EVERY: Final = 0.1
 class SqliteFile:
     """Any number of processes may use one file; one object belongs to one event loop at a time."""
 
-    def __init__(self, path: str | PathLike[str], kind: Format) -> None:
+    def __init__(self, path: str | PathLike[str], kind: Format, patience: float = PATIENCE) -> None:
         if fspath(path) in {"", ":memory:"}:
             raise ConfigError(
                 f"path: must name a file, not {shown(path)}; in memory use MemoryStore"
             )
         self._path = Path(path).absolute()
         self._kind = kind
+        self._patience = patience
         self._writer: LoopWriter | None = None
         self._reader: apsw.Connection | None = None
         self._execute: Callable[[str, Sequence[Any]], apsw.Cursor] = _closed
@@ -43,7 +44,7 @@ class SqliteFile:
         if self._writer is not None and self._writer.is_stopping:
             await self.close()
         if self._writer is None:
-            self._writer = LoopWriter(self._path, self._kind, self._adopt)
+            self._writer = LoopWriter(self._path, self._kind, self._adopt, self._patience)
         writer = self._writer
         try:
             await writer.opened()

@@ -123,7 +123,7 @@ def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
         yield False
         return
     try:
-        _lock(descriptor, lock, LOCK_LIMIT if limit is None else limit)
+        _lock(descriptor, lock, LOCK_LIMIT if limit is None else min(limit, LOCK_LIMIT))
         yield True
     finally:
         os.close(descriptor)

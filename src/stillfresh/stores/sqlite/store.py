@@ -16,7 +16,7 @@ from stillfresh.clock import Clock
 from stillfresh.stores.contract import Ask, Copy, Entry, Failure, Grant, Lease, Record, StoreStats
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
-from stillfresh.stores.sqlite.connection import FAILED
+from stillfresh.stores.sqlite.connection import FAILED, PATIENCE
 from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.schema import Row, record_of, select_many, statements
@@ -40,8 +40,10 @@ class SqliteStore(SqliteFile):
         *,
         clock: Clock = time.time,
         new_token: Callable[[], str] = lambda: token_hex(16),
+        patience: float = PATIENCE,
     ) -> None:
-        super().__init__(path, STORE)
+        """`patience`: seconds that a step waits for another process that is writing."""
+        super().__init__(path, STORE, patience)
         self._clock = clock
         self._new_token = new_token
 
@@ -104,23 +106,26 @@ class SqliteStore(SqliteFile):
                 connection, kind, asks, lease_for, now=self._clock(), new_token=self._new_token
             )
 
-        return await self._opened().run(job)
+        return await self._opened().run(job, urgent=False)
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         return await self._opened().run(
-            lambda connection: steps.publish(connection, kind, copies, now=self._clock())
+            lambda connection: steps.publish(connection, kind, copies, now=self._clock()),
+            urgent=False,
         )
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         return await self._opened().run(
-            lambda connection: steps.renew(connection, kind, leases, lease_for, now=self._clock())
+            lambda connection: steps.renew(connection, kind, leases, lease_for, now=self._clock()),
+            urgent=False,
         )
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
         await self._opened().run(
-            lambda connection: steps.release(connection, kind, leases, failures or {})
+            lambda connection: steps.release(connection, kind, leases, failures or {}),
+            urgent=False,
         )
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
@@ -143,7 +148,7 @@ class SqliteStore(SqliteFile):
             start: str | None = ""
             while start is not None:
                 job = partial(steps.evict_slice, kind=kind, start=start, before=before, size=SLICE)
-                number, start = await self._opened().run(job)
+                number, start = await self._opened().run(job, urgent=False)
                 dropped += number
         return dropped
 

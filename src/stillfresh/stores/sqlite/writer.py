@@ -1,21 +1,26 @@
 """The one thread that writes: jobs come from other threads and are committed in groups (S4).
 
 `Writer` serves threads, which wait for their jobs; `LoopWriter` an event loop, which never waits
-for the file: it puts a job on the queue and awaits its future.
+for the file: it puts a job on the queue and awaits its future. A file that another process keeps
+locked is tried now and then only (S12).
 """
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 
-from stillfresh.errors import NotOpen
+from stillfresh.errors import NotOpen, StoreError
+from stillfresh.stores.breaker import Breaker
+from stillfresh.stores.sqlite.connection import BUSY, PATIENCE
 from stillfresh.stores.sqlite.database import Database, Job, Outcome
 from stillfresh.stores.sqlite.format import Format
 
@@ -27,15 +32,26 @@ MAX_QUEUED: Final = 1024
 """More than this wait on the loop for room: a slow disk must not fill memory."""
 MAX_GROUP: Final = 256
 """Jobs in one transaction: enough to share its cost, few enough to be short for others."""
+PROBE: Final = 0.25
+"""Seconds that a step waits for a file that others waited for in vain."""
+KEPT: Final = (*BUSY, BlockingIOError)
+"""Causes of a failure that took all the time there is: another process has the file."""
+
+log = logging.getLogger("stillfresh.sqlite")
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job, and who waits for it."""
+    """A job, and who waits for it.
+
+    Urgent is what nobody can do without: it is tried whatever happened before.
+    """
 
     job: Job
     future: "asyncio.Future[Any] | Future[Any] | None"
     writes: bool
+    urgent: bool = True
+    began: float = field(default_factory=time.monotonic)
 
 
 Settled: TypeAlias = list[tuple[Work, Outcome]]
@@ -44,26 +60,53 @@ Settled: TypeAlias = list[tuple[Work, Outcome]]
 class Writer:
     """Lives from its making to `stop`; `adopt` is told of each connection for reading."""
 
-    def __init__(self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kind: Format,
+        adopt: Callable[[apsw.Connection], None],
+        patience: float = PATIENCE,
+    ) -> None:
+        self._path = path
+        self._patience = patience
+        self._breaker = Breaker()
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        self._database = Database(path, kind, lambda reader: self._tell(adopt, reader))
+        self._database = Database(path, kind, lambda reader: self._tell(adopt, reader), patience)
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
         self.is_stopping = False
+        self._is_woken = False
         self._thread.start()
 
     def wait_until_open(self) -> None:
         """Raises why it could not be opened."""
         self._opened.result()
 
-    def submit(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> "Future[T]":
+    def submit(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> "Future[T]":
         """What is queued is done, whether or not its caller waits for it."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
-        self._put(Work(job, future, writes))
+        work = Work(job, future, writes, urgent)
+        if self._allows(work):
+            self._put(work)
+        else:
+            future.set_exception(self._away())
         return future
+
+    def _allows(self, work: Work) -> bool:
+        """False: the file was locked just now, and another step tries it again in a moment."""
+        with self._gate:
+            return work.urgent or self._breaker.allows(work.began)
+
+    def _away(self) -> StoreError:
+        return StoreError(
+            f"{self._path}: another process keeps it locked for writing; "
+            "it is tried again in a moment"
+        )
 
     def mend(self, damaged: apsw.Connection) -> None:
         """A reader met corruption: the next group sets the file aside first, so have one."""
@@ -73,7 +116,9 @@ class Writer:
 
     def wake(self) -> None:
         """An empty group: it looks whether the file is still the one that was opened."""
-        self._queue.put(Work(lambda _: None, None, writes=False))
+        if not self._is_woken:
+            self._is_woken = True
+            self._queue.put(Work(lambda _: None, None, writes=False))
 
     def stop(self) -> None:
         """What is queued is done first; returns when the thread has ended."""
@@ -122,11 +167,40 @@ class Writer:
         is_last = False
         while not is_last:
             group, is_last = self._next_group()
-            writes = [work for work in group if work.writes]
-            looks = [work for work in group if not work.writes]
-            outcomes = self._database.write([work.job for work in writes]) if writes else []
-            outcomes += [self._database.look(work.job) for work in looks]
-            is_last |= not self._tell(self._settle, [*zip(writes + looks, outcomes, strict=True)])
+            self._is_woken = False
+            late = [work for work in group if self._is_late(work)]
+            settled: Settled = [(work, Outcome(error=self._away())) for work in late]
+            settled += self._done([work for work in group if not self._is_late(work)])
+            is_last |= not self._tell(self._settle, settled)
+
+    def _is_late(self, work: Work) -> bool:
+        """It waited behind a step that failed, and would fail as that one did."""
+        return work.writes and not work.urgent and self._breaker.is_overtaken(work.began)
+
+    def _done(self, group: list[Work]) -> Settled:
+        began = time.monotonic()
+        is_open = self._breaker.is_open
+        self._database.patience.limit = min(PROBE, self._patience) if is_open else self._patience
+        writes = [work for work in group if work.writes]
+        looks = [work for work in group if not work.writes]
+        outcomes = self._database.write([work.job for work in writes]) if writes else []
+        self._note(began, outcomes)
+        outcomes += [self._database.look(work.job) for work in looks]
+        return [*zip(writes + looks, outcomes, strict=True)]
+
+    def _note(self, began: float, outcomes: list[Outcome]) -> None:
+        """Whether the file could be written; said once when it cannot be, and when it can."""
+        was_open = self._breaker.is_open
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        with self._gate:
+            if any(isinstance(error.__cause__, KEPT) for error in errors):
+                self._breaker.failed(began, time.monotonic())
+            elif outcomes:
+                self._breaker.succeeded()
+        if self._breaker.is_open and not was_open:
+            log.warning("%s; until then it is tried now and then", errors[0])
+        elif was_open and not self._breaker.is_open:
+            log.warning("%s: can be written again", self._path)
 
     def _next_group(self) -> tuple[list[Work], bool]:
         """All that is there, up to a limit; waits for the first."""
@@ -145,22 +219,33 @@ class Writer:
 class LoopWriter(Writer):
     """For the loop that made it: outcomes arrive there, a whole group in one turn."""
 
-    def __init__(self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kind: Format,
+        adopt: Callable[[apsw.Connection], None],
+        patience: float = PATIENCE,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(MAX_QUEUED)
-        super().__init__(path, kind, adopt)
+        super().__init__(path, kind, adopt, patience)
 
     async def opened(self) -> None:
         """Raises why it could not be opened; any number may wait, and give up waiting."""
         await asyncio.shield(asyncio.wrap_future(self._opened))
 
-    async def run(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> T:
+    async def run(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> T:
         """What is queued is done, whether or not its caller waits for it."""
         await self._room.acquire()
         future: asyncio.Future[T] = self._loop.create_future()
+        work = Work(job, future, writes, urgent)
         try:
-            self._put(Work(job, future, writes))
-        except NotOpen:
+            if not self._allows(work):
+                raise self._away()
+            self._put(work)
+        except (NotOpen, StoreError):
             self._room.release()
             raise
         return await future

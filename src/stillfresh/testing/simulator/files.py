@@ -15,6 +15,7 @@ from unittest.mock import patch
 import apsw
 
 from stillfresh.errors import NotOpen, StoreError
+from stillfresh.stores.sqlite.connection import PATIENCE
 from stillfresh.stores.sqlite.database import Database
 from stillfresh.stores.sqlite.format import Format
 
@@ -45,9 +46,15 @@ class InlineWriter:
 
     simulated: "World"
 
-    def __init__(self, path: Path, kind: Format, adopt: Callable[[apsw.Connection], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kind: Format,
+        adopt: Callable[[apsw.Connection], None],
+        patience: float = PATIENCE,
+    ) -> None:
         self.is_stopping = False
-        self._database = Database(path, kind, adopt)
+        self._database = Database(path, kind, adopt, patience)
         owner = self.simulated.loop.owner
         if owner:
             self.simulated.processes[owner - 1].at_end(self.stop)
@@ -59,7 +66,10 @@ class InlineWriter:
         await asyncio.sleep(self._pause())
         self._database.open()
 
-    def submit(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> "Future[T]":
+    def submit(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> "Future[T]":
+        del urgent
         future: Future[T] = Future()
         try:
             future.set_result(self._done(job, writes=writes))
@@ -69,7 +79,10 @@ class InlineWriter:
             future.set_exception(exc)
         return future
 
-    async def run(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> T:
+    async def run(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> T:
+        del urgent
         await asyncio.sleep(self._pause())
         result = self._done(job, writes=writes)
         await asyncio.sleep(self._pause())
