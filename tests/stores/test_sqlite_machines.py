@@ -23,7 +23,7 @@ from stillfresh import Cache, ConfigError, StoreError
 from stillfresh.coordinator import Database
 from stillfresh.feed import FeedCache
 from stillfresh.stores.contract import Ask, Mark
-from stillfresh.stores.sqlite import SqliteStore, database
+from stillfresh.stores.sqlite import SqliteStore, database, read_only_copy
 from stillfresh.stores.sqlite.files import identity_of, lock_holder
 from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.view import SqliteView
@@ -476,3 +476,86 @@ class TestS12Stopped:
         assert loads == ["warm", *(f"cold-{number}" for number in range(100)), "warm"]
         async with opened(path) as store:
             assert value(store, "warm", "price") is not ...
+
+
+LOOKS_AND_DIES = """
+import asyncio, os, signal, sqlite3, sys
+from sqlite_kit import opened, publish
+from pathlib import Path
+from stillfresh.stores.sqlite import read_only_copy
+
+path = Path(sys.argv[1])
+
+async def main():
+    async with opened(path) as store:
+        await publish(store, "0000")
+        published = 1
+        async def go_on():
+            nonlocal published
+            while True:
+                await publish(store, f"{published:04}")
+                published += 1
+        writing = asyncio.create_task(go_on())
+        for number in range(3):
+            seen = published
+            copy = await read_only_copy(path, path.with_name(f"copy-{number}.db"))
+            found = sqlite3.connect(copy)
+            assert found.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert found.execute("SELECT count(*) FROM post").fetchone()[0] >= seen
+            found.close()
+            while published < seen + 20:
+                await asyncio.sleep(0)
+        print(published, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def looked_and_died(path: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", LOOKS_AND_DIES, str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+
+
+class TestS12Copy:
+    async def test_looking_into_a_copy_loses_nothing(self, path: Path) -> None:
+        """Copied while it is written, opened by `sqlite3`, closed; then the process is killed."""
+        ran = looked_and_died(path)
+        assert (ran.returncode, ran.stderr) == (-signal.SIGKILL, "")
+        async with opened(path) as store:
+            ids = [f"{number:04}" for number in range(int(ran.stdout))]
+            assert store.read_now("post", ids).keys() == set(ids)
+            assert len(ids) >= 60
+
+    @pytest.mark.usefixtures("usual_umask")
+    @pytest.mark.parametrize("kind", FILES)
+    async def test_every_file_of_ours_can_be_copied(
+        self, path: Path, tmp_path: Path, kind: str
+    ) -> None:
+        """While it is open; the copy is private, whole, and one of the same kind."""
+        (tmp_path / "copies").mkdir()
+        copy = tmp_path / "copies" / "copy.db"
+        async with FILES[kind](path) as write:
+            assert await read_only_copy(path, copy) == copy
+            await write()
+        assert modes(copy) == {"copy.db": 0o600}
+        found = sqlite3.connect(copy)
+        assert found.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        found.close()
+
+    async def test_what_cannot_be_copied_is_said(self, path: Path) -> None:
+        """No file, a target that exists, a target without a directory: nothing is left behind."""
+        with pytest.raises(StoreError, match=r"cache\.db: there is no such file"):
+            await read_only_copy(path, path.with_name("copy.db"))
+        async with a_store(path):
+            with pytest.raises(StoreError, match="exists already; name a file that does not"):
+                await read_only_copy(path, path)
+            with pytest.raises(StoreError, match=r"missing/copy\.db: cannot be opened"):
+                await read_only_copy(path, path.with_name("missing") / "copy.db")
+        assert neighbours(path) == set()
