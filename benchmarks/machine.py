@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +14,6 @@ import apsw
 
 __all__ = ["machine"]
 
-ROOT = Path(__file__).parent.parent
 ABSENT = "not installed"
 PEERS = (
     "aiocache",
@@ -76,7 +76,7 @@ VERSION = r'"version":\s*"([^"]+)"'
 
 def server(pattern: str, name: str) -> str:
     """One of those that `scripts/servers` put there, by the file that tells of it."""
-    for about in sorted((ROOT / ".venv" / "servers").glob(pattern)):
+    for about in sorted((Path(sys.prefix) / "servers").glob(pattern)):
         found = first(str(about), VERSION) or first(str(about), r"^Version: (.*)$")
         return f"{name} {found}"
     return f"{name}: {ABSENT}"

@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -125,6 +126,16 @@ def test_all_is_exact(package: str) -> None:
         if not public.startswith("_") and not isinstance(value, type(ast))
     }
     assert set(module.__all__) == shown
+
+
+def test_every_declared_dependency_is_used() -> None:
+    """What is installed with stillfresh or an extra of it is named in the code."""
+    project = tomllib.loads((SRC.parent.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needs = [*project["dependencies"], *(need for name in extras for need in extras[name])]
+    names = {re.split(r"[\[><=]", need)[0].replace("-", "_") for need in needs} - {"stillfresh"}
+    texts = "\n".join(path.read_text() for path in MODULES)
+    assert {name for name in names if not re.search(rf"\b{name}(\b|_)", texts)} == set()
 
 
 def test_functions_are_short() -> None:

@@ -24,8 +24,7 @@ from botocore.exceptions import ClientError
 from stillfresh import Clock
 from stillfresh.stores.dynamodb import DynamoStore
 
-ROOT = Path(__file__).parent.parent.parent
-SERVERS = ROOT / ".venv" / "servers"
+SERVERS = Path(sys.prefix) / "servers"
 MINISTACK = SERVERS / "ministack" / "bin" / "ministack"
 WEED = Path(sys.executable).with_name("weed")
 ENVIRONMENT = {
@@ -150,6 +149,7 @@ def _seaweed(folder: Path) -> Iterator[str]:
     command += ["-filer", "-s3", f"-s3.config={config}"]
     command += ["-master.volumeSizeLimitMB=64", "-master.telemetry=false"]
     command += [f"-{name}={port}" for name, port in ports.items()]
+    command += ["-s3.port.lance=0", "-s3.port.iceberg=0"]  # else fixed ones, 9101 and 8181
     url = f"http://127.0.0.1:{ports['s3.port']}"
     with running(command, url):
         yield url

@@ -1,9 +1,10 @@
 """S6 and I2, I3, I4, I5, I6, I7: the store on a real DynamoDB server, values in a real S3."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -78,7 +79,14 @@ class TestS6DynamoStore(StoreConformance):
 
 @pytest.fixture(scope="module")
 def real_storage(tmp_path_factory: pytest.TempPathFactory, aws: Aws) -> Iterator[Aws]:
-    with aws_servers.seaweed_s3(tmp_path_factory.mktemp("weed")) as s3:
+    """Also where the two ports that it would take by itself are somebody's."""
+    with ExitStack() as stack:
+        for port in (9101, 8181):
+            taken = stack.enter_context(socket.socket())
+            with suppress(OSError):  # then it is somebody's already
+                taken.bind(("127.0.0.1", port))
+                taken.listen()
+        s3 = stack.enter_context(aws_servers.seaweed_s3(tmp_path_factory.mktemp("weed")))
         aws_servers.make_bucket(s3)
         yield Aws(aws.endpoint, s3)
 
