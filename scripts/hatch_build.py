@@ -34,8 +34,10 @@ class CompiledTtlCache(BuildHookInterface[Any]):
         self._folder = mkdtemp()
         copy = Path(self._folder) / "stillfresh"
         shutil.copytree(Path(self.root) / "src" / "stillfresh", copy)
-        # The extras need not be there to compile a module that uses none of them.
-        command = [sys.executable, "-m", "mypyc", "--ignore-missing-imports", MODULE]
+        # The extras need not be there to compile a module that uses none of them, and what the
+        # types of other libraries say about other modules does not matter to it.
+        options = ["--ignore-missing-imports", "--follow-imports=silent"]
+        command = [sys.executable, "-m", "mypyc", *options, MODULE]
         subprocess.run(command, cwd=self._folder, check=True)
         built = {str(path): f"stillfresh/{path.name}" for path in copy.glob("*.so")}
         build_data["force_include"].update(built)

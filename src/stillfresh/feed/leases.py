@@ -263,7 +263,7 @@ def _end(
     failure: Failure | None,
     now: float,
 ) -> None:
-    parts: tuple[object, ...] = (None,) * 4
+    parts: tuple[float | str | None, ...] = (None,) * 4
     if failure is not None:
         parts = (failure.count, failure.retry_at, failure.error, now)
     connection.execute(_END, (generation, *parts, key))

@@ -254,7 +254,7 @@ def written_by_another(path: Path, *steps: tuple[str, Sequence[object]]) -> None
         connection.close()
 
 
-def sql(path: Path, text: str, *values: object) -> list[tuple[Any, ...]]:
+def sql(path: Path, text: str, *values: Any) -> list[tuple[Any, ...]]:
     """On a connection of its own, with the library that has the file open: locks stay whole."""
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(10_000)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
@@ -126,7 +126,8 @@ def publish(
     sql, held_at = tables(connection, kind), at_most(now)
     rows = {id_: _published(id_, lease, copy, held_at) for id_, (lease, copy) in copies.items()}
     passed = _passed(connection, sql.publish, rows.items())
-    connection.executemany(sql.write_value, [(id_, copies[id_][1].value) for id_ in passed])
+    values: list[tuple[str, Any]] = [(id_, copies[id_][1].value) for id_ in passed]
+    connection.executemany(sql.write_value, values)
     return copies.keys() - passed
 
 

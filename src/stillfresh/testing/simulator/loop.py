@@ -10,7 +10,7 @@ import heapq
 import random
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 __all__ = ["WORLD", "Deadlock", "VirtualLoop"]
 
@@ -107,11 +107,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *,
         name: str | None = None,
         context: contextvars.Context | None = None,
+        **options: Any,  # noqa: ANN401 (newer Pythons have more)
     ) -> asyncio.Task[T]:
         number = self._next()
         owner = self.owner
         task: asyncio.Task[T] = asyncio.Task(
-            coro, loop=self, name=name or f"task-{number}", context=context
+            cast("Coroutine[Any, Any, T]", coro),
+            loop=self,
+            name=name or f"task-{number}",
+            context=context,
+            **options,
         )
         self.tasks[task] = number, owner
         self._ready[-1] = self._ready[-1]._replace(task=number)
