@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ class TestI13NothingLeft:
             visit = as_it_says(site, pages)
             for number in range(20):
                 assert (await visit(f"/no/{number}")).status_code == 404
-        with sqlite3.connect(tmp_path / "p.db") as file:
+        with closing(sqlite3.connect(tmp_path / "p.db")) as file:
             named = "SELECT name FROM sqlite_master WHERE name LIKE '%page' OR name LIKE '%tags'"
             tables = [name for (name,) in file.execute(named)]
             rows = [file.execute(f'SELECT count(*) FROM "{it}"').fetchone()[0] for it in tables]
