@@ -132,7 +132,8 @@ print([name for name in sys.modules if name.startswith(("stillfresh.web", "still
 def foreign(directory: Path) -> Path:
     """Another application's SQLite file, with something in it."""
     path = directory / "foreign.db"
-    script = "import sqlite3,sys; c=sqlite3.connect(sys.argv[1]); c.execute('CREATE TABLE t(x)'); c.close()"
+    script = "import sqlite3,sys; c=sqlite3.connect(sys.argv[1]); c.execute('CREATE TABLE t(x)')"
+    script += "; c.close()"
     subprocess.run([sys.executable, "-c", script, str(path)], check=True, timeout=60)
     return path
 
