@@ -330,7 +330,10 @@ class TestG9Games:
         """Eight games are opened and played; what is offered is always another."""
         await shown(page, demo.url)
         offered, board = page.locator("#next"), page.locator("#board")
+        doing = page.locator("#games-word")
         for _ in range(8):
+            # A click while the last one is on its way is refused.
+            await expect(doing).not_to_contain_text("…", timeout=SECONDS)
             await expect(offered).to_be_enabled(timeout=SECONDS)
             game = str(await offered.evaluate(TAKEN))
             await expect(board).to_have_attribute("data-game", game, timeout=SECONDS)
