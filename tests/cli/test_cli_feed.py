@@ -132,7 +132,8 @@ class TestF16Inspect:
         feed.write_bytes(feed.read_bytes()[:4096] + b"\x00" * 8192)
         before = feed.read_bytes()
         result = call("inspect", str(feed))
-        assert (result.exit_code, "corrupt" in result.stderr) == (1, True)
+        said = result.stderr.replace(str(feed), "")
+        assert (result.exit_code, "corrupt" in said or "malformed" in said) == (1, True)
         assert feed.read_bytes() == before
         assert not [name for name in neighbours(feed) if "corrupt" in name]
 

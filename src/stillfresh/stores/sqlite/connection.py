@@ -15,7 +15,7 @@ import apsw
 
 from stillfresh.clock import Clock
 from stillfresh.errors import StoreError
-from stillfresh.stores.sqlite.files import create_private, log_of, on_read_only_mount
+from stillfresh.stores.sqlite.files import create_private, has_log, log_of, on_read_only_mount
 from stillfresh.stores.sqlite.format import Format, not_ours
 
 __all__ = [
@@ -143,7 +143,7 @@ def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
 
 def check_log(path: Path, application_id: int) -> None:
     """A log beside a file that is not ours may be ours: SQLite would replay it into that file."""
-    if log_of(path).exists() and path.exists():
+    if has_log(path) and path.exists():
         check_owner(path, application_id)
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "Identity",
     "check_place",
     "create_private",
+    "has_log",
     "identity_of",
     "lock_holder",
     "locked",
@@ -84,6 +85,14 @@ def identity_of(path: Path) -> Identity | None:
 
 def log_of(path: Path) -> Path:
     return Path(f"{path}-wal")
+
+
+def has_log(path: Path) -> bool:
+    """An empty log replays nothing."""
+    try:
+        return log_of(path).stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def remove_log(path: Path) -> None:
