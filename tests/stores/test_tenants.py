@@ -1,6 +1,8 @@
 """I17: one store for several tenants keeps the contract for each of them."""
 
-from stillfresh import Clock
+import asyncio
+
+from stillfresh import Cache, Clock
 from stillfresh.stores.contract import Ask, Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.redis import RedisStore
@@ -11,6 +13,22 @@ from stillfresh.testing import ManualClock, StoreConformance
 class TestI17TenantStore(StoreConformance):
     async def new_store(self, clock: Clock) -> Store:
         return for_tenant(MemoryStore(clock=clock), "acme")
+
+
+class TestI17Loops:
+    def test_a_tenant_of_a_store_in_memory_outlives_its_loop(self) -> None:
+        """As the store itself does: the second `asyncio.run` finds the copy of the first."""
+        loads: list[int] = []
+        cache = Cache("memory://?tenant=acme")
+
+        @cache.cached("report", fresh_for="1h")
+        async def report(year: int) -> int:
+            loads.append(year)
+            return year
+
+        for _ in range(2):
+            assert asyncio.run(report(2026)) == 2026
+        assert loads == [2026]
 
 
 class TestI17Listing:

@@ -74,6 +74,7 @@ class TenantStore:
     def __init__(self, store: Store, tenant: str) -> None:
         self.tenant = tenant
         self.needs_eviction: bool = getattr(store, "needs_eviction", True)
+        self.outlives_loops: bool = getattr(store, "outlives_loops", False)
         self._store = store
         self._prefix = tenant_prefix(tenant)
         if hasattr(store, "read_now"):
