@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -22,8 +23,10 @@ from sqlite_kit import NOW, elsewhere, neighbours, opened, publish, value
 from stillfresh import Cache, ConfigError, StoreError
 from stillfresh.coordinator import Database
 from stillfresh.feed import FeedCache
+from stillfresh.feed.view import is_feed
 from stillfresh.stores.contract import Ask, Mark
 from stillfresh.stores.sqlite import SqliteStore, database, read_only_copy
+from stillfresh.stores.sqlite.connection import connect_viewer
 from stillfresh.stores.sqlite.files import identity_of, lock_holder
 from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.view import SqliteView
@@ -87,6 +90,11 @@ def lock_held(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def locks_on(path: Path) -> int:
+    """How many locks the kernel knows on this file."""
+    return Path("/proc/locks").read_text().count(f":{path.stat().st_ino} ")
+
+
 class TestS12Lock:
     @pytest.mark.parametrize("kind", LOCKED)
     async def test_opening_gives_up_and_names_the_holder(
@@ -121,6 +129,28 @@ class TestS12Lock:
             assert not opening.done()
         await opening
         await store.close()
+
+    @pytest.mark.parametrize("how", [os.symlink, os.link], ids=["symlink", "hard link"])
+    async def test_a_lock_file_that_leads_to_the_file_is_refused(
+        self, path: Path, how: Callable[[Path, str], None]
+    ) -> None:
+        """Closing it would drop SQLite's locks on the file (POSIX)."""
+        async with opened(path) as store:
+            await publish(store, "a")
+            Path(f"{path}.lock").unlink()
+            how(path, f"{path}.lock")
+            before = locks_on(path)
+            with pytest.raises(StoreError, match=r"cache\.db\.lock: .*; remove it"):
+                await SqliteStore(path).open()
+            assert locks_on(path) == before > 0
+            assert value(store) == b"value"
+
+    async def test_a_lock_file_that_leads_elsewhere_makes_no_file_there(self, path: Path) -> None:
+        """Whoever may write to the directory would choose what we create."""
+        Path(f"{path}.lock").symlink_to(path.with_name("elsewhere"))
+        with pytest.raises(StoreError, match=r"cache\.db\.lock: .*; remove it"):
+            await SqliteStore(path).open()
+        assert not path.with_name("elsewhere").exists()
 
     def test_the_holder_is_found_by_its_inode(self, path: Path) -> None:
         """The kernel's list names it; a list without it, or none, does not."""
@@ -220,6 +250,21 @@ class TestS12Link:
         async with opened(old) as store:
             assert (value(store), value(store, "b")) == (b"old.db", ...)
 
+    async def test_a_link_that_leads_to_itself_is_an_error_of_the_store(self, path: Path) -> None:
+        """At opening, and while it is open: then it works again when the link is mended."""
+        loop, target = path.with_name("loop.db"), path.with_name("target.db")
+        loop.symlink_to(loop)
+        with pytest.raises(StoreError, match="cannot be opened"):
+            await SqliteStore(loop).open()
+        path.symlink_to(target)
+        async with opened(path) as store:
+            await publish(store, "a")
+            swing(path, loop)
+            with pytest.raises(StoreError, match="cannot be opened"):
+                await store.invalidate("post", ["a"])
+            swing(path, target)
+            await store.invalidate("post", ["a"])
+
     @pytest.mark.parametrize("kind", LOCKED)
     async def test_it_leads_to_a_file_that_is_not_there(self, path: Path, kind: str) -> None:
         """That file is begun, and what was written before stays where it is."""
@@ -254,6 +299,51 @@ def foreign(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     theirs.commit()
     theirs.close()
     return place
+
+
+async def viewed(path: Path) -> bool:
+    try:
+        view = SqliteView(path)
+        await view.open()
+    except ConfigError:
+        return False
+    await view.close()
+    return True
+
+
+async def asked_for_a_feed(path: Path) -> bool:
+    return is_feed(str(path))
+
+
+async def copied(path: Path) -> bool:
+    with pytest.raises((ConfigError, StoreError), match="another application's"):
+        await read_only_copy(path, path.with_name("copy.db"))
+    return path.with_name("copy.db").exists()
+
+
+LOOKS = {"view": viewed, "feed": asked_for_a_feed, "copy": copied}
+
+HAVE_OPEN = """
+import apsw, sys
+found = apsw.Connection(sys.argv[1])
+found.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def another_process_has_open(path: Path) -> Iterator[None]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HAVE_OPEN, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class TestS12Foreign:
@@ -309,6 +399,49 @@ class TestS12Foreign:
             await SqliteView(path).open()
         assert path.read_bytes() == before
         assert neighbours(path) == {"cache.db-wal"}
+
+    @pytest.mark.parametrize("look", LOOKS)
+    async def test_no_look_writes_our_log_into_it(
+        self, path: Path, foreign: Path, look: str
+    ) -> None:
+        """By a view of a link, by the question whether it is a feed, by a copy: it is unchanged."""
+        link = path.with_name("link.db")
+        link.symlink_to(path)
+        before = foreign.read_bytes()
+        async with a_store(path):
+            foreign.rename(path)
+            assert not await LOOKS[look](link)
+            assert path.read_bytes() == before
+        assert path.read_bytes() == before
+
+    async def test_a_look_at_a_file_of_ours_leaves_its_log(self, path: Path) -> None:
+        """A killed process left it; what only looks reads it, and writes nothing back."""
+        async with a_store(path):
+            for name in (path, Path(f"{path}-wal")):
+                shutil.copy(name, name.with_name(f"kept{name.name}"))
+        kept = path.with_name(f"kept{path.name}")
+        before = kept.read_bytes()
+        view = SqliteView(kept)
+        await view.open()
+        assert (await view.stats()).copies == 1
+        await view.close()
+        assert kept.read_bytes() == before
+
+    async def test_a_store_moved_over_it_with_its_log_is_taken_as_it_is(self, path: Path) -> None:
+        """The index of our log, which another process has open too, is not taken for its own."""
+        other = path.with_name("other.db")
+        async with opened(other) as store:
+            await publish(store, *(f"id-{number}" for number in range(50)), value=b"theirs")
+            for suffix in ("", "-wal"):
+                shutil.copy(f"{other}{suffix}", f"{other}{suffix}-kept")
+        async with opened(path) as store:
+            await publish(store, *(f"our-{number}" for number in range(300)), value=b"ours" * 50)
+            with another_process_has_open(path):
+                for suffix in ("-wal", ""):
+                    Path(f"{other}{suffix}-kept").rename(f"{path}{suffix}")
+                await store.invalidate("post", ["unknown"])
+                assert {value(store, f"id-{number}") for number in range(50)} == {b"theirs"}
+        assert neighbours(path) == {"other.db", "other.db.lock"}
 
     async def test_another_store_moved_over_it_is_taken_as_it_is(self, path: Path) -> None:
         """Its own rows are read, none of those that our log held."""
@@ -549,6 +682,27 @@ class TestS12Copy:
         assert found.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         found.close()
 
+    async def test_of_two_that_copy_to_one_target_one_succeeds(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other is told that the target exists, and leaves it alone."""
+        copy, both = path.with_name("copy.db"), threading.Barrier(2)
+
+        def connected(path: Path) -> apsw.Connection:
+            both.wait(10)
+            return connect_viewer(path)
+
+        monkeypatch.setattr("stillfresh.stores.sqlite.copying.connect_viewer", connected)
+        async with a_store(path):
+            made = await asyncio.gather(
+                read_only_copy(path, copy), read_only_copy(path, copy), return_exceptions=True
+            )
+        assert sorted("exists already" in str(it) for it in made) == [False, True]
+        assert copy in made
+        found = sqlite3.connect(copy)
+        assert found.execute("SELECT count(*) FROM post").fetchone() == (1,)
+        found.close()
+
     async def test_what_cannot_be_copied_is_said(self, path: Path) -> None:
         """No file, a target that exists, a target without a directory: nothing is left behind."""
         with pytest.raises(StoreError, match=r"cache\.db: there is no such file"):
@@ -556,6 +710,6 @@ class TestS12Copy:
         async with a_store(path):
             with pytest.raises(StoreError, match="exists already; name a file that does not"):
                 await read_only_copy(path, path)
-            with pytest.raises(StoreError, match=r"missing/copy\.db: cannot be opened"):
+            with pytest.raises(StoreError, match=r"missing/copy\.db: No such file"):
                 await read_only_copy(path, path.with_name("missing") / "copy.db")
         assert neighbours(path) == set()

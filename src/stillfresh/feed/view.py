@@ -48,7 +48,7 @@ def is_feed(path: str) -> bool:
         return False
     try:
         connection = connect_viewer(Path(path))
-    except FAILED:
+    except (ConfigError, *FAILED):
         return False
     try:
         return _holds_feed(connection, Path(path))

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import apsw
 
 from stillfresh.clock import Clock
-from stillfresh.errors import StoreError
-from stillfresh.stores.sqlite.files import create_private, has_log, log_of, on_read_only_mount
+from stillfresh.errors import ConfigError, StoreError
+from stillfresh.stores.sqlite.files import create_private, has_log, log_of, on_read_only_mount, real
 from stillfresh.stores.sqlite.format import Format, not_ours
 
 __all__ = [
@@ -110,10 +110,21 @@ def _immutable(path: Path) -> apsw.Connection:
 
 
 def connect_viewer(path: Path) -> apsw.Connection:
-    """To look only, at a file that is there; also where nothing may be written beside it."""
+    """To look only, at a file that is there; also where nothing may be written beside it.
+
+    It never writes back a log that it finds, not even as the last to close: it may be of another
+    file. Files of ours say whose they are before there is a log.
+    """
+    path = real(path)
     connection = _settled(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
     try:
+        if has_log(path):
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            check_owner(path, connection.pragma("application_id"))
         return _looking(connection)
+    except ConfigError:
+        abandon(connection)
+        raise
     except apsw.Error as exc:
         abandon(connection)
         if not isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError) or log_of(path).exists():

@@ -6,7 +6,6 @@ can be lost. The copy is made by our library, in another thread, while the file 
 """
 
 import asyncio
-import os
 from os import PathLike
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import apsw
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.sqlite.connection import connect_viewer, translated
-from stillfresh.stores.sqlite.files import create_private
+from stillfresh.stores.sqlite.files import create_new, real
 
 __all__ = ["read_only_copy"]
 
@@ -28,11 +27,9 @@ async def read_only_copy(path: str | PathLike[str], target: str | PathLike[str])
 
 
 def _copied(path: Path, target: Path) -> Path:
-    path, target = path.resolve(), target.absolute()
+    path, target = real(path), target.absolute()
     if not path.is_file():
         raise StoreError(f"{path}: there is no such file")
-    if os.path.lexists(target):
-        raise StoreError(f"{target}: exists already; name a file that does not")
     with translated(path):
         source = connect_viewer(path)
         try:
@@ -43,7 +40,11 @@ def _copied(path: Path, target: Path) -> Path:
 
 
 def _fill(source: apsw.Connection, target: Path) -> None:
-    create_private(target)
+    with translated(target):
+        try:
+            create_new(target)
+        except FileExistsError as exc:
+            raise StoreError(f"{target}: exists already; name a file that does not") from exc
     try:
         with translated(target):
             source.execute("PRAGMA query_only = 0")  # it forbids to write a new file, too

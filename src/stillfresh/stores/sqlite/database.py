@@ -36,7 +36,9 @@ from stillfresh.stores.sqlite.files import (
     identity_of,
     locked,
     log_of,
-    remove_log,
+    neighbours_of,
+    real,
+    remove_neighbours,
     set_aside,
 )
 from stillfresh.stores.sqlite.format import Format
@@ -79,13 +81,13 @@ class Database:
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._identity: Identity | None = None
-        self._log: Identity | None = None
+        self._neighbours: dict[Path, Identity] = {}
         self.damaged: apsw.Connection | None = None
         """The connection that met corruption; one of an older file says nothing of this one."""
 
     def open(self) -> None:
         """Under the lock: nobody may open the file while another sets it aside."""
-        path = self._name.resolve()
+        path = real(self._name)
         with translated(path):
             check_place(path)
             with locked(path, self.patience.limit) as is_locked:
@@ -94,13 +96,17 @@ class Database:
                 self._open_whole(is_locked=is_locked)
 
     def _take_log_away(self) -> None:
-        """The log of a file that another took the place of would be replayed into that one."""
+        """The log of a file that another took the place of would be replayed into that one.
+
+        Its index stays where the new file came with a log of its own, and would be taken for its.
+        """
         if self._writer is None or self._identity == identity_of(self._path):
             return
-        if self._log is not None and self._log == identity_of(log_of(self._path)):
+        log = log_of(self._path)
+        if log in self._neighbours and self._neighbours[log] == identity_of(log):
             with suppress(apsw.Error):  # so that the file is whole, wherever it was moved to
                 self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            remove_log(self._path)
+        remove_neighbours(self._neighbours)
 
     def _open_whole(self, *, is_locked: bool) -> None:
         if self._is_damaged() and self._identity == identity_of(self._path):
@@ -126,7 +132,7 @@ class Database:
             raise
         old, self._writer, self._reader = self._writer, writer, reader
         self._identity = identity_of(self._path)
-        self._log = identity_of(log_of(self._path))
+        self._neighbours = neighbours_of(self._path)
         self._adopt(reader)
         if old is not None:
             abandon(old)

@@ -8,7 +8,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,15 +19,18 @@ from stillfresh.errors import ConfigError, StoreError
 __all__ = [
     "Identity",
     "check_place",
+    "create_new",
     "create_private",
     "has_log",
     "identity_of",
     "lock_holder",
     "locked",
     "log_of",
+    "neighbours_of",
     "network_filesystem",
     "on_read_only_mount",
-    "remove_log",
+    "real",
+    "remove_neighbours",
     "set_aside",
 ]
 
@@ -75,6 +78,11 @@ def check_place(path: Path) -> None:
         )
 
 
+def real(path: Path) -> Path:
+    """The file that a symbolic link leads to; where links lead in a circle, opening it says so."""
+    return Path(os.path.realpath(path))
+
+
 def identity_of(path: Path) -> Identity | None:
     try:
         found = path.stat()
@@ -95,10 +103,17 @@ def has_log(path: Path) -> bool:
         return False
 
 
-def remove_log(path: Path) -> None:
-    """And its index: a file that took the place of theirs must not meet them."""
-    for suffix in ("-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+def neighbours_of(path: Path) -> dict[Path, Identity]:
+    """The log beside the file and the log's index, as they are now."""
+    names = log_of(path), Path(f"{path}-shm")
+    return {name: found for name in names if (found := identity_of(name)) is not None}
+
+
+def remove_neighbours(ours: Mapping[Path, Identity]) -> None:
+    """Those that are still the same: a file that took the place of theirs must not meet them."""
+    for name, identity in ours.items():
+        if identity_of(name) == identity:
+            name.unlink(missing_ok=True)
 
 
 def on_read_only_mount(path: Path) -> bool:
@@ -111,10 +126,17 @@ def create_private(path: Path) -> None:
     A file that is there keeps its mode. Where none can be made, SQLite says why.
     """
     with suppress(OSError):
-        try:
-            os.mknod(path, PRIVATE)  # without opening it
-        except PermissionError:  # macOS allows this to root only
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
+        create_new(path)
+
+
+def create_new(path: Path) -> None:
+    """FileExistsError if anything has this name, also a link that leads nowhere."""
+    try:
+        os.mknod(path, PRIVATE)  # without opening it
+    except FileExistsError:
+        raise
+    except OSError:  # macOS allows this to root only, some file systems to nobody
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
 
 
 @contextmanager
@@ -126,8 +148,10 @@ def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
     keeps the lock for longer than `limit` seconds.
     """
     lock = Path(f"{path}.lock")
+    _check_lock(lock, path)
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(lock, flags, PRIVATE)
     except OSError:
         yield False
         return
@@ -136,6 +160,14 @@ def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
         yield True
     finally:
         os.close(descriptor)
+
+
+def _check_lock(lock: Path, path: Path) -> None:
+    """Refuse a link: it makes a file elsewhere, or drops SQLite's locks when it is closed."""
+    if lock.is_symlink():
+        raise StoreError(f"{lock}: is a symbolic link, not a lock file of ours; remove it")
+    if (identity := identity_of(lock)) is not None and identity == identity_of(path):
+        raise StoreError(f"{lock}: is a link to the file itself, not a lock file; remove it")
 
 
 def _lock(descriptor: int, lock: Path, limit: float) -> None:

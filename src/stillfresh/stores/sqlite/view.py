@@ -24,6 +24,7 @@ from stillfresh.stores.sqlite.connection import (
     connect_viewer,
     explained,
 )
+from stillfresh.stores.sqlite.files import real
 from stillfresh.stores.sqlite.format import STORE, Format
 from stillfresh.stores.sqlite.schema import record_of, statements
 
@@ -43,7 +44,7 @@ class SqliteView:
     async def open(self) -> None:
         self._check_place()
         try:
-            check_log(self._path, self.FORMAT.application_id)
+            check_log(real(self._path), self.FORMAT.application_id)
             self._connection = connect_viewer(self._path)
             is_begun = self.FORMAT.is_begun(self._connection, self._path)
         except FAILED as exc:

@@ -20,7 +20,7 @@ from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.stores.sqlite.connection import check_log, connect, connect_reader, translated
 from stillfresh.stores.sqlite.database import commit
-from stillfresh.stores.sqlite.files import check_place
+from stillfresh.stores.sqlite.files import check_place, real
 from stillfresh.waiting.backend import schema, steps
 from stillfresh.waiting.backend.steps import GameView, Happened, Player
 from stillfresh.waiting.model import LIMIT
@@ -152,7 +152,7 @@ class Games:
 
 def opened(path: Path) -> tuple[apsw.Connection, apsw.Connection]:
     """The connections that write and read; a file of another application is left alone."""
-    path = path.resolve()
+    path = real(path)
     with translated(path):
         check_place(path)
         check_log(path, schema.APPLICATION_ID)
