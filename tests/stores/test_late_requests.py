@@ -1,8 +1,10 @@
 """S8, T7: requests that arrive late or twice at real servers, behind proxies that hold them."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aws_servers import Aws
@@ -13,6 +15,7 @@ from valkey_server import HOST, Server
 from stillfresh import Policy
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
 from stillfresh.stores.dynamodb import DynamoStore
+from stillfresh.stores.dynamodb.tags import Tags
 from stillfresh.stores.redis import RedisStore
 from stillfresh.testing import ManualClock
 
@@ -152,3 +155,44 @@ class TestS8DynamoDB:
             (tag,) = [row for row in await raw.rows() if row["pk"]["S"].startswith("TAG#")]
         assert tag["lease_token"]["S"] == second.token
         assert await store.invalidate_tag("eu") == [(KIND, "a")]
+
+    async def test_a_holder_that_lost_its_lease_writes_no_row_of_a_tag(
+        self, aws: Aws, store: DynamoStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its lease is deleted between its two writes: the row of the next load stays."""
+        slow, deleting = Gate(Tags.write), Gate(Tags.remove)
+        third = aws.store(store._names.table, ManualClock(start=NOW))
+        async with opened(third), asyncio.TaskGroup() as group:
+            with monkeypatch.context() as patch:
+                patch.setattr(Tags, "write", slow)
+                first = group.create_task(leased(store, None, "eu"))
+                await slow.reached.wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(Tags, "remove", deleting)
+                deleted = group.create_task(third.delete(KIND, ["a"]))
+                await deleting.reached.wait()
+            second = await leased(self.other, None, "eu")
+            slow.opens.set()
+            await first
+            deleting.opens.set()
+            await deleted
+            assert await third.invalidate_tag("eu") == [(KIND, "a")]
+            assert not await publishes(self.other, second)
+            assert not await publishes(store, first.result())
+
+
+class Gate:
+    """A method that waits before it is done."""
+
+    def __init__(self, method: Callable[..., Awaitable[None]]) -> None:
+        self.reached = asyncio.Event()
+        self.opens = asyncio.Event()
+        self._method = method
+
+    def __get__(self, owner: Tags, _: type[Tags]) -> Callable[..., Awaitable[None]]:
+        async def waiting(*args: Any, **options: Any) -> None:
+            self.reached.set()
+            await self.opens.wait()
+            await self._method(owner, *args, **options)
+
+        return waiting

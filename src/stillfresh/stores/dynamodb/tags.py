@@ -12,7 +12,7 @@ from stillfresh.errors import StoreError
 from stillfresh.stores.aws import CONDITION, Refused
 from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.rows import Tagged, tag_item
-from stillfresh.stores.dynamodb.schema import Item, text
+from stillfresh.stores.dynamodb.schema import LOCK, Item, text
 from stillfresh.stores.dynamodb.table import Table, values
 from stillfresh.stores.dynamodb.workers import each
 
@@ -40,16 +40,22 @@ class Tags:
         await each(items, lambda tag: self._write(items[tag], seen))
 
     async def _write(self, item: Item, seen: str) -> None:
-        """In the place of a row that was seen: one that arrives late replaces no later one (S8)."""
+        """In the place of a row that was seen: one that arrives late replaces no later one (S8).
+
+        Nor does a holder whose lease was lost meanwhile, and that cannot publish any more: a row
+        that was seen while the lease still was ours is no later one's.
+        """
+        pk, sk, token = (item[name]["S"] for name in ("pk", "sk", "lease_token"))
         for _ in range(TRIES):
-            given = values(seen=seen, token=item["lease_token"]["S"])
             try:
-                await self._table.put(item, UNCHANGED, given)
+                await self._table.put(item, UNCHANGED, values(seen=seen, token=token))
             except Refused as exc:
                 if exc.code != CONDITION:
                     raise
-                pk, sk = item["pk"]["S"], item["sk"]["S"]
                 seen = text(exc.item or await self._table.get(pk, sk) or {}, "lease_token") or ""
+                lock = await self._table.get(sk, LOCK) or {}
+                if text(lock, "lease_token") != token:
+                    return
             else:
                 return
         raise StoreError(f"{self._names.table}: others keep changing the row of a tag")
