@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -249,6 +250,22 @@ class TestS12Link:
             assert value(reading, "b") == b"value"
         async with opened(old) as store:
             assert (value(store), value(store, "b")) == (b"old.db", ...)
+
+    async def test_a_link_that_was_swung_again_meanwhile_is_followed(self, path: Path) -> None:
+        """The event loop is busy while the first new file is opened, and nobody writes."""
+        targets = [path.with_name(f"{name}.db") for name in ("first", "second", "third")]
+        for target in targets:
+            async with opened(target) as store:
+                await publish(store, "a", value=target.name.encode())
+        path.symlink_to(targets[0])
+        async with opened(path) as store:
+            swing(path, targets[1])
+            store._look()
+            database = store._opened()._database
+            while database.identity != identity_of(path):
+                time.sleep(0.001)  # noqa: ASYNC251 (the loop is busy)
+            swing(path, targets[2])
+            await asyncio.wait_for(until_read(store, b"third.db"), 5)
 
     async def test_a_link_that_leads_to_itself_is_an_error_of_the_store(self, path: Path) -> None:
         """At opening, and while it is open: then it works again when the link is mended."""

@@ -80,7 +80,8 @@ class Database:
         self.patience = Patience(patience)
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
-        self._identity: Identity | None = None
+        self.identity: Identity | None = None
+        """Of the file that was opened; the name may lead to another by now."""
         self._neighbours: dict[Path, Identity] = {}
         self.damaged: apsw.Connection | None = None
         """The connection that met corruption; one of an older file says nothing of this one."""
@@ -100,7 +101,7 @@ class Database:
 
         Its index stays where the new file came with a log of its own, and would be taken for its.
         """
-        if self._writer is None or self._identity == identity_of(self._path):
+        if self._writer is None or self.identity == identity_of(self._path):
             return
         log = log_of(self._path)
         if log in self._neighbours and self._neighbours[log] == identity_of(log):
@@ -109,7 +110,7 @@ class Database:
         remove_neighbours(self._neighbours)
 
     def _open_whole(self, *, is_locked: bool) -> None:
-        if self._is_damaged() and self._identity == identity_of(self._path):
+        if self._is_damaged() and self.identity == identity_of(self._path):
             self._set_aside(is_locked=is_locked)
         try:
             self._connect()
@@ -123,6 +124,7 @@ class Database:
 
     def _connect(self) -> None:
         check_log(self._path, self._kind.application_id)
+        before = identity_of(self._path)
         writer = connect(self._path, self.patience)
         try:
             admit(writer, self._path, self._kind)
@@ -131,7 +133,7 @@ class Database:
             abandon(writer)
             raise
         old, self._writer, self._reader = self._writer, writer, reader
-        self._identity = identity_of(self._path)
+        self.identity = before or identity_of(self._path)  # replaced since: opened once more
         self._neighbours = neighbours_of(self._path)
         self._adopt(reader)
         if old is not None:
@@ -175,7 +177,7 @@ class Database:
         except FAILED as exc:
             if isinstance(exc, CORRUPT):
                 self.damaged = self._writer
-            elif self._identity == identity_of(self._name):
+            elif self.identity == identity_of(self._name):
                 raise
             return action()
 
@@ -185,7 +187,7 @@ class Database:
         if (
             writer is None
             or self._is_damaged()
-            or self._identity != identity_of(self._name)
+            or self.identity != identity_of(self._name)
             or (writing and writer.readonly("main"))
         ):
             self._open_again()

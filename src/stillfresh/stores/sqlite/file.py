@@ -71,7 +71,7 @@ class SqliteFile:
             return
         old, self._reader = self._reader, reader
         self._execute = reader.cursor().execute
-        self._identity = identity_of(self._path)
+        self._identity = self._writer.identity
         if old is not None:
             abandon(old)
 

@@ -22,6 +22,7 @@ from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.sqlite.connection import BUSY, PATIENCE
 from stillfresh.stores.sqlite.database import Database, Job, Outcome
+from stillfresh.stores.sqlite.files import Identity
 from stillfresh.stores.sqlite.format import Format
 
 __all__ = ["MAX_QUEUED", "LoopWriter", "Writer"]
@@ -79,6 +80,11 @@ class Writer:
         self.is_stopping = False
         self._is_woken = False
         self._thread.start()
+
+    @property
+    def identity(self) -> Identity | None:
+        """Of the file that was opened last."""
+        return self._database.identity
 
     def wait_until_open(self) -> None:
         """Raises why it could not be opened."""

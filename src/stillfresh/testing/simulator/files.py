@@ -17,6 +17,7 @@ import apsw
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.sqlite.connection import PATIENCE
 from stillfresh.stores.sqlite.database import Database
+from stillfresh.stores.sqlite.files import Identity
 from stillfresh.stores.sqlite.format import Format
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class InlineWriter:
         owner = self.simulated.loop.owner
         if owner:
             self.simulated.processes[owner - 1].at_end(self.stop)
+
+    @property
+    def identity(self) -> Identity | None:
+        return self._database.identity
 
     def wait_until_open(self) -> None:
         self._database.open()
