@@ -573,6 +573,20 @@ class TestS12Stopped:
         assert {type(outcome) for outcome in outcomes} == {StoreError}
         assert len(tries) <= 2
 
+    async def test_closing_does_not_wait_for_it_as_long_as_a_step_would(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A step that waits already gives up, too."""
+        monkeypatch.setattr("stillfresh.stores.sqlite.writer.CLOSING", 0.1)
+        store = SqliteStore(path, patience=60)
+        await store.open()
+        with stopped_while_writing(path):
+            step = asyncio.create_task(store.invalidate("post", ["a"]))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(store.close(), 10)
+            with pytest.raises(StoreError, match="another process"):
+                await step
+
     async def test_an_invalidation_is_tried_every_time(self, path: Path) -> None:
         """It raises while it cannot be delivered, and is delivered as soon as it can."""
         async with impatient(path) as store:

@@ -64,7 +64,8 @@ _REASONS: Final = {
 class Patience:
     """The busy handler: short pauses of uneven length, shorter for who has waited longer.
 
-    SQLite's own doubles its pauses up to 100 ms, so under load the newest comer always wins.
+    SQLite's own doubles its pauses up to 100 ms, so under load the newest comer always wins. A
+    lower `limit` counts at once, also for a step that waits already.
     """
 
     def __init__(
@@ -77,15 +78,15 @@ class Patience:
         self.limit = limit
         self._clock = clock
         self._sleep = sleep
-        self._until = 0.0
+        self._began = 0.0
 
     def __call__(self, attempt: int) -> bool:
         now = self._clock()
         if attempt == 0:
-            self._until = now + self.limit
+            self._began = now
         pause = random.uniform(0.001, 0.005)  # noqa: S311 (no secret)
         self._sleep(max(pause / (1 + attempt / 8), 0.0005))
-        return now < self._until
+        return now < self._began + self.limit
 
 
 def connect(path: Path, patience: Patience | None = None) -> apsw.Connection:

@@ -35,6 +35,8 @@ MAX_GROUP: Final = 256
 """Jobs in one transaction: enough to share its cost, few enough to be short for others."""
 PROBE: Final = 0.25
 """Seconds that a step waits for a file that others waited for in vain."""
+CLOSING: Final = 5.0
+"""Seconds that a step waits for the file when its owner closes it."""
 KEPT: Final = (*BUSY, BlockingIOError)
 """Causes of a failure that took all the time there is: another process has the file."""
 
@@ -141,6 +143,7 @@ class Writer:
         with self._gate:
             if not self.is_stopping:
                 self.is_stopping = True
+                self._limit_patience()
                 self._queue.put(None)
 
     def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
@@ -185,14 +188,20 @@ class Writer:
 
     def _done(self, group: list[Work]) -> Settled:
         began = time.monotonic()
-        is_open = self._breaker.is_open
-        self._database.patience.limit = min(PROBE, self._patience) if is_open else self._patience
+        with self._gate:
+            self._limit_patience()
         writes = [work for work in group if work.writes]
         looks = [work for work in group if not work.writes]
         outcomes = self._database.write([work.job for work in writes]) if writes else []
         self._note(began, outcomes)
         outcomes += [self._database.look(work.job) for work in looks]
         return [*zip(writes + looks, outcomes, strict=True)]
+
+    def _limit_patience(self) -> None:
+        limits = [self._patience]
+        limits += [PROBE] if self._breaker.is_open else []
+        limits += [CLOSING] if self.is_stopping else []
+        self._database.patience.limit = min(limits)
 
     def _note(self, began: float, outcomes: list[Outcome]) -> None:
         """Whether the file could be written; said once when it cannot be, and when it can."""
