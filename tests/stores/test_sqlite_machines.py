@@ -24,6 +24,7 @@ from sqlite_kit import NOW, elsewhere, neighbours, opened, publish, value
 from stillfresh import Cache, ConfigError, StoreError
 from stillfresh.coordinator import Database
 from stillfresh.feed import FeedCache
+from stillfresh.feed.file import FeedFile
 from stillfresh.feed.view import is_feed
 from stillfresh.stores.contract import Ask, Mark
 from stillfresh.stores.sqlite import SqliteStore, database, read_only_copy
@@ -281,6 +282,21 @@ class TestS12Link:
                 await store.invalidate("post", ["a"])
             swing(path, target)
             await store.invalidate("post", ["a"])
+
+    def test_a_feed_whose_link_leads_to_itself_says_so(self, path: Path) -> None:
+        """Also a read that needs another connection, since the first one is taken."""
+        loop = path.with_name("loop.db")
+        loop.symlink_to(loop)
+        path.symlink_to(path.with_name("target.db"))
+        file = FeedFile(path)
+        swing(path, loop)
+
+        def read_again(*_: object) -> None:
+            file.read(lambda *_: None)
+
+        with pytest.raises(StoreError, match="has been replaced"):
+            file.read(read_again)
+        file.close()
 
     @pytest.mark.parametrize("kind", LOCKED)
     async def test_it_leads_to_a_file_that_is_not_there(self, path: Path, kind: str) -> None:

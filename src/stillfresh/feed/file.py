@@ -24,7 +24,7 @@ from stillfresh.stores.sqlite.connection import (
     translated,
 )
 from stillfresh.stores.sqlite.file import LOOK_EVERY
-from stillfresh.stores.sqlite.files import Identity, identity_of, locked
+from stillfresh.stores.sqlite.files import Identity, identity_of, locked, real
 from stillfresh.stores.sqlite.writer import Writer
 
 __all__ = ["FeedFile", "completed"]
@@ -98,7 +98,7 @@ class FeedFile:
 
         The caller's thread may be an event loop's, so it waits briefly only.
         """
-        epoch, path = self._epoch, self._path.resolve()
+        epoch, path = self._epoch, real(self._path)
         with translated(path), locked(path, READ_PATIENCE):
             if identity_of(path) != self._identity:
                 self._writer.wake()
