@@ -49,13 +49,18 @@ class Lifecycle:
         """That which it is open on, or being opened or closed."""
         self._opening: asyncio.Task[Runtime] | None = None
         self._closing: asyncio.Task[None] | None = None
+        """Either is done, and still here, if it was cancelled before it began."""
         self._keeper: AsyncGenerator[None, None] | None = None
+        self._ending: asyncio.Future[None] | None = None
+        """Done when what the end of the loop has begun, to close the cache, is over."""
+        self._ended_loop: asyncio.AbstractEventLoop | None = None
+        """It closes its generators, so that no new keeper can be begun there."""
         self.is_closed = self._is_forked = self._is_left = False
 
     async def open(self) -> None:
         """Ready for work on this event loop; also after a close."""
         self._check_here()
-        if self._closing is not None:
+        if self._closing is not None and not self._closing.done():
             await asyncio.wait([self._closing])
         self.is_closed = False
         await self.runtime()
@@ -66,7 +71,7 @@ class Lifecycle:
         if self.opened is not None:
             return self.opened
         self.check_not_closed()
-        if self._opening is None:
+        if self._opening is None or self._opening.done():
             self._loop = asyncio.get_running_loop()
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(looked_at)
@@ -76,7 +81,7 @@ class Lifecycle:
         """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
         self._check_here()
         self.is_closed = True
-        if self._closing is None:
+        if self._closing is None or self._closing.done():
             self._loop = asyncio.get_running_loop()
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -96,7 +101,9 @@ class Lifecycle:
 
     def forked(self) -> None:
         """In the child: its loop, its threads and its connections are the parent's."""
-        if self._loop is not None and not self._loop.is_closed():
+        is_live = self._loop is not None and not self._loop.is_closed()
+        is_left = self._is_left or self._loop is not None
+        if is_live or (is_left and not self._outlives_loops):
             self._is_forked = True
             for core in self._cores.values():
                 core.leave()
@@ -121,8 +128,13 @@ class Lifecycle:
         for core in self._cores.values():
             core.leave()
 
+    @property
+    def _outlives_loops(self) -> bool:
+        return getattr(self._store, "outlives_loops", False)
+
     async def _open(self) -> Runtime:
         try:
+            await self._ended()
             if self._is_left:
                 await self._close_left()
             await self._store.open()
@@ -139,13 +151,14 @@ class Lifecycle:
             dice=self._dice,
             spawn=self._tasks.spawn,
             child=self._tasks.child,
+            step=self._tasks.step,
             finish=self._tasks.finish,
             context=contextvars.Context(),
             grace=self._grace,
         )
         for core in self._cores.values():
             core.open(self.opened)
-        if getattr(self._store, "needs_eviction", True):
+        if getattr(self._store, "needs_eviction", True) and not self._is_ended_loop():
             self._tasks.spawn(evict_now_and_then(self._store, self._clock), None)
         await self._stay()
         self._opening = None
@@ -155,7 +168,7 @@ class Lifecycle:
         """Until the loop ends, if it says so: `asyncio.run` closes the generators under way."""
         LIVE.add(self)
         _tell_of_forks()
-        if sys.get_asyncgen_hooks().finalizer is not None:
+        if sys.get_asyncgen_hooks().finalizer is not None and not self._is_ended_loop():
             self._keeper = self._until_the_loop_ends()
             await anext(self._keeper)
 
@@ -165,13 +178,31 @@ class Lifecycle:
         finally:
             if self._keeper is not None:
                 self._keeper = None
-                await self._end(keeps=getattr(self._store, "outlives_loops", False))
+                self._ended_loop = asyncio.get_running_loop()
+                ending = self._ending = self._ended_loop.create_future()
+                try:
+                    await self._end(keeps=self._outlives_loops)
+                finally:
+                    ending.set_result(None)
+                    self._ending = None
+                    if self._opening is None:
+                        self._loop = None
+
+    def _is_ended_loop(self) -> bool:
+        loop = asyncio.get_running_loop()
+        return loop is self._ended_loop or getattr(loop, "_asyncgens_shutdown_called", False)
+
+    async def _ended(self) -> None:
+        """Another generator of the loop that ends may still use the cache: it is opened again."""
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
 
     async def _close(self) -> None:
         """Goes on to its end, whatever becomes of who asked for it."""
         try:
             if self._opening is not None:
                 await asyncio.wait([self._opening])
+            await self._ended()
             if self.opened is not None:
                 await self._end()
             elif self._is_left:
@@ -183,20 +214,20 @@ class Lifecycle:
         """`keeps`: the store is not bound to the loop that ends, and stays open."""
         keeper, self._keeper = self._keeper, None
         self.opened = None
+        self._is_left = not keeps  # until the store is closed: this may be cut off
         for core in self._cores.values():
             core.close()
         await self._tasks.end(self._grace)
         if not keeps:
             await self._store.close()
+            self._is_left = False
         if keeper is not None:
             await keeper.aclose()
-        if self._closing is None:
-            self._loop = None
 
     async def _close_left(self) -> None:
         """The store that a closed loop left open; what is bound to that loop may say so."""
         self._is_left = False
-        if not getattr(self._store, "outlives_loops", False):
+        if not self._outlives_loops:
             with suppress(RuntimeError):
                 await self._store.close()
 

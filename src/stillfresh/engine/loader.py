@@ -133,9 +133,9 @@ class Loader(Generic[K, V]):
         return leases
 
     async def _granted(self, asks: list[Ask]) -> dict[str, Grant]:
-        """E13: what is granted while the cache closes is given back, not left to run out."""
+        """E13, E21: what is granted while the cache or its loop ends is given back."""
         work = self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
-        step = self._runtime.child(work, None)
+        step = self._runtime.step(work)
         try:
             return await asyncio.shield(step)
         except asyncio.CancelledError:

@@ -72,6 +72,8 @@ class Runtime:
     """A task that the cache waits for, and cancels when it closes."""
     child: Callable[[Coroutine[Any, Any, Any], contextvars.Context | None], asyncio.Task[Any]]
     """A task that the cache waits for, and its parent cancels."""
+    step: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+    """As `child`, and the end of the loop does not cut it off."""
     finish: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
     """Awaits something that closing the cache lets finish."""
     context: contextvars.Context

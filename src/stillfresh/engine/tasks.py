@@ -26,9 +26,18 @@ class Tasks:
         """Its parent cancels it; closing waits for it."""
         return _kept(self._awaited, work, context)
 
+    def step(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """As `child`; and `asyncio.run`, which cancels all tasks it knows, does not cut it off.
+
+        A request to the store that is cut off may have been done, with nobody to know it.
+        """
+        task = self.child(work, None)
+        asyncio.tasks._unregister_task(task)  # noqa: SLF001 (documented for those who make tasks)
+        return task
+
     async def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Done to its end, whatever becomes of who awaits it."""
-        await asyncio.shield(self.child(work, None))
+        await asyncio.shield(self.step(work))
 
     async def end(self, grace: float) -> None:
         for task in self._cancelled:

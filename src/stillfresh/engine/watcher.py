@@ -188,6 +188,9 @@ class Watcher(Generic[K, V]):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise StillfreshError("enter a watch inside a running event loop") from None
+        if self._loop is not None and self._loop.is_closed():  # before the cache was open
+            self.begin_anew()
+            self._loop = None
         if self._open and loop is not self._loop:
             raise StillfreshError("this is watched by another event loop; enter the watch there")
         self._loop = loop
