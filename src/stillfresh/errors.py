@@ -79,8 +79,9 @@ def error_text(error: BaseException) -> str:
 
     Somebody else wrote it: its text may be huge, not be UTF-8, or raise.
     """
-    name = type(error).__name__
+    name = "an exception"
     try:
+        name = type(error).__name__
         said = str.__str__(str(error))
     except (KeyboardInterrupt, SystemExit):
         raise

@@ -135,7 +135,50 @@ class TestE25Errors:
         assert len(text.encode()) <= 500 * 6
 
 
+class Nameless(type):
+    """Its classes do not tell their names."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no name")
+
+
+class Unnamed(Exception, metaclass=Nameless):
+    """Neither its type nor its text can be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Unbound:
+    """A proxy of nothing, as web frameworks have them: even its class cannot be had."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("working outside of a request")
+
+
 class TestE25Answers:
+    @pytest.mark.parametrize("name", ["unnamed", "unbound"])
+    async def test_whatever_a_key_is_mapped_to_is_its_own(
+        self, cache: Cache, caplog: pytest.LogCaptureFixture, name: str
+    ) -> None:
+        """It fails alone and cools down, also where looking at it fails."""
+        calls: list[list[str]] = []
+        odd = Unnamed() if name == "unnamed" else Unbound()
+
+        @cache.batched("price", fresh_for=30)
+        async def prices(skus: list[str]) -> Mapping[str, object]:
+            calls.append(skus)
+            return {sku: odd if sku == "bad" else 1 for sku in skus}
+
+        for _ in range(2):
+            answers = await prices.get_many(["good", "bad"])
+            assert [it.found for it in answers.values()] == [True, False]
+        assert calls == [["good", "bad"]]
+        assert "itself failed" not in caplog.text
+        await check_failed_alone(cache, ["bad"])
+
     async def test_an_answer_that_cannot_be_looked_into_is_a_failure(
         self, cache: Cache, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -77,6 +77,20 @@ class Landings(Generic[K, V]):
         lease: Lease | None,
         gone: Policy,
     ) -> Landing[V]:
+        """E25: what cannot even be looked at, such as an unbound proxy, has failed alone."""
+        try:
+            return self._of(flight, result, sent, lease, gone)
+        except Exception as exc:  # noqa: BLE001 (a value of somebody else's)
+            return self.failed(flight, exc)
+
+    def _of(
+        self,
+        flight: Flight[K, V],
+        result: object,
+        sent: float,
+        lease: Lease | None,
+        gone: Policy,
+    ) -> Landing[V]:
         """What the loader said as a copy; through the codec and back, so that all see the same."""
         if isinstance(result, BaseException):
             return self.failed(flight, result)
