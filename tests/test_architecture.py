@@ -19,7 +19,7 @@ CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
 LAYERS = [
     {"errors"},
-    {"clock", "durations", "events", "quiet", "wire"},
+    {"clock", "durations", "events", "forks", "quiet", "wire"},
     {"freshness"},
     {"ttl_cache"},
     {"sweeper"},

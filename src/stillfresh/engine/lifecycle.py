@@ -2,13 +2,10 @@
 
 import asyncio
 import contextvars
-import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import cache
 from typing import Any
-from weakref import WeakSet
 
 from stillfresh.clock import Clock
 from stillfresh.engine.core import Core
@@ -16,12 +13,10 @@ from stillfresh.engine.spec import Runtime
 from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.engine.upkeep import evict_now_and_then
 from stillfresh.errors import NotOpen, StillfreshError
+from stillfresh.forks import tell_of_forks
 from stillfresh.stores.contract import Store
 
 __all__ = ["Lifecycle"]
-
-LIVE: "WeakSet[Lifecycle]" = WeakSet()
-"""Of all caches that were opened: a fork copies them, and they are of no use in the child."""
 
 
 class Lifecycle:
@@ -166,8 +161,7 @@ class Lifecycle:
 
     async def _stay(self) -> None:
         """Until the loop ends, if it says so: `asyncio.run` closes the generators under way."""
-        LIVE.add(self)
-        _tell_of_forks()
+        tell_of_forks(self)
         if sys.get_asyncgen_hooks().finalizer is not None and not self._is_ended_loop():
             self._keeper = self._until_the_loop_ends()
             await anext(self._keeper)
@@ -230,15 +224,3 @@ class Lifecycle:
         if not self._outlives_loops:
             with suppress(RuntimeError):
                 await self._store.close()
-
-
-@cache
-def _tell_of_forks() -> None:
-    """Once; not on import."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forked)
-
-
-def _forked() -> None:
-    for one in tuple(LIVE):
-        one.forked()

@@ -15,6 +15,7 @@ import apsw
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed.schema import FEED, OWN
 from stillfresh.feed.shelf import Shelf
+from stillfresh.forks import tell_of_forks
 from stillfresh.stores.sqlite.connection import (
     CORRUPT,
     READ_PATIENCE,
@@ -54,7 +55,8 @@ class FeedFile:
         self._identity: Identity | None = None
         self._look_at = 0.0
         self._skipped = 0
-        self.is_closed = False
+        self.is_closed = self._is_forked = False
+        tell_of_forks(self)
         self._writer = Writer(path, FEED, self._adopt)
         try:
             self._writer.wait_until_open()
@@ -136,7 +138,16 @@ class FeedFile:
 
         return self._writer.submit(guarded, writes=writes, urgent=urgent)
 
+    def forked(self) -> None:
+        """In the child: the thread that writes, and the connections, are the parent's."""
+        self._is_forked = True
+
     def check_open(self) -> None:
+        if self._is_forked:
+            raise NotOpen(
+                "this feed cache was open when the process forked; open it in the child process "
+                "with FeedCache.open(path)"
+            )
         if self.is_closed:
             raise NotOpen("this feed cache is closed; open it with FeedCache.open(path)")
 
@@ -147,6 +158,8 @@ class FeedFile:
     def close(self) -> None:
         """What is queued is done first; the last to close leaves no log behind."""
         self.is_closed = True
+        if self._is_forked:
+            return
         while self._idle:
             self._end(self._idle.pop())
         self._writer.stop()
