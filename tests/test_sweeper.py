@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -305,6 +306,32 @@ class TestM13Sweepable:
         assert caplog.text.count("tried again next time") == 1
         assert ("within 0.001 s" in caplog.text) is (how == "late")
         assert ended == [how]
+
+    async def test_one_that_refuses_to_be_cancelled_holds_up_nothing(
+        self, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The others are swept, now and later; it is left alone until it ends."""
+        calls, free = [], asyncio.Event()
+
+        class Stubborn:
+            async def cleanup_expired(self) -> int:
+                calls.append(1)
+                while not free.is_set():
+                    with suppress(asyncio.CancelledError):
+                        await free.wait()
+                return 5
+
+        async with Sweeper(Stubborn(), expired(clock, 3), every=0.001, sleep=Pause()) as sweeper:
+            async with asyncio.timeout(10):
+                assert await sweeper.tick() == 3
+                assert await sweeper.tick() == 0
+        assert len(calls) == 1
+        assert caplog.text.count("within 0.001 s") == 2
+        free.set()
+        async with asyncio.timeout(10):
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0)
+        assert await sweeper.tick() == 5
 
     async def test_ends_in_the_middle_of_an_async_sweep(self) -> None:
         """Leaving the block cancels the cleanup that is under way, and no task is left."""

@@ -18,6 +18,9 @@ __all__ = ["Sweepable", "Sweeper"]
 BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 OPEN_ENDED: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
+PARTING: Final = 1.0
+"""Seconds in which a cleanup that was cancelled has to end."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -69,17 +72,25 @@ class Sweeper:
     async def _slice(self, swept: "_Swept") -> int:
         """In a task of its own: what it raises is its own, a cancellation here is the sweeper's.
 
-        An async cleanup that takes longer than `every` is cancelled.
+        An async cleanup that takes longer than `every` is cancelled. One that refuses to end is
+        left alone, and begun again when it has ended.
         """
+        if swept.is_stuck:
+            return self._given_up(swept)
         task = asyncio.create_task(swept.slice())
         try:
             await asyncio.wait([task], timeout=self._every)
         finally:
-            is_late = task.cancel()
-            await asyncio.wait([task])
+            if is_late := task.cancel():
+                swept.late = task
+                await asyncio.wait([task], timeout=min(self._every, PARTING))
         if is_late:
-            logger.error("%r did not end within %g s (every)", swept.cache, self._every)
-        return _logged(swept.cache, task.result)
+            self._given_up(swept)
+        return _logged(swept.cache, task.result) if task.done() else 0
+
+    def _given_up(self, swept: "_Swept") -> int:
+        logger.error("%r did not end within %g s (every)", swept.cache, self._every)
+        return 0
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
@@ -108,6 +119,12 @@ class _Swept:
     def __init__(self, cache: Sweepable) -> None:
         self.cache = cache
         self.clean, self.takes_limit = _checked(cache)
+        self.late: asyncio.Task[int] | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """It was cancelled, and goes on."""
+        return self.late is not None and not self.late.done()
 
     def all(self) -> int:
         return int(self._begun(None))
