@@ -98,6 +98,23 @@ class TestI28Reasons:
             await visit()
         assert pages.bypassed() == {}
 
+    @pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/pages.db"])
+    async def test_a_bypass_is_no_hit(self, tmp_path: Path, site: Site, store: str) -> None:
+        """As asked, a stored page that a client with a key is not given counts as no read."""
+        site.says(FRESH)
+        async with PageCache(store.format(tmp_path)) as pages:
+            visit = as_it_says(site, pages)
+            await visit()
+            for _ in range(3):
+                assert detail(await visit(headers=KEY)) == "authorization"
+            counts = (await pages.cache.stats()).resources["page"]
+            assert (counts.hits, sum(counts.reads.values())) == (0, 1)
+            site.says("Cache-Control: public, max-age=60")
+            await visit("/open")
+            await visit("/open", headers=KEY)
+            counts = (await pages.cache.stats()).resources["page"]
+            assert (counts.hits, sum(counts.reads.values())) == (1, 3)
+
     def test_the_reasons_are_few_and_documented(self) -> None:
         """docs/isr.md has each of them; no other can be counted."""
         pages = PageCache("memory://")

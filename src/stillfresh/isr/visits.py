@@ -68,7 +68,7 @@ class Visits(Answering):
         """I24: what is stored for such a request, else the answer to this very request."""
         for _ in range(ROUNDS):
             base = key = self._own_key(visit, scope, visit.id)
-            kept = await self._kept(key)
+            kept = await self._kept(visit, key)
             if kept is not None and kept.found and not self._is_of(visit, kept.value):
                 varied = self._varied(visit, kept.value.head.vary)
                 if isinstance(varied, Reason):
@@ -76,7 +76,7 @@ class Visits(Answering):
                 key = self._own_key(visit, scope, varied)
                 if not self._has_room(base, key, self._pages.clock()):
                     return Passed(Reason.FULL)
-                kept = await self._kept(key)
+                kept = await self._kept(visit, key)
                 if kept is not None and kept.found and not self._is_of(visit, kept.value):
                     return Passed(Reason.VARY)
             found = await self._kept_or_asked(visit, key, kept)
@@ -84,13 +84,15 @@ class Visits(Answering):
                 return _beside(found, base)
         return Passed(Reason.VARY)
 
-    async def _kept(self, key: PageKey) -> Answer[Stored] | None:
-        """What there is, however old; counted as a read if it can be given as it is."""
-        known = self._pages.known(key)
+    async def _kept(self, visit: Visit, key: PageKey) -> Answer[Stored] | None:
+        """What there is, however old; counted as a read if it can be given as it is (I28)."""
+        known = None if visit.is_authorized else self._pages.known(key)
         if isinstance(known, Answer):
             return known
         answer = await self._pages.core.look(key)
-        if answer is not None and answer.found and answer.verdict is Verdict.FRESH:
+        if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
+            return answer
+        if not visit.is_authorized or allows_authorized(answer.value.head.headers):
             self._pages.core.shelf.count([answer], self._pages.clock())
         return answer
 
