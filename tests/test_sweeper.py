@@ -190,6 +190,17 @@ class TestM8Sweeper:
                 while "broken sleep" not in caplog.text:
                     await asyncio.sleep(0)
 
+    async def test_says_which_cleanup_gave_no_number(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A cleanup that returns None is a common mistake: the log says what it has to return."""
+
+        class Silent:
+            def cleanup_expired(self) -> None: ...
+
+        assert await Sweeper(Silent(), every=1).tick() == 0  # type: ignore[arg-type]
+        assert "must return how many entries it dropped, not None" in caplog.text
+
     def test_refuses_a_list_of_caches(self, clock: ManualClock) -> None:
         """A natural mistake, named at the door."""
         with pytest.raises(ConfigError, match="one by one"):
@@ -362,5 +373,7 @@ class TestM13Sweepable:
     )
     def test_refuses_what_cannot_be_swept(self, wrong: Any, clock: ManualClock) -> None:
         """At construction, with what is allowed; not at the first sweep, hours later."""
-        with pytest.raises(ConfigError, match=r"cleanup_expired\(\), which may take limit= "):
+        with pytest.raises(
+            ConfigError, match=r"has no cleanup_expired\(\) without arguments, or with limit= "
+        ):
             Sweeper(expired(clock, 1), wrong, every=1)

@@ -53,7 +53,8 @@ class Sweeper:
         for swept in self._caches:
             if iscoroutinefunction(swept.clean):
                 raise StillfreshError(
-                    f"{shown(swept.cache)} is cleaned up async; use await sweeper.tick()"
+                    f"{shown(swept.cache)}: its cleanup_expired() is async and cannot be awaited "
+                    "here; use await sweeper.tick()"
                 )
         return sum(_logged(swept.cache, swept.all) for swept in self._caches)
 
@@ -127,14 +128,22 @@ class _Swept:
         return self.late is not None and not self.late.done()
 
     def all(self) -> int:
-        return int(self._begun(None))
+        return _number(self._begun(None))
 
     async def slice(self) -> int:
         begun = self._begun(SLICE)
-        return int(await begun if isawaitable(begun) else begun)
+        return _number(await begun if isawaitable(begun) else begun)
 
     def _begun(self, limit: int | None) -> Any:  # noqa: ANN401 (foreign code: its number, or not)
         return self.clean(limit=limit) if self.takes_limit else self.clean()
+
+
+def _number(dropped: object) -> int:
+    if not isinstance(dropped, int):
+        raise TypeError(
+            f"cleanup_expired() must return how many entries it dropped, not {shown(dropped)}"
+        )
+    return dropped
 
 
 def _logged(cache: Sweepable, sweep: Callable[[], int]) -> int:
@@ -158,8 +167,8 @@ def _checked(cache: Sweepable) -> tuple[Callable[..., Any], bool]:
         if all(_is_given(it, takes_limit=takes_limit) for it in parameters.values()):
             return clean, takes_limit
     raise ConfigError(
-        "Sweeper: takes caches one by one, Sweeper(a, b, every=...), each with "
-        f"cleanup_expired(), which may take limit= and may be async, not {shown(cache)}"
+        f"Sweeper: {shown(cache)} has no cleanup_expired() without arguments, or with limit= "
+        "alone; give objects that have one, one by one: Sweeper(a, b, every=...)"
     )
 
 

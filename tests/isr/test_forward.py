@@ -317,7 +317,7 @@ class TestI24Ways:
             as_it_says(site, PageCache("memory://"), forward=way)
         with pytest.raises(ConfigError, match="X-Api-Key"):
             as_it_says(site, PageCache("memory://"), credentials="X-Api-Key")
-        with pytest.raises(ConfigError, match="not a header field's name"):
+        with pytest.raises(ConfigError, match="not the name of a header field"):
             as_it_says(site, PageCache("memory://"), credentials=["a b"])
 
 

@@ -235,7 +235,7 @@ MISTAKES = [
     (["--memory-for", "soon"], "--memory-for: cannot read 'soon'"),
     (["--tenant", "a#b"], "tenant"),
     (["--tenant", ""], "tenant"),
-    (["--tenant", "a", "--store", "sqlite:///x.db?tenant=b"], "--tenant: tenant: 'b' in the store"),
+    (["--tenant", "a", "--store", "sqlite:///x.db?tenant=b"], "--tenant: the store's own is 'b', "),
     (["--max-body", "x"], "--max-body"),
     (["--max-body", "0"], "--max-body"),
     (["--timeout", "x"], "--timeout"),

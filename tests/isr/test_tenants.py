@@ -94,7 +94,7 @@ class TestI17Tenant:
     @pytest.mark.parametrize("url", CONFLICTS)
     def test_two_tenants_at_once_are_a_mistake(self, url: str) -> None:
         """Which of them was meant cannot be guessed; the error names both."""
-        with pytest.raises(ConfigError, match=r"tenant: 'acme'.* 'other'"):
+        with pytest.raises(ConfigError, match=r"tenant: .*'acme'.* 'other'"):
             PageCache(url, tenant="other")
         with pytest.raises(ConfigError, match=r"pages\.tenant.* 'acme'.* 'other'"):
             served(url, "other")
@@ -124,7 +124,7 @@ class TestI17Tenant:
                     page = await pages.get("/x", site.render, revalidate=60)
                     assert page.body == body
             site.scopes.clear()
-        with pytest.raises(ConfigError, match="tenant: 'acme'"):
+        with pytest.raises(ConfigError, match=r"tenant: .*'acme'"):
             PageCache(aws.store("t", clock, tenant="acme"), tenant="b")
 
 

@@ -14,6 +14,7 @@ import pytest
 from sqlite_kit import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
+from stillfresh.coordinator.database import APPLICATION_ID as coordinator_id  # noqa: N811
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite import store as sqlite_store
@@ -23,6 +24,7 @@ from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, at_least, a
 from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED
 from stillfresh.testing import ManualClock, StoreConformance
+from stillfresh.waiting.backend.schema import APPLICATION_ID as games_id  # noqa: N811
 
 SETTINGS = {
     apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,
@@ -446,6 +448,23 @@ class TestS4OtherVersion:
             await SqliteStore(path).open()
         assert path.read_bytes() == before
         assert neighbours(path) == set()
+
+    @pytest.mark.parametrize(
+        ("application_id", "words"),
+        [
+            (coordinator_id, "a coordinator's file of stillfresh"),
+            (games_id, "a games file of stillfresh"),
+        ],
+    )
+    async def test_a_file_of_another_part_is_named(
+        self, path: Path, application_id: int, words: str
+    ) -> None:
+        """A coordinator's or a games file is ours, but no store: the error says which it is."""
+        with sqlite3.connect(path) as theirs:
+            theirs.execute(f"PRAGMA application_id = {application_id}")
+        theirs.close()
+        with pytest.raises(ConfigError, match=f"cache.db: is {words}.*; name another file"):
+            await SqliteStore(path).open()
 
     async def test_a_damaged_file_of_others_is_theirs_too(self, path: Path) -> None:
         """A valid header without our mark is refused, whatever state the rest is in."""

@@ -754,6 +754,11 @@ class TestS12Copy:
         """No file, a target that exists, a target without a directory: nothing is left behind."""
         with pytest.raises(StoreError, match=r"cache\.db: there is no such file"):
             await read_only_copy(path, path.with_name("copy.db"))
+        text = path.with_name("text.db")
+        text.write_text("no database, and longer than the header of one would be" * 10)
+        with pytest.raises(StoreError, match=r"text\.db: is not a SQLite file, or is corrupt"):
+            await read_only_copy(text, path.with_name("copy.db"))
+        text.unlink()
         async with a_store(path):
             with pytest.raises(StoreError, match="exists already; name a file that does not"):
                 await read_only_copy(path, path)

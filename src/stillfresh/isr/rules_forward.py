@@ -66,16 +66,19 @@ def checked_forward(value: object, name: str = "forward") -> Forward | None:
         case None | "request" | "key":
             return value
         case _:
-            raise ConfigError(f"{name}: 'request' or 'key', not {shown(value)}")
+            raise ConfigError(f"{name}: must be 'request' or 'key', not {shown(value)}")
 
 
 def checked_credentials(names: Iterable[str]) -> frozenset[bytes]:
     """The names of header fields, in lower case."""
     if isinstance(names, str):
-        raise ConfigError(f"credentials: a list such as ['X-Api-Key'], not {shown(names)}")
+        raise ConfigError(f"credentials: must be a list such as ['X-Api-Key'], not {shown(names)}")
     found = frozenset(name.lower().encode("latin-1", "replace") for name in names)
     if bad := next((name for name in found if not NAME.fullmatch(name)), None):
-        raise ConfigError(f"credentials: {shown(bad.decode())} is not a header field's name")
+        raise ConfigError(
+            f"credentials: {shown(bad.decode())} is not the name of a header field; "
+            "write one such as X-Api-Key"
+        )
     return found
 
 

@@ -37,13 +37,15 @@ def checked_tenant(tenant: str | None) -> str | None:
     if tenant is None:
         return None
     if not isinstance(tenant, str) or not tenant or "#" in tenant:
-        raise ConfigError(f"tenant: must be text that is not empty, without #, not {shown(tenant)}")
+        raise ConfigError(f"tenant: must be text, not empty and without '#', not {shown(tenant)}")
     try:
         size = len(tenant.encode())
     except UnicodeEncodeError as exc:
         raise ConfigError(f"tenant: must be Unicode, without lone surrogates: {tenant!a}") from exc
     if size > LONGEST_TENANT:
-        raise ConfigError(f"tenant: at most {LONGEST_TENANT} bytes, not {shown(tenant)}")
+        raise ConfigError(
+            f"tenant: must have at most {LONGEST_TENANT} bytes, not {size:,}: {shown(tenant)}"
+        )
     return tenant
 
 
@@ -59,7 +61,7 @@ def for_tenant(store: Store, tenant: str | None) -> Store:
     has: str | None = getattr(store, "tenant", None)
     if has is not None and has != tenant:
         raise ConfigError(
-            f"tenant: {has!r} in the store or its address, {tenant!r} beside it; name one of them"
+            f"tenant: the store's own is {has!r}, and {tenant!r} is named as well; name one of them"
         )
     if has is not None or tenant is None:
         return store

@@ -55,7 +55,7 @@ def split_tenant(url: str) -> tuple[str, str | None]:
     rest = [option for option in options if option.partition("=")[0] != "tenant"]
     named = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == "tenant"]
     if len(named) > 1:
-        raise ConfigError(f"store {shown_address(url)}: names a tenant more than once")
+        raise ConfigError(f"store {shown_address(url)}: names a tenant more than once; name one")
     bare = place + ("?" if rest else "") + "&".join(rest) + mark + fragment
     return bare, checked_tenant(named[0]) if named else None
 
@@ -66,7 +66,7 @@ def _bare(url: str, clock: Clock) -> Store:
         return _redis(url, clock)
     if parts.query or parts.fragment:
         raise ConfigError(
-            f"store {shown_address(url)}: takes no options behind ? but tenant; write {ALLOWED}"
+            f"store {shown_address(url)}: its only option is ?tenant=NAME; write {ALLOWED}"
         )
     match parts.scheme:
         case "memory" if not parts.netloc and parts.path in {"", "/"}:

@@ -165,11 +165,12 @@ def positive(most: float) -> Reader:
 
 
 def _keyed(key: str, check: Callable[[], Any]) -> Any:  # noqa: ANN401 (what it returns)
-    """A check that names what it checks in its own way is told its key here."""
+    """A check that names what it checks in its own way is told its key here, once."""
     try:
         return check()
     except ConfigError as exc:
-        raise ConfigError(f"{key}: {exc}") from exc
+        own = f"{key.rpartition('.')[2]}: "
+        raise ConfigError(f"{key}: {str(exc).removeprefix(own)}") from exc
 
 
 def url(value: object, key: str) -> str:

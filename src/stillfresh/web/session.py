@@ -149,7 +149,7 @@ class Session:
         """G12: an outage of the identity service is bridged for a while, and no longer."""
         if self.standing.has_lapsed(now):
             minutes = self._house.limits.unconfirmed_for / 60
-            why = f"who you are could not be confirmed for {minutes:g} minutes; sign in again"
+            why = f"your sign-in could not be confirmed for {minutes:g} minutes; sign in again"
             self._become_guest(Error("sign_in_unavailable", why))
 
     def _become_guest(self, why: Error) -> None:
@@ -266,7 +266,7 @@ class Session:
         own = [it for it in items if it[0] in self._house.own_kinds]
         if not own or self.viewer_id is None or await self.check_token():
             return items
-        why = "who you are could not be confirmed just now; try again later"
+        why = "your sign-in could not be confirmed just now; try again later"
         refused = tuple((kind, id_) for kind, id_, *_ in own)
         self._complain(Error("sign_in_unavailable", why, items=refused), is_bad=False)
         return tuple(it for it in items if it[0] not in self._house.own_kinds)

@@ -192,7 +192,8 @@ def abandon(connection: apsw.Connection) -> None:
 def explained(path: Path, exc: Exception) -> StoreError:
     """What went wrong with which file, in words that say what to do."""
     codes = (getattr(exc, name, None) for name in ("extendedresult", "result"))
-    reason = next((_REASONS[code] for code in codes if code in _REASONS), repr(exc))
+    unknown = "is not a SQLite file, or is corrupt" if isinstance(exc, CORRUPT) else repr(exc)
+    reason = next((_REASONS[code] for code in codes if code in _REASONS), unknown)
     return StoreError(f"{path}: {reason}")
 
 

@@ -16,6 +16,13 @@ from stillfresh.stores.sqlite.schema import APPLICATION_ID, BEGIN_FILE, VERSION
 
 __all__ = ["STORE", "Format", "by_header", "not_ours"]
 
+OURS: Final = {
+    APPLICATION_ID: "a cache's store",
+    0x5F4E3002: "a coordinator's file",
+    0x5F4E3003: "a games file",
+}
+"""What the header of a file of stillfresh says that it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
@@ -29,6 +36,12 @@ class Format:
 
 
 def not_ours(path: Path, application: int) -> ConfigError:
+    """The error for a file that cannot be opened as the kind that was asked for."""
+    if (what := OURS.get(application)) is not None:
+        return ConfigError(
+            f"{path}: is {what} of stillfresh, which cannot be opened as any other; "
+            "name another file"
+        )
     return ConfigError(
         f"{path}: is another application's SQLite file (application_id {application}); "
         "give stillfresh a file of its own"

@@ -18,7 +18,6 @@ from stillfresh.stores.contract import Entry, Record, StoreStats
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import (
-    CORRUPT,
     FAILED,
     check_log,
     connect_viewer,
@@ -103,8 +102,6 @@ class SqliteView:
             raise self._failed(exc) from exc
 
     def _failed(self, exc: Exception) -> StoreError:
-        if isinstance(exc, CORRUPT):
-            return StoreError(f"{self._path}: is no SQLite file, or is corrupt")
         return explained(self._path, exc)
 
     def _opened(self) -> apsw.Connection:

@@ -21,6 +21,7 @@ from stillfresh.events import Events, Unsubscribe
 from stillfresh.stores.sqlite.connection import check_log, connect, connect_reader, translated
 from stillfresh.stores.sqlite.database import commit
 from stillfresh.stores.sqlite.files import check_place, real
+from stillfresh.stores.sqlite.format import not_ours
 from stillfresh.waiting.backend import schema, steps
 from stillfresh.waiting.backend.steps import GameView, Happened, Player
 from stillfresh.waiting.model import LIMIT
@@ -170,5 +171,5 @@ def admitted(writer: apsw.Connection, path: Path) -> None:
     if application == schema.APPLICATION_ID:
         return
     if application or writer.execute("SELECT count(*) FROM sqlite_schema").get:
-        raise ConfigError(f"{path}: is another application's SQLite file; give games their own")
+        raise not_ours(path, application)
     writer.execute(f"BEGIN IMMEDIATE; {schema.CREATE}; COMMIT; PRAGMA journal_mode = wal")

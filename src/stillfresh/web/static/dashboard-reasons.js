@@ -1,7 +1,7 @@
 // Why requests passed through uncached (I28): each reason in a few words, and what it means.
 
 const REASONS = {
-  "authorization": ["sent credentials", "The request has an Authorization field, and the response does not allow sharing."],
+  "authorization": ["sent credentials", "The request carries credentials (Authorization, X-Api-Key, …), and the response does not allow sharing."],
   "body": ["GET with a body", "A GET request with a body is never cached."],
   "busy": ["waited too long", "Another request was loading the page and took too long."],
   "changed": ["just changed", "The page was changed through its own address, and the store does not know it yet."],
