@@ -175,6 +175,12 @@ def test_every_rule_has_its_tests(rule: str, tests: str) -> None:
         assert not test or re.search(rf"^(async )?(class|def) {test}\b", source, re.MULTILINE), test
 
 
+def test_every_rule_has_one_row() -> None:
+    """A rule that is listed twice would be proved by the tests of one row only."""
+    listed = [parameters.id for parameters in rules()]
+    assert sorted(listed) == sorted(set(listed))
+
+
 def named_after_a_rule() -> Iterator[Any]:
     """(rule, test) of every class and function whose name says which rule it proves."""
     defined = re.compile(

@@ -93,12 +93,14 @@ def as_options(exc: ConfigError, tables: Mapping[str, Mapping[str, Any]]) -> Con
 @click.option(
     "--forward",
     metavar="request|key",
-    help="How the site is asked: by the visitor's request, or by the page's key.",
+    help="Send the site the visitor's request, or one made from the page's key.  "
+    "[default: key on routes with a duration, else request]",
 )
 @click.option(
     "--credential",
     multiple=True,
-    help="A request field that says who asks, as X-Api-Key; repeatable.",
+    help="A request field that identifies a client; repeatable.  "
+    "[default: X-Api-Key, Api-Key, X-Auth-Token, X-Access-Token]",
 )
 def serve(file: str | None, **options: Any) -> None:  # noqa: ANN401 (as declared above)
     """Serve pages and entities, kept fresh.
