@@ -225,6 +225,23 @@ class TestI24Credentials:
         assert ((await visit(headers={name: "two"})).text == "page 1") is is_shared
         assert ((await visit()).text == "page 1") is is_shared
 
+    @pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+    @pytest.mark.parametrize(("says", "renders"), [("max-age=60", 2), ("public, max-age=60", 1)])
+    async def test_a_client_with_credentials_takes_no_other_load_but_what_allows_it(
+        self, pages: PageCache, site: Site, name: str, says: str, renders: int
+    ) -> None:
+        """It waited for the load of a visitor without any, as it would find it stored."""
+        site.says(f"Cache-Control: {says}")
+        visit = as_it_says(site, pages)
+        site.hold()
+        crowd = [asyncio.ensure_future(visit(headers=it)) for it in ({}, {name: "one"}, {})]
+        await site.asked.wait()
+        await turns(300)
+        site.let_go()
+        texts = [it.text for it in await asyncio.gather(*crowd)]
+        assert texts == ["page 1", f"page {renders}", "page 1"]
+        assert site.renders == renders
+
     async def test_which_fields_are_credentials_is_said(self, pages: PageCache, site: Site) -> None:
         """`credentials=` names them; their values never become part of a key."""
         site.says("Cache-Control: public, max-age=60", "Vary: X-Mine")
@@ -354,6 +371,34 @@ class TestI24Poisoning:
         for headers in ({}, {"origin": "https://good.example"}):
             told = (await visit(headers=headers)).headers
             assert told.get("access-control-allow-origin") != "https://evil.example"
+
+    @pytest.mark.parametrize("line", ["Vary: Accept-Language", "X-Says: nothing"])
+    @pytest.mark.parametrize(
+        "evil",
+        [
+            {"accept-language": "de", "connection": "close, Accept-Language"},
+            {"accept-language": "de", "accept_language": "fr"},
+            {"accept-language": "de", "accept_Language": "fr"},
+        ],
+    )
+    async def test_a_variant_is_stored_only_as_the_site_saw_it(
+        self, pages: PageCache, site: Site, evil: dict[str, str], line: str
+    ) -> None:
+        """A field that `Connection` hides, or that another one imitates, fills no variant."""
+        site.says(FRESH, line)
+        routes = {"/*": Route(None, vary=["Accept-Language"])}
+        visit = as_it_says(speaks(site), pages, routes=routes)
+        await visit(headers=evil)
+        assert ((await visit(headers=GERMAN)).text, site.renders) == ("de", 2)
+
+    async def test_a_field_that_imitates_a_credential_fills_nothing(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """A site may read `X_Api_Key` as `X-Api-Key`."""
+        site.says(FRESH)
+        visit = as_it_says(site, pages)
+        await visit(headers={"x_api_key": "secret"})
+        assert [(await visit()).text for _ in range(3)] == ["page 2", "page 3", "page 3"]
 
     async def test_encodings_are_offered_as_they_are_kept(
         self, pages: PageCache, site: Site

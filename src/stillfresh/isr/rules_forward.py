@@ -147,9 +147,16 @@ def judged_for(
     if (reason := is_for(answer, carried)) is not None:
         return Unshared(reason)
     judgement = _by_origin(judgement, request, answer)
-    if selected(judgement.vary, request, carried) is None:
-        return Unshared(Reason.VARY)
-    return judgement
+    chosen = selected(judgement.vary, request, carried)
+    if chosen is None or chosen != selected(judgement.vary, end_to_end(request), carried):
+        return Unshared(Reason.VARY)  # in the second case `Connection` hid a field from the site
+    names = {*credentials, *(name.encode("latin-1", "replace") for name in judgement.vary)}
+    return Unshared(Reason.HEADERS) if _look_like(request, names) else judgement
+
+
+def _look_like(request: Raw, names: Collection[bytes]) -> bool:
+    """Whether a field, written with `_`, could be read as one of these names."""
+    return any(b"_" in name and name.replace(b"_", b"-") in names for name, _ in request)
 
 
 def _by_origin(judgement: Shared, request: Raw, answer: Raw) -> Shared:

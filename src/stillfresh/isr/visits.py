@@ -55,7 +55,9 @@ class Visits(Answering):
         if self._is_one_too_many(visit):
             return Passed(Reason.FULL)
         if visit.is_as_asked:
-            return await self._as_asked(visit, scope)
+            found = await self._as_asked(visit, scope)
+            is_refused = isinstance(found, Found) and not _is_for_all(found)
+            return Passed(Reason.AUTHORIZATION) if visit.is_authorized and is_refused else found
         key = self._key(visit, state, visit.id, given_to(visit))
         if await self._is_the_apps(visit, key):
             return Passed(Reason.PRIVATE, is_by_answer=True)
