@@ -64,6 +64,30 @@ class TestI13OtherVary:
                 for _ in range(3):
                     assert await kinds(visit) == ["de a", "de b", "de a", "en -"]
 
+    @pytest.mark.parametrize("told", ["Cookie", "Accept-Encoding, accept-language", None])
+    async def test_a_304_that_names_less_does_not_open_a_variant_to_all(
+        self, pages: PageCache, clock: ManualClock, site: Site, routes: Any, told: str | None
+    ) -> None:
+        """The page that is still valid is the German one, however often it is confirmed."""
+        lines = ["Cache-Control: max-age=60", 'ETag: "de"']
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            sent = dict(scope["headers"])
+            site.body = sent.get(b"accept-language", b"none")
+            vary = told if b"if-none-match" in sent else "Accept-Language"
+            site.says(*lines, *([f"Vary: {vary}"] if vary else []))
+            await site(scope, receive, send)
+
+        site.validates = True
+        visit = as_it_says(app, pages, routes=routes)
+        for _ in range(3):
+            assert (await visit(headers=GERMAN)).text == "de"
+            lines[1] = 'ETag: "none"'
+            assert (await visit()).text == "none"
+            lines[1] = 'ETag: "de"'
+            assert (await visit(headers=GERMAN)).headers["vary"].lower().count("accept-l") == 1
+            clock.advance(60 + 8 * 86_400)
+
 
 async def kinds(visit: Visitor) -> list[str]:
     sent = [{**GERMAN, "x-kind": "a"}, {**GERMAN, "x-kind": "b"}, {**GERMAN, "x-kind": "a"}]

@@ -75,9 +75,13 @@ def is_refresh(stored: Raw, answer: Raw) -> bool:
 def refreshed(stored: Raw, answer: Raw, received_at: float) -> Raw:
     """§3.2: the fields of the 304 in place of the stored ones, except those of the body.
 
-    One without a Date is of when it came (RFC 9110 §6.6.1), not of when the page did.
+    One without a Date is of when it came (RFC 9110 §6.6.1), not of when the page did. What the body
+    was chosen by stays in `Vary`, whatever the 304 leaves out: the body is still of that request.
     """
     new = tuple(it for it in end_to_end(answer) if it[0] not in KEPT)
+    if said := {it.lower() for it in members(values(new, b"vary"))}:
+        left_out = [it for it in members(values(stored, b"vary")) if it.lower() not in said]
+        new = (*new, (b"vary", b", ".join(left_out))) if left_out else new
     if values(stored, b"date") and not values(new, b"date"):
         new = (*new, (b"date", date_text(received_at)))
     replaced = {name for name, _ in new} | {b"age"}
