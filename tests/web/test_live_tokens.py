@@ -10,7 +10,7 @@ from live_kit import Start, Upstream, Viewer, until, viewing
 
 from stillfresh.coordinator import Hub
 from stillfresh.testing import ManualClock
-from stillfresh.waiting.messages import InvalidatedNews
+from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
 from stillfresh.web.live import Live
 
 MINUTE = 60.0
@@ -228,6 +228,25 @@ class TestG12Waiting:
         late = wire.sent[sent:]
         assert [it["type"] for it in late] == ["welcome", "long_wait_invalidated"]
 
+    async def test_nor_the_other_notices_of_a_batch_that_began(
+        self, live: Live, people: People, time: Time
+    ) -> None:
+        """The first of them waits for room on the wire; the others are dropped."""
+        wire = Wire(live)
+        await wire.says("sign_in", token="a")  # noqa: S106 (of a test)
+        await until(lambda: len(wire.of("welcome")) == 2)
+        wire.may_send.clear()
+        for game in "123":
+            live.push("ann", YourTurnNews(game, 1))
+        await until(lambda: wire.is_waiting)
+        people.known.clear()
+        time.passes(MINUTE)
+        await until(lambda: live.snapshot()["signed_in"] == 0)
+        wire.may_send.set()
+        await until(lambda: len(wire.of("welcome")) == 3)
+        await wire.leaves()
+        assert [it["game_id"] for it in wire.of("your_turn")] == ["1"]
+
     async def test_while_a_subscription_is_being_shown(
         self, live: Live, people: People, time: Time, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -287,6 +306,28 @@ class Wire:
 
 class TestG12Unavailable:
     """The hook fails or takes too long: nobody can say whose the token is."""
+
+    async def test_a_hook_that_hangs_is_not_waited_for_by_every_subscription(
+        self, live: Live, people: People, time: Time
+    ) -> None:
+        """Forty private ones are refused after one wait, and what is for all is shown."""
+        wire, gate = Wire(live), asyncio.Event()
+        await wire.says("sign_in", token="a")  # noqa: S106 (of a test)
+        await until(lambda: len(wire.of("welcome")) == 2)
+        people.gate, people.error = gate, ConnectionError("away")
+        for number in range(40):
+            await wire.says("subscribe", items=[["inbox", f"{number}"]])
+        await wire.says("subscribe", items=[["word", "w"]])
+        await until(lambda: people.at_once == 1)
+        time.passes(5)
+        gate.set()
+        await until(lambda: wire.of("update"))
+        assert (len(wire.of("error")), len(people.asked)) == (40, 2)
+        people.error = None
+        time.passes(5)
+        await wire.says("subscribe", items=[["inbox", "1"]])
+        await until(lambda: len(wire.of("update")) == 2)
+        await wire.leaves()
 
     async def test_viewers_stay_signed_in_for_a_while(
         self, start: Start, people: People, time: Time, hub: Hub

@@ -97,11 +97,14 @@ class Outbox:
         while self._replies or self._beats or self._notices or self._figures is not None:
             yield from batched(self._others(), together=together)
 
-    def _others(self) -> list[str]:
-        figures = [self._figures] if self._figures is not None else []
-        taken = [*self._replies, *self._beats, *self._notices.values(), *figures]
+    def _others(self) -> Iterator[str]:
+        """G12: a notice waits here until its turn, so that it can still be dropped."""
+        taken = [*self._replies, *self._beats]
         self._replies.clear()
         self._beats.clear()
-        self._notices.clear()
-        self._figures = None
-        return taken
+        yield from taken
+        while self._notices:
+            yield self._notices.pop(next(iter(self._notices)))
+        if self._figures is not None:
+            figures, self._figures = self._figures, None
+            yield figures

@@ -45,6 +45,7 @@ class Standing:
         self._viewer_id: str | None = None
         self._asked_at = 0.0
         self._confirmed_at = 0.0
+        self._spared_until = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -55,6 +56,7 @@ class Standing:
         if viewer_id is not None:
             self._token, self._viewer_id = token, viewer_id
             self._asked_at = self._confirmed_at = asked_at
+            self._spared_until = 0.0
         return viewer_id
 
     def sign_out(self) -> None:
@@ -73,17 +75,22 @@ class Standing:
         """Ask whose the token is now; one check at a time, each bounded by the hook's time limit.
 
         A check that begins while another one is under way waits for it, and then asks as well: the
-        token may have been revoked after the first one began.
+        token may have been revoked after the first one began. After a check that failed, nobody is
+        asked for as long as it took: a hook that hangs holds up what is for all half of the time.
         """
         while not self._idle.is_set():
             await self._idle.wait()
         if (token := self._token) is None:
             return Checked.GOOD
+        if self._clock() < self._spared_until:
+            return Checked.UNKNOWN
         self._idle.clear()
         self._asked_at = asked_at = self._clock()
         try:
             viewer_id = await self._viewer_of(token)
         except SignInFailed:
+            now = self._clock()
+            self._spared_until = now + (now - asked_at)
             return Checked.UNKNOWN
         finally:
             self._idle.set()
