@@ -57,13 +57,14 @@ class TestI23MadeUpPaths:
             clock.advance(59)
             assert (await visit("/no")).text == "page 1"
 
+    @pytest.mark.parametrize("route", [Route("1h"), Route()])
     async def test_its_row_leaves_the_file(
-        self, tmp_path: Path, site: Site, clock: ManualClock
+        self, tmp_path: Path, site: Site, clock: ManualClock, route: Route
     ) -> None:
         """Once it is over nothing of it can be served, so eviction drops it."""
-        site.status = 404
+        site.says("Cache-Control: max-age=10", 'ETag: "1"', status=404)
         async with PageCache(f"sqlite:///{tmp_path}/p.db", clock=clock) as pages:
-            visit = in_front(site, pages, routes={"/*": "1h"})
+            visit = in_front(site, pages, routes={"/*": route})
             for number in range(20):
                 await visit(f"/no/{number}")
             assert max(rows(tmp_path / "p.db")) >= 20

@@ -12,7 +12,7 @@ from stillfresh.isr.rules_fields import Raw, values
 from stillfresh.isr.rules_freshness import Terms, initial_age
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_reasons import Reason
-from stillfresh.isr.rules_storage import ABSENT, Judgement, Unshared, judged
+from stillfresh.isr.rules_storage import Judgement, Unshared, judged
 from stillfresh.isr.rules_validation import etag_of
 
 __all__ = [
@@ -72,8 +72,7 @@ def made_of(
         vary=vary,
         variant=variant,
     )
-    is_absent = is_own and page.status in ABSENT
-    return Rendered(Stored(head, page.body), keep_for=0.0 if is_absent else keep_for)
+    return Rendered(Stored(head, page.body), keep_for=0.0 if page.status >= 400 else keep_for)
 
 
 def _kept(raw: Raw) -> Raw:
