@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from engine_kit import until
-from isr_kit import as_it_says
+from isr_kit import Visitor, as_it_says
 
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.rendering import App, Receive
@@ -37,6 +37,7 @@ class Reader:
     def __init__(self, app: App) -> None:
         self.parts: list[bytes] = []
         self.first = asyncio.Event()
+        self._is_heard = False
         scope: dict[str, Any] = {
             "type": "http",
             "method": "GET",
@@ -45,10 +46,14 @@ class Reader:
             "raw_path": b"/slow",
             "query_string": b"",
             "headers": [(b"host", b"example.com")],
+            "client": ("127.0.0.1", 1),
         }
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> Message:
+        if self._is_heard:
+            await asyncio.Event().wait()
+        self._is_heard = True
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def _send(self, message: Message) -> None:
@@ -102,6 +107,44 @@ class TestI15Streams:
         app.gate.set()
         await asyncio.gather(*(reader.task for reader in readers))
         assert [reader.parts for reader in readers] == [[b"onetwo"]] * 3
+
+
+class TestI24Places:
+    async def test_visitors_that_wait_for_a_place_hold_up_no_load(
+        self, pages: PageCache, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All places for visitors are taken: who needs one waits, and pages are loaded."""
+        monkeypatch.setattr("stillfresh.isr.upstream.CONNECTIONS", 1)
+        says = {b"/page": "max-age=60", b"/slow": "private", b"/own": "private"}
+        paths: list[bytes] = []
+        is_over = asyncio.Event()
+
+        async def site(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
+            paths.append(path)
+            head = f"HTTP/1.1 200 OK\r\nCache-Control: {says[path]}\r\nContent-Length: 4\r\n\r\n"
+            writer.write(head.encode() + b"on")
+            if path == b"/slow":
+                await is_over.wait()
+            writer.write(b"e.")
+            writer.close()
+
+        async with await asyncio.start_server(site, "127.0.0.1", 0) as server:
+            upstream = Upstream(
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", clock=clock
+            )
+            isr = IsrMiddleware(upstream, pages)
+            visit, reader = Visitor(isr), Reader(isr)
+            await reader.first.wait()
+            waiting = asyncio.ensure_future(visit("/own"))
+            await until(lambda: len(paths) == 2)
+            try:
+                page = await visit("/page")
+                assert (page.text, waiting.done()) == ("one.", False)
+            finally:
+                is_over.set()
+            assert (await waiting).text == "one."
+            await reader.task
 
 
 class TestI25Framing:

@@ -131,8 +131,10 @@ class GoingAnswer(AppAnswer):
         self._taken = asyncio.Event()
         self.is_going = False
         self.running: asyncio.Future[None] | None = None
-        self.leaves: Callable[[], Awaitable[None]] | None = None
-        """Done before it is handed over: it is no longer a load, but a visitor's exchange."""
+        self.leaves: Callable[[], Awaitable[bool]] | None = None
+        """Done before it is handed over: it is no longer a load, but a visitor's exchange.
+
+        False: there is no place for it, and the visitor has to wait for one, and ask again."""
 
     async def send(self, message: Message) -> None:
         if self.is_going:
@@ -152,9 +154,7 @@ class GoingAnswer(AppAnswer):
 
     async def _go(self) -> None:
         """On to the visitor, if there still is one."""
-        if self._is_wanted():
-            if self.leaves is not None:
-                await self.leaves()
+        if self._is_wanted() and (self.leaves is None or await self.leaves()):
             self.is_going, self.is_given_up = True, False
         self.settled.set()
 

@@ -252,10 +252,20 @@ class Pool:
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
         return self._tls
 
-    async def leave_to(self, other: "Pool") -> None:
-        """A connection of this pool goes on as one of the other's, and takes a place there."""
+    async def leave_to(self, other: "Pool") -> bool:
+        """A connection of this pool goes on as one of the other's, if that has a place now.
+
+        It never waits: else visitors that wait for a place would hold the places of loads.
+        """
+        if other.is_full:
+            return False
         await other.take_place()
         self._free.release()
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        return self._free.locked()
 
     async def take_place(self) -> None:
         async with asyncio.timeout(self._timeout):

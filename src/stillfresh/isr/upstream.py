@@ -113,10 +113,11 @@ class Upstream:
         connection, answer = await _answer(pool, request, visitor)
         self._note(None)
 
-        async def leaves() -> None:
+        async def leaves() -> bool:
             nonlocal pool
-            await pool.leave_to(self._visitors)
-            pool = self._visitors
+            has_left = await pool.leave_to(self._visitors)
+            pool = self._visitors if has_left else pool
+            return has_left
 
         if load is not None:
             load.leaves = leaves
