@@ -1,4 +1,4 @@
-"""C1: every setting is checked, names its variable, and takes effect while it runs."""
+"""C1, C17: every setting is checked, names its variable, and takes effect while it runs."""
 
 import asyncio
 import os

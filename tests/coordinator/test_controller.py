@@ -1,4 +1,4 @@
-"""C2, C10, C11: the file and its viewers, forced refreshes, reposts, local edits that win."""
+"""C2, C10, C11, C17: the file and its viewers, forced refreshes, reposts, local edits that win."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""C7, C8, C13: when it ticks, what a route changes, and how it starts and stops."""
+"""C7, C8, C13, C16: when it ticks, what a route changes, and how it starts and stops."""
 
 import asyncio
 import logging

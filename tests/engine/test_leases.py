@@ -1,4 +1,4 @@
-"""Two processes, one store, one load: E5; and a store that fails (the engine's half of S5)."""
+"""Two processes, one store, one load: E5; and a store that fails (E26, the engine's half of S5)."""
 
 import asyncio
 import itertools

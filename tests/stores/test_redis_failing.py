@@ -1,4 +1,4 @@
-"""S2, S5: replies that get lost, servers that go away, refuse, come back: real ones, each time."""
+"""S2, S5, S9: replies that get lost, real servers that go away, refuse and come back."""
 
 import asyncio
 import logging

@@ -192,7 +192,7 @@ class Lifecycle:
             await asyncio.wait([self._ending])
 
     async def _close(self) -> None:
-        """Goes on to its end, whatever becomes of who asked for it."""
+        """Run to the end, also if the caller is cancelled."""
         try:
             if self._opening is not None:
                 await asyncio.wait([self._opening])

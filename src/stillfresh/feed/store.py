@@ -272,7 +272,7 @@ class FeedStore:
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> T:
-        """On the writer's thread; what is queued is done, whoever waits for it.
+        """On the writer's thread; what is queued is done, also if no caller waits.
 
         What is not urgent fails at once while another process keeps the file locked (S12).
         """

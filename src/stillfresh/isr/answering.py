@@ -108,8 +108,8 @@ class Answering:
     def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Served:
         """I8: the error itself; within a cooldown, when to come again.
 
-        Without a route's duration, and as asked, it may only have failed for want of who asks: it
-        is told to the visitor whose own request it was, and the others ask for themselves.
+        Without a route's duration, and as asked, a request may fail because of the client that sent
+        it. So only that client is told, and the others send their own requests.
         """
         cause = error.__cause__
         is_ours = isinstance(cause, TimeoutError) or (

@@ -123,7 +123,7 @@ class Visit(Place):
     wish: Wish = field(default_factory=Wish)
     is_head: bool = False
     carried: frozenset[bytes] = frozenset()
-    """Fields that say who asks: a render without them may get another answer."""
+    """Fields that identify the client: a render without them may get another answer."""
     is_as_asked: bool = False
     """I24: the app is asked with this very request."""
     is_vouched: bool = False

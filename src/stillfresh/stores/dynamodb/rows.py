@@ -212,7 +212,7 @@ def swapped(pointer: Item, version: Item) -> Item:
 def believed(lock: Lock, now: float, max_lease: float) -> Lock:
     """I19: another's lease of up to `max_lease` is live, though longer than the engine believes.
 
-    So its end is told as one that the engine believes; who looks again is told a later one.
+    So the engine is told an end that it believes, and a later one when it looks again.
     """
     until = lock.held_until
     if until is None or until > now + max_lease + MAX_SKEW:

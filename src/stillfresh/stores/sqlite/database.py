@@ -195,7 +195,7 @@ class Database:
         return self._writer
 
     def _open_again(self) -> None:
-        """Another application's file in the place of ours is no mistake of who asks."""
+        """Another application's file in the place of ours is not the caller's mistake."""
         try:
             self.open()
         except ConfigError as exc:

@@ -45,7 +45,7 @@ log = logging.getLogger("stillfresh.sqlite")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job, and who waits for it.
+    """A job, and the callers that wait for it.
 
     Urgent is what nobody can do without: it is tried whatever happened before.
     """
