@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_kit import Price, Sleeper, Upstream, declare, turns, until, version
@@ -39,8 +41,12 @@ async def settled(*resources: Resource[str, Price]) -> None:
 
 def is_settled(prices: Resource[str, Price]) -> bool:
     lane, queue = prices._core.watcher._lane, prices._core._tower.queue
-    waits = {State.WAITING, State.COOLING}
-    return not queue.flights and all(lane.state(key) in waits for key in lane.subscribed)
+    return not queue.flights and are_waiting(prices, *lane.subscribed)
+
+
+def are_waiting(prices: Resource[str, Any], *keys: str) -> bool:
+    lane = prices._core.watcher._lane
+    return all(lane.state(key) in {State.WAITING, State.COOLING} for key in keys)
 
 
 @pytest.fixture
@@ -532,6 +538,62 @@ class TestE24NeverLate:
             await until(lambda: prices.peek("slow") is not None)
             await passes(0.1, prices)
             assert calls.count("a") == 2
+
+    async def test_a_slow_load_holds_up_no_other_key(
+        self, cache: Cache, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """Keys are taken together and loaded apart: one that came, and one that failed, are each
+        asked for when their own time comes, though the third is still being loaded."""
+        gate, calls = asyncio.Event(), list[str]()
+        failures: list[str] = []
+
+        @cache.batched("price", fresh_for=2, max_batch=1)
+        async def prices(skus: list[str]) -> Mapping[str, str | Exception]:
+            calls.extend(skus)
+            if skus == ["slow"]:
+                await gate.wait()
+            return {sku: ConnectionError("down") if sku == "bad" else "value" for sku in skus}
+
+        def failed(update: Update[str, str]) -> None:
+            failures.append(update.key)
+
+        with prices.watch("a", "bad", "slow", fail=failed):
+            await until(lambda: failures == ["bad"] and are_waiting(prices, "a", "bad"))
+            await turns()
+            clock.advance(2)
+            sleeper.wake(2)
+            await until(lambda: failures == ["bad"] * 2 and are_waiting(prices, "a", "bad"))
+            assert Counter(calls) == {"a": 2, "bad": 2, "slow": 1}
+            gate.set()
+
+    async def test_a_key_that_lands_with_an_earlier_load_is_not_held_up(
+        self, cache: Cache, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """Found by the simulator: somebody's `refresh()` loads it when the watch takes it, together
+        with a key whose load is slow; what came is old by then, so it is asked for again."""
+        gates = {"a": asyncio.Event(), "slow": asyncio.Event()}
+        calls = list[str]()
+
+        @cache.batched("price", fresh_for=2, max_batch=1)
+        async def prices(skus: list[str]) -> Mapping[str, str]:
+            calls.extend(skus)
+            await gates[skus[0]].wait()
+            return dict.fromkeys(skus, "value")
+
+        refresh = asyncio.create_task(prices.refresh("a"))
+        await until(lambda: calls == ["a"])
+        with prices.watch("a", "slow"):
+            await until(lambda: calls == ["a", "slow"])
+            clock.advance(3)
+            gates["a"].set()
+            await refresh
+            await until(lambda: are_waiting(prices, "a"))
+            await turns()
+            clock.advance(0.1)
+            sleeper.wake(0.1)
+            await until(lambda: len(calls) == 3)
+            assert calls == ["a", "slow", "a"]
+            gates["slow"].set()
 
 
 async def _all(watch: object) -> list[object]:

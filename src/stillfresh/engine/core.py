@@ -5,13 +5,13 @@ resource's callers use; `text` is its name in the store.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.explain import explain
-from stillfresh.engine.flights import Outcome, Queue, Waiter
+from stillfresh.engine.flights import OneByOne, Outcome, Queue, Waiter
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import Holding, ResourceStats
 from stillfresh.engine.model import Answer, Explanation
@@ -184,19 +184,24 @@ class Core(Generic[K, V]):
         await self._tower.wait(waiter, texts)
         return waiter.outcomes
 
-    async def renew(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
+    async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For who watches: what is not fresh is loaded, by us or another; cooldowns hold."""
         runtime = await self.ready()
         texts = {key: self._text(key) for key in keys}
         records = self.shelf.readable(texts, await self._records.of(texts))
-        waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
+        waiter: OneByOne[K, V] = OneByOne(runtime.loop.create_future())
         now = runtime.clock()
         times = refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
         stale = [key for key, at in times.items() if at <= now]
         for key in stale:
             self._tower.join(key, texts[key], records.get(texts[key], NOTHING), waiter)
-        await self._tower.wait(waiter, stale)
-        return waiter.outcomes
+        if fresh := [key for key, at in times.items() if at > now]:
+            yield dict.fromkeys(fresh)
+        while waiter.missing or waiter.outcomes:
+            await self._tower.wait(waiter, stale)
+            ended = waiter.ended()
+            stale = [key for key in stale if key not in ended]
+            yield {**ended}
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For who watches: when each is to be refreshed."""

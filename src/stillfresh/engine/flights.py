@@ -102,6 +102,23 @@ class Waiter(Generic[K, V]):
             self.future.set_result(None)
 
 
+class OneByOne(Waiter[K, V]):
+    """A caller that is woken by each key that ends, not only by the last."""
+
+    __slots__ = ()
+
+    def settle(self, key: K, outcome: Outcome[V]) -> None:
+        super().settle(key, outcome)
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def ended(self) -> dict[K, Outcome[V]]:
+        """Those that have ended since this was asked last; then it waits for the others."""
+        outcomes, self.outcomes = self.outcomes, {}
+        self.future = self.future.get_loop().create_future()
+        return outcomes
+
+
 class Batch:
     """One call of a loader, and the flights that it waits for in turn."""
 

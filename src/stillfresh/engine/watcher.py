@@ -7,7 +7,8 @@ on the store (E5). No timer per key, and no work for a key before its time comes
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Final, Generic, Protocol, TypeVar
 
 from stillfresh.engine.flights import Outcome, left_of
@@ -56,8 +57,8 @@ class Watched(Protocol[K, V]):
     async def known(self, keys: Iterable[K]) -> dict[K, Outcome[V]]:
         """What can be said of each without a load."""
 
-    async def renew(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
-        """Load what is not fresh, and wait for it."""
+    def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
+        """Load what is not fresh; each as soon as it ends, and None for what is fresh."""
 
 
 class Pace(Generic[K]):
@@ -234,29 +235,43 @@ class Watcher(Generic[K, V]):
             self._lane.looked_up(key, max(times[key], self._pace.free_at(key, now)), now)
 
     async def _renew(self, runtime: Runtime, keys: Sequence[K]) -> None:
+        """E24: each key is free again when its own load ends; a slow one holds up no other."""
+        flying = dict.fromkeys(keys)
+        try:
+            async with aclosing(self._watched.renew(keys)) as renewed:
+                async for outcomes in renewed:
+                    await self._renewed(runtime, outcomes, flying)
+        finally:
+            self._land(flying)
+
+    async def _renewed(
+        self, runtime: Runtime, outcomes: Mapping[K, Outcome[V] | None], flying: dict[K, None]
+    ) -> None:
         """Told by `landed` what came; here only when to look again.
 
         A key that was invalidated since it landed has no time: it is looked up at once (E24).
         """
-        times: dict[K, float] = dict.fromkeys(keys, NEVER)
-        try:
-            outcomes = await self._watched.renew(keys)
-            if untold := [key for key in keys if key not in self._stale_at]:
-                times |= await self._watched.refresh_times(untold)
-            now = runtime.clock()
-        finally:
-            for key in keys:
-                times[key] = self._stale_at.pop(key, times[key])
-            self._lane.land(keys)
-            self._changed.set()
+        times = dict.fromkeys(outcomes, NEVER)
+        if untold := [key for key in outcomes if key not in self._stale_at]:
+            times |= await self._watched.refresh_times(untold)
+        now = runtime.clock()
+        times |= self._land(outcomes)
+        for key in outcomes:
+            del flying[key]
         failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}
-        for key in keys:
+        for key in outcomes:
             if key in failed:
                 self._lane.failed(key, now)
                 self._lane.looked_up(key, times[key], now)
             else:
                 self._lane.refreshed(key, max(times[key], now + SHORTEST_PAUSE), now)
         await self._tell_failures(runtime, failed)
+
+    def _land(self, keys: Iterable[K]) -> dict[K, float]:
+        """Until when each is fresh that landed meanwhile."""
+        self._lane.land(keys)
+        self._changed.set()
+        return {key: self._stale_at.pop(key) for key in keys if key in self._stale_at}
 
     async def _tell_failures(self, runtime: Runtime, failed: Mapping[K, LoadFailed]) -> None:
         """Once for all who want to hear of it, with what is left to show."""
