@@ -356,6 +356,43 @@ class TestF10Writes:
         await heard.wait(2)
         assert said((await engine.get_comments("a")).comments) == ["1"]
 
+    @pytest.mark.parametrize("what", ["comment", "create", "delete"])
+    async def test_what_upstream_accepts_late_shows_in_the_very_next_read(
+        self, engine: FeedEngine, network: Network, clock: ManualClock, what: str
+    ) -> None:
+        """A refresh that ran while upstream took longer than `fresh_for` undoes nothing."""
+        network.have(topic("a"))
+        network.talk["a"] = [comment("1")]
+        network.hold_writes()
+        writing = asyncio.create_task(
+            {
+                "comment": lambda: engine.add_comment("a", comment("new")),
+                "create": lambda: engine.create_topic(topic("new")),
+                "delete": lambda: engine.delete_topic("a"),
+            }[what]()
+        )
+        await until(lambda: any(asked.startswith(what) for asked in network.asked[:1]))
+
+        async def seen() -> tuple[list[str], list[str]]:
+            talk = said((await engine.get_comments("a")).comments)
+            return sorted(uuids((await engine.get_all()).topics)), talk
+
+        clock.advance(301)
+        await seen()
+        await idle(engine)
+        assert await seen() == (["a"], ["1"])
+        network.lags = True
+        network.let_writes_go()
+        await writing
+        shown = {
+            "comment": (["a"], ["1", "new"]),
+            "create": (["a", "new"], ["1"]),
+            "delete": ([], []),
+        }
+        assert await seen() == shown[what]
+        await idle(engine)
+        assert await seen() == shown[what]
+
     async def test_a_remote_comment_invalidates_and_tells(
         self, cache: FeedCache, engine: FeedEngine, network: Network, heard: Heard
     ) -> None:

@@ -204,7 +204,7 @@ class FeedEngine:
             lambda file: steps.create_topic(file, new, at=now),
             lambda: self._source.create_topic(new),
             undo=lambda file, change: steps.uncreate_topic(file, new.topic_uuid, change),
-            settle=lambda file, change: steps.forget_lists(file, change.categories),
+            settle=lambda file, change: steps.settle_creation(file, new, change, at=self._clock()),
         )
 
     async def delete_topic(self, uuid: str) -> None:
@@ -214,7 +214,7 @@ class FeedEngine:
             lambda file: steps.delete_topic(file, name, at=now),
             lambda: self._source.delete_topic(name),
             undo=lambda file, change: steps.restore_topic(file, name, change),
-            settle=lambda file, change: steps.forget_lists(file, change.categories),
+            settle=lambda file, change: steps.settle_deletion(file, name, change, at=self._clock()),
         )
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
@@ -227,7 +227,9 @@ class FeedEngine:
             undo=lambda file, change: steps.remove_comment(
                 file, name, new.comment_uuid, change, at=now
             ),
-            settle=lambda file, _: steps.forget(file, [comments_key(name)]),
+            settle=lambda file, change: steps.settle_comment(
+                file, name, new, change, at=self._clock()
+            ),
         )
 
     async def _write(

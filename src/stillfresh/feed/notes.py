@@ -13,7 +13,17 @@ from msgspec import Struct
 
 from stillfresh.freshness import MAX_SKEW
 
-__all__ = ["Note", "Since", "comments_left", "leave", "left", "left_on", "put_back", "take_off"]
+__all__ = [
+    "Note",
+    "Since",
+    "comments_left",
+    "is_last",
+    "leave",
+    "left",
+    "left_on",
+    "put_back",
+    "take_off",
+]
 
 _LEAVE: Final = """
     INSERT OR REPLACE INTO stillfresh_writes(topic_uuid, comment_uuid, written_at, deleted, token)
@@ -67,6 +77,12 @@ def take_off(connection: apsw.Connection, uuid: str, comment_uuid: str | None) -
     connection.execute(_TAKE_OFF, (uuid, comment_uuid))
 
 
+def is_last(connection: apsw.Connection, uuid: str, comment_uuid: str, token: str) -> bool:
+    """Whether nobody has written there since the write that left this token."""
+    found = left_on(connection, uuid, comment_uuid)
+    return bool(found) and found[0][4] == token
+
+
 def put_back(
     connection: apsw.Connection,
     uuid: str,
@@ -75,8 +91,7 @@ def put_back(
     before: Iterable[Note],
 ) -> bool:
     """Undo one write's note. False: another has written since, and that stands."""
-    found = left_on(connection, uuid, comment_uuid)
-    if not found or found[0][4] != token:
+    if not is_last(connection, uuid, comment_uuid, token):
         return False
     take_off(connection, uuid, comment_uuid)
     connection.executemany(_LEAVE, list(before))

@@ -45,6 +45,9 @@ __all__ = [
     "put_topic",
     "remove_comment",
     "restore_topic",
+    "settle_comment",
+    "settle_creation",
+    "settle_deletion",
     "uncreate_topic",
 ]
 
@@ -95,6 +98,16 @@ def create_topic(connection: apsw.Connection, topic: Topic, *, at: float) -> Cha
     return change
 
 
+def settle_creation(
+    connection: apsw.Connection, topic: Topic, change: Change, *, at: float
+) -> None:
+    """Upstream accepted it: shown again if a refresh, meanwhile, dropped it."""
+    uuid = topic.topic_uuid
+    if topic_row(connection, uuid) is None and notes.is_last(connection, uuid, "", change.token):
+        put_topic(connection, topic, at=at)
+    forget_lists(connection, change.categories)
+
+
 def uncreate_topic(connection: apsw.Connection, uuid: str, change: Change) -> None:
     """Upstream refused it."""
     if notes.put_back(connection, uuid, "", change.token, change.notes):
@@ -115,6 +128,14 @@ def delete_topic(connection: apsw.Connection, uuid: str, *, at: float) -> Change
     forget(connection, [topic_key(uuid), comments_key(uuid)])
     forget_lists(connection, categories)
     return Change(token, noted, topic, comments, categories=categories)
+
+
+def settle_deletion(connection: apsw.Connection, uuid: str, change: Change, *, at: float) -> None:
+    """Upstream accepted it: gone again if a refresh, meanwhile, brought it back."""
+    rows = topic_row(connection, uuid), comments_row(connection, uuid)
+    if any(rows) and notes.is_last(connection, uuid, "", change.token):
+        delete_topic(connection, uuid, at=at)
+    forget_lists(connection, change.categories)
 
 
 def restore_topic(connection: apsw.Connection, uuid: str, change: Change) -> None:
@@ -141,6 +162,17 @@ def add_comment(connection: apsw.Connection, uuid: str, comment: Comment, *, at:
     token = notes.leave(connection, uuid, comment.comment_uuid, at=at, deleted=False)
     forget(connection, [comments_key(uuid)])
     return Change(token, noted, rows=before)
+
+
+def settle_comment(
+    connection: apsw.Connection, uuid: str, comment: Comment, change: Change, *, at: float
+) -> None:
+    """Upstream accepted it: shown again if a refresh, meanwhile, dropped it."""
+    name, rows = comment.comment_uuid, read_comments(connection, uuid) or []
+    is_gone = all(row.get("comment_uuid") != name for row in rows)
+    if is_gone and notes.is_last(connection, uuid, name, change.token):
+        add_comment(connection, uuid, comment, at=at)
+    forget(connection, [comments_key(uuid)])
 
 
 def remove_comment(
