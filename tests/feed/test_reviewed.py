@@ -49,6 +49,10 @@ HALF_BROKEN = [
 """JSON objects with what an index result keeps in a shape that it must not keep."""
 
 
+def _full_disk(*_: Any, **__: Any) -> Any:
+    raise apsw.FullError("the disk is full")
+
+
 class TestF12Reviewed:
     @pytest.mark.parametrize("text", TOO_DEEP, ids=range(len(TOO_DEEP)))
     def test_json_nested_too_deep_is_skipped(
@@ -321,9 +325,6 @@ class TestF8Reviewed:
     ) -> None:
         """What cannot be published is not taken for fresh by one who has lost the lease."""
 
-        def full_disk(*_: Any, **__: Any) -> Any:
-            raise apsw.FullError("the disk is full")
-
         network.hold()
         first = asyncio.create_task(engine.get_comments("a"))
         await until(lambda: network.running == 1)
@@ -332,10 +333,47 @@ class TestF8Reviewed:
         second = asyncio.create_task(engine.get_comments("a"))
         await turns()
         for step in ("publish", "acquire", "release"):
-            monkeypatch.setattr(f"stillfresh.feed.leases.{step}", full_disk)
+            monkeypatch.setattr(f"stillfresh.feed.leases.{step}", _full_disk)
         network.let_go()
         assert said((await second).comments) == ["1"]
         await first
+
+    @pytest.mark.parametrize("is_under_way", [False, True])
+    async def test_nor_from_memory_once_the_disk_has_room_again(
+        self,
+        engine: FeedEngine,
+        network: Network,
+        monkeypatch: pytest.MonkeyPatch,
+        is_under_way: bool,
+    ) -> None:
+        """What could not be stored, and what was asked for without a lease, is overtaken too."""
+
+        network.talk["a"] = [comment("1")]
+        network.hold()
+        with monkeypatch.context() as patch:
+            patch.setattr("stillfresh.feed.leases.acquire", _full_disk)
+            first = asyncio.create_task(engine.get_comments("a"))
+            await until(lambda: network.running == 1)
+        if not is_under_way:
+            network.let_go()
+            assert said((await first).comments) == ["1"]
+        network.talk["a"] = [comment("1"), comment("2")]
+        await engine.on_remote_comment("a")
+        second = asyncio.create_task(engine.get_comments("a"))
+        await turns()
+        if is_under_way:
+            network.let_go()
+        assert said((await second).comments) == ["1", "2"]
+        await first
+
+    async def test_closing_waits_for_a_remote_comment(
+        self, cache: FeedCache, engine: FeedEngine
+    ) -> None:
+        """The invalidation is done, though nobody awaited it."""
+        cache.put_comments("a", [comment("1")])
+        engine.on_remote_comment("a")
+        await engine.close()
+        assert cache.is_stale("comments:a")
 
     async def test_a_read_after_a_remote_comment_joins_no_fetch_from_before(
         self, engine: FeedEngine, network: Network

@@ -276,11 +276,15 @@ class FeedEngine:
     def on_remote_comment(self, uuid: str) -> "asyncio.Task[None]":
         """Upstream tells of a new comment: what is here is stale. Await it, or go on."""
         self._check_open()
-        return self._tasks.child(self._remote_comment(checked_uuid(uuid)), None)
+        task = self._tasks.child(self._remote_comment(comments_key(checked_uuid(uuid))), None)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return task
 
-    async def _remote_comment(self, uuid: str) -> None:
-        await self._store.run(lambda file: steps.forget(file, [comments_key(uuid)]))
-        self._updated.emit(FeedCacheUpdated(comments_key(uuid), changed=True))
+    async def _remote_comment(self, key: str) -> None:
+        """By the engine, since what could not be stored is in its memory alone."""
+        await self._keys.invalidate(key)
+        self._updated.emit(FeedCacheUpdated(key, changed=True))
 
     def on_updated(self, listener: Callable[[FeedCacheUpdated], object]) -> Unsubscribe:
         """Told, by call or as a coroutine, after each revalidation that was stored."""
