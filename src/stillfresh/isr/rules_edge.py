@@ -31,33 +31,6 @@ __all__ = [
 ]
 
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
-MADE_UP: Final = frozenset(
-    {
-        b"cf-connecting-ip",
-        b"client-ip",
-        b"fastly-client-ip",
-        b"forwarded",
-        b"front-end-https",
-        b"proxy",
-        b"true-client-ip",
-        b"x-client-ip",
-        b"x-cluster-client-ip",
-        b"x-forwarded",
-        b"x-host",
-        b"x-http-host-override",
-        b"x-http-method",
-        b"x-http-method-override",
-        b"x-method-override",
-        b"x-original-host",
-        b"x-original-method",
-        b"x-original-uri",
-        b"x-original-url",
-        b"x-proxyuser-ip",
-        b"x-real-ip",
-        b"x-rewrite-url",
-    }
-)
-"""By which a client would say who it is, where it is, or that it asked for something else."""
 ANOTHER_PAGE: Final = frozenset(
     {
         b"x-host",
@@ -72,7 +45,22 @@ ANOTHER_PAGE: Final = frozenset(
         b"x-rewrite-url",
     }
 )
-"""Those of them that ask for another page than the one in the key: no load for all carries them."""
+"""Fields that ask for another page than the one in the key: no shared load carries them."""
+MADE_UP: Final = ANOTHER_PAGE | {
+    b"cf-connecting-ip",
+    b"client-ip",
+    b"fastly-client-ip",
+    b"forwarded",
+    b"front-end-https",
+    b"proxy",
+    b"true-client-ip",
+    b"x-client-ip",
+    b"x-cluster-client-ip",
+    b"x-forwarded",
+    b"x-proxyuser-ip",
+    b"x-real-ip",
+}
+"""By which a client would say who it is, where it is, or that it asked for something else."""
 PREFIX: Final = b"x-forwarded-"
 LAST_DOT: Final = re.compile(rb"(?<=[^.])\.(?=\Z|:[0-9]*\Z)")
 SECRET: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})

@@ -1,4 +1,4 @@
-"""Who is an operator, and how often an address may guess at the token (G6, G12).
+"""Recognise an operator, and limit guesses at the token by address (G6, G12).
 
 The address is the connection's peer. `X-Forwarded-For` is not read: anybody can write it, so a
 guesser would have a new address for each guess.

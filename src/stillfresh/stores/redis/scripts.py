@@ -5,7 +5,7 @@ is made here, of what its asker drew and the server's microsecond: an ACQUIRE th
 twice never grants the same one again, and one that is sent again finds its lease by its own part
 (S8).
 
-What a step leaves has a time to live that covers all who may be served, and a minute for clocks
+What a step leaves has a time to live that covers every reader it may serve, and a minute for clocks
 that differ; the sets of a tag live at least as long as any of their ids.
 
 `evict` and `count` walk over the whole database in slices and are no steps: they may cross slots.
