@@ -10,8 +10,6 @@ from typing import Final, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["ALLOWED", "Duration", "seconds"]
-
 Duration: TypeAlias = float | str | timedelta
 
 SECONDS_PER_UNIT: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -3,20 +3,6 @@
 import re
 from typing import Final
 
-__all__ = [
-    "ConfigError",
-    "LeaseHeld",
-    "LeaseLost",
-    "LoadFailed",
-    "NotOpen",
-    "StillfreshError",
-    "StoreError",
-    "error_text",
-    "shown",
-    "shown_address",
-    "without_password",
-]
-
 LONGEST_SHOWN: Final = 60
 LONGEST_TEXT: Final = 500
 """Characters of an exception's text that are remembered."""

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
-__all__ = ["Events", "Unsubscribe"]
-
 E = TypeVar("E")
 Unsubscribe: TypeAlias = Callable[[], None]
 

@@ -5,8 +5,6 @@ from functools import cache
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["Forkable", "tell_of_forks"]
-
 
 class Forkable(Protocol):
     """What is bound to the process that opened it."""

@@ -10,19 +10,6 @@ from typing import Final
 
 from stillfresh.durations import Duration, seconds
 
-__all__ = [
-    "LONGEST_LEASE",
-    "MAX_SKEW",
-    "Policy",
-    "Verdict",
-    "age_of",
-    "is_fresh",
-    "is_fresh_inclusive",
-    "is_lease_over",
-    "is_over",
-    "last_end",
-]
-
 MAX_SKEW: Final = 5.0
 """Machines' clocks differ: a copy from the future by up to this many seconds is new, not wrong."""
 LONGEST_LEASE: Final = 120.0

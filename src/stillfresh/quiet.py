@@ -4,8 +4,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["quietly"]
-
 
 @contextmanager
 def quietly(level: int) -> Iterator[None]:

@@ -13,8 +13,6 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.ttl_cache import SLICE, TtlCache
 
-__all__ = ["Sweepable", "Sweeper"]
-
 BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 OPEN_ENDED: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 

@@ -12,16 +12,6 @@ from typing import Final
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = [
-    "Body",
-    "Unreadable",
-    "checked_headers",
-    "checked_size",
-    "http_date",
-    "pause_of",
-    "whole",
-]
-
 GZIP_WINDOW: Final = 31
 LONGEST_PAUSE: Final = 86_400.0
 """An upstream that asks for more is asked again after a day: nobody meant for ever."""

@@ -9,7 +9,7 @@ from isr_kit import Site, Visitor, as_it_says, in_front
 
 from stillfresh import ConfigError, StoreError
 from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.rendering import Receive
+from stillfresh.isr.collecting import Receive
 from stillfresh.isr.responses import Message, Send
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.stores.memory import MemoryStore

@@ -9,7 +9,7 @@ from isr_kit import Site, Visitor, as_it_says
 
 from stillfresh.errors import ConfigError
 from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.rendering import App
+from stillfresh.isr.collecting import App
 from stillfresh.testing import ManualClock
 
 FRESH = "Cache-Control: max-age=60"

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.rendering import App, Receive
+from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Send
 from stillfresh.isr.rules_routes import Scope
 

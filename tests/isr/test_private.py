@@ -9,8 +9,8 @@ from engine_kit import turns, until
 from isr_kit import Site, as_it_says, in_front
 
 from stillfresh.isr import PageCache
+from stillfresh.isr.collecting import Receive
 from stillfresh.isr.pages import UNSHARED_FOR
-from stillfresh.isr.rendering import Receive
 from stillfresh.isr.responses import Send
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.upstream import Upstream

@@ -12,7 +12,7 @@ from starlette.routing import Mount
 from starlette.routing import Route as At
 
 from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.rendering import App, Receive
+from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Message, Send
 from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_headers import end_to_end

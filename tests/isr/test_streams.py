@@ -8,7 +8,7 @@ from engine_kit import until
 from isr_kit import Visitor, as_it_says
 
 from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.rendering import App, Receive
+from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Message, Send
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.upstream import Upstream

@@ -7,7 +7,7 @@ import pytest
 from isr_kit import Site, Visitor, as_it_says
 
 from stillfresh.isr import PageCache, Route
-from stillfresh.isr.rendering import App
+from stillfresh.isr.collecting import App
 from stillfresh.testing import ManualClock
 
 GERMAN = {"accept-language": "de"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scenarios import SCENARIOS
 
-from stillfresh.coordinator.hub import Connection
+from stillfresh.coordinator.connection import Connection
 from stillfresh.engine import loader, reads
 from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.core import Core

@@ -8,7 +8,7 @@ from functools import cache
 from math import ceil
 
 from stillfresh.coordinator import Database, Hub, Kind, TtlConfig, TtlController, TtlCoordinator
-from stillfresh.coordinator.hub import Connection
+from stillfresh.coordinator.connection import Connection
 from stillfresh.coordinator.hub_kinds import joined
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.testing.simulator import Observed, Process, Promise, Version, World

@@ -2,7 +2,5 @@
 
 from stillfresh.cli import main
 
-__all__ = ["main"]
-
 if __name__ == "__main__":
     main(prog_name="stillfresh")

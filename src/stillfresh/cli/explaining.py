@@ -23,8 +23,6 @@ from stillfresh.engine.explain import explain as explained
 from stillfresh.engine.model import Explanation
 from stillfresh.stores.contract import Record
 
-__all__ = ["explain"]
-
 
 @click.command(
     cls=Command,

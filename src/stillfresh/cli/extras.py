@@ -5,8 +5,6 @@ from types import ModuleType
 
 from stillfresh.errors import StillfreshError
 
-__all__ = ["extra"]
-
 
 def extra(module: str, named: str = "aws") -> ModuleType:
     try:

@@ -11,8 +11,6 @@ import click
 from stillfresh.cli.output import plain
 from stillfresh.cli.places import Readable
 
-__all__ = ["about_kind", "about_names", "about_tags", "say"]
-
 LOOKED_AT: Final = 1_000
 """Entries whose kinds are named."""
 

@@ -19,8 +19,6 @@ from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import StoreStats
 from stillfresh.stores.listing import MOST_LISTED
 
-__all__ = ["inspect"]
-
 VERDICTS: Final = tuple(Verdict)
 COUNTED: Final = 10_000
 AT_ONCE: Final = MOST_LISTED

@@ -12,8 +12,6 @@ from stillfresh.cli.output import as_json, print_json, working
 from stillfresh.cli.places import all_of, opened
 from stillfresh.cli.program import TEXT, Command
 
-__all__ = ["evict", "invalidate"]
-
 PAGE: Final = 10_000
 Reached: TypeAlias = tuple[int, str | None]
 """How many, and a hint where there were none."""

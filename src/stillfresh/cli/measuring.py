@@ -25,8 +25,6 @@ from stillfresh.errors import without_password
 from stillfresh.quiet import quietly
 from stillfresh.stores.urls import store_for
 
-__all__ = ["bench"]
-
 KIND: Final = "bench"
 LASTS: Final = 0.5
 """Seconds for each measurement."""

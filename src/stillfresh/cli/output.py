@@ -19,18 +19,6 @@ from stillfresh.cli.extras import extra
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "COLOURS",
-    "age_text",
-    "as_json",
-    "moment_text",
-    "plain",
-    "print_json",
-    "print_table",
-    "size_text",
-    "working",
-]
-
 COLOURS: Final = {
     "fresh": "green",
     "stale": "yellow",

@@ -15,15 +15,6 @@ from stillfresh.stores.listing import MOST_LISTED
 from stillfresh.stores.tenants import TenantStore
 from stillfresh.stores.urls import split_tenant, store_for
 
-__all__ = [
-    "Readable",
-    "all_of",
-    "file_of",
-    "looked_into",
-    "opened",
-    "pages_of",
-]
-
 
 class Readable(Protocol):
     """What looking needs of a store."""

@@ -13,8 +13,6 @@ import click
 from stillfresh.cli.output import plain
 from stillfresh.errors import ConfigError, StillfreshError
 
-__all__ = ["TEXT", "WRONG_USE", "Command", "Program", "Topic"]
-
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
 """As shells tell of a process that SIGINT ended."""

@@ -10,8 +10,6 @@ from stillfresh.cli.output import as_json, plain, print_json
 from stillfresh.cli.program import WRONG_USE, Command
 from stillfresh.errors import ConfigError
 
-__all__ = ["check", "demo", "serve"]
-
 TABLES: Final = {
     "store": {"store": "url", "memory_for": "memory_for"},
     "pages": {

@@ -16,8 +16,6 @@ from stillfresh.stores.urls import dynamodb_options
 if TYPE_CHECKING:
     from stillfresh.stores.dynamodb.admin import Made
 
-__all__ = ["table"]
-
 
 @click.group(cls=Topic, examples=["stillfresh table describe site-cache --bucket site-pages"])
 def table() -> None:

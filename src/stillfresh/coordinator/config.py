@@ -8,8 +8,6 @@ from typing import Final, Self
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["TtlConfig", "checked_config"]
-
 MOST: Final = 315_360_000_000
 """Ten years in milliseconds: more is a mistake, not a wish."""
 LEAST: Final = {"cooldown_ms": 0}

@@ -15,8 +15,6 @@ from stillfresh.coordinator.unread import Unread
 from stillfresh.engine import Answer, Resource, Update, Watch
 from stillfresh.errors import NotOpen, StillfreshError
 
-__all__ = ["Connection", "HubUpdate", "Watchable"]
-
 
 class Watchable(Protocol):
     """What a connection asks of its hub."""

@@ -24,8 +24,6 @@ from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, error_text, shown
 from stillfresh.events import Events, Unsubscribe
 
-__all__ = ["TtlController"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, StillfreshError, shown
 
-__all__ = ["TtlCoordinator"]
-
 LEAST_PATIENCE: Final = 1.0
 """Seconds for what was cancelled to end."""
 

@@ -23,8 +23,6 @@ from stillfresh.stores.sqlite.connection import FAILED
 from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import by_header
 
-__all__ = ["Database", "decoded"]
-
 APPLICATION_ID: Final = 0x5F4E3002
 VERSION: Final = 1
 SLICE: Final = 500

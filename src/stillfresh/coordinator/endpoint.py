@@ -24,8 +24,6 @@ except ModuleNotFoundError as exc:
         "asking an upstream needs httpx: install stillfresh[web]", name=exc.name
     ) from exc
 
-__all__ = ["MAX_BYTES", "Endpoint", "Refused", "checked_url", "new_client"]
-
 MAX_BYTES: Final = 8 * 1024 * 1024
 NOTHING: Final = 204
 ACCEPT: Final = {"accept": "application/json", "accept-encoding": "gzip"}

@@ -8,14 +8,12 @@ is per viewer is keyed by viewer and id, and is never shown to another.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stillfresh.coordinator.connection import Connection, HubUpdate
+from stillfresh.coordinator.connection import Connection
 from stillfresh.coordinator.hub_kinds import by_name, key_of, resource_for
 from stillfresh.coordinator.model import Kind
 from stillfresh.engine import Answer, Cache, Resource
 from stillfresh.engine.keys import checked_id, checked_text
 from stillfresh.errors import ConfigError, shown
-
-__all__ = ["Connection", "Hub", "HubUpdate"]
 
 
 class Hub:

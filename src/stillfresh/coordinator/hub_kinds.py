@@ -11,8 +11,6 @@ from stillfresh.engine import Cache, Resource
 from stillfresh.engine.results import ABSENT, results_of
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["by_name", "joined", "key_of", "parts", "resource_for"]
-
 
 def key_of(kind: Kind, id_: str, viewer_id: str | None) -> str:
     """An id is its own key, except where views differ by viewer."""

@@ -6,8 +6,6 @@ from typing import Any, Protocol, Self
 
 from stillfresh.errors import ConfigError
 
-__all__ = ["Coordinator", "CoordinatorsManager"]
-
 
 class Coordinator(Protocol):
     """A `TtlCoordinator`, or anything of yours with these methods."""

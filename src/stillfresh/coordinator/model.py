@@ -11,8 +11,6 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["Absent", "Fetch", "Kind", "Outcome", "Refreshed", "Snapshot", "Updated"]
-
 Fetch: TypeAlias = Callable[..., Awaitable[Mapping[str, Any]]]
 """`fetch(ids)`, or `fetch(ids, viewer_id)` for a kind whose views differ by viewer.
 

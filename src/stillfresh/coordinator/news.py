@@ -9,8 +9,6 @@ import msgspec
 from stillfresh.engine import Answer
 from stillfresh.freshness import Verdict
 
-__all__ = ["HubUpdate", "News", "is_as_had", "is_news", "is_still_absent", "slices"]
-
 SLICE: Final = 50
 """Views read at once for who looks again."""
 

@@ -22,8 +22,6 @@ from stillfresh.errors import LoadFailed
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["NexusClient"]
-
 POSTS: Final = "v0/stream/posts/by_ids"
 USERS: Final = "v0/stream/users/by_ids"
 

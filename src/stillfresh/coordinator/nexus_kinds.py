@@ -11,8 +11,6 @@ from stillfresh.coordinator.model import Kind
 from stillfresh.coordinator.rules import View, by_id, post_id, user_id
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["POST", "USER", "Nexus", "checked_nexus", "nexus_kinds"]
-
 POST: Final = "post"
 USER: Final = "user"
 

@@ -18,8 +18,6 @@ from stillfresh.coordinator.rules import milliseconds, original_of, owner_of
 from stillfresh.engine.results import ABSENT, results_of
 from stillfresh.errors import LoadFailed, StillfreshError
 
-__all__ = ["Refresher", "Session"]
-
 
 class Session:
     """From a viewer's coming to their leaving; the same viewer again is another session."""

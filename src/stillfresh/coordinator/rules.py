@@ -10,25 +10,6 @@ from typing import Any, Final, TypeAlias
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import is_fresh_inclusive
 
-__all__ = [
-    "GUEST",
-    "MISSING_ROW",
-    "POST_PARTS",
-    "SHARED",
-    "USER_PARTS",
-    "View",
-    "Views",
-    "by_id",
-    "milliseconds",
-    "original_of",
-    "overtaken",
-    "owner_of",
-    "post_id",
-    "sorted_out",
-    "stale_at",
-    "user_id",
-]
-
 View: TypeAlias = Any
 """A whole entity as the server shows it to one viewer: what JSON can say."""
 

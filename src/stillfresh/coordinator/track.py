@@ -16,8 +16,6 @@ from stillfresh.engine.lane import Lane
 from stillfresh.engine.results import pause_of
 from stillfresh.errors import error_text
 
-__all__ = ["Track"]
-
 LONGEST_COOLDOWN: Final = 300_000
 SLICE: Final = 500
 """Ids looked up in one query, so that the loop has a turn between two of them."""

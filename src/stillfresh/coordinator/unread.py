@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-__all__ = ["Unread"]
-
 SHORTEST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 5.0
 """Seconds; twice as long each time."""

@@ -16,8 +16,6 @@ from stillfresh.demo.words import ASKS
 from stillfresh.durations import Duration, seconds
 from stillfresh.ttl_cache import TtlCache
 
-__all__ = ["Approvals"]
-
 AT_ONCE: Final = 3
 
 

@@ -38,8 +38,6 @@ from stillfresh.waiting.backend import Games
 from stillfresh.waiting.messages import InvalidatedNews
 from stillfresh.web import Gateway, gateway
 
-__all__ = ["Demo", "demo"]
-
 PATIENCE: Final = "15s"
 """Longer than the slowest lookup: slow is not failing."""
 

@@ -9,8 +9,6 @@ from string import Template
 
 from stillfresh.demo.pace import Pace
 
-__all__ = ["away_page", "front_page", "prices_page"]
-
 
 @cache
 def _template(name: str) -> Template:

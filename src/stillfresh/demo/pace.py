@@ -9,8 +9,6 @@ from typing import Any, Final
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["Pace"]
-
 DURATIONS: Final = (
     "post_fresh_for",
     "user_fresh_for",

@@ -15,8 +15,6 @@ from stillfresh.demo.upstream import Upstream
 from stillfresh.demo.visitors import Visitors
 from stillfresh.errors import LoadFailed
 
-__all__ = ["MAX_BATCH", "Ledger", "Parts"]
-
 MAX_BATCH: Final = 20
 
 

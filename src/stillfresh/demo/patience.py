@@ -13,8 +13,6 @@ from stillfresh.errors import StillfreshError
 from stillfresh.feed import Comment, Topic
 from stillfresh.feed.source import FeedSource
 
-__all__ = ["Patient", "naps", "soon"]
-
 T = TypeVar("T")
 
 

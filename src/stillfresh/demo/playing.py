@@ -20,8 +20,6 @@ from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.client import WaitingClient
 
-__all__ = ["Boards", "Playing", "Refused", "boards_of"]
-
 PATIENCE: Final = "2s"
 """To wait for the service before a game is shown as it was."""
 

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 from stillfresh.web.serving import Server
 
-__all__ = ["QuietServer"]
-
 
 class QuietServer(Server):
     """Signals are heard by who runs it, not by itself."""

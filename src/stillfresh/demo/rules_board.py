@@ -6,8 +6,6 @@ A board is nine cells, row by row: `x` the visitor, `o` the bot, `.` free.
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["EMPTY", "bot_cell", "free", "outcome", "played"]
-
 EMPTY: Final = "." * 9
 LINES: Final = (
     (0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6),

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-__all__ = ["Polled", "polling"]
-
 
 @dataclass(frozen=True, slots=True)
 class Polled:

@@ -18,8 +18,6 @@ from stillfresh.errors import StillfreshError
 from stillfresh.quiet import quietly
 from stillfresh.web.serving import address, bound, server_config
 
-__all__ = ["run"]
-
 GRACE: Final = 2
 """Seconds that requests under way are given when the demo is told to end."""
 

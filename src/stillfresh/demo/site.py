@@ -29,8 +29,6 @@ from stillfresh.demo.playing import Refused
 from stillfresh.demo.visitors import Visitor
 from stillfresh.errors import StillfreshError
 
-__all__ = ["STATIC", "site"]
-
 COOKIE: Final = "stillfresh_demo"
 STATIC: Final = Path(__file__).parent / "static"
 LOOK: Final = Path(__file__).parent.parent / "web" / "static" / "stillfresh.css"

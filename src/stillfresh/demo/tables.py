@@ -18,8 +18,6 @@ from stillfresh.errors import StillfreshError
 from stillfresh.waiting.backend import Games, Player
 from stillfresh.waiting.backend.steps import GameError
 
-__all__ = ["MOST_PLAYERS", "Tables"]
-
 MOST_PLAYERS: Final = 64
 """Beyond, who sat down first has to leave."""
 REMATCH_AFTER: Final = 6.0

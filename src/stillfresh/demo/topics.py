@@ -8,8 +8,6 @@ from typing import Any, Final
 from stillfresh.feed import Comment, CommentsAnswer, Feed, FeedEngine
 from stillfresh.feed.model import Dated
 
-__all__ = ["Topics"]
-
 DAYS: Final = 7
 
 

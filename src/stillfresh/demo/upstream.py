@@ -20,8 +20,6 @@ from stillfresh.demo.quiet import QuietServer
 from stillfresh.errors import ConfigError, shown
 from stillfresh.web.serving import bound
 
-__all__ = ["MODES", "Mode", "Switch", "Upstream"]
-
 Mode: TypeAlias = Literal["fine", "slow", "failing", "down"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 QUICK: Final = 0.1

@@ -20,8 +20,6 @@ from stillfresh.waiting.backend import Games
 from stillfresh.waiting.backend.app import games_app
 from stillfresh.waiting.backend.steps import GameError
 
-__all__ = ["PLAYER", "upstream_app"]
-
 PLAYER = "x-player"
 """The header by which the site tells the game service who plays."""
 

@@ -17,8 +17,6 @@ from stillfresh.demo.playing import Playing
 from stillfresh.durations import Duration
 from stillfresh.ttl_cache import TtlCache
 
-__all__ = ["MOST_VISITORS", "Visitor", "Visitors", "key_in"]
-
 MOST_VISITORS: Final = 64
 KEPT_FOR: Final = "1h"
 TOKEN: Final = re.compile(r"([\w-]{32})\.([\da-f]{32})", re.ASCII)

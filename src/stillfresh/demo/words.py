@@ -2,18 +2,6 @@
 
 from typing import Final
 
-__all__ = [
-    "ASKS",
-    "BOTS",
-    "EDITS",
-    "GOODS",
-    "LINES",
-    "OPENINGS",
-    "PEOPLE",
-    "REPLIES",
-    "TITLES",
-]
-
 PEOPLE: Final = (
     "Amina Diallo", "Bruno Costa", "Chen Wei", "Dana Levi", "Emil Berg", "Fatima Noor",
     "Goran Petrov", "Hana Sato", "Ivan Moreno", "Jana Novak", "Kofi Mensah", "Lena Vogt",

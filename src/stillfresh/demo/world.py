@@ -11,8 +11,6 @@ from typing import Any, Final
 from stillfresh.demo.words import EDITS, GOODS, LINES, OPENINGS, PEOPLE, REPLIES, TITLES
 from stillfresh.feed import Comment, Topic
 
-__all__ = ["POSTS", "World"]
-
 POSTS: Final = 240
 MOST_COMMENTS: Final = 60
 """Of one topic; the oldest go."""

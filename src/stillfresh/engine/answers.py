@@ -21,8 +21,6 @@ from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Record
 
-__all__ = ["Answers"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -31,8 +31,6 @@ from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
 
-__all__ = ["Cache"]
-
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
 V = TypeVar("V")

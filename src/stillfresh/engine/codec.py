@@ -9,8 +9,6 @@ import msgspec
 
 from stillfresh.errors import ConfigError
 
-__all__ = ["Codec", "MsgpackCodec"]
-
 V = TypeVar("V")
 
 

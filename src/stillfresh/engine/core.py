@@ -35,8 +35,6 @@ from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
 
-__all__ = ["Core"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -10,8 +10,6 @@ from stillfresh.engine.rules import FOR_EVER, fresh_until, is_cooling, is_held, 
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import Mark, Record
 
-__all__ = ["PAGE", "explain"]
-
 PAGE = "page"
 """The kind of the page cache's entries: they have words of their own, as RFC 9111 has rules."""
 

@@ -10,8 +10,6 @@ from typing import Final
 from stillfresh.engine.rules import LONGEST_COOLDOWN
 from stillfresh.stores.contract import Failure
 
-__all__ = ["Failing", "Seen"]
-
 MOST: Final = 1_000
 """Keys that are remembered as failing; beyond that the oldest are forgotten."""
 

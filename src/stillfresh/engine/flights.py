@@ -19,19 +19,6 @@ from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure, Record
 
-__all__ = [
-    "CURRENT",
-    "Batch",
-    "Flight",
-    "Outcome",
-    "Queue",
-    "Waiter",
-    "all_answered",
-    "answered",
-    "left_of",
-    "waits_for",
-]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

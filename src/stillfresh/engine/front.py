@@ -11,8 +11,6 @@ from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Answer
 from stillfresh.stores.contract import Copy
 
-__all__ = ["NEVER", "Entry", "Front"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -16,16 +16,6 @@ import msgspec
 from stillfresh.engine.model import Loaded
 from stillfresh.errors import ConfigError, shown
 
-__all__ = [
-    "Call",
-    "Signature",
-    "batch_types",
-    "checked_kind",
-    "checked_tags",
-    "checked_text",
-    "text_of",
-]
-
 P = ParamSpec("P")
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]*")

@@ -17,8 +17,6 @@ from stillfresh.errors import LoadFailed, error_text
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Copy, Failure, Lease, Record
 
-__all__ = ["Land", "Landing", "Landings", "Look"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -14,8 +14,6 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from stillfresh.freshness import is_over
 
-__all__ = ["NEXT", "Cooldown", "Event", "Lane", "State"]
-
 K = TypeVar("K", bound=Hashable)
 
 MAX_REMEMBERED: Final = 10_000

@@ -16,8 +16,6 @@ from stillfresh.errors import NotOpen, StillfreshError
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores.contract import Store
 
-__all__ = ["Lifecycle"]
-
 
 class Lifecycle:
     """What is open of a cache, and on which event loop."""

@@ -10,8 +10,6 @@ from stillfresh.engine.rules import fresh_until, is_held, verdict_of
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import Entry, Mark
 
-__all__ = ["Listed", "listed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Listed:

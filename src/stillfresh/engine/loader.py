@@ -20,8 +20,6 @@ from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
 
-__all__ = ["Loader"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

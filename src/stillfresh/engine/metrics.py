@@ -12,8 +12,6 @@ from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import StoreStats
 
-__all__ = ["CacheStats", "Holding", "Meter", "ResourceStats"]
-
 
 @dataclass(frozen=True, slots=True)
 class ResourceStats:

@@ -14,8 +14,6 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.freshness import Verdict, age_of
 
-__all__ = ["HITS", "Answer", "Explanation", "Loaded", "Origin", "RetryAfter"]
-
 V = TypeVar("V")
 T = TypeVar("T")
 

@@ -13,8 +13,6 @@ from stillfresh.engine.spec import Spec
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Policy
 
-__all__ = ["spec_of"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -7,8 +7,6 @@ from typing import Final
 from stillfresh.engine.metrics import CacheStats, ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
 
-__all__ = ["prometheus_text"]
-
 COUNTERS: Final = (
     ("loads", "Calls of the loader."),
     ("loaded", "Keys asked of the loader."),

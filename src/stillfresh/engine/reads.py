@@ -12,8 +12,6 @@ from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import NotOpen
 from stillfresh.stores.contract import Record
 
-__all__ = ["Reads", "Step"]
-
 K = TypeVar("K", bound=Hashable)
 
 

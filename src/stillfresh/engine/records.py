@@ -9,8 +9,6 @@ from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import Copy, Record
 
-__all__ = ["Records"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

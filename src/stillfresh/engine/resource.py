@@ -16,8 +16,6 @@ from stillfresh.engine.model import Answer, Explanation
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
 
-__all__ = ["Function", "Handle", "Resource"]
-
 K = TypeVar("K", bound=str | int)
 V = TypeVar("V")
 P = ParamSpec("P")

@@ -11,8 +11,6 @@ from stillfresh.durations import seconds
 from stillfresh.engine.model import RetryAfter
 from stillfresh.errors import LoadFailed, shown
 
-__all__ = ["ABSENT", "UNKEPT", "Absent", "pause_of", "results_of"]
-
 K = TypeVar("K", bound=Hashable)
 
 

@@ -15,39 +15,6 @@ from stillfresh.engine.model import Loaded
 from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 
-__all__ = [
-    "AGE_BUCKETS",
-    "FOR_EVER",
-    "NOTHING",
-    "Fail",
-    "Load",
-    "Outlook",
-    "Plan",
-    "Serve",
-    "Terms",
-    "absent_believed_for",
-    "absent_pause",
-    "absent_policy",
-    "age_bucket",
-    "at_arrival",
-    "cooling",
-    "failed",
-    "fresh_until",
-    "is_cooling",
-    "is_held",
-    "jittered",
-    "outlook_of",
-    "own_policy",
-    "plan_arrived",
-    "plan_read",
-    "plan_wait",
-    "refresh_at",
-    "refresh_times",
-    "unchanged_until",
-    "verdict_of",
-    "watched_until",
-]
-
 K = TypeVar("K", bound=Hashable)
 
 NOTHING: Final = Record()

@@ -12,8 +12,6 @@ from stillfresh.engine.keys import checked_tags
 from stillfresh.engine.rules import Terms
 from stillfresh.stores.contract import Record, Store
 
-__all__ = ["Owner", "Runtime", "Spec"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -6,8 +6,6 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
 
-__all__ = ["Tasks", "looked_at"]
-
 logger = logging.getLogger(__name__)
 
 

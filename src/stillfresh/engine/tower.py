@@ -18,8 +18,6 @@ from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Record
 
-__all__ = ["Tower"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -8,8 +8,6 @@ from stillfresh.clock import Clock
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import Store
 
-__all__ = ["evict_now_and_then"]
-
 EVERY: Final = 3600.0
 
 logger = logging.getLogger(__name__)

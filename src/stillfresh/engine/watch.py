@@ -14,8 +14,6 @@ from stillfresh.engine.model import Answer
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.events import Events
 
-__all__ = ["Update", "Watch", "Watching"]
-
 logger = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)

@@ -19,8 +19,6 @@ from stillfresh.engine.spec import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
 
-__all__ = ["Watched", "Watcher"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

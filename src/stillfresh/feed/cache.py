@@ -33,8 +33,6 @@ from stillfresh.feed.model import Comment, FeedStats, Topic
 from stillfresh.feed.rules import DAY, is_stale, window
 from stillfresh.feed.shelf import Shelf
 
-__all__ = ["FEED_CACHE_EVICT_SECONDS", "FEED_CACHE_TTL_SECONDS", "FeedCache"]
-
 T = TypeVar("T")
 
 FEED_CACHE_TTL_SECONDS: Final = 300

@@ -14,8 +14,6 @@ from stillfresh.feed.keys import category_of, checked_uuid
 from stillfresh.feed.model import EXTRA, Comment, Topic
 from stillfresh.feed.records import DEEPEST, NAMED, Row, is_shallow
 
-__all__ = ["checked_comments", "checked_topic", "checked_topics"]
-
 R = TypeVar("R", Topic, Comment)
 
 LARGEST: Final = 2**63

@@ -50,8 +50,6 @@ from stillfresh.feed.steps import Change
 from stillfresh.feed.store import KIND, FeedStore
 from stillfresh.freshness import Verdict
 
-__all__ = ["FeedEngine"]
-
 AT_ONCE: Final = 16
 """Keys fetched side by side; and copies of what came that the engine keeps, the rows being here."""
 GRACE: Final = 5.0

@@ -28,8 +28,6 @@ from stillfresh.stores.sqlite.file import LOOK_EVERY
 from stillfresh.stores.sqlite.files import Identity, identity_of, locked, real
 from stillfresh.stores.sqlite.writer import Writer
 
-__all__ = ["FeedFile", "completed"]
-
 T = TypeVar("T")
 
 

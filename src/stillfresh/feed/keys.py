@@ -8,22 +8,6 @@ from typing import Final
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = [
-    "EVERYTHING",
-    "Index",
-    "canonical",
-    "category_of",
-    "checked_days",
-    "checked_uuid",
-    "comments_key",
-    "index_of",
-    "named_category",
-    "spelled",
-    "subject",
-    "topic_key",
-    "whole_days",
-]
-
 EVERYTHING: Final = "all"
 """Stands where a category would: the whole feed."""
 MOST_DAYS: Final = 30

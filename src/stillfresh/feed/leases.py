@@ -30,23 +30,6 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 
-__all__ = [
-    "CODEC",
-    "EMPTY",
-    "FOREVER",
-    "Published",
-    "State",
-    "acquire",
-    "copy_of",
-    "count",
-    "keys",
-    "publish",
-    "record_of",
-    "release",
-    "renew",
-    "state",
-]
-
 
 class FetchedCodec:
     """JSON: what a network says in JSON may have numbers that msgpack cannot hold (F15)."""

@@ -12,21 +12,6 @@ from msgspec import UNSET, Struct, field
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.freshness import Verdict, age_of
 
-__all__ = [
-    "EXTRA",
-    "Comment",
-    "CommentsAnswer",
-    "Dated",
-    "Extensible",
-    "Feed",
-    "FeedCacheUpdated",
-    "FeedJson",
-    "FeedStats",
-    "Freshness",
-    "Topic",
-    "TopicAnswer",
-]
-
 T = TypeVar("T")
 
 EXTRA: Final = "stillfresh:extra"

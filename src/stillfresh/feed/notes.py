@@ -13,18 +13,6 @@ from msgspec import Struct
 
 from stillfresh.freshness import MAX_SKEW
 
-__all__ = [
-    "Note",
-    "Since",
-    "comments_left",
-    "is_last",
-    "leave",
-    "left",
-    "left_on",
-    "put_back",
-    "take_off",
-]
-
 _LEAVE: Final = """
     INSERT OR REPLACE INTO stillfresh_writes(topic_uuid, comment_uuid, written_at, deleted, token)
     VALUES (?, ?, ?, ?, ?)

@@ -11,17 +11,6 @@ from msgspec.structs import astuple, fields
 
 from stillfresh.feed.model import Comment, Topic
 
-__all__ = [
-    "DEEPEST",
-    "NAMED",
-    "Records",
-    "Row",
-    "is_shallow",
-    "json_object",
-    "loaded",
-    "record_of",
-]
-
 R = TypeVar("R", Topic, Comment)
 Row = dict[str, Any]
 """A JSON object as a row holds it."""

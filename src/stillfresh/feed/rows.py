@@ -14,18 +14,6 @@ from stillfresh.feed.model import Topic
 from stillfresh.feed.records import Row, loaded
 from stillfresh.feed.rules import is_news, merged
 
-__all__ = [
-    "UNREADABLE",
-    "Stored",
-    "comments_row",
-    "drop_topics",
-    "put_comments_row",
-    "put_topic_row",
-    "read_comments",
-    "restore",
-    "topic_row",
-]
-
 Stored: TypeAlias = tuple[Any, ...]
 """A whole row, column by column."""
 

@@ -14,22 +14,6 @@ from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.records import NAMED, Row, json_object, record_of
 from stillfresh.freshness import is_fresh_inclusive
 
-__all__ = [
-    "DAY",
-    "Fetched",
-    "Window",
-    "buckets",
-    "comment_rows",
-    "covered",
-    "is_news",
-    "is_stale",
-    "listed",
-    "merged",
-    "window",
-    "with_comment",
-    "without_comment",
-]
-
 DAY: Final = 86_400
 ENRICHED: Final = ("body", "tags", "verified")
 """F9: what a full topic has and an index has not."""

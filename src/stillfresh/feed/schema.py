@@ -11,8 +11,6 @@ import apsw
 from stillfresh.errors import ConfigError
 from stillfresh.stores.sqlite.format import Format, not_ours
 
-__all__ = ["FEED", "OWN", "SEED", "TABLES"]
-
 SEED: Final = (
     """CREATE TABLE IF NOT EXISTS feed_topics (
     topic_uuid   TEXT PRIMARY KEY,

@@ -23,8 +23,6 @@ from stillfresh.feed.records import Records
 from stillfresh.feed.rows import UNREADABLE
 from stillfresh.feed.rules import DAY, window
 
-__all__ = ["Found", "Listed", "Shelf"]
-
 T = TypeVar("T")
 Row: TypeAlias = tuple[bytes, bytes, int, int]
 """uuid, JSON, created_at, cached_at."""

@@ -16,8 +16,6 @@ from stillfresh.feed.keys import Index, comments_key, index_of, subject
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.rules import Fetched, buckets, covered
 
-__all__ = ["FeedSource", "fetch"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -32,25 +32,6 @@ from stillfresh.feed.rows import (
 )
 from stillfresh.feed.rules import comment_rows, with_comment, without_comment
 
-__all__ = [
-    "Change",
-    "add_comment",
-    "create_topic",
-    "delete_topic",
-    "erase",
-    "forget",
-    "forget_lists",
-    "mark",
-    "put_comments",
-    "put_topic",
-    "remove_comment",
-    "restore_topic",
-    "settle_comment",
-    "settle_creation",
-    "settle_deletion",
-    "uncreate_topic",
-]
-
 PUT_META: Final = """
     INSERT INTO feed_cache_meta(cache_key, last_fetched) VALUES (?, ?)
     ON CONFLICT(cache_key) DO UPDATE SET last_fetched = excluded.last_fetched

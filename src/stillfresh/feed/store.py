@@ -36,8 +36,6 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite.writer import MAX_QUEUED
 
-__all__ = ["KIND", "FeedStore", "start_of"]
-
 T = TypeVar("T")
 Broken: TypeAlias = frozenset[bytes]
 

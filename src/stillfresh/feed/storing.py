@@ -23,8 +23,6 @@ from stillfresh.feed.rows import (
 from stillfresh.feed.rules import Fetched, Window, comment_rows
 from stillfresh.feed.steps import PUT_META, mark
 
-__all__ = ["put_topics", "store"]
-
 _COVERED: Final = """
     SELECT rowid, coalesce(CAST(topic_uuid AS BLOB), x''), coalesce(CAST(category_id AS BLOB), x'')
     FROM feed_topics WHERE created_at >= ? AND created_at < ?

@@ -6,8 +6,6 @@ import apsw
 
 from stillfresh.feed.model import FeedStats
 
-__all__ = ["SLICE", "count", "evict_slice"]
-
 SLICE: Final = 500
 """Rows that one step of an eviction drops, so that others' writes pass between them."""
 

@@ -30,8 +30,6 @@ from stillfresh.stores.sqlite.connection import FAILED, connect_viewer
 from stillfresh.stores.sqlite.format import Format
 from stillfresh.stores.sqlite.view import SqliteView
 
-__all__ = ["FeedFileStats", "FeedView", "edited", "is_feed"]
-
 TERMS: Final = Policy(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
 
 

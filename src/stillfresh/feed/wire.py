@@ -14,15 +14,6 @@ from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.records import Records
 from stillfresh.wire import Unreadable
 
-__all__ = [
-    "FeedHttpError",
-    "Request",
-    "comments_of",
-    "encoded",
-    "index_topics",
-    "topic_of",
-]
-
 T = TypeVar("T")
 R = TypeVar("R", Topic, Comment)
 

@@ -28,8 +28,6 @@ from stillfresh.isr.rules_storage import (
     judged,
 )
 
-__all__ = ["KNOWN_KEYS", "Answering", "gateway_timeout"]
-
 KNOWN_KEYS: Final = 10_000
 """Pages of which this process notes something."""
 

@@ -9,12 +9,13 @@ from typing import Final
 
 from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
 from stillfresh.isr.changes import Changes
+from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.found import Found, Going, Passed, Served, Unavailable
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.isr.lifespan import Lifespan
 from stillfresh.isr.model import PageKey
 from stillfresh.isr.pages import RETRY_AFTER, Busy, Full, PageCache
-from stillfresh.isr.rendering import App, Receive, Renderer
+from stillfresh.isr.rendering import Renderer
 from stillfresh.isr.responses import (
     Message,
     Send,
@@ -32,8 +33,6 @@ from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_routes import Place, RoutesLike, Scope, Site, Visit
 from stillfresh.isr.rules_storage import Unshared
 from stillfresh.isr.visits import Seat, Visits
-
-__all__ = ["IsrMiddleware"]
 
 MAX_BODY: Final = 1_048_576
 MAX_HOSTS: Final = 1_000

@@ -7,8 +7,6 @@ from typing import Any, Final, cast
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import Store
 
-__all__ = ["bounded"]
-
 READS: Final = frozenset({"read", "read_lagging"})
 WRITES: Final = frozenset({"acquire", "publish", "renew", "release"})
 """Invalidations are not among them: who asks for one waits until it holds."""

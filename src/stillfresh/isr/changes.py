@@ -11,8 +11,6 @@ from typing import Final
 from stillfresh.errors import NotOpen, StillfreshError
 from stillfresh.isr.pages import PageCache
 
-__all__ = ["Changes"]
-
 MOST: Final = 1_000
 """URLs that may wait for a slow store at a time."""
 ATTEMPT: Final = 30.0

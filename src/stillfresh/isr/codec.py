@@ -17,8 +17,6 @@ from stillfresh.stores.contract import Store
 if TYPE_CHECKING:
     from stillfresh.stores.bodies import Body
 
-__all__ = ["AsItIs", "PageCodec", "PageShape", "shaped"]
-
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final = msgspec.msgpack.Decoder(Head)
 

@@ -16,8 +16,6 @@ from stillfresh.isr.rules_pages import bare
 from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_storage import Judgement, Unshared, is_failure, is_of_gateway
 
-__all__ = ["NOT_MODIFIED", "App", "AppAnswer", "GoingAnswer", "Judge", "Receive", "ended"]
-
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 Judge: TypeAlias = Callable[[int, Raw], Judgement]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from stillfresh.isr.rendering import App, Receive
+from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Message, Send, refuse
 from stillfresh.isr.rules_edge import (
     Networks,
@@ -25,8 +25,6 @@ from stillfresh.isr.rules_edge import (
 )
 from stillfresh.isr.rules_fields import Raw, members, values
 from stillfresh.isr.rules_routes import EDGE, Scope
-
-__all__ = ["Edge"]
 
 logger = logging.getLogger(__name__)
 

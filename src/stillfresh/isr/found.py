@@ -17,8 +17,6 @@ from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_routes import Visit
 from stillfresh.isr.rules_storage import allows_authorized, forbids_stale
 
-__all__ = ["Finder", "Found", "Going", "Passed", "Served", "Unavailable"]
-
 
 @dataclass(frozen=True, slots=True)
 class Found:

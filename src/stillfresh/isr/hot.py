@@ -18,8 +18,6 @@ from stillfresh.isr.rules_pages import age_at, hit_text, ttl_at
 from stillfresh.isr.rules_routes import Scope, Visit
 from stillfresh.isr.visits import Seat
 
-__all__ = ["ON_CONDITIONS", "PLAIN", "HotPages"]
-
 MOST_HOT: Final = 512
 """Bytes of a request that are kept at hand; what is longer takes the long way."""
 HOST: Final = b"host"

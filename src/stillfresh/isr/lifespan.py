@@ -5,11 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from stillfresh.errors import StillfreshError
-from stillfresh.isr.rendering import App, Receive
+from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Message, Send
 from stillfresh.isr.rules_routes import Scope
-
-__all__ = ["Lifespan"]
 
 SHARED: Final = ("asgi", "path_params", "server", "app")
 """Of a request's scope, what says nothing about who asks; a mount's parameters are in its path."""

@@ -15,18 +15,6 @@ from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_storage import BAD, NAME
 
-__all__ = [
-    "Head",
-    "Headers",
-    "Page",
-    "PageFailed",
-    "PageKey",
-    "Render",
-    "Rendered",
-    "ServedPage",
-    "Stored",
-]
-
 HeadersLike: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
 
 

@@ -39,8 +39,6 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import for_tenant
 from stillfresh.stores.urls import store_for
 
-__all__ = ["Busy", "Full", "PageCache"]
-
 KIND: Final = "page"
 UNSHARED_FOR: Final = 30.0
 """Seconds; after that, one asks behind whether a page that may not be shared still may not."""

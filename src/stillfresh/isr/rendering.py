@@ -14,7 +14,6 @@ from stillfresh.isr.collecting import (
     App,
     AppAnswer,
     GoingAnswer,
-    Receive,
     ended,
 )
 from stillfresh.isr.model import Headers, Page, Rendered, Stored
@@ -26,8 +25,6 @@ from stillfresh.isr.rules_pages import is_of, made_of, rendered, unshared
 from stillfresh.isr.rules_routes import Scope, Visit
 from stillfresh.isr.rules_storage import Judgement, Shared, judged
 from stillfresh.isr.rules_validation import conditions, is_refresh, refreshed
-
-__all__ = ["LOAD", "App", "Receive", "Renderer", "given_to"]
 
 LOAD: Final = "stillfresh.load"
 """In a scope: a load for the cache by a visitor's own request, and its answer."""

@@ -10,18 +10,6 @@ from stillfresh.isr.rules_headers import cache_status, not_modified_headers, pol
 from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_validation import if_range_holds, not_modified
 
-__all__ = [
-    "Message",
-    "Ready",
-    "Send",
-    "ready",
-    "refuse",
-    "send_page",
-    "send_stored",
-    "told",
-    "told_outdated",
-]
-
 Message: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 BODILESS = frozenset({204, 304})

@@ -9,8 +9,6 @@ out nobody who has visitors.
 
 from typing import Final, TypeAlias
 
-__all__ = ["UNUSED_FOR", "Seats", "SeatsOf"]
-
 UNUSED_FOR: Final = 600.0
 """Seconds after which a name that nobody asked for makes room, and half of its visits are over."""
 CLEARLY: Final = 2.0

@@ -13,23 +13,6 @@ from stillfresh.isr.rules_fields import Raw, members, values
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_keys import HOST, HOST_LENGTH
 
-__all__ = [
-    "ANOTHER_PAGE",
-    "Networks",
-    "believed",
-    "checked_networks",
-    "coding_fault",
-    "forwarded",
-    "forwards_left",
-    "host_fault",
-    "is_host",
-    "is_trusted",
-    "own_fields",
-    "plain_host",
-    "reflected",
-    "with_forwards",
-]
-
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
 ANOTHER_PAGE: Final = frozenset(
     {

@@ -10,8 +10,6 @@ from typing import Final, TypeAlias
 
 from stillfresh.wire import http_date as date_in
 
-__all__ = ["Raw", "date_text", "directives", "http_date", "members", "number", "values"]
-
 Raw: TypeAlias = tuple[tuple[bytes, bytes], ...]
 """Header fields as ASGI has them, names in lower case."""
 

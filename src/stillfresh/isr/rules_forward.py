@@ -26,20 +26,6 @@ from stillfresh.isr.rules_storage import (
     judged,
 )
 
-__all__ = [
-    "CREDENTIALS",
-    "Forward",
-    "as_asked",
-    "carried_in",
-    "checked_credentials",
-    "checked_forward",
-    "is_for",
-    "judged_for",
-    "selected",
-    "unfit_to_fill",
-    "without",
-]
-
 Forward: TypeAlias = Literal["request", "key"]
 CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
 """Besides `Authorization` and `Cookie`: request fields by which services know their clients."""

@@ -10,17 +10,6 @@ from typing import Final
 
 from stillfresh.isr.rules_fields import Raw, directives, http_date, members, number, values
 
-__all__ = [
-    "Terms",
-    "Wish",
-    "controls",
-    "initial_age",
-    "is_good_enough",
-    "longest_lifetime",
-    "stated",
-    "wish_of",
-]
-
 FOR_EVER: Final = float("inf")
 
 

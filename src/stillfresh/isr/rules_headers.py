@@ -10,8 +10,6 @@ from typing import Final
 from stillfresh.isr.rules_fields import Raw, members, values
 from stillfresh.isr.rules_freshness import Terms
 
-__all__ = ["cache_control", "cache_status", "end_to_end", "not_modified_headers", "policy_headers"]
-
 HOP_BY_HOP: Final = frozenset(
     {
         b"connection",

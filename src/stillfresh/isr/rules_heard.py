@@ -8,8 +8,6 @@ whatever those are told who say who they are.
 from enum import Enum
 from typing import Final
 
-__all__ = ["STANDS_FOR", "Heard", "Word"]
-
 STANDS_FOR: Final = 30.0
 """Seconds."""
 

@@ -11,21 +11,6 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 
 from stillfresh.isr.rules_fields import Raw, members, values
 
-__all__ = [
-    "ENCODINGS",
-    "HOST",
-    "HOST_LENGTH",
-    "PERSONAL",
-    "canonical_host",
-    "canonical_path",
-    "canonical_query",
-    "canonical_url",
-    "is_allowed",
-    "normalised",
-    "plain_path",
-    "variant",
-]
-
 MOST_URL: Final = 8_192
 """Bytes of path and query; what is longer passes without being kept."""
 MOST_PATH: Final = 65_536

@@ -9,8 +9,6 @@ from typing import Final
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rules_keys import canonical_url, plain_path
 
-__all__ = ["checked_path", "own_tag", "own_tags", "reached"]
-
 MOST_PATH: Final = 65_536
 """Bytes; a longer path is a mistake."""
 

@@ -15,22 +15,6 @@ from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_storage import Judgement, Unshared, judged
 from stillfresh.isr.rules_validation import etag_of
 
-__all__ = [
-    "age_at",
-    "bare",
-    "hit_text",
-    "is_changed",
-    "is_of",
-    "made_of",
-    "may_serve",
-    "opened",
-    "rendered",
-    "told_to",
-    "too_busy",
-    "ttl_at",
-    "unshared",
-]
-
 
 def rendered(
     page: Page, fetched_at: float, own: Terms | None, given: Mapping[str, str], keep_for: float

@@ -8,8 +8,6 @@ import re
 from enum import Enum
 from typing import Final, TypeAlias
 
-__all__ = ["WHOLE", "Asked", "Part", "part_asked"]
-
 SPEC: Final = re.compile(rb"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE)
 DIGITS: Final = 18
 """More of them are past the end of any page."""

@@ -5,8 +5,6 @@ Pure data. The list is closed, so that counters by reason stay few.
 
 from enum import StrEnum
 
-__all__ = ["Reason"]
-
 
 class Reason(StrEnum):
     """One word for each cause; docs/isr.md has the same list."""

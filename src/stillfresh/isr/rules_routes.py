@@ -29,8 +29,6 @@ from stillfresh.isr.rules_keys import (
 )
 from stillfresh.isr.rules_reasons import Reason
 
-__all__ = ["EDGE", "Place", "Route", "Routes", "RoutesLike", "Site", "Visit", "key_of_variant"]
-
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
 EDGE: Final = "stillfresh.edge"

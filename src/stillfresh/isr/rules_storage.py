@@ -13,21 +13,6 @@ from stillfresh.isr.rules_fields import Raw, directives, members, values
 from stillfresh.isr.rules_freshness import Terms, controls, stated
 from stillfresh.isr.rules_reasons import Reason
 
-__all__ = [
-    "ABSENT",
-    "Judgement",
-    "Shared",
-    "Unshared",
-    "allows_authorized",
-    "field_value",
-    "forbids_stale",
-    "is_answer_to",
-    "is_failure",
-    "is_of_gateway",
-    "judged",
-    "private",
-]
-
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """What a route's duration applies to: not refusals, which are about who asks, nor bad requests."""
 ABSENT: Final = frozenset({404, 410})

@@ -10,8 +10,6 @@ from typing import Final
 from stillfresh.isr.rules_fields import Raw, date_text, http_date, members, values
 from stillfresh.isr.rules_headers import end_to_end
 
-__all__ = ["conditions", "etag_of", "if_range_holds", "is_refresh", "not_modified", "refreshed"]
-
 ETAG: Final = re.compile(rb'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 KEPT: Final = frozenset({b"content-length", b"content-encoding", b"content-type", b"content-range"})
 """RFC 9111 §3.2: of the body that is kept, whatever a 304 says."""

@@ -14,8 +14,6 @@ from typing import Final, cast
 import h11
 import httpx
 
-__all__ = ["Broken", "Connection", "Pool"]
-
 LONGEST_HEAD: Final = 102_400
 """Bytes of an answer's head."""
 MOST_BUFFERED: Final = 262_144

@@ -13,15 +13,14 @@ import httpx
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown_address
-from stillfresh.isr.rendering import LOAD, Receive
+from stillfresh.isr.collecting import Receive
+from stillfresh.isr.rendering import LOAD
 from stillfresh.isr.responses import Send, refuse
 from stillfresh.isr.rules_fields import Raw, date_text, values
 from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.site_connections import Broken, Connection, Pool
 from stillfresh.isr.visitor import Left, Stalled, Visitor
-
-__all__ = ["Upstream", "checked_upstream"]
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
-from stillfresh.isr.rendering import Receive
-
-__all__ = ["Left", "Stalled", "Visitor"]
+from stillfresh.isr.collecting import Receive
 
 SMALL: Final = 65_536
 """Bytes of an upload that are waited for before a connection to the site is taken."""

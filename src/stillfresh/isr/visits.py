@@ -21,8 +21,6 @@ from stillfresh.isr.rules_storage import (
     allows_authorized,
 )
 
-__all__ = ["Seat", "Visits"]
-
 Seat: TypeAlias = tuple[str, str, str]
 """Host, path and query: the names from outside that a page is kept by."""
 

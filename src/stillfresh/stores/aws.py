@@ -33,8 +33,6 @@ from stillfresh.errors import ConfigError, NotOpen, StoreError
 from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.meter import Meter
 
-__all__ = ["CONDITION", "DENIED", "Place", "Refused", "Service", "opened"]
-
 Then: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 ATTEMPTS: Final = 5

@@ -17,8 +17,6 @@ from stillfresh.errors import StoreError
 from stillfresh.freshness import Policy
 from stillfresh.stores.aws import Refused, Service
 
-__all__ = ["Body", "Opaque", "S3Bodies", "Shape", "Trash"]
-
 AT_ONCE: Final = 1_000
 """Keys in one DeleteObjects: S3 takes no more."""
 MOST_WAITING: Final = 10_000

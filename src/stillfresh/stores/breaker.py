@@ -6,8 +6,6 @@ others nothing; the first step that succeeds ends it.
 
 from typing import Final
 
-__all__ = ["Breaker"]
-
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 

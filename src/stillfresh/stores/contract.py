@@ -15,26 +15,6 @@ from msgspec import Struct
 
 from stillfresh.freshness import Policy
 
-__all__ = [
-    "UNREAD",
-    "Ask",
-    "Copy",
-    "Costs",
-    "Entry",
-    "Failure",
-    "Grant",
-    "Held",
-    "InlineStore",
-    "LaggingStore",
-    "Lease",
-    "Mark",
-    "Newer",
-    "Record",
-    "Store",
-    "StoreStats",
-    "Unread",
-]
-
 
 class Mark(IntEnum):
     """What an invalidation left on a copy."""

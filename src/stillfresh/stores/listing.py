@@ -7,8 +7,6 @@ from typing import Final
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["MOST_LISTED", "checked_limit", "is_listed"]
-
 MOST_LISTED: Final = 10_000
 """Entries in one answer: a listing is turned page by page."""
 

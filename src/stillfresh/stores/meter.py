@@ -5,8 +5,6 @@ from typing import Any, Final
 
 from stillfresh.stores.contract import Costs
 
-__all__ = ["Meter"]
-
 READS: Final = frozenset({"get_item", "batch_get_item", "query", "scan"})
 S3_COUNTS: Final = {
     "get_object": "s3_gets",

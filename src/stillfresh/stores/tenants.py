@@ -24,8 +24,6 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 
-__all__ = ["TenantStore", "checked_tenant", "for_tenant", "tenant_prefix"]
-
 T = TypeVar("T")
 
 LONGEST_TENANT: Final = 200

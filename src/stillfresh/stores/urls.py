@@ -13,8 +13,6 @@ from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import checked_tenant, for_tenant
 
-__all__ = ["dynamodb_options", "split_tenant", "store_for"]
-
 ALLOWED: Final = (
     "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one), "
     "redis://host:6379/0 (also rediss://, valkey://, valkeys://) or dynamodb://table?bucket=name"

@@ -2,8 +2,6 @@
 
 from stillfresh.durations import Duration, seconds
 
-__all__ = ["ManualClock"]
-
 
 class ManualClock:
     """Give it as `clock=`; `advance` is the only way time passes."""

@@ -42,8 +42,6 @@ from stillfresh.testing.conformance_late import (
     play_late,
 )
 
-__all__ = ["StoreConformance"]
-
 T = TypeVar("T")
 
 KIND: Final = "price"

@@ -13,8 +13,6 @@ from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
 from stillfresh.testing.clocks import ManualClock
 
-__all__ = ["Deliver", "History", "evicting", "given_up", "overtaken", "play_late"]
-
 T = TypeVar("T")
 
 KIND: Final = "price"

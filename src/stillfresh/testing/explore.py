@@ -10,8 +10,6 @@ from typing import Generic, TypeAlias, TypeVar
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["Explored", "PromiseBroken", "explore"]
-
 S = TypeVar("S", bound=Hashable)
 Steps: TypeAlias = Callable[[S], Iterable[tuple[object, S]]]
 Promises: TypeAlias = Mapping[str, Callable[[S], bool]]

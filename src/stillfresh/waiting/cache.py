@@ -33,8 +33,6 @@ from stillfresh.waiting.model import (
 )
 from stillfresh.waiting.rules_refetch import pause_after
 
-__all__ = ["Fetch", "WaitingCache"]
-
 Fetch: TypeAlias = Callable[[], Awaitable[Iterable[GameId]]]
 
 logger = logging.getLogger(__name__)

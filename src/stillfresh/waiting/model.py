@@ -8,37 +8,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-__all__ = [
-    "LIMIT",
-    "Answered",
-    "Effect",
-    "Event",
-    "Failed",
-    "GameId",
-    "GameState",
-    "Invalidated",
-    "MoveFailed",
-    "MoveSent",
-    "Moves",
-    "Navigation",
-    "Opened",
-    "Pause",
-    "PauseOver",
-    "Played",
-    "Pool",
-    "Proof",
-    "Reconnected",
-    "Refetch",
-    "Request",
-    "Screen",
-    "Snapshot",
-    "Started",
-    "State",
-    "Step",
-    "Versions",
-    "YourTurn",
-]
-
 GameId: TypeAlias = str | int
 Pool: TypeAlias = tuple[GameId, ...]
 Versions: TypeAlias = tuple[tuple[GameId, int], ...]

@@ -44,8 +44,6 @@ from stillfresh.waiting.rules_refetch import (
     without,
 )
 
-__all__ = ["MEMORY", "RULES", "navigation", "step"]
-
 MEMORY: Final = 64
 """Unconfirmed moves, and games whose version is known, that are remembered: the oldest go first."""
 

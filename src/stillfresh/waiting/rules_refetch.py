@@ -22,21 +22,6 @@ from stillfresh.waiting.model import (
     Step,
 )
 
-__all__ = [
-    "LONGEST_PAUSE",
-    "PAUSE",
-    "answered",
-    "begin",
-    "failed",
-    "is_blind",
-    "is_starved",
-    "pause_after",
-    "pause_over",
-    "request",
-    "unique",
-    "without",
-]
-
 PAUSE: Final = 0.5
 """Seconds before a failed refetch is tried again; doubled with every failure in a row."""
 LONGEST_PAUSE: Final = 30.0

@@ -31,8 +31,6 @@ from stillfresh.web.replies import Problem, Reply, json_reply, method_of, proble
 from stillfresh.web.rest import Authenticate, Rest
 from stillfresh.web.signing import Authority
 
-__all__ = ["Gateway", "gateway"]
-
 FILES: Final = {"/stillfresh.js": "stillfresh.js", "/stillfresh.d.ts": "stillfresh.d.ts"}
 SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After")
 """Header fields that a page of another origin may read."""

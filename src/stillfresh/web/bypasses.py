@@ -5,8 +5,6 @@ from typing import TypeAlias
 
 from stillfresh.isr import PageCache
 
-__all__ = ["Bypassed", "bypassed_by"]
-
 Bypassed: TypeAlias = Callable[[], Mapping[str, int]]
 """How many requests passed through since the start, by reason; every reason in one word."""
 

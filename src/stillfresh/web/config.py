@@ -17,17 +17,6 @@ from stillfresh.isr.rules_routes import Route
 from stillfresh.web import fields
 from stillfresh.web.fields import Field, read_table
 
-__all__ = [
-    "KindSettings",
-    "Mistakes",
-    "PagesSettings",
-    "ServerSettings",
-    "Settings",
-    "StoreSettings",
-    "load",
-    "settings_of",
-]
-
 TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
 LONGEST: Final = 1_000_000
 """Bytes of a file of settings; a longer one is a mistake."""

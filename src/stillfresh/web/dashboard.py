@@ -25,8 +25,6 @@ from stillfresh.web.numbers import Numbers
 from stillfresh.web.operators import Operators
 from stillfresh.web.replies import Problem, Reply, header, json_reply, method_of, problem_reply
 
-__all__ = ["Dashboard"]
-
 FILES: Final = {
     "/": "dashboard.html",
     "/dashboard.css": "dashboard.css",

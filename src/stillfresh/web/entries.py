@@ -17,8 +17,6 @@ from stillfresh.stores.contract import Entry, Record
 from stillfresh.web.replies import Problem
 from stillfresh.web.values import shown_value
 
-__all__ = ["ACTIONS", "PAGES", "Place", "Shelves"]
-
 ACTIONS: Final = ("refresh", "invalidate", "delete")
 PAGES: Final = "pages"
 INVALIDATED: Final = "Invalidated: no read is answered with this copy, unless loading fails."

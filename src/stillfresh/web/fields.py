@@ -27,34 +27,6 @@ from stillfresh.web.guard import SECRET
 from stillfresh.web.origins import checked_origins
 from stillfresh.wire import checked_headers
 
-__all__ = [
-    "Field",
-    "credentials",
-    "duration",
-    "flag",
-    "forward",
-    "headers",
-    "host",
-    "hosts",
-    "is_at",
-    "networks",
-    "one_tenant",
-    "origins",
-    "path",
-    "positive",
-    "read_table",
-    "routes",
-    "secret",
-    "store_url",
-    "template",
-    "tenant",
-    "text",
-    "texts",
-    "upstream",
-    "url",
-    "whole",
-]
-
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()
 WRITTEN: Final = "seconds as a number, or text such as '250ms', '30s', '5m', '1h', '30d'"

@@ -9,8 +9,6 @@ from starlette.types import Scope, Send
 from stillfresh.isr.rules_validation import etag_of, not_modified
 from stillfresh.web.replies import Problem, Reply, method_of
 
-__all__ = ["send_file"]
-
 TYPES: Final = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",

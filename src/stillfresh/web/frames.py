@@ -12,8 +12,6 @@ from stillfresh.coordinator import HubUpdate
 from stillfresh.engine import Answer
 from stillfresh.web.messages import Absent, Error, Update, encode
 
-__all__ = ["Frames", "batched"]
-
 MOST: Final = 10_000
 MOST_CHARACTERS: Final = 16_000_000
 SAME_AGE: Final = 0.05

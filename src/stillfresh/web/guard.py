@@ -14,8 +14,6 @@ from starlette.types import Scope
 
 from stillfresh.web.replies import header
 
-__all__ = ["SECRET", "bearer", "is_called_rightly", "is_local", "is_of_this_page", "is_operator"]
-
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
 """What a token is made of: anything that a header field can carry whole."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})

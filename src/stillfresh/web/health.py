@@ -9,8 +9,6 @@ from stillfresh.errors import StillfreshError
 from stillfresh.web.bypasses import Bypassed
 from stillfresh.web.replies import Reply, json_reply
 
-__all__ = ["Health"]
-
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 READY_WITHIN: Final = 2.0
 """Seconds that a store has to answer."""

@@ -16,8 +16,6 @@ from stillfresh.coordinator.endpoint import Endpoint
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.web.config import KindSettings
 
-__all__ = ["id_maker", "kind_for", "views_by_id"]
-
 IdOf: TypeAlias = Callable[[object], str]
 
 

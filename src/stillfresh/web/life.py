@@ -8,8 +8,6 @@ from starlette.types import ASGIApp, Message, Scope
 
 from stillfresh.errors import StillfreshError
 
-__all__ = ["Life", "NotStarted"]
-
 ENDS_WITHIN: Final = 10.0
 """Seconds that the app has to end; then it is ended."""
 

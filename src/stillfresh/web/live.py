@@ -27,8 +27,6 @@ from stillfresh.web.rules_live import Close, Limits, is_allowed_origin
 from stillfresh.web.session import House, Session
 from stillfresh.web.standing import SignInFailed, SignInUnavailable
 
-__all__ = ["Live"]
-
 MAX_BAD: Final = 10
 RATE, BURST = 100.0, 1_000.0
 """Messages a second, and at once: who scrolls sends one a frame, sixty a second, and a network

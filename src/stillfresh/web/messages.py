@@ -13,30 +13,6 @@ from msgspec import Meta, Struct
 from stillfresh.errors import StillfreshError
 from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 
-__all__ = [
-    "Absent",
-    "ClientMessage",
-    "Code",
-    "Error",
-    "Item",
-    "Notice",
-    "Ping",
-    "Pong",
-    "Refused",
-    "Route",
-    "SignIn",
-    "SignOut",
-    "Stats",
-    "Subscribe",
-    "Unsubscribe",
-    "Update",
-    "Visible",
-    "Welcome",
-    "encode",
-    "items_of",
-    "read",
-]
-
 Code: TypeAlias = Literal[
     "bad_message",
     "unknown_kind",

@@ -20,8 +20,6 @@ from stillfresh.errors import StillfreshError
 from stillfresh.freshness import Verdict
 from stillfresh.web.bypasses import Bypassed
 
-__all__ = ["Numbers"]
-
 COUNTED_EVERY: Final = 0.5
 ASKED_EVERY: Final = 5.0
 PAID_EVERY: Final = 300.0

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from stillfresh.web.rules_rest import ID, MAX_ID, MAX_IDS
 
-__all__ = ["openapi"]
-
 Schema = dict[str, Any]
 
 PROBLEM: Final = {"$ref": "#/components/schemas/Problem"}

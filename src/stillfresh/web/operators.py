@@ -17,8 +17,6 @@ from stillfresh.ttl_cache import TtlCache
 from stillfresh.web.guard import is_operator
 from stillfresh.web.replies import Problem
 
-__all__ = ["MOST_ADDRESSES", "Operators"]
-
 MOST_GUESSES: Final = 10
 """Wrong tokens of one address in `COUNTED_FOR` seconds."""
 COUNTED_FOR: Final = 60.0

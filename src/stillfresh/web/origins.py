@@ -7,8 +7,6 @@ from urllib.parse import urlsplit
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["checked_hosts", "checked_origins"]
-
 NAME: Final = re.compile(r"(\*\.)?[\w.-]+|\[?[\da-fA-F:.]+(%\w+)?\]?")
 
 

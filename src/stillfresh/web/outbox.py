@@ -13,8 +13,6 @@ from stillfresh.coordinator import Connection, HubUpdate
 from stillfresh.web.frames import Frames, batched
 from stillfresh.web.messages import Error, Notice, Ping, Pong, Welcome, encode
 
-__all__ = ["Outbox"]
-
 MOST_BEATS: Final = 100
 """Pings and pongs; beyond, the oldest are forgotten: who asks without reading."""
 MOST_REPLIES: Final = 1_000

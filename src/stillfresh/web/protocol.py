@@ -22,8 +22,6 @@ from uvicorn.protocols.http.httptools_impl import (
 from stillfresh.isr.responses import refuse
 from stillfresh.isr.rules_fields import date_text
 
-__all__ = ["LONGEST_HEAD", "Protocol"]
-
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""
 HEAD_TIME: Final = 30.0

@@ -10,17 +10,6 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-__all__ = [
-    "READING",
-    "Problem",
-    "Reply",
-    "header",
-    "json_reply",
-    "method_of",
-    "problem_reply",
-    "read_body",
-]
-
 SAFETY: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),

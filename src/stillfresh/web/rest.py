@@ -35,8 +35,6 @@ from stillfresh.web.rules_rest import (
     pause_after,
 )
 
-__all__ = ["Authenticate", "Rest"]
-
 Authenticate: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 
 MAX_BODY: Final = 1_048_576

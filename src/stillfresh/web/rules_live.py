@@ -9,17 +9,6 @@ from enum import IntEnum, StrEnum
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = [
-    "Close",
-    "Limits",
-    "Pace",
-    "Pulse",
-    "has_lapsed",
-    "is_allowed_origin",
-    "is_check_due",
-    "pulse",
-]
-
 PORTS: Final = {"http": 80, "https": 443}
 
 

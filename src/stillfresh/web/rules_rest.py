@@ -17,18 +17,6 @@ from stillfresh.freshness import Verdict
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_headers import cache_control, cache_status
 
-__all__ = [
-    "ID",
-    "MAX_ID",
-    "MAX_IDS",
-    "NO_ID",
-    "freshness_headers",
-    "is_failed",
-    "is_id",
-    "item_of",
-    "pause_after",
-]
-
 MAX_ID: Final = 1_000
 MAX_IDS: Final = 200
 ID: Final = re.compile(r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$")

@@ -30,8 +30,6 @@ from stillfresh.web.signing import Authority
 from stillfresh.web.site import page_cache_of, site_of
 from stillfresh.web.sockets import SocketProtocol
 
-__all__ = ["Server", "address", "bound", "gateway_of", "serve", "server_config"]
-
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
 GRACE: Final = 10
 """Seconds that requests under way are given when the server is told to end."""

@@ -38,8 +38,6 @@ from stillfresh.web.rules_live import Close, Limits, Pace, Pulse, pulse
 from stillfresh.web.standing import Checked, SignInFailed, SignInUnavailable, Standing, ViewerOf
 from stillfresh.web.viewing import Viewing
 
-__all__ = ["House", "Session"]
-
 CLOSING = 3.0
 """Seconds that saying goodbye may take."""
 WAITED: Final = 0.01

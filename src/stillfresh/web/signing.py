@@ -13,8 +13,6 @@ from stillfresh.coordinator.endpoint import Endpoint, Refused
 from stillfresh.errors import LoadFailed
 from stillfresh.ttl_cache import TtlCache
 
-__all__ = ["Authority"]
-
 KNOWN_FOR: Final = "1m"
 """For reads over HTTP: a revoked token is refused after that at the latest."""
 MOST_TOKENS: Final = 10_000

@@ -17,8 +17,6 @@ from stillfresh.isr.rules_routes import Route
 from stillfresh.isr.upstream import Upstream, checked_upstream
 from stillfresh.web.config import PagesSettings, StoreSettings
 
-__all__ = ["page_cache_of", "site_of"]
-
 SPARE: Final = 5.0
 """Seconds that a render has above twice its site's time: to connect, and to answer."""
 

@@ -13,8 +13,6 @@ from websockets.frames import Frame
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-__all__ = ["LINGER", "SocketProtocol"]
-
 LINGER: Final = 2.0
 """Seconds to read what is left, and to say goodbye; then the connection is cut."""
 RATE: Final = 50.0

@@ -12,8 +12,6 @@ from stillfresh.clock import Clock
 from stillfresh.errors import StillfreshError
 from stillfresh.web.rules_live import Limits, has_lapsed, is_check_due
 
-__all__ = ["Checked", "SignInFailed", "SignInUnavailable", "Standing", "ViewerOf"]
-
 ViewerOf = Callable[[str], Awaitable[str | None]]
 """The viewer that a token belongs to; None for a token that belongs to nobody."""
 

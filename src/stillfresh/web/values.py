@@ -11,8 +11,6 @@ import msgspec
 from stillfresh.isr.codec import PageCodec
 from stillfresh.isr.model import Stored
 
-__all__ = ["shown_value"]
-
 MOST_DECODED: Final = 1_000_000
 """Bytes; more is only counted."""
 MOST_SHOWN: Final = 20_000

@@ -10,8 +10,6 @@ from stillfresh.web.messages import Error, Route, Subscribe, Unsubscribe, Visibl
 from stillfresh.web.rules_live import Limits
 from stillfresh.web.rules_rest import NO_ID, is_id
 
-__all__ = ["Viewing"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from stillfresh.stores.aws import DENIED, Place, Refused, Service, opened
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.meter import Meter
 
-__all__ = ["Made", "check_table", "create", "describe"]
-
 KEYS: Final = {"pk": "HASH", "sk": "RANGE"}
 TTL: Final = "ttl"
 LOOKS, PAUSE = 120, 0.5

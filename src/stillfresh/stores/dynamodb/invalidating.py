@@ -14,8 +14,6 @@ from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
 from stillfresh.stores.dynamodb.workers import each
 
-__all__ = ["Invalidator"]
-
 
 @dataclass(frozen=True, slots=True)
 class Invalidator:

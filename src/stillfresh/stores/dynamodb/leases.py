@@ -32,8 +32,6 @@ from stillfresh.stores.dynamodb.schema import (
 )
 from stillfresh.stores.dynamodb.table import FAILED_REASON, Table, changes_of, values
 
-__all__ = ["Leases"]
-
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
     # Further away than any lease ends (`max_lease`): from before the clock was set back.

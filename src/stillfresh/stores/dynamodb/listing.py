@@ -17,8 +17,6 @@ from stillfresh.stores.dynamodb.schema import META, Item, key_of
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.listing import is_listed
 
-__all__ = ["Lister"]
-
 FEWEST_ROWS: Final = 200
 """In one request; an entry is one row or two, and rows of tags stand between."""
 

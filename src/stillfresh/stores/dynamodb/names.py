@@ -11,8 +11,6 @@ from urllib.parse import quote
 from stillfresh.stores.dynamodb.schema import cache_pk, tag_pk, text
 from stillfresh.stores.tenants import tenant_prefix
 
-__all__ = ["PAGE", "Names", "cache_key"]
-
 PAGE: Final = "page"
 """The kind whose ids are cache keys as they stand, so that other languages find the same rows."""
 S3: Final = "s3://"

@@ -24,8 +24,6 @@ from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.workers import each
 from stillfresh.ttl_cache import TtlCache
 
-__all__ = ["Reader"]
-
 REMEMBERED: Final = 10_000
 """Rows of which this process knows that they were just leased or changed."""
 LEASED_FOR: Final = 120

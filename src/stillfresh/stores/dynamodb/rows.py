@@ -28,27 +28,6 @@ from stillfresh.stores.dynamodb.schema import (
     whole,
 )
 
-__all__ = [
-    "CURRENT",
-    "ENDLESS",
-    "RELEASED",
-    "Lock",
-    "Row",
-    "Tagged",
-    "believed",
-    "failure_attributes",
-    "lock_of",
-    "merged",
-    "meta_item",
-    "name_beside",
-    "row_of",
-    "swapped",
-    "tag_item",
-    "tag_set",
-    "tagged",
-    "version_of",
-]
-
 CURRENT: Final = "current_sk"
 RELEASED: Final = "released"
 """In the place of a token: nobody's lease, kept for the failure that it remembers."""

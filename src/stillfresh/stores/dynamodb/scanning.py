@@ -7,8 +7,6 @@ from stillfresh.stores.dynamodb.rows import Lock, Row, lock_of, row_of
 from stillfresh.stores.dynamodb.schema import LOCK, META, Item
 from stillfresh.stores.dynamodb.table import Table
 
-__all__ = ["entries_of", "parsed", "pk_of"]
-
 
 async def entries_of(
     table: Table, prefix: str, *, after: Item | None = None, rows: int | None = None

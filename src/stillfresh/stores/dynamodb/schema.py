@@ -13,23 +13,6 @@ from typing import Any, Final, TypeAlias
 from stillfresh.errors import ConfigError
 from stillfresh.stores.tenants import tenant_prefix
 
-__all__ = [
-    "LOCK",
-    "META",
-    "TABLE_VARIABLE",
-    "FaceTheoryCacheLease",
-    "FaceTheoryCacheMetadata",
-    "Item",
-    "cache_pk",
-    "checked_text",
-    "ended_at",
-    "key_of",
-    "number",
-    "tag_pk",
-    "text",
-    "whole",
-]
-
 Item: TypeAlias = dict[str, dict[str, Any]]
 """A row as DynamoDB speaks of it: `{"pk": {"S": "…"}, "generated_at": {"N": "…"}}`."""
 

@@ -47,8 +47,6 @@ from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.meter import Meter
 from stillfresh.stores.tenants import checked_tenant
 
-__all__ = ["DynamoStore"]
-
 EVENTUALLY: Final = 1.0
 """Seconds of lag that an eventually consistent read needs to be allowed (I7)."""
 

@@ -23,8 +23,6 @@ from stillfresh.stores.dynamodb.tags import Tags
 from stillfresh.stores.dynamodb.workers import each
 from stillfresh.stores.meter import Meter
 
-__all__ = ["Sweeper"]
-
 ORPHAN_AFTER: Final = 3600.0
 """Seconds; a body is written before the row that points to it."""
 ENDED: Final = "NOT lease_expires_at >= :before"

@@ -11,8 +11,6 @@ from stillfresh.stores.aws import CONDITION, Refused, Service
 from stillfresh.stores.dynamodb.schema import Item, key_of
 from stillfresh.stores.dynamodb.workers import each
 
-__all__ = ["FAILED_REASON", "Key", "Table", "changes_of", "values"]
-
 Key: TypeAlias = tuple[str, str]
 
 AT_ONCE: Final = 100

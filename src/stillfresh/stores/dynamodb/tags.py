@@ -16,8 +16,6 @@ from stillfresh.stores.dynamodb.schema import LOCK, Item, text
 from stillfresh.stores.dynamodb.table import Table, values
 from stillfresh.stores.dynamodb.workers import each
 
-__all__ = ["LASTS", "Tags"]
-
 LASTS: Final = 30 * 86400
 """Seconds that a row stays after the last lease; a copy that lives longer takes it along."""
 UNCHANGED: Final = "attribute_not_exists(lease_token) OR lease_token IN (:seen, :token)"

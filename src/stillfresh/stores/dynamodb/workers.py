@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-__all__ = ["AT_ONCE", "each"]
-
 K = TypeVar("K")
 T = TypeVar("T")
 

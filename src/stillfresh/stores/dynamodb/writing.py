@@ -29,8 +29,6 @@ from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, Item
 from stillfresh.stores.dynamodb.tags import LASTS, Tags
 from stillfresh.ttl_cache import TtlCache
 
-__all__ = ["Writer"]
-
 MOST_CLAIMS: Final = 10_000
 CLAIM_LASTS: Final = 3600.0
 

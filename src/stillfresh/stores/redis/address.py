@@ -9,8 +9,6 @@ from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError
 from stillfresh.stores.redis.store import RedisStore
 
-__all__ = ["store_at"]
-
 SCHEMES: Final = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss"}
 OWN: Final = {"prefix", "timeout", "max_connections"}
 TLS: Final = {

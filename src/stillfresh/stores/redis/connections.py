@@ -16,8 +16,6 @@ from redis.exceptions import ResponseError
 
 from stillfresh.stores.redis.layout import Command
 
-__all__ = ["Connections"]
-
 
 class Connections:
     """At most `most` at once; who comes then waits for a place."""

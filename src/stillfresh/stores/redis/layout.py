@@ -20,27 +20,6 @@ from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread
 
-__all__ = [
-    "ASKER",
-    "BUCKETS",
-    "HEAD",
-    "NAME",
-    "Command",
-    "Place",
-    "Places",
-    "Read",
-    "copy_fields",
-    "failure_fields",
-    "is_enough",
-    "listed",
-    "number",
-    "packed_tags",
-    "padded",
-    "reads_of",
-    "record_of",
-    "unpadded",
-]
-
 BUCKETS: Final = 32
 """Part of the layout: an invalidation by tag asks each of them, a cluster can spread them."""
 NAME: Final = 36

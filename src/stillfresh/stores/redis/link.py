@@ -29,8 +29,6 @@ from stillfresh.stores.redis.connections import Connections
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.scripts import BY_SHA
 
-__all__ = ["Link"]
-
 SLICE: Final = 500
 SLICE_BYTES: Final = 1 << 20
 """One round trip carries no more than so many commands and, beyond the first, bytes."""

@@ -11,8 +11,6 @@ from stillfresh.stores.contract import Entry
 from stillfresh.stores.redis.layout import Command, Place, Places, listed
 from stillfresh.stores.redis.link import Link
 
-__all__ = ["list_entries", "walk"]
-
 Member: TypeAlias = tuple[bytes, bytes]
 
 SLICE: Final = 1_000

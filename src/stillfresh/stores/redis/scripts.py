@@ -18,20 +18,6 @@ from typing import Final
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
 from stillfresh.stores.redis.layout import ASKER, HEAD, NAME, Command
 
-__all__ = [
-    "ACQUIRE",
-    "BY_SHA",
-    "COUNT",
-    "DELETE",
-    "EVICT",
-    "INVALIDATE",
-    "INVALIDATE_TAG",
-    "PUBLISH",
-    "RELEASE",
-    "RENEW",
-    "Script",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Script:

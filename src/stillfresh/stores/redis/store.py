@@ -43,8 +43,6 @@ from stillfresh.stores.redis.layout import (
 from stillfresh.stores.redis.link import Link
 from stillfresh.stores.redis.listing import list_entries, walk
 
-__all__ = ["RedisStore"]
-
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
 TIMEOUT: Final = 1.0
 MAX_CONNECTIONS: Final = 50

@@ -18,24 +18,6 @@ from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.files import create_private, has_log, log_of, on_read_only_mount, real
 from stillfresh.stores.sqlite.format import Format, not_ours
 
-__all__ = [
-    "BUSY",
-    "CORRUPT",
-    "FAILED",
-    "PATIENCE",
-    "READ_PATIENCE",
-    "Patience",
-    "abandon",
-    "admit",
-    "check_log",
-    "check_owner",
-    "connect",
-    "connect_reader",
-    "connect_viewer",
-    "explained",
-    "translated",
-]
-
 CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
 """Text that is no UTF-8 was never written so: its bytes have changed since."""
 FAILED: Final = (apsw.Error, UnicodeDecodeError)

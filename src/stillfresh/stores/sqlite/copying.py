@@ -15,8 +15,6 @@ from stillfresh.errors import StoreError
 from stillfresh.stores.sqlite.connection import connect_viewer, translated
 from stillfresh.stores.sqlite.files import create_new, real
 
-__all__ = ["read_only_copy"]
-
 
 async def read_only_copy(path: str | PathLike[str], target: str | PathLike[str]) -> Path:
     """Copy a store's, a coordinator's, a feed's or a games' file, as it is at one moment.

@@ -43,8 +43,6 @@ from stillfresh.stores.sqlite.files import (
 )
 from stillfresh.stores.sqlite.format import Format
 
-__all__ = ["Database", "Job", "Outcome"]
-
 T = TypeVar("T")
 Job: TypeAlias = Callable[[apsw.Connection], Any]
 

@@ -17,8 +17,6 @@ from stillfresh.stores.sqlite.files import Identity, identity_of
 from stillfresh.stores.sqlite.format import Format
 from stillfresh.stores.sqlite.writer import LoopWriter
 
-__all__ = ["LOOK_EVERY", "SqliteFile"]
-
 LOOK_EVERY: Final = 0.1
 """Seconds after which a reader notices that another process has replaced the file."""
 

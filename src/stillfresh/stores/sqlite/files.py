@@ -16,24 +16,6 @@ from typing import Final, TypeAlias
 
 from stillfresh.errors import ConfigError, StoreError
 
-__all__ = [
-    "Identity",
-    "check_place",
-    "create_new",
-    "create_private",
-    "has_log",
-    "identity_of",
-    "lock_holder",
-    "locked",
-    "log_of",
-    "neighbours_of",
-    "network_filesystem",
-    "on_read_only_mount",
-    "real",
-    "remove_neighbours",
-    "set_aside",
-]
-
 Identity: TypeAlias = tuple[int, int]
 """Device and inode: the same path may name another file by now."""
 

@@ -14,8 +14,6 @@ import apsw
 from stillfresh.errors import ConfigError
 from stillfresh.stores.sqlite.schema import APPLICATION_ID, BEGIN_FILE, VERSION
 
-__all__ = ["STORE", "Format", "by_header", "not_ours"]
-
 OURS: Final = {
     APPLICATION_ID: "a cache's store",
     0x5F4E3002: "a coordinator's file",

@@ -15,25 +15,6 @@ from stillfresh.errors import ConfigError
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread
 
-__all__ = [
-    "APPLICATION_ID",
-    "BEGIN_FILE",
-    "DELETE_TAGS",
-    "HAS_TABLE",
-    "INSERT_TAG",
-    "KINDS",
-    "SELECT_TAG",
-    "VERSION",
-    "Row",
-    "Statements",
-    "at_least",
-    "at_most",
-    "nearest",
-    "record_of",
-    "select_many",
-    "statements",
-]
-
 Row: TypeAlias = tuple[Any, ...]
 
 APPLICATION_ID: Final = 0x5F4E3001

@@ -40,23 +40,6 @@ from stillfresh.stores.sqlite.schema import (
     statements,
 )
 
-__all__ = [
-    "acquire",
-    "count",
-    "delete",
-    "evict_slice",
-    "invalidate",
-    "invalidate_tag",
-    "kinds",
-    "list_entries",
-    "list_slice",
-    "listed_kinds",
-    "publish",
-    "release",
-    "renew",
-]
-
-
 WALK: Final = 10_000
 
 

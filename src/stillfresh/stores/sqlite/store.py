@@ -21,8 +21,6 @@ from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.schema import Row, record_of, select_many, statements
 
-__all__ = ["SqliteStore"]
-
 SLICE: Final = 500
 """Ids that one job of an eviction looks at, so that others' writes pass between them."""
 STRETCH: Final = 2_000

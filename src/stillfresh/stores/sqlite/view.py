@@ -27,8 +27,6 @@ from stillfresh.stores.sqlite.files import real
 from stillfresh.stores.sqlite.format import STORE, Format
 from stillfresh.stores.sqlite.schema import record_of, statements
 
-__all__ = ["SqliteView"]
-
 
 class SqliteView:
     """Reads on the caller's thread; a file that was damaged is an error, not an empty store."""

@@ -25,8 +25,6 @@ from stillfresh.stores.sqlite.database import Database, Job, Outcome
 from stillfresh.stores.sqlite.files import Identity
 from stillfresh.stores.sqlite.format import Format
 
-__all__ = ["MAX_QUEUED", "LoopWriter", "Writer"]
-
 T = TypeVar("T")
 
 MAX_QUEUED: Final = 1024

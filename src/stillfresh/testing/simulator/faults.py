@@ -11,8 +11,6 @@ from typing import Final
 
 from stillfresh.errors import ConfigError, shown
 
-__all__ = ["Blow", "Faults", "Plan", "Strike", "Trouble", "planned"]
-
 
 class Trouble(StrEnum):
     """What may happen to one request to the store."""

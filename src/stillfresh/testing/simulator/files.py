@@ -23,8 +23,6 @@ from stillfresh.stores.sqlite.format import Format
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.world import World
 
-__all__ = ["inline_files"]
-
 T = TypeVar("T")
 
 

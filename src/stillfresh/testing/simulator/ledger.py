@@ -15,8 +15,6 @@ from stillfresh.freshness import Verdict, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Grant, Lease
 from stillfresh.testing.simulator.promises import Broken, Promise
 
-__all__ = ["Key", "Ledger", "Reading", "Version"]
-
 Key: TypeAlias = tuple[str, str]
 """Kind and id."""
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
-__all__ = ["WORLD", "Deadlock", "VirtualLoop"]
-
 T = TypeVar("T")
 
 WORLD: Final = 0

@@ -16,8 +16,6 @@ from stillfresh.testing.simulator.wire import InlineWire, Wire
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.world import World
 
-__all__ = ["Observed", "Process"]
-
 T = TypeVar("T")
 
 LOAD_TAKES: Final = (0.01, 0.05, 0.3, 2.0, 9.0)

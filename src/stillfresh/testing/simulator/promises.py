@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-__all__ = ["Broken", "Promise"]
-
 
 class Promise(StrEnum):
     """The invariants of T2, and that nothing fails inside."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process
     from stillfresh.testing.simulator.world import World
 
-__all__ = ["Request", "Sender", "finished"]
-
 T = TypeVar("T")
 
 READS: Final = frozenset({"read", "stats", "entries"})

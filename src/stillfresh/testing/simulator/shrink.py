@@ -6,8 +6,6 @@ from typing import Final
 
 from stillfresh.testing.simulator.faults import Plan
 
-__all__ = ["shrunk"]
-
 MOST_RUNS: Final = 250
 SALTS: Final = 8
 """Runs of a plan without faults: what is left to chance may have to be drawn more than once."""

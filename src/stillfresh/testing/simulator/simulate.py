@@ -13,8 +13,6 @@ from stillfresh.testing.simulator.shrink import shrunk
 from stillfresh.testing.simulator.surroundings import alone
 from stillfresh.testing.simulator.world import World
 
-__all__ = ["Scenario", "Simulated", "SimulationFailed", "simulate"]
-
 Scenario: TypeAlias = Callable[[World], Awaitable[object]]
 
 SHOWN: Final = 60

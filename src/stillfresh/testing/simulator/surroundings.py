@@ -10,8 +10,6 @@ from stillfresh.testing.simulator.files import inline_files
 from stillfresh.testing.simulator.promises import Broken, Promise
 from stillfresh.testing.simulator.world import World
 
-__all__ = ["alone"]
-
 
 @contextmanager
 def alone(world: World) -> Iterator[None]:

@@ -5,8 +5,6 @@ from typing import Final
 from stillfresh.testing.simulator.faults import Blow, Plan, Strike, Trouble
 from stillfresh.testing.simulator.loop import VirtualLoop
 
-__all__ = ["Weather"]
-
 SLOWNESS: Final = 2.0
 """Seconds that a slow store adds, at most, each way."""
 

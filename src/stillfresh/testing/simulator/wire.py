@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process
     from stillfresh.testing.simulator.world import World
 
-__all__ = ["Asking", "InlineWire", "Wire"]
-
 
 class Asking:
     """A request for leases, however often it arrives: it knows those that it was granted (S8)."""

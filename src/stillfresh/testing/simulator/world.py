@@ -20,8 +20,6 @@ from stillfresh.testing.simulator.promises import Broken, Promise
 from stillfresh.testing.simulator.sending import finished
 from stillfresh.testing.simulator.weather import Weather
 
-__all__ = ["App", "World"]
-
 App: TypeAlias = Callable[[Process], Coroutine[Any, Any, object]]
 
 EPOCH: Final = 1_700_000_000.0

@@ -26,8 +26,6 @@ from stillfresh.waiting.backend import schema, steps
 from stillfresh.waiting.backend.steps import GameView, Happened, Player
 from stillfresh.waiting.model import LIMIT
 
-__all__ = ["Games"]
-
 MAX_QUEUED: Final = 1024
 """Steps that wait for the disk; more wait for room, since a slow disk must not fill memory."""
 

@@ -9,8 +9,6 @@ from typing import Final
 from stillfresh.waiting.backend.steps import Happened
 from stillfresh.waiting.messages import GameStateNews, News
 
-__all__ = ["MAX_UNSENT", "Listener"]
-
 MAX_UNSENT: Final = 256
 """Messages that wait for one slow connection."""
 

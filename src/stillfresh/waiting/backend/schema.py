@@ -6,20 +6,6 @@ first, then longest waiting, then id" is an index, and asking is a walk along it
 
 from typing import Final
 
-__all__ = [
-    "APPLICATION_ID",
-    "CREATE",
-    "GAME",
-    "HUMANS_OF",
-    "INSERT_GAME",
-    "INSERT_MEMBER",
-    "IS_TOLD",
-    "NEXT_SEAT",
-    "SET_ACTIVE",
-    "UPDATE_GAME",
-    "WAITING_LONGEST",
-]
-
 APPLICATION_ID: Final = 0x5F4E3003
 
 _COUNT: Final = """
