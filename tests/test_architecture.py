@@ -19,7 +19,7 @@ CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
 LAYERS = [
     {"errors"},
-    {"clock", "durations", "events", "forks", "quiet", "wire"},
+    {"clock", "durations", "events", "forks", "quiet", "tags", "wire"},
     {"freshness"},
     {"ttl_cache"},
     {"sweeper"},

@@ -81,7 +81,7 @@ def a_tag_reaches_nothing_that_is_under_way(patch: pytest.MonkeyPatch) -> None:
     async def invalidate_tag(
         self: MemoryStore, tag: str, *, soft: bool = False
     ) -> list[tuple[str, str]]:
-        keys = [key for key in sorted(self._tagged.get(tag, ())) if not self._rows[key].token]
+        keys = [key for key in sorted(self._tagged.keys(tag)) if not self._rows[key].token]
         self._invalidate(keys, soft=soft)
         return keys
 

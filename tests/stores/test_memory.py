@@ -31,7 +31,7 @@ class TestS3MemoryStore(StoreConformance):
             await store.release(
                 "price", [grant for grant in grants.values() if isinstance(grant, Lease)]
             )
-        assert (store._rows, store._tagged) == ({}, {})
+        assert (store._rows, store._tagged._keys) == ({}, {})
 
     @pytest.mark.parametrize("limit", [0, -1])
     def test_refuses_a_bad_limit(self, limit: int) -> None:

@@ -1,6 +1,6 @@
 """From copies to answers, and what memory keeps of them (E2, E6, E9, E11)."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from msgspec.structs import replace
@@ -42,9 +42,10 @@ class Answers(Generic[K, V]):
         memory_for: float,
         private: bool,
         light: Callable[[K], K] | None = None,
+        tags_of: Callable[[K], Sequence[str | None]] | None = None,
     ) -> None:
         self.meter = Meter()
-        self.front: Front[K, V] = Front(max_entries, self.meter, light)
+        self.front: Front[K, V] = Front(max_entries, self.meter, light, tags_of)
         self._kind = kind
         self._codec = codec
         self._clock = clock

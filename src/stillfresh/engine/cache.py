@@ -282,6 +282,7 @@ class Cache:
             memory_for=spec.memory_for,
             private=self._private or private,
             light=spec.light,
+            tags_of=None if spec.tags is None else spec.possible_tags,
         )
         core = Core(spec, self._life, answers, text=text, key=key)
         self._cores[self._new_name(spec.kind)] = core

@@ -258,8 +258,10 @@ class Core(Generic[K, V]):
         """E8: what is under way or in memory and has this tag, or cannot say."""
         if self.spec.tags is not None:
             steps = (key for step in self._steps for key in step.keys)
-            known = {*self._tower.queue.flights, *steps, *self.shelf.front.entries}
-            self.overtake([key for key in known if self.spec.may_have(key, tag)])
+            tags_of, wanted = self.spec.possible_tags, {tag, None}
+            under_way = {*self._tower.queue.flights, *steps}
+            tagged = {key for key in under_way if not wanted.isdisjoint(tags_of(key))}
+            self.overtake(tagged | self.shelf.front.tagged(tag))
 
     async def explain(self, key: K) -> Explanation:
         runtime, id_ = await self.ready(), self._text(key)

@@ -4,12 +4,13 @@ CLOCK: when it is full a hand goes round, passes over what was read since its la
 takes the first that was not. A hit already counts on the entry (E12), and that count is the mark.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Answer
 from stillfresh.stores.contract import Copy
+from stillfresh.tags import TagIndex
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -23,7 +24,18 @@ class Entry(Generic[K, V]):
     No struct: a hit writes to it, and writing to a struct costs more.
     """
 
-    __slots__ = ("answer", "bucket", "copy", "edition", "hits", "key", "marked", "stands", "until")
+    __slots__ = (
+        "answer",
+        "bucket",
+        "copy",
+        "edition",
+        "hits",
+        "key",
+        "marked",
+        "stands",
+        "tags",
+        "until",
+    )
 
     def __init__(self, key: K, copy: Copy, answer: Answer[V], until: float, stands: float) -> None:
         self.key = key
@@ -36,19 +48,26 @@ class Entry(Generic[K, V]):
         self.bucket = self.hits = self.edition = 0
         """`edition`: another one whenever the answer was changed, or taken away."""
         self.marked = False
+        self.tags: Sequence[str | None] = ()
 
 
 class Front(Generic[K, V]):
     """The entries of one resource."""
 
     def __init__(
-        self, max_entries: int, meter: Meter, light: Callable[[K], K] | None = None
+        self,
+        max_entries: int,
+        meter: Meter,
+        light: Callable[[K], K] | None = None,
+        tags_of: Callable[[K], Sequence[str | None]] | None = None,
     ) -> None:
         self.entries: dict[K, Entry[K, V]] = {}
         self._max_entries = max_entries
         self._meter = meter
         self._light = light
         """Makes of a key that carries what its load needs one that does not."""
+        self._tags_of = tags_of
+        self._tagged: TagIndex[K] = TagIndex()
         self._ring: list[Entry[K, V]] = []
         self._hand = 0
 
@@ -68,6 +87,9 @@ class Front(Generic[K, V]):
             key = key if self._light is None else self._light(key)
             entry = self.entries[key] = Entry(key, copy, answer, until, stands)
             entry.bucket = bucket
+            if self._tags_of is not None:
+                entry.tags = self._tags_of(key)
+                self._tagged.add(key, entry.tags)
             self._seat(entry)
             return
         self.fold(entry)
@@ -80,9 +102,14 @@ class Front(Generic[K, V]):
         """Nothing is served from this entry any more, by whoever still holds it."""
         if (entry := self.entries.pop(key, None)) is not None:
             self.fold(entry)
+            self._tagged.remove(key, entry.tags)
             entry.until = NEVER
             entry.edition += 1
             del entry.answer, entry.copy  # the ring keeps the entry a while, not what it held
+
+    def tagged(self, tag: str) -> set[K]:
+        """E8: the entries that have this tag, or may have it."""
+        return {*self._tagged.keys(tag), *self._tagged.keys(None)}
 
     def clear(self) -> None:
         for key in list(self.entries):

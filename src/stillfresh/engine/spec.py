@@ -40,12 +40,12 @@ class Spec(Generic[K, V]):
         """E8: the key's tags, or what their function raised, or what is wrong with them."""
         return () if self.tags is None else checked_tags(self.kind, self.tags(key))
 
-    def may_have(self, key: K, tag: str) -> bool:
-        """E8: it has the tag, or cannot say."""
+    def possible_tags(self, key: K) -> tuple[str | None, ...]:
+        """E8: the key's tags; None among them: any tag, since their function failed."""
         try:
-            return tag in self.tags_of(key)
+            return self.tags_of(key)
         except Exception:  # noqa: BLE001 (a user's function may raise anything)
-            return True
+            return (None,)
 
 
 ReadLagging: TypeAlias = Callable[

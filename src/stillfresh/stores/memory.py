@@ -31,6 +31,7 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 from stillfresh.stores.listing import checked_limit, is_listed
+from stillfresh.tags import TagIndex
 
 __all__ = ["MemoryStore"]
 
@@ -83,7 +84,7 @@ class MemoryStore:
         self._max_copies = max_copies
         self._new_token = new_token
         self._rows: dict[tuple[str, str], Row] = {}
-        self._tagged: dict[str, set[tuple[str, str]]] = {}
+        self._tagged: TagIndex[tuple[str, str]] = TagIndex()
         self._open = False
 
     async def open(self) -> None:
@@ -119,7 +120,9 @@ class MemoryStore:
         if ask.missed(row.failure):
             return Newer(row.record(known=None))
         row.token, row.held_until = self._new_token(), now + lease_for
-        self._tag(kind, ask, row)
+        self._tagged.remove((kind, ask.id), row.tags)
+        row.tags = ask.tags
+        self._tagged.add((kind, ask.id), row.tags)
         return Lease(ask.id, row.token, row.held_until)
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
@@ -162,7 +165,7 @@ class MemoryStore:
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         self._opened()
-        keys = sorted(self._tagged.get(tag, ()))
+        keys = sorted(self._tagged.keys(tag))
         self._invalidate(keys, soft=soft)
         return keys
 
@@ -210,22 +213,9 @@ class MemoryStore:
             raise NotOpen("this store is closed")
         return self._rows
 
-    def _tag(self, kind: str, ask: Ask, row: Row) -> None:
-        self._untag((kind, ask.id), row)
-        row.tags = tuple(dict.fromkeys(ask.tags))
-        for tag in row.tags:
-            self._tagged.setdefault(tag, set()).add((kind, ask.id))
-
-    def _untag(self, key: tuple[str, str], row: Row) -> None:
-        for tag in row.tags:
-            keys = self._tagged[tag]
-            keys.discard(key)
-            if not keys:
-                del self._tagged[tag]
-
     def _drop(self, key: tuple[str, str]) -> None:
         if (row := self._opened().pop(key, None)) is not None:
-            self._untag(key, row)
+            self._tagged.remove(key, row.tags)
 
     def _forget_if_empty(self, key: tuple[str, str], row: Row) -> None:
         if row.copy is None and row.token is None and row.failure is None:

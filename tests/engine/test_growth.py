@@ -1,0 +1,106 @@
+"""E28: what is merely held costs nothing."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from engine_kit import Sleeper, Upstream, declare, outcome, turns, version
+from store_kit import SteppedStore, cache_on
+
+from stillfresh import Cache, StoreError
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+MANY = [f"sku-{number}" for number in range(300)]
+
+
+class CountedTags:
+    """A `tags=` function: `eu` for three keys, `us` for the others."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, sku: str) -> list[str]:
+        self.calls[sku] += 1
+        return ["eu" if sku in MANY[:3] else "us"]
+
+
+class TestE28Tags:
+    async def test_an_invalidation_by_tag_asks_for_no_tags_of_what_is_held(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """Memory has an index from tag to entries."""
+        tags = CountedTags()
+        prices = declare(cache, upstream, tags=tags)
+        await prices.get_many(MANY)
+        tags.calls.clear()
+        upstream.version = 2
+        await cache.invalidate_tag("eu")
+        assert not tags.calls
+        found = await prices.get_many(MANY)
+        assert [key for key in MANY if version(found[key]) == 2] == MANY[:3]
+
+    async def test_what_is_under_way_says_its_tags(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """A read of the store and a load are asked for theirs; nothing else is."""
+        store, tags = SteppedStore(MemoryStore(clock=clock)), CountedTags()
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream, tags=tags)
+            await prices.get_many(MANY[2:])
+            upstream.hold()
+            loading = asyncio.create_task(outcome(prices.get(MANY[0])))
+            await upstream.asked.wait()
+            store.hold("read:done")
+            reading = asyncio.create_task(outcome(prices.get(MANY[2])))
+            await store.reached("read:done")
+            tags.calls.clear()
+            upstream.version = 2
+            await cache.invalidate_tag("eu")
+            assert tags.calls.keys() == {MANY[0], MANY[2]}
+            store.let_go("read:done")
+            upstream.let_go()
+            await asyncio.gather(loading, reading)
+            found = await prices.get_many(MANY[:4])
+            assert [version(found[key]) for key in MANY[:4]] == [2, 2, 2, 1]
+
+    async def test_memory_forgets_though_the_store_is_away(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """The index is memory's own: it does not need the store to name the entries."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        async with cache_on(store, clock, sleeper) as cache:
+            prices = declare(cache, upstream, tags=CountedTags(), memory_for=60)
+            await prices.get_many(MANY)
+            store.broken = {"invalidate_tag"}
+            with pytest.raises(StoreError):
+                await cache.invalidate_tag("eu")
+            assert [key for key in MANY if prices.peek(key) is None] == MANY[:3]
+
+    async def test_an_entry_that_cannot_say_its_tags_has_every_tag(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """E8: its copy was stored while its tags were known; now nobody can say."""
+        told = ["eu"]
+        prices = declare(cache, upstream, tags=lambda _: [told[0]])
+        await prices("a")
+        prices._core.shelf.front.clear()
+        told.clear()
+        await prices("a")
+        assert prices.peek("a") is not None
+        await cache.invalidate_tag("other")
+        assert prices.peek("a") is None
+
+    async def test_the_index_keeps_nothing_of_what_was_dropped(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """It is as bounded as the entries are."""
+        prices = declare(cache, upstream, tags=lambda sku: [sku, "all"], max_entries=10)
+        await prices.get_many(MANY)
+        await prices.invalidate(*MANY[-5:])
+        await turns(1)
+        front = prices._core.shelf.front
+        assert len(front.tagged("all")) == len(front.entries) <= 10
+        assert sum(len(front.tagged(key)) for key in MANY) == len(front.entries)
+        front.clear()
+        assert not front.tagged("all")
