@@ -19,8 +19,8 @@ CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
 LAYERS = [
     {"errors"},
-    {"clock", "durations", "events", "forks", "quiet", "tags", "wire"},
-    {"freshness"},
+    {"backoff", "bounded", "checks", "clock", "durations", "events", "forks", "quiet", "tags"},
+    {"freshness", "wire"},
     {"ttl_cache"},
     {"sweeper"},
     {"stores"},
@@ -33,7 +33,7 @@ LAYERS = [
 ]
 """From the bottom up: a part may import itself and what stands in a line above its own."""
 
-PURE = re.compile(r"(^|/)(freshness|durations|rules\w*|lane|model|keys)\.py$")
+PURE = re.compile(r"(^|/)(freshness|durations|checks|backoff|rules\w*|lane|model|keys)\.py$")
 """Modules that decide and do nothing else."""
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}

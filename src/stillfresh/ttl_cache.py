@@ -16,9 +16,10 @@ from math import inf
 from threading import RLock, get_ident
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
 
+from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock, checked_clock, monotonic
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, shown
+from stillfresh.errors import ConfigError
 
 __all__ = ["EvictReason", "TtlCache", "TtlStats"]
 
@@ -120,7 +121,9 @@ class TtlCache(Generic[K, V]):
         count_reads: bool = False,
     ) -> None:
         self._ttl = seconds(ttl, name="ttl", positive=True)
-        self._max_entries = _limit(max_entries)
+        if max_entries is not None:
+            checked_whole("max_entries", max_entries, or_else=", or None for no limit")
+        self._max_entries = max_entries
         self._clock = checked_clock(clock)
         self._counter = ReadCounter(clock) if count_reads else None
         self._read_clock: Clock = self._counter or clock
@@ -335,14 +338,3 @@ def _checked_callback(
     if on_evict is not None and (not callable(on_evict) or iscoroutinefunction(on_evict)):
         raise ConfigError(f"on_evict: must be a plain function, not async, not {on_evict!r}")
     return on_evict
-
-
-def _limit(max_entries: int | None) -> int | None:
-    if max_entries is None:
-        return None
-    if not isinstance(max_entries, int) or isinstance(max_entries, bool) or max_entries < 1:
-        raise ConfigError(
-            f"max_entries: must be a whole number of 1 or more, or None for no limit, "
-            f"not {shown(max_entries)}"
-        )
-    return max_entries

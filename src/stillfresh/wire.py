@@ -94,12 +94,6 @@ def checked_headers(headers: object) -> dict[str, str]:
     return dict(headers)
 
 
-def checked_size(max_bytes: object) -> int:
-    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
-        raise ConfigError(f"max_bytes: must be a whole number of 1 or more, not {shown(max_bytes)}")
-    return max_bytes
-
-
 def pause_of(retry_after: str, date: str, now: float) -> float | None:
     """Seconds to wait; None if it does not say, or says no time at all.
 

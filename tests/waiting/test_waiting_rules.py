@@ -25,7 +25,7 @@ from stillfresh.waiting.model import (
     YourTurn,
 )
 from stillfresh.waiting.rules import MEMORY, RULES, navigation
-from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, pause_after
+from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, retry_pause
 
 GAMES = st.sampled_from("abcdefg")
 EVENTS: st.SearchStrategy[Event] = st.one_of(
@@ -183,7 +183,7 @@ class TestW3Refetch:
 
     def test_pauses_grow_up_to_a_limit(self) -> None:
         """Each is twice the last, and none is longer than the longest."""
-        pauses = [pause_after(number) for number in range(2_000)]
+        pauses = [retry_pause(number) for number in range(1, 2_000)]
         assert pauses[:3] == [PAUSE, 2 * PAUSE, 4 * PAUSE]
         assert pauses[-1] == LONGEST_PAUSE
         assert pauses == sorted(pauses)

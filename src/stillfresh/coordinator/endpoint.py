@@ -12,10 +12,11 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import RetryAfter
 from stillfresh.errors import ConfigError, LoadFailed, shown_address
-from stillfresh.wire import Unreadable, checked_headers, checked_size, pause_of, whole
+from stillfresh.wire import Unreadable, checked_headers, pause_of, whole
 
 try:
     import httpx
@@ -89,7 +90,7 @@ class Endpoint:
         self._client = client
         self._url = url
         self._timeout = seconds(timeout, name="timeout", positive=True)
-        self._max_bytes = checked_size(max_bytes)
+        self._max_bytes = checked_whole("max_bytes", max_bytes)
         self._headers = {**checked_headers(headers or {}), **ACCEPT}
         self._where = _where(url)
 

@@ -23,6 +23,7 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from stillfresh.checks import is_whole
 from stillfresh.demo.html import away_page, front_page, prices_page
 from stillfresh.demo.parts import Parts
 from stillfresh.demo.playing import Refused
@@ -153,7 +154,7 @@ class _Site:
 
     async def play(self, request: Request) -> Response:
         cell = (await _asked(request)).get("cell")
-        if not isinstance(cell, int) or isinstance(cell, bool):
+        if not is_whole(cell):
             return _json({"refused": "a cell is a number from 0 to 8"})
         return await self._played(request, lambda visitor: visitor.playing.play(cell))
 

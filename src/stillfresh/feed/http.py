@@ -23,6 +23,7 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
+from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, shown
@@ -37,7 +38,7 @@ from stillfresh.feed.wire import (
     index_topics,
     topic_of,
 )
-from stillfresh.wire import Unreadable, checked_headers, checked_size, pause_of, whole
+from stillfresh.wire import Unreadable, checked_headers, pause_of, whole
 
 try:
     import httpx
@@ -80,7 +81,7 @@ class HttpFeedSource:
     ) -> None:
         self._base, self._auth = _checked_base(base_url)
         self._timeout = seconds(timeout, name="timeout", positive=True)
-        self._max_bytes = checked_size(max_bytes)
+        self._max_bytes = checked_whole("max_bytes", max_bytes)
         self._headers = checked_headers(headers or {})
         self._is_ours = client is None
         self._client = _new_client() if client is None else _checked_client(client)

@@ -29,6 +29,7 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NotConnected
 from botocore.loaders import Loader, create_loader
 
+from stillfresh.backoff import spread
 from stillfresh.errors import ConfigError, NotOpen, StoreError
 from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.meter import Meter
@@ -219,7 +220,7 @@ class Service:
     def _pauses(self, attempts: int) -> Iterator[float | None]:
         """After each attempt; None after the last."""
         for attempt in range(attempts - 1):
-            yield FIRST_PAUSE * 2**attempt * (1 + self._dice()) / 2
+            yield spread(FIRST_PAUSE * 2**attempt, self._dice)
         yield None
 
     async def _once(

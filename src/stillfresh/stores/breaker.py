@@ -6,6 +6,8 @@ others nothing; the first step that succeeds ends it.
 
 from typing import Final
 
+from stillfresh.backoff import pause_after
+
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 
@@ -14,13 +16,14 @@ class Breaker:
     """Closed while all is well; after a failure it lets one step pass when each pause is over."""
 
     def __init__(self) -> None:
+        self._failures = 0
         self._pause = 0.0
         self._opened_at = 0.0
         self._next_at = 0.0
 
     @property
     def is_open(self) -> bool:
-        return self._pause > 0
+        return self._failures > 0
 
     def allows(self, now: float) -> bool:
         """One who is allowed through takes the place of all until its pause is over."""
@@ -39,9 +42,10 @@ class Breaker:
         """Steps that began together count once."""
         if self.is_overtaken(began):
             return
-        self._pause = min(LONGEST_PAUSE, self._pause * 2 or FIRST_PAUSE)
+        self._failures += 1
+        self._pause = pause_after(self._failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
         self._opened_at = now
         self._next_at = now + self._pause
 
     def succeeded(self) -> None:
-        self._pause = 0.0
+        self._failures = 0

@@ -5,17 +5,14 @@ Pure: names in, whether they are listed out.
 
 from typing import Final
 
-from stillfresh.errors import ConfigError, shown
+from stillfresh.checks import checked_whole
 
 MOST_LISTED: Final = 10_000
 """Entries in one answer: a listing is turned page by page."""
 
 
 def checked_limit(limit: int) -> int:
-    is_whole = isinstance(limit, int) and not isinstance(limit, bool)
-    if not is_whole or not 1 <= limit <= MOST_LISTED:
-        raise ConfigError(f"limit: must be a whole number, 1 to {MOST_LISTED}, not {shown(limit)}")
-    return limit
+    return checked_whole("limit", limit, 1, MOST_LISTED)
 
 
 def is_listed(

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
+from stillfresh.checks import checked_unicode
 from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.contract import (
     Ask,
@@ -36,11 +37,7 @@ def checked_tenant(tenant: str | None) -> str | None:
         return None
     if not isinstance(tenant, str) or not tenant or "#" in tenant:
         raise ConfigError(f"tenant: must be text, not empty and without '#', not {shown(tenant)}")
-    try:
-        size = len(tenant.encode())
-    except UnicodeEncodeError as exc:
-        raise ConfigError(f"tenant: must be Unicode, without lone surrogates: {tenant!a}") from exc
-    if size > LONGEST_TENANT:
+    if (size := len(checked_unicode("tenant", tenant))) > LONGEST_TENANT:
         raise ConfigError(
             f"tenant: must have at most {LONGEST_TENANT} bytes, not {size:,}: {shown(tenant)}"
         )

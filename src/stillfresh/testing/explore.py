@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
+from stillfresh.checks import checked_whole, is_whole
 from stillfresh.errors import ConfigError, shown
 
 S = TypeVar("S", bound=Hashable)
@@ -68,10 +69,9 @@ def _check_arguments(
         raise ConfigError(f"steps: must be a function of a state, not {shown(steps)}")
     if not isinstance(promises, Mapping) or not all(map(callable, promises.values())):
         raise ConfigError(f"promises: must map names to functions, not {shown(promises)}")
-    if depth is not None and not _is_count(depth, 0):
+    if depth is not None and not is_whole(depth, 0):
         raise ConfigError(f"depth: must be a number of steps, or None for all, not {shown(depth)}")
-    if not _is_count(most, 1):
-        raise ConfigError(f"max_states: must be a whole number of 1 or more, not {shown(most)}")
+    checked_whole("max_states", most)
 
 
 def _is_hashable(given: object) -> bool:
@@ -80,10 +80,6 @@ def _is_hashable(given: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _is_count(given: object, least: int) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
 class _Search(Generic[S]):

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeAlias
 
+from stillfresh.checks import checked_flag, checked_function, is_whole
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.waiting import rules
@@ -31,7 +32,7 @@ from stillfresh.waiting.model import (
     State,
     YourTurn,
 )
-from stillfresh.waiting.rules_refetch import pause_after
+from stillfresh.waiting.rules_refetch import retry_pause
 
 Fetch: TypeAlias = Callable[[], Awaitable[Iterable[GameId]]]
 
@@ -44,11 +45,8 @@ class WaitingCache:
     def __init__(
         self, fetch: Fetch, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     ) -> None:
-        for name, given in (("fetch", fetch), ("sleep", sleep)):
-            if not callable(given):
-                raise ConfigError(f"{name}: must be an async function, not {shown(given)}")
-        self._fetch = fetch
-        self._sleep = sleep
+        self._fetch = checked_function("fetch", fetch, "an async function")
+        self._sleep = checked_function("sleep", sleep, "an async function")
         self._state = State()
         self._tasks = set[asyncio.Task[None]]()
         self._pause: asyncio.Task[None] | None = None
@@ -77,7 +75,9 @@ class WaitingCache:
 
     def opened(self, game_id: GameId, my_turn: bool = True, version: int | None = None) -> None:
         """A game is on screen; `version` is the one shown, if games have versions."""
-        self._hear(Opened(checked_id(game_id), checked_turn(my_turn), checked_version(version)))
+        self._hear(
+            Opened(checked_id(game_id), checked_flag("my_turn", my_turn), checked_version(version))
+        )
 
     def move_sent(self, game_id: GameId, version: int | None = None) -> None:
         """R2: we have just played, at that version; at the one on screen if none is given."""
@@ -89,7 +89,11 @@ class WaitingCache:
 
     def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
         """R3, R5: what the backend says of the game on screen; others are ignored."""
-        self._hear(GameState(checked_id(game_id), checked_turn(my_turn), checked_version(version)))
+        self._hear(
+            GameState(
+                checked_id(game_id), checked_flag("my_turn", my_turn), checked_version(version)
+            )
+        )
 
     def move_failed(self, game_id: GameId, version: int | None = None) -> None:
         """W9: the backend refused our move, the one at that version, or it did not end our turn."""
@@ -179,7 +183,8 @@ class WaitingCache:
         return Failed()
 
     async def _wait(self) -> None:
-        seconds, self._pauses = pause_after(self._pauses), self._pauses + 1
+        self._pauses += 1
+        seconds = retry_pause(self._pauses)
         try:
             await self._sleep(seconds)
         except asyncio.CancelledError:
@@ -201,19 +206,13 @@ def is_cancelled() -> bool:
 
 
 def checked_id(game_id: GameId) -> GameId:
-    if not isinstance(game_id, str | int) or isinstance(game_id, bool):
+    if not isinstance(game_id, str) and not is_whole(game_id):
         raise ConfigError(f"game_id: must be a string or a whole number, not {shown(game_id)}")
     return game_id
 
 
-def checked_turn(my_turn: bool) -> bool:
-    if not isinstance(my_turn, bool):
-        raise ConfigError(f"my_turn: must be True or False, not {shown(my_turn)}")
-    return my_turn
-
-
 def checked_version(version: int | None) -> int | None:
-    if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+    if version is not None and not is_whole(version):
         raise ConfigError(f"version: must be a whole number or None, not {shown(version)}")
     return version
 

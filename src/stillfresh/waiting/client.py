@@ -17,6 +17,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
+from stillfresh.backoff import spread
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, shown_address
 from stillfresh.waiting.cache import WaitingCache
@@ -38,7 +39,7 @@ from stillfresh.waiting.messages import (
     encode,
     read_news,
 )
-from stillfresh.waiting.rules_refetch import pause_after
+from stillfresh.waiting.rules_refetch import retry_pause
 from stillfresh.wire import checked_headers, whole
 
 __all__ = ["WaitingClient"]
@@ -182,9 +183,8 @@ class WaitingClient:
                 logger.exception("what %s said cannot be understood", self._url)
             finally:
                 self._hang_up()
-            pause, self._failures = pause_after(self._failures), self._failures + 1
-            # Not all at once, when a service comes back.
-            await self._sleep(pause * (0.5 + self._dice() / 2))
+            self._failures += 1
+            await self._sleep(spread(retry_pause(self._failures), self._dice))
 
     async def _session(self) -> None:
         address = "ws" + self._url.removeprefix("http") + EVENTS

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from stillfresh.backoff import pause_after
 from stillfresh.waiting.model import (
     Answered,
     Failed,
@@ -29,9 +30,9 @@ PLAIN: Final = Request()
 """A refetch that creates no snapshot."""
 
 
-def pause_after(pauses: int) -> float:
-    """W3: how long the pause is that follows so many in a row."""
-    return min(PAUSE * 2.0 ** min(pauses, 30), LONGEST_PAUSE)
+def retry_pause(failures: int) -> float:
+    """W3: how long to wait after so many failures in a row."""
+    return pause_after(failures, first=PAUSE, longest=LONGEST_PAUSE)
 
 
 def request(state: State, wanted: Request = PLAIN) -> Step:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import httpx
 
+from stillfresh.checks import is_whole
 from stillfresh.coordinator.endpoint import checked_url
 from stillfresh.durations import ALLOWED, seconds
 from stillfresh.errors import ConfigError, shown, shown_address
@@ -105,7 +106,7 @@ def flag(value: object, key: str) -> bool:
 
 def whole(least: int, most: int) -> Reader:
     def read(value: object, key: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        if not is_whole(value, least, most):
             raise ConfigError(f"{key}: must be {least:,} to {most:,}, not {shown(value)}")
         return value
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Final, TypeAlias
 
-from stillfresh.errors import ConfigError
 from stillfresh.stores.tenants import tenant_prefix
 
 Item: TypeAlias = dict[str, dict[str, Any]]
@@ -34,15 +33,6 @@ def cache_pk(cache_key: str, tenant: str | None = None) -> str:
 def tag_pk(tag: str, tenant: str | None = None) -> str:
     """I6: where the rows stand that say which entries have this tag."""
     return f"{tenant_prefix(tenant)}TAG#{_hash(tag)}"
-
-
-def checked_text(given: str, what: str) -> str:
-    """What is written into a row as it is; DynamoDB takes no half of a character."""
-    try:
-        given.encode()
-    except UnicodeEncodeError as exc:
-        raise ConfigError(f"{what}: must be Unicode, without lone surrogates: {given!a}") from exc
-    return given
 
 
 def _hash(name: str) -> str:

@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Final
 
+from stillfresh.checks import checked_unicode
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, shown
@@ -37,7 +38,7 @@ from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.listing import Lister
 from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.reading import Reader
-from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, checked_text
+from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE
 from stillfresh.stores.dynamodb.sweeping import Sweeper
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.dynamodb.tags import Tags
@@ -259,7 +260,7 @@ def _check_tagged(kind: str, ask: Ask) -> None:
     """Of kind and id only hashes are stored, unless there are tags: then they are read back."""
     if ask.tags:
         for what, given in [("kind", kind), ("id", ask.id), *(("tag", tag) for tag in ask.tags)]:
-            checked_text(given, what)
+            checked_unicode(what, given)
 
 
 def _named(name: object, what: str) -> str:

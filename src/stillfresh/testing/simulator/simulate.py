@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from stillfresh.checks import is_whole
 from stillfresh.errors import ConfigError, shown
 from stillfresh.testing.simulator.faults import Faults, Plan, planned
 from stillfresh.testing.simulator.loop import Deadlock
@@ -125,7 +126,7 @@ def _checked(scenario: object, seed: object, faults: object) -> int:
         raise ConfigError(f"scenario: an async function of a world, not {shown(scenario)}")
     if faults is not None and not isinstance(faults, Faults):
         raise ConfigError(f"faults: Faults(...), not {shown(faults)}")
-    if not isinstance(seed, int) or isinstance(seed, bool):
+    if not is_whole(seed):
         raise ConfigError(f"seed: a whole number, not {shown(seed)}")
     return seed
 
