@@ -11,13 +11,13 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from stillfresh.demo.approvals import Approvals
-from stillfresh.demo.assembly import Demo, demo
+from stillfresh.demo.assembly import demo
 from stillfresh.demo.guard import HEADER, Guard
 from stillfresh.demo.pace import Pace
+from stillfresh.demo.parts import Demo
 from stillfresh.demo.upstream import MODES
-from stillfresh.demo.visitors import MOST_VISITORS, Visitors, key_in
-from stillfresh.demo.world import MOST_COMMENTS, MOST_TOPICS, World
+from stillfresh.demo.visitors import MOST_VISITORS, Approvals, Visitors, key_in
+from stillfresh.demo.world import MOST_COMMENTS, MOST_TOPICS, UpstreamData
 from stillfresh.errors import ConfigError
 from stillfresh.feed import Comment, Topic
 from stillfresh.testing import ManualClock
@@ -98,7 +98,7 @@ class TestG8Upstream:
 class TestG8World:
     def test_it_changes_and_stays_bounded(self) -> None:
         """However long it runs, nothing grows without end; and posts do change."""
-        world = World(1_000_000, random.Random(1))
+        world = UpstreamData(1_000_000, random.Random(1))
         likes = sum(post["counts"]["likes"] for post in world.posts.values())
         for second in range(5_000):
             world.change(1_000_000 + second)
@@ -111,7 +111,7 @@ class TestG8World:
 
     def test_a_comment_that_is_sent_twice_is_there_once(self) -> None:
         """Who did not hear the answer asks again."""
-        world = World(1_000_000, random.Random(1))
+        world = UpstreamData(1_000_000, random.Random(1))
         comment = Comment("c1", "topic-0", "ann", 1_000_000, "Hello")
         assert world.add_comment("topic-0", comment)
         assert world.add_comment("topic-0", comment)
@@ -257,12 +257,12 @@ class TestG8Guard:
 class TestG8Visitors:
     async def test_there_are_never_more_than_a_limit(self, made: Demo) -> None:
         """A new one beyond it ends the oldest, whose connections are closed by the next tick."""
-        visitors: Visitors = made.parts.visitors
+        visitors: Visitors = made.visitors
         first = visitors.welcome()
         await first.playing.state()
         for _ in range(MOST_VISITORS):
             visitors.welcome()
-        await made.parts.tick()
+        await made.tick()
         names = {task.get_name() for task in asyncio.all_tasks()}
         assert "stillfresh-waiting-client" not in names
         assert visitors.authenticate(first.token) not in {None, first.id}
@@ -272,11 +272,11 @@ class TestG8Visitors:
     )
     async def test_a_token_that_is_none_of_ours_is_nobody(self, made: Demo, token: str) -> None:
         """Whatever a cookie or a client says."""
-        assert made.parts.visitors.authenticate(token) is None
+        assert made.visitors.authenticate(token) is None
 
     async def test_made_up_cookies_push_nobody_out(self, made: Demo) -> None:
         """Only who has a cookie of ours has a session, and who was here last keeps it."""
-        visitors: Visitors = made.parts.visitors
+        visitors: Visitors = made.visitors
         first, others = visitors.welcome(), [visitors.welcome() for _ in range(MOST_VISITORS - 1)]
         for number in range(MOST_VISITORS):
             assert visitors.find(f"{number:032}.{number:032}") is None

@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh.demo import Pace
-from stillfresh.demo.rules_board import EMPTY, bot_cell, free, outcome, played
-from stillfresh.demo.rules_cost import Polled, polling
+from stillfresh.demo.rules import (
+    EMPTY,
+    Polled,
+    bot_cell,
+    free,
+    outcome,
+    played,
+    polling,
+)
 from stillfresh.errors import ConfigError
 
 

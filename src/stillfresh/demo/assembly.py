@@ -7,11 +7,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 
@@ -19,53 +20,73 @@ from stillfresh.coordinator import Hub, Kind, NexusClient
 from stillfresh.coordinator.rules import by_id, post_id, user_id
 from stillfresh.demo.guard import Guard
 from stillfresh.demo.pace import Pace
-from stillfresh.demo.parts import MAX_BATCH, Parts
-from stillfresh.demo.patience import Patient, soon
+from stillfresh.demo.parts import MAX_BATCH, Demo
 from stillfresh.demo.playing import Playing, boards_of
 from stillfresh.demo.site import site
 from stillfresh.demo.tables import Tables
-from stillfresh.demo.topics import Topics
-from stillfresh.demo.upstream import Switch, Upstream
-from stillfresh.demo.upstream_app import upstream_app
+from stillfresh.demo.upstream import BreakableUpstream, Switch, upstream_app
 from stillfresh.demo.visitors import Visitors, key_in
-from stillfresh.demo.world import World
-from stillfresh.engine import Cache
+from stillfresh.demo.world import UpstreamData
+from stillfresh.engine import Cache, RetryAfter
 from stillfresh.errors import StillfreshError
-from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.feed.http import HttpFeedSource
+from stillfresh.feed.source import FeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.waiting.backend import Games
 from stillfresh.waiting.messages import InvalidatedNews
-from stillfresh.web import Gateway, gateway
+from stillfresh.web import gateway
 
 PATIENCE: Final = "15s"
 """Longer than the slowest lookup: slow is not failing."""
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 
-class Demo:
-    """A gateway to serve, and what stands behind it."""
+async def soon(asked: Awaitable[T], pause: float) -> T:
+    """Ask a failing upstream again after `pause`: somebody is playing with its switch.
 
-    def __init__(self, app: Gateway, parts: Parts, upstream: Upstream) -> None:
-        self.app = app
-        self.parts = parts
-        self.upstream = upstream
+    Without this, failures double the pause up to a minute, as is right anywhere else.
+    """
+    try:
+        return await asked
+    except StillfreshError as exc:
+        raise RetryAfter(pause, str(exc)) from exc
+
+
+class Patient:
+    """A `FeedSource` whose lookups are tried again after the same pause each time."""
+
+    def __init__(self, source: FeedSource, pause: float) -> None:
+        self._source = source
+        self._pause = pause
+        self.create_topic = source.create_topic
+        self.delete_topic = source.delete_topic
+        self.add_comment = source.add_comment
+
+    async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
+        return await soon(self._source.day_index(day, category), self._pause)
+
+    async def topic(self, uuid: str) -> Topic | None:
+        return await soon(self._source.topic(uuid), self._pause)
+
+    async def comments(self, uuid: str) -> Sequence[Comment]:
+        return await soon(self._source.comments(uuid), self._pause)
 
 
 @asynccontextmanager
 async def demo(directory: Path, pace: Pace, hosts: tuple[str, ...] = ()) -> AsyncIterator[Demo]:
     """Opened from the upstream up to the gateway, closed the other way round."""
     dice = random.Random(pace.seed)  # noqa: S311 (likes and bots, no secrets)
-    world, switch = World(int(time.time()), dice), Switch(pace, dice)
-    with TemporaryDirectory(
-        prefix="upstream-", dir=directory
-    ) as own:  # it forgets, as its world does
-        games = Games(Path(own) / "games.db")
+    world, switch = UpstreamData(int(time.time()), dice), Switch(pace, dice)
+    with TemporaryDirectory(prefix="upstream-", dir=directory) as own:
+        games = Games(Path(own) / "games.db")  # forgotten, as its world is
         tables = Tables(games, pace.bot_thinks, dice)
         async with (
             games,
-            Upstream(upstream_app(world, games, tables), switch) as upstream,
+            BreakableUpstream(upstream_app(world, games, tables), switch) as upstream,
             running(changes(world, pace)),
             running(tables.run()),
             site_of(directory, pace, hosts, world=world, upstream=upstream) as made,
@@ -75,7 +96,12 @@ async def demo(directory: Path, pace: Pace, hosts: tuple[str, ...] = ()) -> Asyn
 
 @asynccontextmanager
 async def site_of(
-    directory: Path, pace: Pace, hosts: tuple[str, ...], *, world: World, upstream: Upstream
+    directory: Path,
+    pace: Pace,
+    hosts: tuple[str, ...],
+    *,
+    world: UpstreamData,
+    upstream: BreakableUpstream,
 ) -> AsyncIterator[Demo]:
     """What stands in front of the upstream."""
     pause = pace.seconds_of("retry_after")
@@ -93,41 +119,35 @@ async def site_of(
             boards = boards_of(cache, http, pause)
 
             def playing_of(user: str) -> Playing:
-                return Playing(
-                    user,
-                    http,
-                    boards,
-                    lambda: app.live.push(user, InvalidatedNews()),
-                    pause=pause,
-                )
+                def tell() -> None:
+                    made.app.live.push(user, InvalidatedNews())
+
+                return Playing(user, http, boards, tell, pause=pause)
 
             visitors = Visitors(playing_of, pace.approval_for, world.dice, key_in(directory))
-            parts = Parts(
+            made = Demo(
                 pace=pace,
-                post_ids=tuple(world.posts),
-                users=len(world.users),
-                changes=lambda: world.changes,
+                world=world,
                 upstream=upstream,
                 http=http,
-                feed=lambda tell: Topics(engine, tell),
+                engine=engine,
                 visitors=visitors,
-                watched=lambda: dict(app.live.snapshot()),
             )
             pages = PageCache(f"sqlite:///{directory / 'pages.db'}")
             routes = {"/prices": pace.page_fresh_for}
-            app = gateway(
+            made.app = gateway(
                 cache,
                 kinds=kinds_of(nexus, pace),
-                pages=Guard(IsrMiddleware(site(parts), pages, routes), hosts),
+                pages=Guard(IsrMiddleware(site(made), pages, routes), hosts),
                 page_cache=pages,
                 authenticate=visitors.authenticate,
                 hosts=hosts,
             )
-            async with app, running(ticks(parts)), running(wakings(parts, app.hub)):
+            async with made.app, running(ticks(made)), running(wakings(made)):
                 try:
-                    yield Demo(app, parts, upstream)
+                    yield made
                 finally:
-                    parts.close()
+                    made.close()
                     await visitors.close()
 
 
@@ -151,24 +171,25 @@ def kinds_of(nexus: NexusClient, pace: Pace) -> list[Kind]:
     ]
 
 
-async def changes(world: World, pace: Pace) -> None:
+async def changes(world: UpstreamData, pace: Pace) -> None:
     """The upstream's data goes on changing, also while its server is down."""
     while True:
         await asyncio.sleep(pace.seconds_of("change_every"))
         logger.debug("upstream: %s", world.change(int(time.time())))
 
 
-async def ticks(parts: Parts) -> None:
+async def ticks(made: Demo) -> None:
     while True:
         await asyncio.sleep(1)
-        await parts.tick()
+        await made.tick()
 
 
-async def wakings(parts: Parts, hub: Hub) -> None:
+async def wakings(made: Demo) -> None:
     """C9 asks for what has failed one by one: here everybody knows that the upstream is back."""
+    hub = made.app.hub
     while True:
-        await parts.recovered.wait()
-        parts.recovered.clear()
+        await made.recovered.wait()
+        made.recovered.clear()
         await asyncio.gather(*(refresh_watched(hub, kind) for kind in hub.kinds))
 
 

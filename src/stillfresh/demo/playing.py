@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import httpx
 
-from stillfresh.demo.patience import naps
-from stillfresh.demo.upstream_app import PLAYER
-from stillfresh.engine import Cache, RetryAfter
-from stillfresh.engine.resource import Function
+from stillfresh.demo.upstream import PLAYER
+from stillfresh.engine import Answer, Cache, Function, RetryAfter
 from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.feed.model import Dated
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.client import WaitingClient
 
@@ -29,7 +28,7 @@ AHEAD: Final = 7.0
 Boards = Function[[str, str], dict[str, Any]]
 
 
-class Refused(StillfreshError):
+class MoveRefused(StillfreshError):
     """The move was not made; the sentence is for the visitor."""
 
 
@@ -60,7 +59,7 @@ class Playing:
         boards: Boards,
         tell: Callable[[], object],
         *,
-        pause: float = 2.0,
+        pause: float,
     ) -> None:
         self._user = user
         self._pause = pause
@@ -99,7 +98,7 @@ class Playing:
         """A game comes on screen; shown as it was if the service is away."""
         waiting = await self._begun()
         if game_id not in waiting.state.pool:
-            raise Refused("this game does not wait for you any more")
+            raise MoveRefused("this game does not wait for you any more")
         self.current = game_id
         await self._look()
 
@@ -107,12 +106,12 @@ class Playing:
         """The header moves on at once, on trust; a move that fails is taken back."""
         waiting, game_id = await self._begun(), self.current
         if game_id is None:
-            raise Refused("open a game first")
+            raise MoveRefused("open a game first")
         version = (await self._board(game_id))["version"]
         waiting.move_sent(game_id, version)
         try:
             await self._send(game_id, cell, version)
-        except Refused:
+        except MoveRefused:
             waiting.move_failed(game_id, version)
             raise
         self._is_outdated = True
@@ -143,10 +142,14 @@ class Playing:
 
     async def _joined(self) -> WaitingClient:
         url, headers = str(self._http.base_url), {PLAYER: self._user}
-        client = WaitingClient(url, headers=headers, timeout=PATIENCE, sleep=naps(self._pause))
+        client = WaitingClient(url, headers=headers, timeout=PATIENCE, sleep=self._nap)
         await self._stack.enter_async_context(client)
         self._stack.callback(client.cache.on_changed(self._changed))
         return client
+
+    async def _nap(self, seconds: float) -> None:
+        """Never long: somebody is playing with the upstream's switch."""
+        await asyncio.sleep(min(seconds, self._pause))
 
     def _changed(self, _: WaitingCache) -> None:
         self._is_outdated = True
@@ -164,34 +167,30 @@ class Playing:
         return board
 
     async def _board(self, game_id: str) -> dict[str, Any]:
-        if self._is_outdated:
-            self._is_outdated = False
+        board = self._boards.of(self._user, game_id)
+        is_outdated, self._is_outdated = self._is_outdated, False
+        if is_outdated or (await board.get()).age > AHEAD:
             with suppress(LoadFailed):  # then it is shown as it was, with its age
-                await self._boards.of(self._user, game_id).refresh()
-        answer = await self._boards.get(self._user, game_id)
-        if answer.age > AHEAD:
-            with suppress(LoadFailed):
-                await self._boards.of(self._user, game_id).refresh()
-            answer = await self._boards.get(self._user, game_id)
-        return {
-            **answer.value,
-            "verdict": str(answer.verdict),
-            "age": round(answer.age, 1),
-            "error": None if answer.error is None else str(answer.error),
-        }
+                await board.refresh()
+        answer = await board.get()
+        return {**answer.value, **freshness(answer)}
 
     async def _send(self, game_id: str, cell: int, version: int) -> None:
-        asked = {"cell": cell, "version": version}
+        path, asked = f"/games/{game_id}/play", {"cell": cell, "version": version}
         try:
-            answer = await self._http.post(
-                f"/games/{game_id}/play", json=asked, headers={PLAYER: self._user}
-            )
+            answer = await self._http.post(path, json=asked, headers={PLAYER: self._user})
         except httpx.HTTPError as exc:
-            raise Refused("the game service does not answer: the move was taken back") from exc
+            raise MoveRefused("the game service does not answer: the move was taken back") from exc
         if answer.status_code == 409:
-            raise Refused(answer.json()["error"])
+            raise MoveRefused(answer.json()["error"])
         if not answer.is_success:
-            raise Refused("the game service failed: the move was taken back")
+            raise MoveRefused("the game service failed: the move was taken back")
+
+
+def freshness(answer: Answer[Any] | Dated) -> dict[str, Any]:
+    """How fresh an answer is, as the page is told."""
+    error = None if answer.error is None else str(answer.error)
+    return {"verdict": str(answer.verdict), "age": round(answer.age, 1), "error": error}
 
 
 def _bot_of(game_id: str) -> str:

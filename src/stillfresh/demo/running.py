@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from stillfresh.demo.assembly import Demo, demo
+from stillfresh.demo.assembly import demo
 from stillfresh.demo.pace import Pace
-from stillfresh.demo.quiet import QuietServer
+from stillfresh.demo.upstream import QuietServer
 from stillfresh.errors import StillfreshError
 from stillfresh.quiet import quietly
 from stillfresh.web.serving import address, bound, server_config
@@ -60,27 +60,17 @@ async def _served(
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told.set)
-    try:
-        async with demo(directory, pace, (host,)) as made:
-            await _until(told, made, listener, listening)
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-
-async def _until(
-    told: asyncio.Event, made: Demo, listener: socket.socket, listening: Callable[[], None]
-) -> None:
-    config = server_config(made.app)
-    config.lifespan, config.timeout_graceful_shutdown = "off", GRACE
-    server = QuietServer(config, listening)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    ending = asyncio.create_task(told.wait())
-    await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
-    ending.cancel()
-    made.parts.close()
-    server.should_exit = True
-    await serving
+    async with demo(directory, pace, (host,)) as made:
+        config = server_config(made.app)
+        config.lifespan, config.timeout_graceful_shutdown = "off", GRACE
+        server = QuietServer(config, listening)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        ending = asyncio.create_task(told.wait())
+        await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        made.close()
+        server.should_exit = True
+        await serving
 
 
 @contextlib.contextmanager

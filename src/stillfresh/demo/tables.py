@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stillfresh.clock import Clock
-from stillfresh.demo import rules_board
-from stillfresh.demo.words import BOTS
+from stillfresh.demo import rules
 from stillfresh.errors import StillfreshError
 from stillfresh.waiting.backend import Games, Player
 from stillfresh.waiting.backend.steps import GameError
 
+BOTS: Final = ("Ada", "Bo", "Cleo", "Dex", "Edda", "Fin")
 MOST_PLAYERS: Final = 64
 """Beyond, who sat down first has to leave."""
 REMATCH_AFTER: Final = 6.0
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Table:
+class BotGame:
     """One game: its board, and when the bot does something next."""
 
     game_id: str
     user: str
     seat: int
-    cells: str = rules_board.EMPTY
+    cells: str = rules.EMPTY
     due: float | None = None
 
     @property
@@ -42,7 +42,7 @@ class Table:
 
     @property
     def result(self) -> str | None:
-        return rules_board.outcome(self.cells)
+        return rules.outcome(self.cells)
 
 
 class Tables:
@@ -60,7 +60,7 @@ class Tables:
         self._dice = dice
         self._clock = clock
         self._players: dict[str, list[str]] = {}
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, BotGame] = {}
         self._games_begun = 0
 
     async def sit(self, user: str) -> list[str]:
@@ -101,7 +101,7 @@ class Tables:
         table = self._tables.get(game_id)
         if table is None or table.user != user:
             raise GameError("there is no such game of yours")
-        cells = rules_board.played(table.cells, cell, "x")
+        cells = rules.played(table.cells, cell, "x")
         if table.result is not None or cells is None:
             raise GameError("this cell cannot be played")
         await self._games.move(game_id, user, version=version)
@@ -117,7 +117,7 @@ class Tables:
                 if table.due is not None and table.due <= now:
                     await self._act(table)
 
-    async def _act(self, table: Table) -> None:
+    async def _act(self, table: BotGame) -> None:
         table.due = None
         try:
             if table.result is None:
@@ -127,15 +127,15 @@ class Tables:
         except StillfreshError as exc:
             logger.warning("%s: %s", table.game_id, exc)
 
-    async def _bot_plays(self, table: Table) -> None:
-        cell = rules_board.bot_cell(table.cells, self._dice.choice)
-        table.cells = rules_board.played(table.cells, cell, "o") or table.cells
+    async def _bot_plays(self, table: BotGame) -> None:
+        cell = rules.bot_cell(table.cells, self._dice.choice)
+        table.cells = rules.played(table.cells, cell, "o") or table.cells
         if table.result is None:
             await self._games.move(table.game_id, _bot_id(table))
         else:
             await self._moved(table)
 
-    async def _moved(self, table: Table) -> None:
+    async def _moved(self, table: BotGame) -> None:
         """The bot thinks; or it is over, and after a while there is another one."""
         if table.result is None:
             quickest, slowest = self._thinks
@@ -145,7 +145,7 @@ class Tables:
             table.due = self._clock() + REMATCH_AFTER
             await self._games.end(table.game_id)
 
-    async def _again(self, table: Table) -> None:
+    async def _again(self, table: BotGame) -> None:
         if (mine := self._players.get(table.user)) is None:
             return
         mine.remove(table.game_id)
@@ -154,7 +154,7 @@ class Tables:
 
     async def _begin(self, user: str, seat: int) -> None:
         self._games_begun += 1
-        table = Table(f"{BOTS[seat].lower()}-{self._games_begun}-{user[:8]}", user, seat)
+        table = BotGame(f"{BOTS[seat].lower()}-{self._games_begun}-{user[:8]}", user, seat)
         bot = Player(_bot_id(table), is_human=False)
         await self._games.start(table.game_id, [Player(user), bot])
         if (mine := self._players.get(user)) is not None:
@@ -162,5 +162,5 @@ class Tables:
             mine.append(table.game_id)
 
 
-def _bot_id(table: Table) -> str:
+def _bot_id(table: BotGame) -> str:
     return f"bot-{table.bot.lower()}"

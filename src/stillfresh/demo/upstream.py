@@ -1,29 +1,46 @@
 """The upstream that breaks: a real HTTP server on a loopback port of its own (G8).
 
 Its switch is real: *fine* answers after 1–3 s, *slow* much later, *failing* with 500, and *down*
-closes its port and every connection, until it is switched on again.
+closes its port and every connection, until it is switched on again. It answers as the seeds'
+backends do: posts and users by ids (C12), a feed's days, topics and comments (F), prices for a page
+(I), and the games with their events (W12).
 """
 
 import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import MutableMapping
-from typing import Any, Final, Literal, TypeAlias, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from typing import Final, Literal, TypeAlias, get_args
 
+import msgspec
 import uvicorn
-from starlette.requests import ClientDisconnect
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.demo.pace import Pace
-from stillfresh.demo.quiet import QuietServer
+from stillfresh.demo.tables import Tables
+from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import ConfigError, shown
-from stillfresh.web.serving import bound
+from stillfresh.feed import Comment
+from stillfresh.waiting.backend import GameError, Games
+from stillfresh.waiting.backend.app import games_app
+from stillfresh.web.serving import Server, bound
 
 Mode: TypeAlias = Literal["fine", "slow", "failing", "down"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 QUICK: Final = 0.1
 """A game's own requests take this share of a lookup: somebody is playing."""
+PLAYER: Final = "x-player"
+"""The header by which the site tells the game service who plays."""
+KNOWN: Final = (
+    "posts", "users", "comments", "waiting-longest", "games", "days", "topics", "prices",
+)  # fmt: skip
+"""What a path asks for, by the first of these that is in it."""
 
 
 class Switch:
@@ -52,34 +69,28 @@ def breakable(app: ASGIApp, switch: Switch) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        what = _kind_of(scope["path"])
+        what = next((name for name in KNOWN if name in scope["path"]), "other")
         switch.requests[what] += 1
         await switch.pause(QUICK if what == "games" else 1.0)
+        answer = app
         if switch.mode == "failing" or switch.hung_up.is_set():
-            await _fail(send)
-        else:
-            with contextlib.suppress(ClientDisconnect):  # switched off while it was asked
-                await app(scope, receive, send)
+            answer = JSONResponse({"error": "this upstream was told to fail"}, 500)
+        with contextlib.suppress(ClientDisconnect):  # switched off while it was asked
+            await answer(scope, receive, send)
 
     return late
 
 
-def _kind_of(path: str) -> str:
-    """`/v0/stream/posts/by_ids` asks for posts, `/topics/…/comments` for comments."""
-    known = ("posts", "users", "comments", "waiting-longest", "games", "days", "topics", "prices")
-    return next((name for name in known if name in path), "other")
+class QuietServer(Server):
+    """One of several servers in its process: signals are for the program that runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
-async def _fail(send: Send) -> None:
-    body = b'{"error": "this upstream was told to fail"}'
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    start: MutableMapping[str, Any] = {"type": "http.response.start", "status": 500}
-    await send({**start, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-class Upstream:
-    """`async with Upstream(app, switch) as upstream:`; `await upstream.turn("down")`."""
+class BreakableUpstream:
+    """`async with BreakableUpstream(app, switch) as it:`; `await it.turn("down")`."""
 
     def __init__(self, app: ASGIApp, switch: Switch) -> None:
         self.switch = switch
@@ -105,7 +116,7 @@ class Upstream:
                 await self._listen()
             self.switch.mode = known
 
-    async def __aenter__(self) -> "Upstream":
+    async def __aenter__(self) -> "BreakableUpstream":
         await self._listen()
         return self
 
@@ -118,11 +129,7 @@ class Upstream:
         listener = bound("127.0.0.1", self._port)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
-            self._app,
-            ws="websockets-sansio",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
+            self._app, ws="websockets-sansio", lifespan="off", log_config=None, access_log=False
         )
         is_listening = asyncio.Event()
         self._server = QuietServer(config, is_listening.set)
@@ -141,3 +148,77 @@ class Upstream:
             connection.transport.abort()
         server.should_exit = server.force_exit = True
         await asyncio.wait([serving])
+
+
+def upstream_app(world: UpstreamData, games: Games, tables: Tables) -> Starlette:
+    """One ASGI app, to be made breakable."""
+    it = _Backend(world, tables)
+    routes = [
+        Route("/v0/stream/posts/by_ids", it.posts, methods=["POST"]),
+        Route("/v0/stream/users/by_ids", it.users, methods=["POST"]),
+        Route("/prices", it.prices),
+        Route("/days/{day}", it.day),
+        Route("/topics/{uuid}", it.topic),
+        Route("/topics/{uuid}/comments", it.comments, methods=["GET", "POST"]),
+        Route("/games", it.sit, methods=["POST"]),
+        Route("/games/{id}", it.show),
+        Route("/games/{id}/play", it.play, methods=["POST"]),
+        Mount("/", games_app(games, lambda asked: asked.headers.get(PLAYER) or None)),
+    ]
+    return Starlette(routes=routes)
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _those(known: Mapping[str, object], ids: Iterable[str]) -> Response:
+    return _json([known[id_] for id_ in ids if id_ in known])
+
+
+class _Backend:
+    def __init__(self, world: UpstreamData, tables: Tables) -> None:
+        self._world = world
+        self._tables = tables
+
+    async def posts(self, request: Request) -> Response:
+        return _those(self._world.posts, (await request.json())["post_ids"])
+
+    async def users(self, request: Request) -> Response:
+        return _those(self._world.users, (await request.json())["user_ids"])
+
+    async def prices(self, _: Request) -> Response:
+        return _json({"prices": self._world.prices, "changes": self._world.changes})
+
+    async def day(self, request: Request) -> Response:
+        day = date.fromisoformat(request.path_params["day"])
+        return _json(self._world.topics_of(day, request.query_params.get("category")))
+
+    async def topic(self, request: Request) -> Response:
+        found = self._world.topics.get(request.path_params["uuid"])
+        return _json(found) if found else Response(status_code=404)
+
+    async def comments(self, request: Request) -> Response:
+        uuid = request.path_params["uuid"]
+        if request.method == "GET":
+            return _json(self._world.comments.get(uuid, []))
+        comment = msgspec.json.decode(await request.body(), type=Comment)
+        return Response(status_code=201 if self._world.add_comment(uuid, comment) else 404)
+
+    async def sit(self, request: Request) -> Response:
+        user = request.headers[PLAYER]
+        ids = await self._tables.sit(user)
+        return _json([self._tables.shown(user, game_id) for game_id in ids])
+
+    async def show(self, request: Request) -> Response:
+        shown = self._tables.shown(request.headers[PLAYER], request.path_params["id"])
+        return Response(status_code=404) if shown is None else _json(shown)
+
+    async def play(self, request: Request) -> Response:
+        user, game_id = request.headers[PLAYER], request.path_params["id"]
+        asked = await request.json()
+        try:
+            await self._tables.play(user, game_id, asked["cell"], asked["version"])
+        except GameError as exc:
+            return _json({"error": str(exc)}, 409)
+        return _json(self._tables.shown(user, game_id))

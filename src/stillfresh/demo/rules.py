@@ -1,10 +1,11 @@
-"""Noughts and crosses: who has won, and what a bot plays (G8). Pure.
+"""The demo's own decisions (G8): who wins at noughts and crosses, what polling costs. Pure.
 
 A board is nine cells, row by row: `x` the visitor, `o` the bot, `.` free.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from math import ceil
+from typing import Final, NamedTuple
 
 EMPTY: Final = "." * 9
 LINES: Final = (
@@ -18,9 +19,7 @@ def free(board: str) -> tuple[int, ...]:
 
 def played(board: str, cell: int, mark: str) -> str | None:
     """The board after it; None: not a cell that is free."""
-    if cell not in free(board):
-        return None
-    return f"{board[:cell]}{mark}{board[cell + 1 :]}"
+    return f"{board[:cell]}{mark}{board[cell + 1 :]}" if cell in free(board) else None
 
 
 def outcome(board: str) -> str | None:
@@ -38,3 +37,24 @@ def bot_cell(board: str, choose: Callable[[tuple[int, ...]], int]) -> int:
             if outcome(played(board, cell, mark) or board) == mark:
                 return cell
     return choose(free(board))
+
+
+class Polled(NamedTuple):
+    """Requests, one for each item; or with as many items in one as stillfresh puts in."""
+
+    each: float = 0.0
+    in_batches: float = 0.0
+
+
+def polling(seconds: float, tabs: int, kinds: Iterable[tuple[int, float, int]]) -> Polled:
+    """What polling costs: each open tab asks for every item each time its freshness ends.
+
+    `kinds`: how many items, for how long each is fresh, how many go into one request. stillfresh
+    asks only for what is on a screen, once for all tabs.
+    """
+    each = in_batches = 0.0
+    for items, fresh_for, max_batch in kinds:
+        rounds = tabs * seconds / fresh_for
+        each += rounds * items
+        in_batches += rounds * ceil(items / max_batch)
+    return Polled(each, in_batches)
