@@ -56,6 +56,10 @@ class TestF7FeedStore(StoreConformance):
         """A feed has no tags, so none can remain."""
         await self.test_a_tag_reaches_what_was_leased_with_it()
 
+    async def test_a_lease_that_is_taken_over_has_the_new_tags(self) -> None:
+        """The same."""
+        await self.test_a_tag_reaches_what_was_leased_with_it()
+
     async def test_late_requests_around_an_invalidation_by_tag(self) -> None:
         """Nothing can be late without a network, and no tag reaches anything."""
         await self.test_a_tag_reaches_what_was_leased_with_it()

@@ -192,6 +192,37 @@ async def on_late_requests(world: World) -> None:
     world.launch(changes, 1)
 
 
+async def of_puts(world: World) -> None:
+    """E17: values that a process knows, put while others load, invalidate and put the same keys."""
+
+    async def app(process: Process) -> None:
+        inline, memory_for = world.dice.choice([(False, 0.0), (False, 1.0), (True, 0.0)])
+        resource = prices(process, process.cache(inline=inline), memory_for=memory_for)
+
+        async def use() -> None:
+            for _ in world.steps(20):
+                await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+                key = world.dice.choice(KEYS)
+                match world.dice.randrange(8):
+                    case 0:
+                        await resource.put(key)
+                    case 1:
+                        await resource.put(*KEYS)
+                    case 2:
+                        await resource.change(key, soft=world.dice.random() < 0.3)
+                    case 3:
+                        await resource.refresh(key)
+                    case _:
+                        await resource.get(key)
+
+        with resource.resource.watch(KEYS[0]):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(3):
+                    group.create_task(use())
+
+    world.launch(app, 3)
+
+
 async def by_tags(world: World) -> None:
     """E8: an invalidation by tag reaches what is stored, in memory, and on its way."""
 

@@ -168,6 +168,32 @@ def a_publication_is_not_fenced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Row, "holds", lambda *_: True)
 
 
+@mutant(Promise.LOST, "of_puts")
+def a_put_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
+    """E17, T7: the load that it should have superseded publishes over it."""
+    acquire, publish = MemoryStore._acquire, MemoryStore.publish
+    holders: dict[str, tuple[str, float]] = {}
+
+    def granted(self: MemoryStore, kind: str, ask: Any, now: float, lease_for: float) -> Any:
+        row = self._rows.get((kind, ask.id), Row())
+        token, held_until = row.token, row.held_until
+        grant = acquire(self, kind, ask, now, lease_for)
+        if token is not None and ask.take_over and isinstance(grant, Lease):
+            holders[grant.token] = token, held_until
+        return grant
+
+    async def published(self: MemoryStore, kind: str, copies: Any) -> set[str]:
+        superseded = await publish(self, kind, copies)
+        for id_, (lease, _) in copies.items():
+            if id_ not in superseded and lease.token in holders:
+                row = self._rows[kind, id_]
+                row.token, row.held_until = holders.pop(lease.token)
+        return superseded
+
+    patch.setattr(MemoryStore, "_acquire", granted)
+    patch.setattr(MemoryStore, "publish", published)
+
+
 @mutant(Promise.LOST, "on_a_file")
 def a_refused_publication_is_taken_for_done(patch: pytest.MonkeyPatch) -> None:
     before = Loader._publish

@@ -67,7 +67,8 @@ class StoreModel(RuleBasedStateMachine):
             now = copy.generation if copy is not None else None
             seen = data.draw(st.sampled_from([now, now, None, self.generations[-1]]))
             failures = data.draw(st.sampled_from([None, 0, 2]))
-            asks.append(Ask(id_, seen, tuple(tags), failures))
+            take_over = data.draw(st.sampled_from([False, False, True]))
+            asks.append(Ask(id_, seen, tuple(tags), failures, take_over))
         grants = self.runner.run(self.store.acquire(kind, asks, lease_for))
         granted = [grant for grant in grants.values() if isinstance(grant, Lease)]
         self.drawn = [lease.token for lease in granted]

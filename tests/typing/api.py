@@ -151,6 +151,15 @@ async def engines() -> None:
     assert_type(prices.of("sku-1"), Handle[float])
     assert_type(await prices.of("sku-1").get(), Answer[float])
     assert_type(await prices.explain("sku-1"), Explanation)
+    await prices.put("sku-1", 1.5, fresh_for="10s", stale_for=timedelta(seconds=5))
+    await prices.put("sku-1", Loaded(1.5, fresh_for=10))
+    await prices.put_many({"sku-1": 1.5, "sku-2": Loaded(1.5, fresh_for=10)}, error_for=60)
+    await prices.put("sku-1", "dear")  # type: ignore[arg-type]
+    await prices.put(1, 1.5)  # type: ignore[arg-type]
+    await prices.put("sku-1", 1.5, ttl=3)  # type: ignore[call-arg]
+    await prices.put_many({1: 1.5})  # type: ignore[dict-item]
+    await report.of(2026).put(["a"], fresh_for=5)
+    await report.of(2026).put("a")  # type: ignore[arg-type]
     await prices(1)  # type: ignore[arg-type]
     await prices.get_many([1])  # type: ignore[list-item]
     await prices.invalidate(1)  # type: ignore[arg-type]
@@ -175,6 +184,7 @@ async def engines() -> None:
         assert_type(await opened.stats(), CacheStats)
         assert_type(opened.from_thread(prices, "sku-1"), float)
         assert_type(opened.from_thread(report.get, 2026, deep=True), Answer[list[str]])
+        opened.from_thread(prices.put, "sku-1", 1.5, fresh_for=3)
         opened.from_thread(report, "2026")  # type: ignore[arg-type]
 
 

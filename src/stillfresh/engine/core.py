@@ -53,7 +53,7 @@ class Core(Generic[K, V]):
     ) -> None:
         self.spec = spec
         self.shelf = answers
-        self._text = text
+        self.text = text
         self.key = key
         self._owner = owner
         self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
@@ -78,7 +78,7 @@ class Core(Generic[K, V]):
             land=tower.land,
             look=tower.look,
         )
-        tower.open(loader.flush, self._on_landed, self.watcher.look_again)
+        tower.open(loader.flush, self.on_landed, self.watcher.look_again)
 
     def close(self) -> None:
         """Nothing is served from memory any more, and nobody waits for ever."""
@@ -114,7 +114,7 @@ class Core(Generic[K, V]):
     def _unheld(self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]]) -> dict[K, str]:
         """Notes in `held` what memory can answer; the names of the others."""
         texts: dict[K, str] = {}
-        entries, text = self.shelf.front.entries, self._text
+        entries, text = self.shelf.front.entries, self.text
         for key in keys:
             if key in entries and (answer := self.shelf.hit(key, now)) is not None:
                 held[key] = answer
@@ -127,7 +127,7 @@ class Core(Generic[K, V]):
         entry, runtime = self.shelf.front.entries.get(key), self._runtime
         if entry is None or runtime is None or runtime.read_now is None:
             return None
-        copy, id_, now = entry.copy, self._text(key), runtime.clock()
+        copy, id_, now = entry.copy, self.text(key), runtime.clock()
         is_right = copy.fetched_at - MAX_SKEW <= now < entry.stands
         if not is_right or runtime.loop is not asyncio.get_running_loop():
             return None
@@ -163,7 +163,7 @@ class Core(Generic[K, V]):
 
     async def look(self, key: K) -> Answer[V] | None:
         """What there is, however old, unless it is GONE; nothing is loaded."""
-        runtime, id_ = await self.ready(), self._text(key)
+        runtime, id_ = await self.ready(), self.text(key)
         unread: set[K] = set()
         copy = (await self._records.of({key: id_}, unread)).get(id_, NOTHING).copy
         now = runtime.clock()
@@ -174,7 +174,7 @@ class Core(Generic[K, V]):
     async def reload(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
         runtime = await self.ready()
-        texts = {key: self._text(key) for key in keys}
+        texts = {key: self.text(key) for key in keys}
         records = await self._records.of(texts)
         waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
         for key, id_ in texts.items():
@@ -185,7 +185,7 @@ class Core(Generic[K, V]):
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For who watches: what is not fresh is loaded, by us or another; cooldowns hold."""
         runtime = await self.ready()
-        texts = {key: self._text(key) for key in keys}
+        texts = {key: self.text(key) for key in keys}
         records = self.shelf.readable(texts, await self._records.of(texts))
         waiter: OneByOne[K, V] = OneByOne(runtime.loop.create_future())
         now = runtime.clock()
@@ -204,39 +204,46 @@ class Core(Generic[K, V]):
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For who watches: when each is to be refreshed."""
         runtime = await self.ready()
-        texts = {key: self._text(key) for key in keys}
+        texts = {key: self.text(key) for key in keys}
         records = self.shelf.readable(texts, await self._records.of(texts))
         return refresh_times(texts, records, runtime.clock(), self.spec.terms, self.watcher.absent)
 
     def check(self, keys: Iterable[K]) -> None:
         for key in keys:
-            self._text(key)
+            self.text(key)
 
     def check_not_closed(self) -> None:
         self._owner.check_not_closed()
 
-    def _on_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
+    def on_landed(self, key: K, answer: Answer[V], copy: Copy) -> None:
+        """Tell watchers of a new copy."""
         self.watcher.landed(key, answer, watched_until(copy, self.spec.terms), self.shelf.now())
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""
-        runtime, texts = await self.ready(), [self._text(key) for key in keys]
-        with self._overtaking(keys):
+        runtime, texts = await self.ready(), [self.text(key) for key in keys]
+        with self.overtaking(keys):
             await runtime.store.invalidate(self.spec.kind, texts, soft=soft)
 
     async def delete(self, keys: Sequence[K]) -> None:
-        runtime, texts = await self.ready(), [self._text(key) for key in keys]
-        with self._overtaking(keys):
+        runtime, texts = await self.ready(), [self.text(key) for key in keys]
+        with self.overtaking(keys):
             await runtime.store.delete(self.spec.kind, texts)
         self.shelf.meter.failing.ended(texts)
 
     @contextmanager
-    def _overtaking(self, keys: Sequence[K]) -> Iterator[None]:
-        """Before the store's step, and after it, whether or not it succeeded."""
+    def overtaking(self, keys: Sequence[K]) -> Iterator[Step[K]]:
+        """Before the store's step, and after it, whether or not it succeeded.
+
+        The step that is returned says which keys were overtaken in turn.
+        """
         self.overtake(keys)
+        step = Step(keys)
+        self._steps.add(step)
         try:
-            yield
+            yield step
         finally:
+            self._steps.discard(step)
             self.overtake(keys)
 
     def overtake(self, keys: Iterable[K]) -> None:
@@ -251,6 +258,12 @@ class Core(Generic[K, V]):
                 if key in step.keys:
                     step.dirty.add(key)
 
+    def look_behind(self, keys: Iterable[K]) -> None:
+        """Let watchers of these hear of the copy there is now."""
+        for key in keys:
+            if key in self.watcher.watches:
+                self._tower.flight(key, self.text(key), NOTHING).wanted = True
+
     def overtake_texts(self, ids: Iterable[str]) -> None:
         self.overtake([self.key(id_) for id_ in ids])
 
@@ -264,7 +277,7 @@ class Core(Generic[K, V]):
             self.overtake(tagged | self.shelf.front.tagged(tag))
 
     async def explain(self, key: K) -> Explanation:
-        runtime, id_ = await self.ready(), self._text(key)
+        runtime, id_ = await self.ready(), self.text(key)
         records = await runtime.store.read(self.spec.kind, [id_])
         return explain(
             self.spec.kind,
@@ -301,9 +314,12 @@ class Core(Generic[K, V]):
             self._check_open(runtime)
         return runtime
 
+    def is_open(self, runtime: Runtime) -> bool:
+        return self._runtime is runtime
+
     def _check_open(self, runtime: Runtime) -> None:
         """Closed while we waited: what we have in hand belongs to a life that has ended."""
-        if self._runtime is not runtime:
+        if not self.is_open(runtime):
             raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
     def _answer(

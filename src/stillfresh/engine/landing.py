@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from stillfresh.engine.flights import Flight
 from stillfresh.engine.metrics import Meter
-from stillfresh.engine.model import Loaded
 from stillfresh.engine.results import ABSENT, Absent, pause_of
-from stillfresh.engine.rules import failed, jittered, own_policy
+from stillfresh.engine.rules import failed
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.errors import LoadFailed, error_text
 from stillfresh.freshness import Policy
@@ -89,23 +88,16 @@ class Landings(Generic[K, V]):
         lease: Lease | None,
         gone: Policy,
     ) -> Landing[V]:
-        """What the loader said as a copy; through the codec and back, so that all see the same."""
+        """What the loader said as a copy."""
         if isinstance(result, BaseException):
             return self.failed(flight, result)
         generation = lease.token if lease is not None else token_hex(16)
-        terms, codec = self._spec.terms, self._spec.codec
         if isinstance(result, Absent):
             self._meter.absent += 1
             is_kept = result is ABSENT or flight.seen is not None
             return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
-        policy, raw = terms.policy, result
         try:
-            if isinstance(result, Loaded):
-                policy, raw = own_policy(terms, result), result.value
-            if terms.jitter:
-                policy = jittered(policy, terms.jitter, self._runtime.dice())
-            data = codec.encode(raw)  # type: ignore[arg-type]  # an annotation is a promise
-            return Landing(Copy(generation, sent, policy, data), codec.decode(data))
+            return Landing(*self._spec.kept(result, generation, sent, self._runtime.dice))
         except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
             kept = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
             kept.__cause__ = exc

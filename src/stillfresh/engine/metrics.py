@@ -30,6 +30,8 @@ class ResourceStats:
     absent: int
     coalesced: int
     """Reads that joined a load which another had asked for."""
+    puts: int
+    """Keys whose value a caller published by `put`."""
     superseded: int
     """Loads overtaken by an invalidation or by another holder."""
     leases_won: int
@@ -100,7 +102,7 @@ class Meter:
         self.ages = [0] * (len(AGE_BUCKETS) + 1)
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
-        self.store_errors = 0
+        self.store_errors = self.puts = 0
         self.slow_reported = False
         self.failing = Failing()
 
@@ -127,6 +129,7 @@ class Meter:
             failed=self.failed,
             absent=self.absent,
             coalesced=self.coalesced,
+            puts=self.puts,
             superseded=self.superseded,
             leases_won=self.leases_won,
             leases_denied=self.leases_denied,

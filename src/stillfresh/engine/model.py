@@ -6,7 +6,7 @@ Pure data: no clock is read here but through an answer's own `age`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypedDict, TypeVar
 
 from msgspec import Struct
 
@@ -60,6 +60,14 @@ class Answer(Struct, Generic[V], eq=False):
         failed = f" error={self.error}" if self.error else ""
         source = f"{self.origin}, unverified" if self.unverified else self.origin
         return f"<Answer {what} {self.verdict} age={self.age:.3g}s from {source}{failed}>"
+
+
+class OwnTerms(TypedDict, total=False):
+    """E8, E17: the terms that one entry may have of its own."""
+
+    fresh_for: Duration
+    stale_for: Duration
+    error_for: Duration
 
 
 class Loaded(Generic[T]):

@@ -13,6 +13,7 @@ COUNTERS: Final = (
     ("failed", "Keys whose load failed."),
     ("absent", "Keys that the upstream does not have."),
     ("coalesced", "Reads that joined a load under way."),
+    ("puts", "Keys whose value a caller published."),
     ("superseded", "Loads overtaken by an invalidation or another holder."),
     ("leases_won", "Leases that were granted."),
     ("leases_denied", "Leases that were not."),

@@ -4,15 +4,16 @@ The hit is written out twice, in `get` and in the call: one lookup, one clock re
 (E14). Everything else is in `core.py`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
 from stillfresh.clock import Clock
 from stillfresh.engine.core import Core
 from stillfresh.engine.flights import Outcome, all_answered
 from stillfresh.engine.front import Entry
 from stillfresh.engine.keys import Call, Signature
-from stillfresh.engine.model import Answer, Explanation
+from stillfresh.engine.model import Answer, Explanation, Loaded, OwnTerms
+from stillfresh.engine.put import put
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
 
@@ -41,6 +42,14 @@ class Handle(Generic[V]):
     async def refresh(self) -> None:
         """Load it now, whatever its age; LoadFailed if that fails."""
         _raised((await self._core.reload([self._key]))[self._key])
+
+    async def put(
+        self,
+        value: V | Loaded[V],
+        **terms: Unpack[OwnTerms],
+    ) -> None:
+        """Publish a value that you know; a load under way is superseded (E17)."""
+        await put(self._core, [(self._key, self._core.spec.with_terms(value, terms))])
 
     async def invalidate(self, *, soft: bool = False) -> None:
         """It is wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
@@ -132,6 +141,34 @@ class Resource(Generic[K, V]):
         """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
         for outcome in (await self._core.reload(self._unique(keys))).values():
             _raised(outcome)
+
+    async def put(
+        self,
+        key: K,
+        value: V | Loaded[V],
+        **terms: Unpack[OwnTerms],
+    ) -> None:
+        """Publish a value that you know, for example after a write (E17).
+
+        A load under way is superseded, the next read in every process sees the value, and watchers
+        are told. What the terms leave out is the resource's. StoreError if the store did not take
+        it; ConfigError if the value cannot be stored.
+        """
+        await put(self._core, [(key, self._core.spec.with_terms(value, terms))])
+
+    async def put_many(
+        self,
+        values: Mapping[K, V | Loaded[V]],
+        **terms: Unpack[OwnTerms],
+    ) -> None:
+        """`put` for many keys; nothing is published if one value cannot be stored."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"{self._core.spec.kind}.put_many: takes a mapping from key to value, "
+                f"not {shown(values)}"
+            )
+        with_terms = self._core.spec.with_terms
+        await put(self._core, [(key, with_terms(it, terms)) for key, it in values.items()])
 
     async def invalidate(self, *keys: K, soft: bool = False) -> None:
         """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""

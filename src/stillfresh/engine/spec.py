@@ -9,8 +9,9 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from stillfresh.clock import Clock
 from stillfresh.engine.codec import Codec
 from stillfresh.engine.keys import checked_tags
-from stillfresh.engine.rules import Terms
-from stillfresh.stores.contract import Record, Store
+from stillfresh.engine.model import Loaded, OwnTerms
+from stillfresh.engine.rules import Terms, jittered, own_policy
+from stillfresh.stores.contract import Copy, Record, Store
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -39,6 +40,28 @@ class Spec(Generic[K, V]):
     def tags_of(self, key: K) -> tuple[str, ...]:
         """E8: the key's tags, or what their function raised, or what is wrong with them."""
         return () if self.tags is None else checked_tags(self.kind, self.tags(key))
+
+    def with_terms(self, value: V | Loaded[V], terms: OwnTerms) -> V | Loaded[V]:
+        """E17: what a caller of `put` leaves out is the resource's."""
+        if not terms:
+            return value
+        own: OwnTerms = {"fresh_for": self.terms.policy.fresh_for, **terms}
+        return Loaded(value, **own)  # type: ignore[arg-type]
+
+    def kept(
+        self, value: object, generation: str, sent: float, dice: Callable[[], float]
+    ) -> tuple[Copy, V]:
+        """A copy of the value, and the value through the codec and back, so that all see the same.
+
+        What the codec raises goes to the caller.
+        """
+        policy = self.terms.policy
+        if isinstance(value, Loaded):
+            policy, value = own_policy(self.terms, value), value.value
+        if self.terms.jitter:
+            policy = jittered(policy, self.terms.jitter, dice())
+        data = self.codec.encode(value)  # type: ignore[arg-type]  # an annotation is a promise
+        return Copy(generation, sent, policy, data), self.codec.decode(data)
 
     def possible_tags(self, key: K) -> tuple[str | None, ...]:
         """E8: the key's tags; None among them: any tag, since their function failed."""

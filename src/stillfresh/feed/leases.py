@@ -168,7 +168,7 @@ def acquire(
 def _denied(found: State, ask: Ask, copy: Copy | None, now: float) -> Grant | None:
     if copy is not None and copy.generation != ask.seen:
         return Newer(Record(copy, found.held_until, found.failure))
-    if found.held_until is not None and found.is_held(now):
+    if found.held_until is not None and found.is_held(now) and not ask.take_over:
         return Held(found.held_until)
     if ask.missed(found.failure):
         return Newer(Record(copy, None, found.failure))

@@ -76,6 +76,8 @@ class Ask(Struct, frozen=True):
     """
     failures: int | None = None
     """How many loads in a row had failed as the asker saw it (0: none); None: whatever failed."""
+    take_over: bool = False
+    """E17: grant the lease even while another holds it; the holder's token is void from then on."""
 
     def missed(self, failure: Failure | None) -> bool:
         """E7: another load has failed since the asker looked."""
@@ -160,10 +162,11 @@ class Store(Protocol):
         """
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        """For each: Newer if the copy is not the one seen, Held if the lease is live, Newer if
-        a failure is not the one seen, else a Lease.
+        """For each: Newer if the copy is not the one seen, Held if the lease is live (unless it is
+        to be taken over), Newer if a failure is not the one seen, else a Lease.
 
-        What was seen and is gone since is no reason to deny.
+        What was seen and is gone since is no reason to deny. A lease that is taken over is voided
+        in the step that grants the new one.
         """
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:

@@ -115,7 +115,8 @@ class MemoryStore:
         row = self._opened().setdefault((kind, ask.id), Row())
         if row.copy is not None and row.copy.generation != ask.seen:
             return Newer(row.record(known=None))
-        if row.token is not None and not is_lease_over(row.held_until, now, lease_for):
+        is_held = row.token is not None and not is_lease_over(row.held_until, now, lease_for)
+        if is_held and not ask.take_over:
             return Held(row.held_until)
         if ask.missed(row.failure):
             return Newer(row.record(known=None))

@@ -40,6 +40,7 @@ from stillfresh.testing.conformance_late import (
     given_up,
     overtaken,
     play_late,
+    taken_over,
 )
 
 T = TypeVar("T")
@@ -290,12 +291,59 @@ class StoreConformance:
             await store.release(KIND, [old], {"a": Failure(1, self.clock() + 5, "late")})
             assert (await self.record(store)).failure is None
 
+    async def test_a_live_lease_can_be_taken_over(self) -> None:
+        """E17: its holder can neither publish, renew nor release from then on."""
+        async with self.opened() as store, self.replaced(store, is_live=True) as old:
+            assert await store.renew(KIND, [old], self.LEASE * 2) == {"a"}
+            await store.release(KIND, [old], {"a": Failure(1, self.clock() + 5, "late")})
+            assert await store.publish(KIND, {"a": (old, self.copy(old))}) == {"a"}
+            assert (await self.record(store)).copy is None
+            assert (await self.record(store)).failure is None
+
+    async def test_a_lease_is_taken_over_only_for_the_copy_seen(self) -> None:
+        """E17, S8: a late request for it gets the newer copy, and the holder keeps its lease."""
+        async with self.opened() as store:
+            copy = await self.published(store)
+            lease = await self.lease(store, seen=copy.generation)
+            held_until = (await self.record(store)).held_until
+            assert await self.take_over(store) == Newer(Record(copy, held_until))
+            assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == set()
+
+    async def test_a_lease_that_is_taken_over_has_the_new_tags(self) -> None:
+        """E8, E17: an invalidation reaches the put by its own tags alone."""
+        async with self.opened() as store:
+            copy = await self.published(store)
+            await self.lease(store, "a", copy.generation, "eu", "shop")
+            lease = await self.take_over(store, copy.generation, "shop", "us")
+            assert isinstance(lease, Lease)
+            assert await store.invalidate_tag("eu") == []
+            assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == set()
+            assert await store.invalidate_tag("shop") == [(KIND, "a")]
+            assert await store.invalidate_tag("us") == [(KIND, "a")]
+
+    async def test_a_free_lease_is_taken_over_in_spite_of_failures(self) -> None:
+        """E7, E17: what is published then ends the cooldown."""
+        async with self.opened() as store:
+            failure = Failure(3, self.clock() + 50, "TimeoutError: upstream")
+            await store.release(KIND, [await self.lease(store)], {"a": failure})
+            lease = await self.take_over(store)
+            assert isinstance(lease, Lease)
+            copy = self.copy(lease)
+            assert await store.publish(KIND, {"a": (lease, copy)}) == set()
+            assert await self.record(store) == Record(copy)
+
+    async def take_over(self, store: Store, seen: str | None = None, *tags: str) -> Grant:
+        asks = [Ask("a", seen, tags, take_over=True)]
+        return (await store.acquire(KIND, asks, self.LEASE))["a"]
+
     @asynccontextmanager
-    async def replaced(self, store: Store) -> AsyncIterator[Lease]:
-        """A lease that ended and was taken over; the block leaves the new one as it is."""
+    async def replaced(self, store: Store, *, is_live: bool = False) -> AsyncIterator[Lease]:
+        """A lease that was taken over, live or ended; the block leaves the new one as it is."""
         old = await self.lease(store)
-        await self.pass_time(self.LEASE * 1.1)
-        new = await self.lease(store)
+        if not is_live:
+            await self.pass_time(self.LEASE * 1.1)
+        new = await self.take_over(store) if is_live else await self.lease(store)
+        assert isinstance(new, Lease)
         held_until = (await self.record(store)).held_until
         yield old
         assert (await self.record(store)).held_until == held_until
@@ -435,6 +483,11 @@ class StoreConformance:
         failure = Failure(1, self.clock(), "TimeoutError: upstream")
         async with self.opened() as store:
             await play_late(self, store, given_up(failure), given_up(None), evicting)
+
+    async def test_late_requests_around_a_put(self) -> None:
+        """S8, E17: a put that arrives late undoes nothing; it may cost the load under way."""
+        async with self.opened() as store:
+            await play_late(self, store, taken_over(is_cold=True), taken_over(is_cold=False))
 
     async def test_a_tag_reaches_what_was_leased_with_it(self) -> None:
         """E8: copies and loads under way, in every kind; others are left alone."""

@@ -18,7 +18,9 @@ T = TypeVar("T")
 KIND: Final = "price"
 POLICY: Final = Policy(300, 300, 300)
 COSTLY: Final = frozenset({"invalidate", "invalidate_tag", "delete"})
-"""Steps that may cost a load when they arrive late."""
+"""Steps that may cost a load when they arrive late, and what was published."""
+TAKING: Final = frozenset({"acquire", "take_over"})
+"""Steps that take the lease for nobody when they arrive late."""
 
 Deliver: TypeAlias = Callable[[], Awaitable[object]]
 """Lets a request arrive at the server once more; done when it returns."""
@@ -57,19 +59,32 @@ class History:
         """The version that a lease's load sees, by the lease's token."""
         self._stored: str | None = None
         """The generation that was published last."""
+        self._holder: str | None = None
+        """The token of the last lease: a lease that was taken over is void."""
         self._has_cost = False
+        self._has_lost = False
+        """The late request may have taken a live lease over."""
 
     async def acquire(self) -> Lease:
         """A lease that a late request took ends by itself: its sender does not know of it."""
+        return await self._lease("acquire", take_over=False)
+
+    async def take_over(self) -> Lease:
+        """E17: as a put does."""
+        return await self._lease("take_over", take_over=True)
+
+    async def _lease(self, step: str, *, take_over: bool) -> Lease:
         copy = (await self._record()).copy
-        asks = [Ask(self._id, None if copy is None else copy.generation, (self._tag,))]
+        seen = None if copy is None else copy.generation
+        asks = [Ask(self._id, seen, (self._tag,), take_over=take_over)]
         work = self._store.acquire(KIND, asks, self._suite.LEASE)
-        grant = (await self._step("acquire", work))[self._id]
-        if isinstance(grant, Held) and self._has_arrived("acquire"):
+        grant = (await self._step(step, work))[self._id]
+        if isinstance(grant, Held) and self._has_taken():
             await self._suite.pass_time(self._suite.LEASE * 1.1)
             grant = (await self._store.acquire(KIND, asks, self._suite.LEASE))[self._id]
         assert isinstance(grant, Lease), self._told(f"the lease was denied: {grant}")
         self._versions[grant.token] = self._version
+        self._holder = grant.token
         await self._look()
         return grant
 
@@ -126,6 +141,7 @@ class History:
         if len(self.steps) - 1 == self._point and self._deliver is not None:
             await self._deliver()
             self._has_cost = self.steps[self._late] in COSTLY
+            self._has_lost = self._has_cost or self.steps[self._late] == "take_over"
             await self._check()
 
     async def _check(self) -> None:
@@ -138,16 +154,16 @@ class History:
             assert generation == self._stored, self._told("a publication was undone")
 
     def _check_holds(self, lease: Lease, *, is_lost: bool) -> None:
-        is_current = self._versions[lease.token] == self._version
-        assert is_lost or is_current, self._told("a voided lease lives")
-        assert not is_lost or not is_current or self._has_cost, self._told("a live lease was lost")
+        is_held = self._holder == lease.token and self._versions[lease.token] == self._version
+        assert is_lost or is_held, self._told("a voided lease lives")
+        assert not is_lost or not is_held or self._has_lost, self._told("a live lease was lost")
 
     async def _record(self) -> Record:
         return (await self._store.read(KIND, [self._id])).get(self._id, Record())
 
-    def _has_arrived(self, step: str) -> bool:
+    def _has_taken(self) -> bool:
         is_past = len(self.steps) - 1 > self._point
-        return self._deliver is not None and is_past and self.steps[self._late] == step
+        return self._deliver is not None and is_past and self.steps[self._late] in TAKING
 
     def _told(self, what: str) -> str:
         shown = [
@@ -172,6 +188,24 @@ def overtaken(by: Chapter, *, is_cold: bool) -> Chapter:
             await it.renew(lease)
         await by(it)
         await it.publish(lease)
+        await it.publish(await it.acquire())
+
+    return chapter
+
+
+def taken_over(*, is_cold: bool) -> Chapter:
+    """A load that a put overtakes, a put that an invalidation overtakes, and the next load."""
+
+    async def chapter(it: History) -> None:
+        if not is_cold:
+            await it.publish(await it.acquire())
+        loading = await it.acquire()
+        putting = await it.take_over()
+        await it.publish(loading)
+        await it.publish(putting)
+        putting = await it.take_over()
+        await it.invalidate()
+        await it.publish(putting)
         await it.publish(await it.acquire())
 
     return chapter

@@ -40,6 +40,9 @@ FREE: Final = (
     " OR NOT attribute_type(lease_expires_at, :number)"
 )
 OURS: Final = "lease_token = :token"
+FREE_OR_OURS: Final = f"{FREE} OR {OURS}"
+TAKE_OVERS: Final = 5
+"""Holders in a row, each leasing before the last could be replaced."""
 LIVE: Final = "lease_token = :token AND lease_expires_at > :now"
 FORGETTABLE: Final = "attribute_not_exists(failures)"
 
@@ -59,11 +62,13 @@ class Leases:
         now: float,
         new_token: Callable[[], str],
         beside: Item | None = None,
+        take_over: bool = False,
     ) -> tuple[FaceTheoryCacheLease, Item | None]:
-        """I4: PutItem, unless it is held; with the row of the ended lease that it replaced.
+        """I4: PutItem, unless it is held; with the row of the lease that it replaced.
 
         S8: each attempt has a token of its own. One that arrives after the others can take the
-        lease, but never bring back a token that was granted, and voided since.
+        lease, but never bring back a token that was granted, and voided since. E17: a request that
+        takes a lease over names its holder, so that a late one voids no later lease.
         """
         attempts: list[FaceTheoryCacheLease] = []
 
@@ -73,16 +78,22 @@ class Leases:
 
         last = ended_at(max(now + self._max_lease, ended_at(end)) + MAX_SKEW)
         given = values(now=whole(now), last=last, number="N")
-        try:
-            old = await self._table.put(attempt, FREE, given)
-        except Refused as exc:
-            holder = await self._holder(exc, pk)
-            for lease in attempts:
-                if text(holder, "lease_token") == lease.lease_token:
-                    return lease, None  # it was ours at once, and the answer got lost
-            until = believed(lock_of(holder), now, self._max_lease).held_until or now
-            raise LeaseHeld(f"{pk}: held by another until {until:.0f}", until) from exc
-        return attempts[-1], old
+        free, left = FREE, TAKE_OVERS if take_over else 0
+        while True:
+            try:
+                old = await self._table.put(attempt, free, given)
+            except Refused as exc:
+                holder = await self._holder(exc, pk)
+                token = text(holder, "lease_token")
+                for lease in attempts:
+                    if token == lease.lease_token:
+                        return lease, None  # it was ours at once, and the answer got lost
+                if left and token:
+                    left, free, given = left - 1, FREE_OR_OURS, given | values(token=token)
+                    continue
+                until = believed(lock_of(holder), now, self._max_lease).held_until or now
+                raise LeaseHeld(f"{pk}: held by another until {until:.0f}", until) from exc
+            return attempts[-1], old
 
     async def _holder(self, exc: Refused, pk: str) -> Item:
         """The row that failed the condition; any other refusal is the store's failure."""

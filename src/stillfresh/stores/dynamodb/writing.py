@@ -60,6 +60,15 @@ class Writer:
     )
 
     async def acquire(self, kind: str, ask: Ask, lease_for: float) -> Grant:
+        """E17: a holder is replaced only if the copy is the one seen."""
+        grant = await self._acquire(kind, ask, lease_for)
+        if isinstance(grant, Held) and ask.take_over:
+            return await self._acquire(kind, ask, lease_for, take_over=True)
+        return grant
+
+    async def _acquire(
+        self, kind: str, ask: Ask, lease_for: float, *, take_over: bool = False
+    ) -> Grant:
         """I4, I6: the lease first, then a second, consistent look at the copy."""
         now, pk = self.clock(), self.names.pk(kind, ask.id)
         grant: Held | Lease
@@ -71,6 +80,7 @@ class Writer:
                 now=now,
                 new_token=self.new_token,
                 beside=tag_set(ask.tags),
+                take_over=take_over,
             )
             grant = Lease(ask.id, lease.lease_token, float(lease.lease_expires_at))
         except LeaseHeld as exc:

@@ -132,14 +132,15 @@ ACQUIRE: Final = Script(f"""#!lua
 {COMMON}
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local seen, asker, lease_for, tags = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
-local failures = tonumber(ARGV[8])
+local failures, take_over = tonumber(ARGV[8]), ARGV[9] == '1'
 local last_end = now + math.max(lease_for, {LONGEST_LEASE}) + {MAX_SKEW}
 local h = head(key)
 if h and h.token:sub(1, {ASKER}) == asker and h.held_until > now then
   return {{'lease', struct.pack('>d', h.held_until), h.token}}
 end
 if h and h.copy > 0 and h.generation ~= seen then return {{'newer', redis.call('GET', key)}} end
-if h and h.token ~= NOBODY and h.held_until > now and h.held_until <= last_end then
+if h and not take_over and h.token ~= NOBODY and h.held_until > now
+    and h.held_until <= last_end then
   return {{'held', struct.pack('>d', h.held_until)}}
 end
 if h and failures >= 0 and h.failures > 0 and h.failures ~= failures then

@@ -157,6 +157,7 @@ class RedisStore:
                 repr(float(lease_for)),
                 packed_tags(ask.tags),
                 WHATEVER if ask.failures is None else ask.failures,
+                int(ask.take_over),
             )
             for place, ask in zip(places, asks, strict=True)
         ]

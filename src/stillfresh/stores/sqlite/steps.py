@@ -84,7 +84,7 @@ def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | N
     """E5: only for the copy that was seen; who saw another one gets the one there is."""
     if record.copy is not None and record.copy.generation != ask.seen:
         return Newer(record)
-    until = record.held_until
+    until = None if ask.take_over else record.held_until
     if until is not None and not is_lease_over(until, at_most(now) / 1000, lease_for):
         return Held(until)
     return Newer(record) if ask.missed(record.failure) else None

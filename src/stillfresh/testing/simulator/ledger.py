@@ -38,6 +38,8 @@ class Load:
     is_refused: bool = False
     is_unstored: bool = False
     """The store did not say that it keeps it: its loader alone may show it for a moment (S5)."""
+    put_until: float = float("-inf")
+    """E17: a value that its process put. What is announced while it does may come before it."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class Holder:
 class Invalidation:
     """One that has ended: what was loaded before it began is older than `version`."""
 
+    began: float
     ended: float
     process: int
     version: int
@@ -94,6 +97,15 @@ class Ledger:
         if token is not None:
             self._by_token[token] = load
         return Version(self.upstream[key], len(self.loads) - 1)
+
+    def put(self, process: int, key: Key) -> Version:
+        """A process writes a new version upstream, and begins to put it (E17)."""
+        self.loads.append(Load(process, key, None, put_until=float("inf")))
+        return Version(self.change(key), len(self.loads) - 1)
+
+    def has_put(self, value: Version, now: float) -> None:
+        """It has ended, well or not: from now on every invalidation comes after it."""
+        self.loads[value.load].put_until = now
 
     def _permit(self, process: int, key: Key) -> str | None:
         permits = self._permits.get((process, key))
@@ -181,11 +193,18 @@ class Ledger:
                 load.is_unstored = True
 
     def invalidated(
-        self, process: int, versions: Mapping[Key, int], *, soft: bool, ended: float
+        self,
+        process: int,
+        versions: Mapping[Key, int],
+        *,
+        soft: bool,
+        ended: float,
+        began: float | None = None,
     ) -> None:
         """`versions`: as upstream had them when the invalidation began."""
+        began = ended if began is None else began
         for key, version in versions.items():
-            self._ended[key].append(Invalidation(ended, process, version, soft))
+            self._ended[key].append(Invalidation(began, ended, process, version, soft))
 
     def served(
         self, reading: Reading, value: Version, verdict: Verdict, *, failed: bool, now: float
@@ -212,6 +231,8 @@ class Ledger:
 
     def _is_known(self, one: Invalidation, reading: Reading, load: Load) -> bool:
         """Had it ended when they asked? And could their process know, its store being there?"""
+        if one.began <= load.put_until:
+            return False
         if one.process == reading.process:
             return one.ended <= reading.asked
         if load.is_unstored and load.process == reading.process:

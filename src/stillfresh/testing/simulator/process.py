@@ -119,7 +119,7 @@ class Process:
         self, kind: str, ids: Iterable[str], *, soft: bool = False
     ) -> AsyncIterator[None]:
         """Around what invalidates these; a StoreError ends the block, and nothing is promised."""
-        world = self.world
+        world, began = self.world, self.world.time()
         versions = {id_: world.ledger.upstream[kind, id_] for id_ in ids}
         names = ",".join(versions)
         world.note(self, f"invalidates {kind} {names}")
@@ -128,17 +128,24 @@ class Process:
         except StoreError:
             world.note(self, f"could not invalidate {kind} {names}")
             return
-        self.announced(kind, versions, soft=soft)
+        self.announced(kind, versions, soft=soft, began=began)
 
-    def announced(self, kind: str, versions: Mapping[str, int], *, soft: bool = False) -> None:
+    def announced(
+        self,
+        kind: str,
+        versions: Mapping[str, int],
+        *,
+        soft: bool = False,
+        began: float | None = None,
+    ) -> None:
         """From now on nobody who asks is served an older version as fresh.
 
-        Nor as stale, unless this is `soft` or loading fails.
+        Nor as stale, unless this is `soft` or loading fails. `began`: not now, but then.
         """
         world = self.world
         world.note(self, f"has announced {kind} {_versions(versions)}")
         keys = {(kind, id_): version for id_, version in versions.items()}
-        world.ledger.invalidated(self.number, keys, soft=soft, ended=world.time())
+        world.ledger.invalidated(self.number, keys, soft=soft, ended=world.time(), began=began)
 
     def kill(self) -> None:
         """`kill -9`: nothing of it runs any more, nothing is cleaned up."""
@@ -239,6 +246,23 @@ class Observed:
         self.process.world.change(self._kind, *keys)
         async with self.process.invalidating(self._kind, keys, soft=soft):
             await self.resource.invalidate(*keys, soft=soft)
+
+    async def put(self, *keys: str) -> None:
+        """Upstream changes these, and the process that changed them puts the new versions (E17)."""
+        process, kind = self.process, self._kind
+        ledger, began = process.world.ledger, process.world.time()
+        values = {key: ledger.put(process.number, (kind, key)) for key in keys}
+        process.world.note(process, f"puts {kind} {','.join(keys)}")
+        try:
+            await self.resource.put_many(values)
+        except StoreError:
+            process.world.note(process, f"could not put {kind} {','.join(keys)}")
+        else:
+            versions = {key: value.number for key, value in values.items()}
+            process.announced(kind, versions, soft=True, began=began)
+        finally:
+            for value in values.values():
+                ledger.has_put(value, process.world.time())
 
     async def delete(self, *keys: str) -> None:
         async with self.process.invalidating(self._kind, keys):

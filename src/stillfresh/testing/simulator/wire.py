@@ -47,7 +47,10 @@ class Asking:
             for id_ in some
             if (lease := self.leases.get(id_)) and ledger.holds(self.kind, lease, now)
         }
-        grants = self.acquired([id_ for id_ in some if id_ not in own])
+        asked = [id_ for id_ in some if id_ not in own]
+        grants = self.acquired(asked)
+        taken = [id_ for id_ in asked if self._asks[id_].take_over]
+        ledger.voided(self.kind, [id_ for id_ in taken if isinstance(grants[id_], Lease)])
         ledger.acquired(self._process.number, self.kind, grants, now)
         self.leases.update((id_, it) for id_, it in grants.items() if isinstance(it, Lease))
         return {id_: own.get(id_) or grants[id_] for id_ in some}
@@ -83,10 +86,11 @@ class Wire:
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         asking = Asking(self._world, self._process, kind, asks, lease_for)
         ids = [ask.id for ask in asks]
-        grants: dict[str, Grant] = await self._sender.ask(
-            Request("acquire", kind, ids, asking.arrives)
-        )
-        self._world.ledger.granted(self._process.number, kind, grants)
+        is_put = any(ask.take_over for ask in asks)
+        step = "take over" if is_put else "acquire"
+        grants: dict[str, Grant] = await self._sender.ask(Request(step, kind, ids, asking.arrives))
+        if not is_put:
+            self._world.ledger.granted(self._process.number, kind, grants)
         return grants
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:

@@ -1,0 +1,388 @@
+"""A value that the caller knows, published under the law: E17."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from store_kit import SteppedStore, cache_on
+
+from stillfresh import Cache, ConfigError, Loaded, Origin, Policy, Resource, StoreError, Verdict
+from stillfresh.stores.contract import Ask, Copy, Grant, Newer, Record
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+
+FRESH, STALE, EXPIRED = Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED
+KNOWN = Price("a", 7)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> SteppedStore:
+    return SteppedStore(MemoryStore(clock=clock))
+
+
+@pytest.fixture
+async def here(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
+    """A cache on a store whose steps take time."""
+    async with cache_on(store, clock, sleeper) as cache:
+        yield cache
+
+
+@pytest.fixture
+async def there(
+    here: Cache, store: SteppedStore, clock: ManualClock, sleeper: Sleeper
+) -> AsyncIterator[Cache]:
+    """Another process on the same store."""
+    async with cache_on(store.inner, clock, sleeper) as cache:
+        yield cache
+
+
+@pytest.fixture
+def goods(here: Cache, upstream: Upstream) -> Resource[str, Price]:
+    return declare(here, upstream, tags=lambda key: [f"shop:{key}"])
+
+
+@pytest.fixture
+def elsewhere(there: Cache, upstream: Upstream) -> Resource[str, Price]:
+    return declare(there, upstream, tags=lambda key: [f"shop:{key}"])
+
+
+class TestE17Put:
+    async def test_the_next_read_has_the_value(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """Fresh, without a load; of a key that had a copy and of one that had none."""
+        await prices("a")
+        await prices.put("a", KNOWN)
+        await prices.put("b", Price("b", 8))
+        assert [version(await prices.get(key)) for key in "ab"] == [7, 8]
+        assert (await prices.get("a")).verdict is FRESH
+        assert upstream.calls == [["a"]]
+
+    async def test_of_many(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+        """More than one step of the store takes, each with its own value."""
+        many = {f"k{number}": Price(f"k{number}", number) for number in range(250)}
+        await prices.put_many(many)
+        answers = await prices.get_many(many)
+        assert {key: it.value for key, it in answers.items()} == many
+        assert upstream.calls == []
+
+    async def test_terms_of_its_own(
+        self, prices: Resource[str, Price], clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """What is left out is the resource's; a `Loaded` says the same."""
+        await prices.put("a", KNOWN, fresh_for="2s", stale_for=1)
+        await prices.put("b", Price("b", 7), error_for=100)
+        await prices.put_many({"c": Loaded(Price("c", 7), fresh_for=2), "d": Price("d", 7)})
+        clock.advance(2)
+        verdicts = [(await prices.explain(key)).verdict for key in "abcd"]
+        assert verdicts == [STALE, FRESH, STALE, FRESH]
+        clock.advance(1)
+        assert (await prices.explain("a")).verdict is EXPIRED
+        clock.advance(26)
+        assert (await prices.explain("b")).verdict is FRESH
+        assert upstream.calls == []
+
+    async def test_is_as_old_as_the_call(
+        self, goods: Resource[str, Price], clock: ManualClock, store: SteppedStore
+    ) -> None:
+        """`fetched_at` is when the caller knew it, however slow the store is."""
+        store.hold("acquire")
+        putting = asyncio.create_task(goods.put("a", KNOWN))
+        await store.reached("acquire")
+        clock.advance(3)
+        store.let_go("acquire")
+        await putting
+        assert (await goods.get("a")).age == 3
+
+    async def test_jitter_is_drawn_as_for_a_load(self, clock: ManualClock, url: str) -> None:
+        """E10: what is put together is not refreshed together."""
+        async with Cache(url, clock=clock, dice=lambda: 0.5) as cache:
+            prices = declare(cache, Upstream(), jitter=0.5)
+            await prices.put("a", KNOWN)
+            until = (await prices.explain("a")).fresh_until
+            assert until == pytest.approx(clock() + 22.5)
+
+    async def test_goes_through_the_codec_and_back(self, cache: Cache, upstream: Upstream) -> None:
+        """E11: memory gives what any other process would be given."""
+
+        @cache.batched("pair", fresh_for=30)
+        async def pairs(ids: list[str]) -> dict[str, tuple[int, int]]:
+            return {}
+
+        await pairs.put("a", [1, 2])  # type: ignore[arg-type]
+        assert await pairs("a") == (1, 2)
+
+    @pytest.mark.parametrize("value", [object(), 5, "text"])
+    async def test_a_bad_value_is_the_callers_error(
+        self, prices: Resource[str, Price], upstream: Upstream, value: Any
+    ) -> None:
+        """Nothing is stored, nothing cools down, and what was there is served."""
+        await prices("a")
+        with pytest.raises(ConfigError, match="price 'b': the value cannot be stored: "):
+            await prices.put_many({"a": KNOWN, "b": value})
+        assert version(await prices.get("a")) == 1
+        assert (await prices.explain("b")).failures == 0
+
+    async def test_bad_arguments_are_refused(self, prices: Resource[str, Price]) -> None:
+        """E15: with what was given, and what to write instead."""
+        with pytest.raises(ConfigError, match="fresh_for"):
+            await prices.put("a", KNOWN, fresh_for="soon")
+        with pytest.raises(ConfigError, match="key"):
+            await prices.put(1, KNOWN)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="key"):
+            await prices.put([], KNOWN)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="put_many: takes a mapping"):
+            await prices.put_many([("a", KNOWN)])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="ttl"):
+            await prices.put("a", KNOWN, ttl=3)  # type: ignore[call-arg]
+
+    async def test_of_a_function_by_its_handle(self, cache: Cache) -> None:
+        """By its arguments, as a call would name them."""
+
+        @cache.cached("report", fresh_for=30)
+        async def report(year: int, region: str = "eu") -> int:
+            return year
+
+        await report.of(2026).put(1, fresh_for=5)
+        assert await report(2026, region="eu") == 1
+        assert await report(2025) == 2025
+
+    async def test_from_another_thread(self, cache: Cache, prices: Resource[str, Price]) -> None:
+        """As any other call."""
+        await asyncio.to_thread(cache.from_thread, prices.put, "a", KNOWN)
+        assert version(await prices.get("a")) == 7
+
+    async def test_is_counted(self, cache: Cache, prices: Resource[str, Price]) -> None:
+        """E12: by the key."""
+        await prices.put_many({"a": KNOWN, "b": Price("b", 8)})
+        assert (await cache.stats()).resources["price"].puts == 2
+
+
+class TestE17Law:
+    @pytest.mark.parametrize("is_cold", [True, False])
+    async def test_a_load_in_flight_is_superseded(
+        self, prices: Resource[str, Price], upstream: Upstream, cache: Cache, *, is_cold: bool
+    ) -> None:
+        """It began before the put: its value is nobody's fresh answer."""
+        if not is_cold:
+            await prices("a")
+        upstream.hold()
+        loading = asyncio.create_task(prices.refresh("a"))
+        await upstream.asked.wait()
+        await prices.put("a", KNOWN)
+        assert version(await prices.get("a")) == 7
+        upstream.let_go()
+        await loading
+        await idle(cache)
+        assert (version(await prices.get("a")), len(upstream.calls)) == (7, 1 if is_cold else 2)
+
+    async def test_a_load_of_another_process_is_superseded(
+        self, goods: Resource[str, Price], elsewhere: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """And its readers are given the value."""
+        upstream.hold()
+        loading = asyncio.create_task(elsewhere.get("a"))
+        await upstream.asked.wait()
+        await goods.put("a", KNOWN)
+        upstream.let_go()
+        assert (await loading).verdict is STALE
+        assert [version(await it.get("a")) for it in (goods, elsewhere)] == [7, 7]
+        assert len(upstream.calls) == 1
+
+    @pytest.mark.parametrize("step", ["acquire:done", "publish"])
+    @pytest.mark.parametrize("soft", [False, True])
+    async def test_an_invalidation_between_its_steps_wins(
+        self,
+        goods: Resource[str, Price],
+        elsewhere: Resource[str, Price],
+        store: SteppedStore,
+        step: str,
+        *,
+        soft: bool,
+    ) -> None:
+        """The put counts as having happened before it; by whatever process it comes."""
+        for invalidating in (goods, elsewhere):
+            await goods.put("a", Price("a", 6))
+            store.hold(step)
+            putting = asyncio.create_task(goods.put("a", KNOWN))
+            await store.reached(step)
+            await invalidating.invalidate("a", soft=soft)
+            store.let_go(step)
+            await putting
+            assert (await goods.explain("a")).verdict is (STALE if soft else EXPIRED)
+            assert goods.peek("a") is None
+
+    async def test_an_invalidation_before_its_answer_empties_memory(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """E6: nothing enters memory from a step that began before it."""
+        store.hold("publish:done")
+        putting = asyncio.create_task(goods.put("a", KNOWN))
+        await store.reached("publish:done")
+        await goods.invalidate("a")
+        store.let_go("publish:done")
+        await putting
+        assert goods.peek("a") is None
+        assert (await goods.explain("a")).verdict is EXPIRED
+
+    async def test_a_read_that_was_under_way_leaves_memory_alone(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """E6: it found the older copy."""
+        await goods("a")
+        store.hold("read:done")
+        reading = asyncio.create_task(goods.get("a"))
+        await store.reached("read:done")
+        await goods.put("a", KNOWN)
+        store.let_go("read:done")
+        await reading
+        found = goods.peek("a")
+        assert found is not None
+        assert version(found) == 7
+
+    async def test_another_put_that_overtakes_wins(
+        self, goods: Resource[str, Price], elsewhere: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """It took the lease over from the first."""
+        store.hold("publish")
+        putting = asyncio.create_task(goods.put("a", KNOWN))
+        await store.reached("publish")
+        await elsewhere.put("a", Price("a", 8))
+        store.let_go("publish")
+        await putting
+        assert [version(await it.get("a")) for it in (goods, elsewhere)] == [8, 8]
+
+    async def test_a_lease_that_ran_out_leaves_nothing_old_fresh(
+        self, goods: Resource[str, Price], store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """Nobody overtook the put, and the store refused it: the older copy is invalidated."""
+        await goods("a")
+        store.hold("publish")
+        putting = asyncio.create_task(goods.put("a", KNOWN))
+        await store.reached("publish")
+        clock.advance(6)
+        store.let_go("publish")
+        await putting
+        assert (await goods.explain("a")).verdict is EXPIRED
+
+    async def test_asks_again_with_the_copy_there_is(
+        self, goods: Resource[str, Price], elsewhere: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """Another process published since this one looked."""
+        await goods("a")
+        await elsewhere.refresh("a")
+        await goods.put("a", KNOWN)
+        assert version(await elsewhere.get("a")) == 7
+
+    async def test_gives_up_on_a_key_that_others_publish_all_the_time(
+        self, goods: Resource[str, Price], store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Bounded, and said."""
+        newer = [Newer(Record(Copy(f"{n}", 0.0, Policy(30), b""))) for n in range(100)]
+
+        async def overtaken(kind: str, asks: list[Ask], lease_for: float) -> dict[str, Grant]:
+            return {ask.id: newer.pop() for ask in asks}
+
+        monkeypatch.setattr(store.inner, "acquire", overtaken)
+        with pytest.raises(StoreError, match="published by others"):
+            await goods.put("a", KNOWN)
+        assert len(newer) == 90
+
+    async def test_a_failure_is_forgotten(
+        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream
+    ) -> None:
+        """E7: the cooldown ends, here and in the store."""
+        upstream.error = ConnectionError("down")
+        await outcome(prices.get("a"))
+        assert (await cache.stats()).resources["price"].failing == 1
+        await prices.put("a", KNOWN)
+        assert (await prices.explain("a")).failures == 0
+        assert (await cache.stats()).resources["price"].failing == 0
+
+    async def test_its_tags_reach_it(self, here: Cache, goods: Resource[str, Price]) -> None:
+        """E8: recorded with the lease."""
+        await goods.put("a", KNOWN)
+        assert await here.invalidate_tag("shop:a") == [("price", "a")]
+        assert (await goods.explain("a")).verdict is EXPIRED
+
+
+class TestE17StoreAway:
+    @pytest.mark.parametrize("step", ["acquire", "publish"])
+    async def test_raises(
+        self, here: Cache, goods: Resource[str, Price], store: SteppedStore, step: str
+    ) -> None:
+        """S5: silence would be a lie; and nobody has to wait for the lease that it took."""
+        await goods("a")
+        store.broken = {step}
+        with pytest.raises(StoreError, match=f"cannot {step}"):
+            await goods.put("a", KNOWN)
+        assert (await here.stats()).resources["price"].store_errors == 1
+        store.broken = set()
+        assert (await goods.explain("a")).held_until is None
+        assert version(await goods.get("a")) == 1
+
+    async def test_a_caller_that_gives_up_does_not_stop_it(
+        self, goods: Resource[str, Price], elsewhere: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """It is half done: it is finished, and memory agrees with the store."""
+        store.hold("publish")
+        putting = asyncio.create_task(goods.put("a", KNOWN))
+        await store.reached("publish")
+        putting.cancel()
+        await asyncio.wait([putting])
+        store.let_go("publish")
+        await turns()
+        assert [version(await it.get("a")) for it in (goods, elsewhere)] == [7, 7]
+
+    async def test_is_finished_when_the_cache_closes(
+        self, here: Cache, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """E13: as a publication is."""
+        store.hold("publish")
+        putting = asyncio.create_task(goods.put("a", KNOWN))
+        await store.reached("publish")
+        closing = asyncio.create_task(here.close())
+        await turns()
+        store.let_go("publish")
+        await asyncio.gather(putting, closing)
+        assert goods.peek("a") is None
+
+
+class TestE17Watched:
+    async def test_watchers_are_told(self, prices: Resource[str, Price]) -> None:
+        """As after a load."""
+        told: list[tuple[int, Origin]] = []
+        await prices("a")
+        with prices.watch("a", tell=lambda it: told.append((version(it.answer), it.answer.origin))):
+            await prices.put("a", KNOWN)
+            assert told == [(7, Origin.LOADED)]
+
+    async def test_of_two_at_once_the_last_is_told(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """In one process, each overtakes the other."""
+        told: list[int] = []
+        await goods("a")
+        with goods.watch("a", tell=lambda it: told.append(version(it.answer))):
+            store.hold("publish")
+            both = [asyncio.create_task(goods.put("a", Price("a", n))) for n in (7, 8)]
+            await store.reached("publish")
+            await turns()
+            store.let_go("publish")
+            await asyncio.gather(*both)
+            await until(lambda: bool(told))
+            assert told[-1] == version(await goods.get("a"))
+
+    async def test_refreshes_are_planned_anew(
+        self, goods: Resource[str, Price], clock: ManualClock, upstream: Upstream, sleeper: Sleeper
+    ) -> None:
+        """E24: the next one is due at the end of the put's own freshness."""
+        with goods.watch("a"):
+            await until(lambda: len(upstream.calls) == 1)
+            await turns()
+            clock.advance(20)
+            await goods.put("a", KNOWN, fresh_for=12)
+            await turns()
+            assert sleeper.asked[-1] == pytest.approx(12)
