@@ -227,17 +227,20 @@ class TestE17Law:
         assert goods.peek("a") is None
         assert (await goods.explain("a")).verdict is EXPIRED
 
+    @pytest.mark.parametrize("is_earlier", [True, False])
     async def test_a_read_that_was_under_way_leaves_memory_alone(
-        self, goods: Resource[str, Price], store: SteppedStore
+        self, goods: Resource[str, Price], store: SteppedStore, *, is_earlier: bool
     ) -> None:
-        """E6: it found the older copy."""
+        """E6: it found the older copy, before the put was called or while it was on its way."""
         await goods("a")
-        store.hold("read:done")
-        reading = asyncio.create_task(goods.get("a"))
-        await store.reached("read:done")
-        await goods.put("a", KNOWN)
+        store.hold("read:done", "acquire")
+        for work in (goods.get("a"), goods.put("a", KNOWN))[:: 1 if is_earlier else -1]:
+            asyncio.create_task(work)  # noqa: RUF006 (both have ended below)
+            await turns()
+        store.let_go("acquire")
+        await until(lambda: goods.peek("a") is not None)
         store.let_go("read:done")
-        await reading
+        await turns()
         found = goods.peek("a")
         assert found is not None
         assert version(found) == 7
@@ -366,14 +369,18 @@ class TestE17Watched:
         told: list[int] = []
         await goods("a")
         with goods.watch("a", tell=lambda it: told.append(version(it.answer))):
-            store.hold("publish")
-            both = [asyncio.create_task(goods.put("a", Price("a", n))) for n in (7, 8)]
-            await store.reached("publish")
+            store.hold("publish:done")
+            first = asyncio.create_task(goods.put("a", KNOWN))
+            await store.reached("publish:done")
+            store.hold("acquire")
+            second = asyncio.create_task(goods.put("a", Price("a", 8)))
+            await store.reached("acquire")
+            store.let_go("publish:done")
+            await first
+            store.let_go("acquire")
+            await second
             await turns()
-            store.let_go("publish")
-            await asyncio.gather(*both)
-            await until(lambda: bool(told))
-            assert told[-1] == version(await goods.get("a"))
+            assert told[-1] == 8
 
     async def test_refreshes_are_planned_anew(
         self, goods: Resource[str, Price], clock: ManualClock, upstream: Upstream, sleeper: Sleeper
