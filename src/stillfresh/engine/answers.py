@@ -41,11 +41,10 @@ class Answers(Generic[K, V]):
         max_entries: int,
         memory_for: float,
         private: bool,
-        light: Callable[[K], K] | None = None,
         tags_of: Callable[[K], Sequence[str | None]] | None = None,
     ) -> None:
         self.meter = Meter()
-        self.front: Front[K, V] = Front(max_entries, self.meter, light, tags_of)
+        self.front: Front[K, V] = Front(max_entries, self.meter, tags_of)
         self._kind = kind
         self._codec = codec
         self._clock = clock

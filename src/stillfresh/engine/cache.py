@@ -273,7 +273,7 @@ class Cache:
         key: Callable[[str], H],
         private: bool = False,
     ) -> Core[H, V]:
-        """For systems on the engine: keys may carry what loading needs; `private`: our store."""
+        """For systems on the engine: keys of any kind; `private`: our store."""
         answers: Answers[H, V] = Answers(
             spec.kind,
             spec.codec,
@@ -281,7 +281,6 @@ class Cache:
             max_entries=spec.max_entries,
             memory_for=spec.memory_for,
             private=self._private or private,
-            light=spec.light,
             tags_of=None if spec.tags is None else spec.possible_tags,
         )
         core = Core(spec, self._life, answers, text=text, key=key)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from stillfresh.engine.answers import Answers
 from stillfresh.engine.explain import explain
-from stillfresh.engine.flights import OneByOne, Outcome, Queue, Waiter
+from stillfresh.engine.flights import OneByOne, Outcome, OwnLoad, Queue, Read, Waiter
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.metrics import Holding, ResourceStats
 from stillfresh.engine.model import Answer, Explanation
@@ -94,11 +94,19 @@ class Core(Generic[K, V]):
         self.watcher.begin_anew()
         self._tower = self._new_tower()
 
-    async def answers(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
+    async def read(self, key: K, load: OwnLoad, *, anew: bool = False) -> Read[V]:
+        """E2 by a loader for this read (`max_batch` is 1); a load under way is waited for."""
+        waiter: Waiter[K, V] = Waiter((await self.ready()).loop.create_future(), load)
+        outcomes = await (self.reload([key], waiter) if anew else self.answers([key], waiter))
+        return outcomes[key] if waiter.private is None else waiter.private
+
+    async def answers(
+        self, keys: Sequence[K], waiter: Waiter[K, V] | None = None
+    ) -> dict[K, Outcome[V]]:
         """E2, for each key; those that need a load are loaded together."""
         runtime = await self.ready()
         now = runtime.clock()
-        waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
+        waiter = waiter or Waiter(runtime.loop.create_future())
         if texts := self._unheld(keys, now, waiter.outcomes):
             unread: set[K] = set()
             records = await self._records.of(texts, unread)
@@ -171,12 +179,14 @@ class Core(Generic[K, V]):
             return None
         return self.shelf.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
 
-    async def reload(self, keys: Sequence[K]) -> dict[K, Outcome[V]]:
+    async def reload(
+        self, keys: Sequence[K], waiter: Waiter[K, V] | None = None
+    ) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
         runtime = await self.ready()
         texts = {key: self.text(key) for key in keys}
         records = await self._records.of(texts)
-        waiter: Waiter[K, V] = Waiter(runtime.loop.create_future())
+        waiter = waiter or Waiter(runtime.loop.create_future())
         for key, id_ in texts.items():
             self._tower.join(key, id_, records.get(id_, NOTHING), waiter, forced=True)
         await self._tower.wait(waiter, texts)
@@ -337,7 +347,7 @@ class Core(Generic[K, V]):
                 key, plan, now, unverified=unverified
             ):
                 if plan.refresh and self._tower.queue.has_room_behind():
-                    self._tower.flight(key, id_, record).wanted = True
+                    self._tower.flight(key, id_, record, waiter).wanted = True
                 waiter.outcomes[key] = served
             case Serve() if failure := cooling(record.failure, now):
                 waiter.outcomes[key] = self.shelf.cooling(key, failure, now)

@@ -6,14 +6,14 @@ one event loop and without an `await`; `loader.py` does the work.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 
 from stillfresh.clock import Clock
-from stillfresh.engine.model import Answer, Origin
+from stillfresh.engine.model import Answer, Origin, Private
 from stillfresh.engine.rules import NOTHING
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
@@ -26,6 +26,10 @@ MAX_BEHIND: Final = 10_000
 """Refreshes that may queue with nobody waiting; a key beyond that is asked for by its next read."""
 
 Outcome = Answer[V] | LoadFailed
+Read = Answer[V] | Private[Any] | LoadFailed
+"""What a caller with a loader of its own is told: stored, private, or failed."""
+OwnLoad = Callable[[], Awaitable[object]]
+"""A loader that a caller brings for one key: its value, a `Loaded`, or a `Private`."""
 
 
 def answered(outcome: Outcome[V], clock: Clock) -> Answer[V]:
@@ -71,10 +75,14 @@ def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Clock) -> Answ
 class Waiter(Generic[K, V]):
     """One caller, waiting for one or many keys."""
 
-    __slots__ = ("fallbacks", "future", "missing", "outcomes")
+    __slots__ = ("fallbacks", "future", "load", "missing", "outcomes", "private")
 
-    def __init__(self, future: "asyncio.Future[None]") -> None:
+    def __init__(self, future: "asyncio.Future[None]", load: OwnLoad | None = None) -> None:
         self.future = future
+        self.load = load
+        """A loader of its own, for the flights that it begins."""
+        self.private: Private[Any] | None = None
+        """That loader's value for this caller alone."""
         self.missing = 0
         self.outcomes: dict[K, Outcome[V]] = {}
         self.fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}
@@ -141,6 +149,8 @@ class Flight(Struct, Generic[K, V], eq=False):
     rounds: int = 0
     successor: "Flight[K, V] | None" = None
     batch: Batch | None = None
+    by: Waiter[K, V] | None = None
+    """The caller whose loader it runs; it may have left, or have been served an older copy."""
 
     def saw(self, record: Record) -> None:
         """What the next lease is asked for with."""
@@ -203,10 +213,12 @@ class Queue(Generic[K, V]):
         self._urgent: deque[Flight[K, V]] = deque()
         self._running = 0
 
-    def add(self, key: K, id_: str, record: Record = NOTHING) -> Flight[K, V]:
+    def add(
+        self, key: K, id_: str, record: Record = NOTHING, by: Waiter[K, V] | None = None
+    ) -> Flight[K, V]:
         """The flight of this key: the one there is, or a new one at the end of the queue."""
         if (flight := self.flights.get(key)) is None:
-            flight = self.flights[key] = Flight(key, id_)
+            flight = self.flights[key] = Flight(key, id_, by=by)
             self._pending.append(flight)
             if record is not NOTHING:
                 flight.saw(record)
@@ -252,10 +264,11 @@ class Queue(Generic[K, V]):
         self._urgent.clear()
         return ended
 
-    def again(self, flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], *, wanted: bool) -> None:
+    def again(self, flight: Flight[K, V], waiters: list[Waiter[K, V]], *, wanted: bool) -> None:
         """A new flight of the same key, for those who are still waiting (E5, E6)."""
         self.end(flight)
-        trailing = flight.successor = self.add(flight.key, flight.id)
+        by = waiters[0] if waiters and waiters[0].load is not None else flight.by
+        trailing = flight.successor = self.add(flight.key, flight.id, by=by)
         trailing.seen, trailing.failure = flight.seen, flight.failure
         trailing.wanted = trailing.wanted or wanted
         trailing.early.extend(waiters)

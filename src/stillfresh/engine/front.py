@@ -58,14 +58,11 @@ class Front(Generic[K, V]):
         self,
         max_entries: int,
         meter: Meter,
-        light: Callable[[K], K] | None = None,
         tags_of: Callable[[K], Sequence[str | None]] | None = None,
     ) -> None:
         self.entries: dict[K, Entry[K, V]] = {}
         self._max_entries = max_entries
         self._meter = meter
-        self._light = light
-        """Makes of a key that carries what its load needs one that does not."""
         self._tags_of = tags_of
         self._tagged: TagIndex[K] = TagIndex()
         self._ring: list[Entry[K, V]] = []
@@ -84,7 +81,6 @@ class Front(Generic[K, V]):
         """Keep the copy and the answer; an entry that is there is changed, not replaced."""
         entry = self.entries.get(key)
         if entry is None:
-            key = key if self._light is None else self._light(key)
             entry = self.entries[key] = Entry(key, copy, answer, until, stands)
             entry.bucket = bucket
             if self._tags_of is not None:

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Container, Hashable, Iterable, Mapping
 from secrets import token_hex
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
 from stillfresh.engine.flights import Flight
 from stillfresh.engine.metrics import Meter
-from stillfresh.engine.results import ABSENT, Absent, pause_of
+from stillfresh.engine.model import Private
+from stillfresh.engine.results import Absent, pause_of
 from stillfresh.engine.rules import failed
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.errors import LoadFailed, error_text
@@ -31,6 +32,8 @@ class Landing(Struct, Generic[V], frozen=True):
     error: LoadFailed | None = None
     is_kept: bool = True
     """False: told to those who wait, and not published."""
+    private: Private[Any] | None = None
+    """For the caller whose loader gave it."""
 
 
 class Land(Protocol[K, V]):
@@ -92,10 +95,11 @@ class Landings(Generic[K, V]):
         if isinstance(result, BaseException):
             return self.failed(flight, result)
         generation = lease.token if lease is not None else token_hex(16)
-        if isinstance(result, Absent):
+        if isinstance(result, Absent | Private):
             self._meter.absent += 1
-            is_kept = result is ABSENT or flight.seen is not None
-            return Landing(Copy(generation, sent, gone, None), is_kept=is_kept)
+            private = result if isinstance(result, Private) else None
+            is_kept = private is None or private.is_noted or flight.seen is not None
+            return Landing(Copy(generation, sent, gone, None), is_kept=is_kept, private=private)
         try:
             return Landing(*self._spec.kept(result, generation, sent, self._runtime.dice))
         except Exception as exc:  # noqa: BLE001 (a codec may raise anything)

@@ -6,11 +6,11 @@ foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
 
 import asyncio
 import logging
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
-from stillfresh.engine.flights import CURRENT, Batch, Flight, Queue
+from stillfresh.engine.flights import CURRENT, Batch, Flight, OwnLoad, Queue
 from stillfresh.engine.landing import Land, Landing, Landings, Look
 from stillfresh.engine.metrics import Meter
 from stillfresh.engine.results import results_of
@@ -204,7 +204,7 @@ class Loader(Generic[K, V]):
             flight.batch = batch
         context = self._runtime.context.copy()
         context.run(CURRENT.set, batch)
-        load = self._runtime.child(self._spec.load(list(keys)), context)
+        load = self._runtime.child(self._work(flights, keys), context)
         try:
             await asyncio.sleep(0)
             if not load.done():
@@ -213,6 +213,15 @@ class Loader(Generic[K, V]):
             load.cancel()
             load.add_done_callback(looked_at)
         return self._results(keys, load)
+
+    def _work(
+        self, flights: list[Flight[K, V]], keys: list[K]
+    ) -> Coroutine[Any, Any, Mapping[K, object]]:
+        """The resource's loader, or that of the caller: then the batch is of one key."""
+        by = flights[0].by
+        if by is None or by.load is None:
+            return self._spec.load(list(keys))
+        return _alone(keys[0], by.load)
 
     async def _guarded(self, load: "asyncio.Task[Any]", leases: list[Lease]) -> None:
         guard = self._runtime.child(self._guard(leases), None)
@@ -290,3 +299,7 @@ class Loader(Generic[K, V]):
     def _store_failed(self, what: str, error: StoreError) -> None:
         self._meter.store_errors += 1
         logger.warning("%s: the store could not %s: %s", self._spec.kind, what, error)
+
+
+async def _alone(key: K, load: OwnLoad) -> dict[K, object]:
+    return {key: await load()}

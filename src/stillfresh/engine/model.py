@@ -89,6 +89,16 @@ class Loaded(Generic[T]):
         self.error_for = None if error_for is None else seconds(error_for, name="error_for")
 
 
+class Private(Struct, Generic[T], frozen=True):
+    """A loader's value for the caller that brought the loader; the others find it absent.
+
+    `is_noted`: the store keeps the absence, so that later callers need no load to know of it.
+    """
+
+    value: T
+    is_noted: bool = True
+
+
 class RetryAfter(StillfreshError):
     """E7: raised (or returned for an id) by a loader that was told when to ask again."""
 

@@ -18,12 +18,9 @@ class Absent(Enum):
     """The upstream answered, and it has no such thing."""
 
     ABSENT = 0
-    UNKEPT = 1
-    """The same, and not worth a row in the store, unless there is one."""
 
 
 ABSENT: Final = Absent.ABSENT
-UNKEPT: Final = Absent.UNKEPT
 
 
 def results_of(kind: str, keys: Sequence[K], answer: object) -> dict[K, object]:

@@ -32,8 +32,6 @@ class Spec(Generic[K, V]):
     memory_for: float
     lease_for: float
     load_timeout: float
-    light: Callable[[K], K] | None = None
-    """What memory keeps of a key that carries more than its name."""
     by_id: bool = True
     """A key that is made of its id alone can be loaded."""
 

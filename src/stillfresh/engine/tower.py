@@ -77,18 +77,18 @@ class Tower(Generic[K, V]):
                     f"{self._kind} {key!r}: its loader waits, in a circle, for itself"
                 )
                 return
-        flight = self.flight(key, id_, record)
+        flight = self.flight(key, id_, record, waiter)
         flight.forced |= forced
         flight.join(waiter)
 
-    def flight(self, key: K, id_: str, record: Record) -> Flight[K, V]:
+    def flight(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> Flight[K, V]:
         """The one there is, or a new one that builds on what the record says."""
         front = self._shelf.front
         if record.copy is None and key in front.entries and key not in self.queue.flights:
             front.drop(key)  # deleted, by whatever process
         if not self._flushing:
             self._flush_soon()
-        return self.queue.add(key, id_, record)
+        return self.queue.add(key, id_, record, by if by.load is not None else None)
 
     def give_fallback(
         self, key: K, copy: Copy, waiters: list[Waiter[K, V]], *, unverified: bool = False
@@ -169,6 +169,8 @@ class Tower(Generic[K, V]):
         now = self._shelf.now()
         for flight in flights:
             id_ = flight.id
+            if flight.by is not None:
+                flight.by.private = landings[id_].private
             kept = since if id_ in stored else None
             self._land(flight, landings[id_], now, kept, superseded=id_ in superseded)
 

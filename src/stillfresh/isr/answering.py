@@ -5,17 +5,18 @@ What the app says to one visitor is heard as well: it tells whether the next ans
 
 from typing import Final
 
-from stillfresh.engine.flights import Outcome
+from stillfresh.engine import Answer
+from stillfresh.engine.model import Private
 from stillfresh.errors import LoadFailed
 from stillfresh.isr.found import Finder, Passed, Served, Unavailable
-from stillfresh.isr.model import Page, PageFailed, PageKey, Stored
-from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
+from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, Stored
+from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache, PageLoad, PageRead
 from stillfresh.isr.rendering import given_to
 from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_forward import judged_for
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_heard import Heard
-from stillfresh.isr.rules_pages import may_serve, opened, told_to, too_busy
+from stillfresh.isr.rules_pages import may_serve, opened, too_busy
 from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_routes import Visit
 from stillfresh.isr.rules_storage import (
@@ -42,19 +43,20 @@ class Answering:
         self._unshared: dict[str, None] = {}
         self._heard = Heard(KNOWN_KEYS)
 
-    async def _answer(self, visit: Visit, key: PageKey, *, anew: bool = False) -> Served:
+    async def _answer(self, visit: Visit, load: PageLoad, *, anew: bool = False) -> Served:
+        key = load.key
         if visit.wish.max_stale and (kept := await self._finder.taken_stale(visit, key)):
             return kept
         try:
-            answer = await self._pages.ask(key, anew=anew)
+            read = await self._pages.ask(load, anew=anew)
         except Busy:
             if key.id in self._unshared or not self._is_for_many(visit, key):
                 return Passed(Reason.BUSY)  # of each visitor's own: nobody's render is waited for
             raise
-        self._note(visit, key, answer)
-        if self._finder.is_too_old(visit, answer):
-            answer = await self._pages.ask(key, anew=True)
-        return self._found(visit, key, answer)
+        self._note(visit, load, read)
+        if self._finder.is_too_old(visit, read.outcome):
+            read = await self._pages.ask(load, anew=True)
+        return self._found(visit, load, read)
 
     def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
         """By its route, or since it was."""
@@ -63,47 +65,53 @@ class Answering:
         entry = self._pages.core.shelf.front.entries.get(key)
         return visit.route.revalidate is not None or (entry is not None and entry.answer.found)
 
-    def _note(self, visit: Visit, key: PageKey, answer: Outcome[Stored]) -> None:
+    def _note(self, visit: Visit, load: PageLoad, read: PageRead) -> None:
         """Which pages, when last seen, were not to be shared."""
-        if isinstance(answer, LoadFailed):
+        key, outcome = load.key, read.outcome
+        if isinstance(outcome, LoadFailed):
             return
-        if visit.is_as_asked and not answer.found and (not key.began or key.reason is Reason.SIZE):
-            return  # it was another visitor's request, or says nothing of who it is for
+        is_shared = isinstance(outcome, Answer) and outcome.found
+        if visit.is_as_asked and not is_shared and not _tells_of_sharing(outcome):
+            return
         self._unshared.pop(key.id, None)
-        if key.is_open:
+        if load.is_open:
             mark = self._mark(visit) if visit.is_as_asked else key.id
-            self._heard.rendered(mark, self._pages.clock(), is_shared=answer.found)
-        elif not answer.found:
+            self._heard.rendered(mark, self._pages.clock(), is_shared=is_shared)
+        elif not is_shared:
             if len(self._unshared) >= KNOWN_KEYS:
                 self._unshared.clear()
             self._unshared[key.id] = None
 
-    def _found(self, visit: Visit, key: PageKey, answer: Outcome[Stored]) -> Served:
-        now = self._pages.clock()
-        if isinstance(answer, LoadFailed):
-            return self._failed(visit, key, answer)
-        if not answer.found:
-            return self._own(visit, key)
-        made = answer.value, answer.fetched_at, now, answer.verdict
-        if answer.error is not None and not may_serve(*made):
-            return self._failed(visit, key, answer.error)
-        return self._finder.hit(key, answer)
+    def _found(self, visit: Visit, load: PageLoad, read: PageRead) -> Served:
+        match read.outcome:
+            case LoadFailed() as error:
+                return self._failed(visit, error, is_own=read.is_own)
+            case Private(made):
+                return self._own(visit, load, made)
+            case answer if not answer.found:
+                return Passed(Reason.PRIVATE, is_by_answer=True)
+            case answer:
+                now = self._pages.clock()
+                kept = answer.value, answer.fetched_at, now, answer.verdict
+                if answer.error is not None and not may_serve(*kept):
+                    return self._failed(visit, answer.error, is_own=read.is_own)
+                return self._finder.hit(load.key, answer, had_old=read.had_old)
 
-    def _own(self, visit: Visit, key: PageKey) -> Served:
+    def _own(self, visit: Visit, load: PageLoad, made: Rendered) -> Served:
         """The very answer, to who began its render, if his own request would have got the same."""
-        reason = key.reason or Reason.PRIVATE
-        if key.own is None or not self._is_his_own(visit, key, key.own):
+        reason = made.reason or Reason.PRIVATE
+        if not made.is_whole or not self._is_his_own(visit, load, made):
             return Passed(Reason.PRIVATE, is_by_answer=True)
-        return Unavailable(opened(key.own), f"fwd=miss; detail={reason}", reason)
+        return Unavailable(opened(made.page), f"fwd=miss; detail={reason}", reason)
 
-    def _is_his_own(self, visit: Visit, key: PageKey, own: Stored) -> bool:
+    def _is_his_own(self, visit: Visit, load: PageLoad, made: Rendered) -> bool:
         """One that is for all, and only had no place (I23), is anybody's."""
-        if key.reason is Reason.FULL:
+        if made.reason is Reason.FULL:
             return True
-        is_same = is_answer_to(visit.headers, given_to(visit), own.head.headers)
-        return key.is_open and not visit.is_personal and is_same
+        is_same = is_answer_to(visit.headers, given_to(visit), made.page.head.headers)
+        return load.is_open and not visit.is_personal and is_same
 
-    def _failed(self, visit: Visit, key: PageKey, error: LoadFailed) -> Served:
+    def _failed(self, visit: Visit, error: LoadFailed, *, is_own: bool) -> Served:
         """I8: the error itself; within a cooldown, when to come again.
 
         Without a route's duration, and as asked, a request may fail because of the client that sent
@@ -113,12 +121,12 @@ class Answering:
         is_ours = isinstance(cause, TimeoutError) or (
             isinstance(cause, PageFailed) and is_of_gateway(cause.page.headers.raw)
         )
-        is_his = visit.is_as_asked and key.began and isinstance(cause, Exception)
+        is_his = visit.is_as_asked and is_own and isinstance(cause, Exception)
         is_open = visit.is_as_asked or visit.route.revalidate is None
         if is_open and not is_ours and not is_his:
             return Passed(Reason.FAILED)
         if isinstance(cause, PageFailed):
-            return Unavailable(told_to(key, cause), "fwd=miss")
+            return Unavailable(cause.own if is_own else cause.page, "fwd=miss")
         if isinstance(cause, TimeoutError):
             return Unavailable(gateway_timeout("The page took too long.\n"), "fwd=miss")
         if isinstance(cause, Exception):
@@ -154,6 +162,11 @@ class Answering:
         """By the route's own duration."""
         revalidate = visit.route.revalidate
         return None if revalidate is None else self._pages.terms(revalidate)
+
+
+def _tells_of_sharing(outcome: Answer[Stored] | Private[Rendered]) -> bool:
+    """Not the answer to another visitor's request, nor one that is only too big to be kept."""
+    return isinstance(outcome, Private) and outcome.value.reason is not Reason.SIZE
 
 
 def gateway_timeout(text: str) -> Page:

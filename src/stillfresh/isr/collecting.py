@@ -43,6 +43,7 @@ class AppAnswer:
         """Not to be shared: the first visitor is given it, if that takes no longer than it must."""
         self.reason = Reason.SIZE
         """Why it was given up, or went on to one visitor."""
+        self.running: asyncio.Future[None] | None = None
 
     async def send(self, message: Message) -> None:
         if self.settled.is_set():
@@ -115,20 +116,17 @@ class AppAnswer:
 class GoingAnswer(AppAnswer):
     """I24: the answer to a visitor's own request, which takes it over if it is not for all.
 
-    `is_wanted`: the visitor still waits. `has_old`: if this fails there is an older page to serve.
+    `has_old`: if this fails there is an older page to serve.
     """
 
-    def __init__(
-        self, judge: Judge, max_body: int, *, is_wanted: Callable[[], bool], has_old: bool
-    ) -> None:
+    def __init__(self, judge: Judge, max_body: int, handover: "Handover", *, has_old: bool) -> None:
         super().__init__(judge, max_body, keeps_own=False)
-        self._is_wanted = is_wanted
+        self._handover = handover
         self._has_old = has_old
         self._said: list[Message] = []
         self._visitor: tuple[Receive, Send] | None = None
         self._taken = asyncio.Event()
         self.is_going = False
-        self.running: asyncio.Future[None] | None = None
         self.leaves: Callable[[], Awaitable[bool]] | None = None
         """Done before it is handed over: it is no longer a load, but a visitor's exchange.
 
@@ -152,8 +150,10 @@ class GoingAnswer(AppAnswer):
 
     async def _go(self) -> None:
         """On to the visitor, if there still is one."""
-        if self._is_wanted() and (self.leaves is None or await self.leaves()):
+        is_free = self._handover.is_open and (self.leaves is None or await self.leaves())
+        if is_free and self._handover.is_open:
             self.is_going, self.is_given_up = True, False
+            self._handover.answer = self
         self.settled.set()
 
     def _give_up(self) -> None:
@@ -211,6 +211,25 @@ class GoingAnswer(AppAnswer):
         """Nobody takes the rest."""
         if self.running is not None:
             self.running.cancel()
+
+
+class Handover:
+    """I24: whether a visitor waits for the answer to its own request, and that answer, if it goes
+    on: the visitor takes it, or it is abandoned."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.is_open = is_open
+        self.answer: GoingAnswer | None = None
+
+    def take(self) -> GoingAnswer | None:
+        answer, self.answer = self.answer, None
+        return answer
+
+    def close(self) -> None:
+        """The visitor is served, or has left."""
+        self.is_open = False
+        if (answer := self.take()) is not None:
+            answer.abandon()
 
 
 async def ended(running: "asyncio.Future[None]") -> None:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stillfresh.engine import Answer, Origin
-from stillfresh.engine.flights import Outcome
-from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.isr.collecting import GoingAnswer
 from stillfresh.isr.model import Page, PageKey, Stored
@@ -73,14 +71,14 @@ class Finder:
     def __init__(self, pages: PageCache) -> None:
         self._pages = pages
 
-    def hit(self, key: PageKey, answer: Answer[Stored]) -> Found:
+    def hit(self, key: PageKey, answer: Answer[Stored], *, had_old: bool = False) -> Found:
         stored, now = answer.value, self._pages.clock()
         ttl = ttl_at(stored, answer.fetched_at, now, answer.verdict)
         what = hit_text(ttl)
         if answer.error is not None:
             what += "; detail=refresh-failed"
         elif answer.origin in {Origin.LOADED, Origin.ANOTHER}:
-            why = "stale" if key.had_old else "miss"
+            why = "stale" if had_old else "miss"
             what = f"fwd={why}; {'stored' if answer.origin is Origin.LOADED else 'collapsed'}"
             what += f"; ttl={int(ttl)}"
         age = age_at(stored, answer.fetched_at, now)
@@ -112,8 +110,8 @@ class Finder:
             return self.is_takeable(visit, answer)
         return self.suits(visit, answer)
 
-    def is_too_old(self, visit: Visit, answer: Outcome[Stored]) -> bool:
-        if isinstance(answer, LoadFailed) or not answer.found or answer.error is not None:
+    def is_too_old(self, visit: Visit, answer: object) -> bool:
+        if not isinstance(answer, Answer) or not answer.found or answer.error is not None:
             return False
         loaded = answer.origin in {Origin.LOADED, Origin.ANOTHER}
         return not loaded and not self.suits(visit, answer)

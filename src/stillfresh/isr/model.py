@@ -1,4 +1,4 @@
-"""What goes in and out: a `Page`, its headers, what is stored of it, and the key that carries it.
+"""What goes in and out: a `Page`, its headers, what is stored of it, and its key.
 
 Pure data.
 """
@@ -125,10 +125,14 @@ class ServedPage(Page):
 
 
 class PageFailed(Exception):
-    """A render's answer that is an error itself: told to who has nothing better, never stored."""
+    """A render's answer that is an error itself: never stored, and told where nothing is better.
 
-    def __init__(self, page: Page) -> None:
+    `own`: the same as the caller whose render it was gets it, where that is for him alone (I13).
+    """
+
+    def __init__(self, page: Page, own: Page | None = None) -> None:
         self.page = page
+        self.own = page if own is None else own
         super().__init__(f"status {page.status}")
 
 
@@ -182,74 +186,24 @@ class Rendered(Struct, frozen=True):
     """Kept so long past its freshness, though not served: to be validated, or if asked for."""
     reason: Reason | None = None
     """Why it is not shared."""
-    going: Any = None
-    """I24: the answer goes on, and the visitor whose request it is for takes it over."""
 
 
 Render: TypeAlias = Callable[[Stored | None], Awaitable[Rendered]]
 """Given the copy there is, if any, so that upstream can be asked whether it still holds."""
 
 
-class PageKey:
-    """Equal by its id; carries what rendering it needs, and what its own render gave (E3).
+class PageKey(Struct, frozen=True, eq=False):
+    """A page's name; its tags come along, and say nothing of which page it is."""
 
-    The engine keeps the key that came first for a load. So only who began a load finds there what
-    must not be shared.
-    """
-
-    __slots__ = (
-        "_hash",
-        "began",
-        "going",
-        "had_old",
-        "id",
-        "is_open",
-        "is_waited_for",
-        "own",
-        "reason",
-        "render",
-        "tags",
-    )
-
-    def __init__(
-        self, id_: str, render: Render | None = None, tags: tuple[str, ...] | None = None
-    ) -> None:
-        self.id = id_
-        self.render = render
-        self.tags = tags
-        """None: of a page that is only named, nobody can say (E8)."""
-        self.own: Stored | None = None
-        self.began = False
-        """Its render has begun, here and for this very key."""
-        self.is_open = False
-        """Only its answers say whether it is to be shared: that it is not is not stored."""
-        self.had_old = False
-        """There was an older copy when it began."""
-        self.reason: Reason | None = None
-        """Why what its render gave is not shared."""
-        self.is_waited_for = False
-        """I24: the visitor with this very key would take an answer over that is not shared."""
-        self.going: Any = None
-        """Such an answer."""
-        self._hash = hash(id_)
-
-    def took(self, made: Rendered) -> None:
-        """I24: an answer that goes on is for the visitor that waits with this key, or nobody."""
-        self.reason = made.reason
-        if made.going is not None and not self.is_waited_for:
-            made.going.abandon()
-        else:
-            self.going = made.going
-
-    def light(self) -> "PageKey":
-        """Without its render: what memory keeps."""
-        return PageKey(self.id, None, self.tags)
+    id: str
+    tags: tuple[str, ...] | None = None
+    """None: of a page that is only named, nobody can say (E8)."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PageKey) and self.id == other.id
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self.id)
 
     def __repr__(self) -> str:
         return self.id

@@ -1,7 +1,7 @@
 """PageCache: pages by key, on any store, through the engine (I8-I11).
 
-Flights, leases, cooldowns and memory are the engine's. A page's render comes with each call, so
-the key carries it: of all who ask for a page at once, the first one's is used.
+Flights, leases, cooldowns and memory are the engine's. A page's render comes with each read: of
+all who ask for a page at once, the first one's is used.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Self, TypeAlias
 
 from msgspec import structs
@@ -18,20 +18,19 @@ from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Answer, Cache, CacheStats, Explanation, Loaded
 from stillfresh.engine.core import Core
-from stillfresh.engine.flights import Outcome
 from stillfresh.engine.keys import checked_id
+from stillfresh.engine.model import Private
 from stillfresh.engine.options import spec_of
-from stillfresh.engine.results import UNKEPT, Absent
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.isr.bounded import bounded
 from stillfresh.isr.codec import AsItIs, PageCodec, shaped
-from stillfresh.isr.model import Page, PageFailed, PageKey, Rendered, ServedPage, Stored
+from stillfresh.isr.model import Page, PageFailed, PageKey, Render, Rendered, ServedPage, Stored
 from stillfresh.isr.rules_bounds import Seats
 from stillfresh.isr.rules_freshness import Terms
 from stillfresh.isr.rules_keys import plain_path
 from stillfresh.isr.rules_names import checked_path, own_tag, own_tags, reached
-from stillfresh.isr.rules_pages import bare, may_serve, opened, rendered, told_to, too_busy
+from stillfresh.isr.rules_pages import bare, may_serve, opened, rendered, too_busy
 from stillfresh.isr.rules_reasons import Reason
 from stillfresh.isr.rules_storage import is_failure, is_of_gateway, private
 from stillfresh.stores.contract import Store
@@ -58,6 +57,27 @@ class Busy(StillfreshError):
 
 class Full(StoreError):
     """So many pages are being rendered that this one would only queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageLoad:
+    """A page, and the render that one caller brings for it."""
+
+    key: PageKey
+    render: Render
+    is_open: bool = False
+    """Only its answers say whether it is to be shared: that it is not is not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """What one caller's read of a page came to."""
+
+    outcome: Answer[Stored] | Private[Rendered] | LoadFailed
+    is_own: bool = False
+    """The caller's own render gave it."""
+    had_old: bool = False
+    """There was an older copy when that began."""
 
 
 class PageCache:
@@ -96,7 +116,7 @@ class PageCache:
         most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
         spec = spec_of(
             KIND,
-            self._load,
+            _nobody,
             AsItIs() if is_private else PageCodec(),
             _tags_of,
             fresh_for=0,
@@ -116,7 +136,7 @@ class PageCache:
         chosen = own if is_private else bounded(shaped(named, spec.terms.policy), *most)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         terms = structs.replace(spec.terms, absent_stale_for=UNSHARED_KEPT)
-        spec = replace(spec, light=PageKey.light, by_id=False, terms=terms)
+        spec = replace(spec, by_id=False, terms=terms)
         self.core: Core[PageKey, Stored] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private
         )
@@ -127,23 +147,26 @@ class PageCache:
         """The page of this path: what is there, or what `render` makes, fresh for `revalidate`."""
         own = self.terms(revalidate)
 
-        async def load(_: Stored | None) -> Rendered:
+        async def rendering(_: Stored | None) -> Rendered:
             fetched_at = self.clock()
             return rendered(await _page(render), fetched_at, own, {}, self.keep_for)
 
-        key = self.key(checked_path(path), plain_path(path), load, tags)
+        key = self.key(checked_path(path), plain_path(path), tags)
         try:
-            answer = await self.ask(key)
+            read = await self.ask(PageLoad(key, rendering))
         except Busy:
             return _unstored(too_busy(RETRY_AFTER))
         except StoreError:
             return _unstored(await _page(render))
-        if isinstance(answer, LoadFailed):
-            return self._failed(key, answer)
-        if answer.found:
-            return self._served(key, answer)
-        page = key.own if key.own is not None else (await load(None)).page
-        return _unstored(opened(page))
+        match read.outcome:
+            case LoadFailed() as error:
+                return self._failed(error, is_own=read.is_own)
+            case Private(made):
+                return _unstored(opened(made.page))
+            case answer if answer.found:
+                return self._served(answer, is_own=read.is_own)
+            case _:
+                return _unstored(opened((await rendering(None)).page))
 
     def terms(self, revalidate: Duration) -> Terms:
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
@@ -153,7 +176,6 @@ class PageCache:
         self,
         id_: str,
         path: str,
-        render: Callable[[Stored | None], Awaitable[Rendered]] | None,
         tags: Iterable[str] = (),
         *,
         of: str | None = None,
@@ -161,27 +183,34 @@ class PageCache:
         """`of`: the key that this one is a variant of."""
         own = [] if of is None else [f"key:{of}"]
         named = (f"path:{path}", *own, *own_tags(tags))
-        return PageKey(checked_id(KIND, id_), render, named)
+        return PageKey(checked_id(KIND, id_), named)
 
-    async def ask(self, key: PageKey, *, anew: bool = False) -> Outcome[Stored]:
+    async def ask(self, load: PageLoad, *, anew: bool = False) -> PageRead:
         """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
+        key, is_own, had_old = load.key, False, False
         if not anew and (known := self.known(key)) is not None:
-            return known
+            return PageRead(known)
         if self.core.is_full(key) and (await self.core.look(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
-        work = self.core.reload([key]) if anew else self.core.answers([key])
-        asking = asyncio.ensure_future(work)
+
+        async def render() -> Loaded[Stored] | Private[Rendered]:
+            nonlocal is_own, had_old
+            old = self._old(key)
+            is_own, had_old = True, old is not None
+            return self._loaded(load, await load.render(old))
+
+        asking = asyncio.ensure_future(self.core.read(key, render, anew=anew))
         resting = asyncio.ensure_future(self.rest(self._wait))
         try:
             await asyncio.wait([asking, resting], return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done() and not key.began:
+            if not asking.done() and not is_own:
                 raise Busy(f"{key!r}: not rendered by another within {self._wait:g} s")
-            return (await asking)[key]
+            return PageRead(await asking, is_own, had_old)
         finally:
             resting.cancel()
             asking.cancel()
 
-    def known(self, key: PageKey) -> Outcome[Stored] | None:
+    def known(self, key: PageKey) -> Answer[Stored] | None:
         """What can be answered on the spot."""
         return self.core.shelf.hit(key, self.clock()) or self.core.glance(key)
 
@@ -248,43 +277,29 @@ class PageCache:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _load(self, keys: list[PageKey]) -> dict[PageKey, Loaded[Stored] | Absent]:
-        """What may not be shared goes to who began this; for all others there is nothing here."""
-        (key,) = keys
-        if key.render is None:
-            raise LoadFailed(f"{key!r}: nobody said how to render it")
-        key.began = True
+    def _old(self, key: PageKey) -> Stored | None:
+        """The page that memory has."""
         entry = self.core.shelf.front.entries.get(key)
-        old = entry.answer.value if entry is not None and entry.answer.found else None
-        key.had_old = old is not None
-        made = await key.render(old)
-        key.took(made)
+        return entry.answer.value if entry is not None and entry.answer.found else None
+
+    def _loaded(self, load: PageLoad, made: Rendered) -> Loaded[Stored] | Private[Rendered]:
+        """What may not be shared is for the caller whose render it is."""
         page, head = made.page, made.page.head
         if is_failure(head.status):
-            raise self._refused(key, page)
+            raise _refused(page)
         if not made.is_shared:
-            key.own = page if made.is_whole else None
-            return {key: UNKEPT} if key.is_open else {}
-        if head.status >= 400 and not self._errors.has(key.id, self.clock()):
-            key.own, key.reason = page, Reason.FULL
-            return {key: UNKEPT}
+            return Private(made, is_noted=not load.is_open)
+        if head.status >= 400 and not self._errors.has(load.key.id, self.clock()):
+            return Private(structs.replace(made, reason=Reason.FULL), is_noted=False)
         error_for = max(head.error_for, made.keep_for)
         terms = {"stale_for": head.stale_for, "error_for": error_for}
-        return {key: Loaded(page, fresh_for=head.fresh_for, **terms)}
+        return Loaded(page, fresh_for=head.fresh_for, **terms)
 
-    def _refused(self, key: PageKey, page: Stored) -> PageFailed:
-        """I13: an error, too, may be for one alone; the others hear that there was one."""
-        headers = page.head.headers
-        if private(headers) is None or is_of_gateway(headers):
-            return PageFailed(opened(page))
-        key.own = page
-        return PageFailed(bare(opened(page)))
-
-    def _served(self, key: PageKey, answer: Answer[Stored]) -> ServedPage:
+    def _served(self, answer: Answer[Stored], *, is_own: bool) -> ServedPage:
         stored = answer.value
         made = stored, answer.fetched_at, self.clock(), answer.verdict
         if answer.error is not None and not may_serve(*made):
-            return self._failed(key, answer.error)
+            return self._failed(answer.error, is_own=is_own)
         page, etag = opened(stored), stored.head.etag
         return ServedPage(
             page,
@@ -294,14 +309,26 @@ class PageCache:
             error=answer.error,
         )
 
-    def _failed(self, key: PageKey, error: LoadFailed) -> ServedPage:
+    def _failed(self, error: LoadFailed, *, is_own: bool) -> ServedPage:
         """I8: the error itself, never stored; within a cooldown, when to come again."""
         if isinstance(cause := error.__cause__, PageFailed):
-            return _unstored(told_to(key, cause), error)
+            return _unstored(cause.own if is_own else cause.page, error)
         if isinstance(cause, Exception):
             raise cause
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self.clock()
         return _unstored(too_busy(pause), error)
+
+
+async def _nobody(keys: list[PageKey]) -> dict[PageKey, Loaded[Stored]]:
+    raise LoadFailed(f"{keys}: nobody said how to render it")
+
+
+def _refused(page: Stored) -> PageFailed:
+    """I13: an error, too, may be for one alone; the others hear that there was one."""
+    headers, whole = page.head.headers, opened(page)
+    if private(headers) is None or is_of_gateway(headers):
+        return PageFailed(whole)
+    return PageFailed(bare(whole), own=whole)
 
 
 def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:

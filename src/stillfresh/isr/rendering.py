@@ -5,7 +5,7 @@ The app runs in a task of its own. What it does after its answer (background wor
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stillfresh.clock import Clock
@@ -14,6 +14,7 @@ from stillfresh.isr.collecting import (
     App,
     AppAnswer,
     GoingAnswer,
+    Handover,
     ended,
 )
 from stillfresh.isr.model import Headers, Page, Rendered, Stored
@@ -78,7 +79,7 @@ class Renderer:
         *,
         request: Raw,
         credentials: frozenset[bytes],
-        is_wanted: Callable[[], bool],
+        handover: Handover,
     ) -> Rendered:
         """I24: by a visitor's own `request`; a response that is not for all goes on to him."""
         fetched_at = self._clock()
@@ -90,14 +91,13 @@ class Renderer:
             old = None  # of another variant, which stood under this key before
         asked = conditions(old.head.headers) if old is not None else ()
         has_old = old is not None
-        answer = GoingAnswer(judge, self._max_body, is_wanted=is_wanted, has_old=has_old)
+        answer = GoingAnswer(judge, self._max_body, handover, has_old=has_old)
         fields = (*as_asked(request, visit.host, is_vouched=visit.is_vouched), *asked)
         page = await self._page(_own_scope(visit, scope, fields, answer), answer)
         if answer.is_going or page is None:
-            going = answer if answer.is_going else None
             status = answer.status if 200 <= answer.status <= 599 else 200
             head = Page(status=status, headers=Headers.of(answer.headers))
-            return unshared(head, answer.reason, is_whole=False, going=going)
+            return unshared(head, answer.reason, is_whole=False)
         if page.status == NOT_MODIFIED and asked and old is not None:
             again = self._again(old, page)
             if again is None:
@@ -108,7 +108,7 @@ class Renderer:
                     None,
                     request=request,
                     credentials=credentials,
-                    is_wanted=is_wanted,
+                    handover=handover,
                 )
             page = again
         page = _varying(page, visit)
@@ -127,7 +127,8 @@ class Renderer:
 
     async def _page(self, scope: dict[str, Any], answer: AppAnswer) -> Page | None:
         """None: given up, or handed over."""
-        running = asyncio.ensure_future(self._app(scope, answer.receive, answer.send))
+        app = self._app(scope, answer.receive, answer.send)
+        running = answer.running = asyncio.ensure_future(app)
         waiting = asyncio.ensure_future(answer.settled.wait())
         try:
             await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -137,7 +138,6 @@ class Renderer:
         finally:
             waiting.cancel()
         if isinstance(answer, GoingAnswer) and answer.is_going:
-            answer.running = running
             self._behind.add(running)
             running.add_done_callback(self._over_for_one)
             return None

@@ -4,10 +4,9 @@ Pure.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from stillfresh.freshness import Verdict
-from stillfresh.isr.model import Head, Headers, Page, PageFailed, PageKey, Rendered, Stored
+from stillfresh.isr.model import Head, Headers, Page, Rendered, Stored
 from stillfresh.isr.rules_fields import Raw, values
 from stillfresh.isr.rules_freshness import Terms, initial_age
 from stillfresh.isr.rules_headers import end_to_end
@@ -24,10 +23,9 @@ def rendered(
     return made_of(page, judgement, fetched_at, given, is_own=own is not None, keep_for=keep_for)
 
 
-def unshared(page: Page, reason: Reason, *, is_whole: bool = True, going: Any = None) -> Rendered:  # noqa: ANN401
-    head = Head(page.status, _kept(page.headers.raw))
-    stored = Stored(head, page.body)
-    return Rendered(stored, is_shared=False, is_whole=is_whole, reason=reason, going=going)
+def unshared(page: Page, reason: Reason, *, is_whole: bool = True) -> Rendered:
+    stored = Stored(Head(page.status, _kept(page.headers.raw)), page.body)
+    return Rendered(stored, is_shared=False, is_whole=is_whole, reason=reason)
 
 
 def made_of(
@@ -115,11 +113,6 @@ def too_busy(retry_after: float) -> Page:
         "retry-after": str(max(1, int(retry_after + 0.999))),
     }
     return Page(b"This page is being prepared; please try again in a moment.\n", 503, headers)
-
-
-def told_to(key: PageKey, failure: PageFailed) -> Page:
-    """The error as it was for who began its render."""
-    return failure.page if key.own is None else opened(key.own)
 
 
 def opened(stored: Stored) -> Page:

@@ -7,9 +7,10 @@ from typing import Any, Final, TypeAlias
 from stillfresh.engine import Answer
 from stillfresh.freshness import Verdict
 from stillfresh.isr.answering import KNOWN_KEYS, Answering, gateway_timeout
+from stillfresh.isr.collecting import Handover
 from stillfresh.isr.found import Found, Going, Passed, Served, Unavailable
 from stillfresh.isr.model import PageKey, Rendered, Stored
-from stillfresh.isr.pages import PageCache
+from stillfresh.isr.pages import PageCache, PageLoad
 from stillfresh.isr.rendering import Renderer, given_to
 from stillfresh.isr.rules_bounds import SeatsOf
 from stillfresh.isr.rules_forward import is_for, selected, unfit_to_fill, without
@@ -56,10 +57,10 @@ class Visits(Answering):
             found = await self._as_asked(visit, scope)
             is_refused = isinstance(found, Found) and not _is_for_all(found)
             return Passed(Reason.AUTHORIZATION) if visit.is_authorized and is_refused else found
-        key = self._key(visit, state, visit.id, given_to(visit))
-        if await self._is_the_apps(visit, key):
+        load = self._load(visit, state, visit.id, given_to(visit))
+        if await self._is_the_apps(visit, load.key):
             return Passed(Reason.PRIVATE, is_by_answer=True)
-        found = await self._variant(visit, state, key)
+        found = await self._variant(visit, state, load)
         if visit.is_authorized and not _is_for_all(found):
             return Passed(Reason.AUTHORIZATION)
         return found
@@ -67,19 +68,19 @@ class Visits(Answering):
     async def _as_asked(self, visit: Visit, scope: Scope) -> Served:
         """I24: what is stored for such a request, else the answer to this very request."""
         for _ in range(ROUNDS):
-            base = key = self._own_key(visit, scope, visit.id)
+            base = key = self._key(visit, visit.id)
             kept = await self._kept(visit, key)
             if kept is not None and kept.found and not self._is_of(visit, kept.value):
                 varied = self._varied(visit, kept.value.head.vary)
                 if isinstance(varied, Reason):
                     return Passed(varied)
-                key = self._own_key(visit, scope, varied)
+                key = self._key(visit, varied)
                 if not self._has_room(base, key, self._pages.clock()):
                     return Passed(Reason.FULL)
                 kept = await self._kept(visit, key)
                 if kept is not None and kept.found and not self._is_of(visit, kept.value):
                     return Passed(Reason.VARY)
-            found = await self._kept_or_asked(visit, key, kept)
+            found = await self._kept_or_asked(visit, scope, key, kept)
             if not isinstance(found, Found) or self._is_of(visit, found.stored):
                 return _beside(found, base)
         return Passed(Reason.VARY)
@@ -107,12 +108,12 @@ class Visits(Answering):
         return id_ if len(id_) <= MOST_KEY else Reason.HEADERS
 
     async def _kept_or_asked(
-        self, visit: Visit, key: PageKey, kept: Answer[Stored] | None
+        self, visit: Visit, scope: Scope, key: PageKey, kept: Answer[Stored] | None
     ) -> Served:
         """What is kept, if it is good enough; `unfit` requests never fill the cache."""
         unfit = unfit_to_fill(visit.headers)
         if kept is None or not kept.found:
-            return await self._unkept(visit, key, unfit, is_refused=kept is not None)
+            return await self._unkept(visit, scope, key, unfit, is_refused=kept is not None)
         head, finder = kept.value.head, self._finder
         if visit.is_authorized and not allows_authorized(head.headers):
             return Passed(Reason.AUTHORIZATION)
@@ -123,43 +124,41 @@ class Visits(Answering):
             return finder.hit(key, kept)
         refused = is_for(head.headers, visit.carried)
         why = refused if unfit in {None, Reason.RANGE} else unfit
-        return Passed(why) if not is_good and why is not None else await self._asked(visit, key)
+        if not is_good and why is not None:
+            return Passed(why)
+        return await self._asked(visit, scope, key)
 
     async def _unkept(
-        self, visit: Visit, key: PageKey, unfit: Reason | None, *, is_refused: bool
+        self, visit: Visit, scope: Scope, key: PageKey, unfit: Reason | None, *, is_refused: bool
     ) -> Served:
         """`is_refused`: the last answer, to whatever request, was not to be shared."""
         if self._heard.of(self._mark(visit)) is Word.PRIVATE:
             return Passed(Reason.PRIVATE, is_by_answer=True)
         if unfit is not None:
             return Passed(unfit)
-        return await self._asked(visit, key, anew=is_refused)
+        return await self._asked(visit, scope, key, anew=is_refused)
 
-    async def _asked(self, visit: Visit, key: PageKey, *, anew: bool = False) -> Served:
-        key.is_waited_for = True
+    async def _asked(
+        self, visit: Visit, scope: Scope, key: PageKey, *, anew: bool = False
+    ) -> Served:
+        handover = Handover()
+        load = self._own_load(visit, scope, key, handover)
         try:
-            found = await self._answer(visit, key, anew=anew)
-            going, key.going = key.going, None
+            found = await self._answer(visit, load, anew=anew)
+            going = None if isinstance(found, Found) else handover.take()
         finally:
-            key.is_waited_for = False
-            if key.going is not None:
-                key.going.abandon()
-        if going is None:
-            return found
-        if isinstance(found, Found):
-            going.abandon()
-            return found
-        return Going(going, key.reason or Reason.PRIVATE)
+            handover.close()
+        return found if going is None else Going(going, going.reason)
 
-    def _own_key(self, visit: Visit, scope: Scope, id_: str) -> PageKey:
-        """I24: whose load asks with the visitor's own request."""
+    def _own_load(self, visit: Visit, scope: Scope, key: PageKey, handover: Handover) -> PageLoad:
+        """I24: it asks with the visitor's own request."""
         own = self._terms(visit)
 
         async def render(old: Stored | None) -> Rendered:
-            request, is_own = visit.headers, True
+            request, taker = visit.headers, handover
             if old is not None and is_for(old.head.headers, visit.carried) is not None:
                 # A refresh behind: nobody waits for it, and the page is made without credentials.
-                request, is_own = without(request, visit.carried), False
+                request, taker = without(request, visit.carried), Handover(is_open=False)
             return await self._renderer.forward(
                 visit,
                 scope,
@@ -167,13 +166,14 @@ class Visits(Answering):
                 old,
                 request=request,
                 credentials=self._credentials,
-                is_wanted=lambda: is_own and key.is_waited_for,
+                handover=taker,
             )
 
+        return PageLoad(key, render, is_open=True)
+
+    def _key(self, visit: Visit, id_: str) -> PageKey:
         of = None if id_ == visit.url else visit.url
-        key = self._pages.key(id_, visit.path, render, visit.route.tags, of=of)
-        key.is_open = True
-        return key
+        return self._pages.key(id_, visit.path, visit.route.tags, of=of)
 
     async def _is_the_apps(self, visit: Visit, key: PageKey) -> bool:
         """Nobody has called it shareable yet, and this request is one's own: its answer will tell.
@@ -189,26 +189,26 @@ class Visits(Answering):
                 return False
         return visit.is_personal and await self._pages.core.look(key) is None
 
-    async def _variant(self, visit: Visit, state: Mapping[str, Any], key: PageKey) -> Served:
+    async def _variant(self, visit: Visit, state: Mapping[str, Any], load: PageLoad) -> Served:
         """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
-        found = await self._answer(visit, key)
+        found = await self._answer(visit, load)
         if not isinstance(found, Found) or self._is_of(visit, found.stored):
             return found
         vary = found.stored.head.vary
         if isinstance(id_ := self._varied(visit, vary), Reason):
             return Passed(id_)
         values = selected(vary, visit.headers, visit.carried) or {}
-        varied = self._key(visit, state, id_, {**given_to(visit), **values})
-        if not self._has_room(key, varied, self._pages.clock()):
+        varied = self._load(visit, state, id_, {**given_to(visit), **values})
+        if not self._has_room(load.key, varied.key, self._pages.clock()):
             return Passed(Reason.FULL)
         found = await self._answer(visit, varied)
         if not isinstance(found, Found):
             return found
-        return _beside(found, key) if self._is_of(visit, found.stored) else Passed(Reason.VARY)
+        return _beside(found, load.key) if self._is_of(visit, found.stored) else Passed(Reason.VARY)
 
-    def _key(
+    def _load(
         self, visit: Visit, state: Mapping[str, Any], id_: str, given: Mapping[str, str]
-    ) -> PageKey:
+    ) -> PageLoad:
         own = self._terms(visit)
 
         async def render(old: Stored | None) -> Rendered:
@@ -216,10 +216,7 @@ class Visits(Answering):
             again = {**visit.declared, **dict(old.head.variant)} if old is not None else given
             return await self._renderer.render(visit, state, own, again, old)
 
-        of = None if id_ == visit.url else visit.url
-        key = self._pages.key(id_, visit.path, render, visit.route.tags, of=of)
-        key.is_open = own is None
-        return key
+        return PageLoad(self._key(visit, id_), render, is_open=own is None)
 
     async def _only_stored(self, visit: Visit) -> Served:
         """RFC 9111 §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
