@@ -19,7 +19,18 @@ CORE_DEPENDENCIES = {"apsw", "msgspec"}
 
 LAYERS = [
     {"errors"},
-    {"backoff", "bounded", "checks", "clock", "durations", "events", "forks", "quiet", "tags"},
+    {
+        "backoff",
+        "bounded",
+        "checks",
+        "clock",
+        "durations",
+        "events",
+        "forks",
+        "quiet",
+        "slices",
+        "tags",
+    },
     {"freshness", "wire"},
     {"ttl_cache"},
     {"sweeper"},

@@ -1,14 +1,18 @@
 """E28: what is merely held costs nothing."""
 
 import asyncio
+import gc
+import time
+import weakref
 from collections import Counter
 
 import pytest
 from engine_kit import Sleeper, Upstream, declare, outcome, turns, version
 from store_kit import SteppedStore, cache_on
 
-from stillfresh import Cache, StoreError
-from stillfresh.stores.memory import MemoryStore
+from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, StoreError, Verdict
+from stillfresh.stores.contract import Ask, Copy, Failure, Record
+from stillfresh.stores.memory import MemoryRow, MemoryStore
 from stillfresh.testing import ManualClock
 
 MANY = [f"sku-{number}" for number in range(300)]
@@ -104,3 +108,71 @@ class TestE28Tags:
         assert sum(len(front.tagged(key)) for key in MANY) == len(front.entries)
         front.clear()
         assert not front.tagged("all")
+
+
+class Node:
+    """A value of a user's that can refer to anything."""
+
+    answer: Answer["Node"] | None = None
+
+
+class NodeCodec:
+    def encode(self, _: Node, /) -> bytes:
+        return b""
+
+    def decode(self, _: bytes, /) -> Node:
+        return Node()
+
+
+class TestE28Collection:
+    def test_what_a_store_holds_is_not_walked_over(self) -> None:
+        """It is text, numbers and bytes: it cannot be part of a cycle."""
+        copy = Copy("g", 1.0, Policy(1), b"value")
+        failure = Failure(1, 2.0, "no")
+        held = [
+            copy,
+            failure,
+            Record(copy, 3.0, failure),
+            Ask("a", tags=("t",)),
+            MemoryRow(1, copy),
+        ]
+        assert not any(gc.is_tracked(it) for it in held)
+
+    async def test_a_cycle_through_a_users_value_is_collected(self, cache: Cache) -> None:
+        """A value that refers to its own answer goes when the cache and its caller let go of it."""
+
+        @cache.batched("node", fresh_for=60, codec=NodeCodec())
+        async def nodes(keys: list[str]) -> dict[str, Node]:
+            return {key: Node() for key in keys}
+
+        answer = await nodes.get("a")
+        answer.value.answer = answer
+        seen = weakref.ref(answer.value)
+        await nodes.delete("a")
+        del answer
+        await turns()
+        gc.collect()
+        assert seen() is None
+
+    def test_a_cycle_through_an_error_is_collected(self) -> None:
+        """An answer's error has a traceback, whose frames may hold the answer."""
+
+        def raised() -> weakref.ref[LoadFailed]:
+            error = LoadFailed("no")
+            answer = Answer(
+                1,
+                found=True,
+                verdict=Verdict.STALE,
+                fetched_at=0.0,
+                origin=Origin.MEMORY,
+                clock=time.time,
+                error=error,
+            )
+            with pytest.raises(LoadFailed):
+                raise error
+            del error
+            return weakref.ref(answer.error or LoadFailed())
+
+        seen = raised()
+        gc.collect()
+        assert seen() is None

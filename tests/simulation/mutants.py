@@ -21,7 +21,7 @@ from stillfresh.engine.watcher import Watcher
 from stillfresh.feed import steps
 from stillfresh.stores import memory
 from stillfresh.stores.contract import Lease
-from stillfresh.stores.memory import MemoryStore, Row
+from stillfresh.stores.memory import MemoryRow, MemoryStore
 from stillfresh.testing.simulator import Promise
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import Asking
@@ -81,7 +81,7 @@ def a_tag_reaches_nothing_that_is_under_way(patch: pytest.MonkeyPatch) -> None:
     async def invalidate_tag(
         self: MemoryStore, tag: str, *, soft: bool = False
     ) -> list[tuple[str, str]]:
-        keys = [key for key in sorted(self._tagged.keys(tag)) if not self._rows[key].token]
+        keys = [key for key in self._rows.tagged.keys(tag) if key not in self._rows.leased]
         self._invalidate(keys, soft=soft)
         return keys
 
@@ -97,7 +97,7 @@ def a_retry_reuses_its_token(patch: pytest.MonkeyPatch) -> None:
         grants = before(self, some)
         for id_, lease in grants.items():
             if isinstance(lease, Lease) and (first := self.leases.get(id_)) is not None:
-                self.world.store._rows[self.kind, id_].token = first.token
+                self.world.store._rows.leased[self.kind, id_].token = first.token
                 grants[id_] = Lease(id_, first.token, lease.expires_at)
         return grants
 
@@ -132,9 +132,9 @@ def a_move_leaves_the_game_in_the_pool(patch: pytest.MonkeyPatch) -> None:
 @mutant(Promise.HOLDER, "over_a_network")
 def a_lease_is_given_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
     def acquire(self: MemoryStore, kind: str, ask: Any, now: float, lease_for: float) -> Any:
-        row = self._rows.setdefault((kind, ask.id), Row())
-        row.token, row.held_until = self._new_token(), now + lease_for
-        return Lease(ask.id, row.token, row.held_until)
+        lease = Lease(ask.id, self._new_token(), now + lease_for)
+        self._rows.lease((kind, ask.id), lease.token, lease.expires_at, ask.tags)
+        return lease
 
     patch.setattr(MemoryStore, "_acquire", acquire)
 
@@ -165,7 +165,7 @@ def who_is_denied_the_lease_loads_all_the_same(patch: pytest.MonkeyPatch) -> Non
 
 @mutant(Promise.LOST, "over_a_network")
 def a_publication_is_not_fenced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Row, "holds", lambda *_: True)
+    patch.setattr(MemoryRow, "holds", lambda *_: True)
 
 
 @mutant(Promise.LOST, "of_puts")
@@ -175,8 +175,8 @@ def a_put_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
     holders: dict[str, tuple[str, float]] = {}
 
     def granted(self: MemoryStore, kind: str, ask: Any, now: float, lease_for: float) -> Any:
-        row = self._rows.get((kind, ask.id), Row())
-        token, held_until = row.token, row.held_until
+        row = self._rows.get((kind, ask.id))
+        token, held_until = (None, 0.0) if row is None else (row.token, row.held_until)
         grant = acquire(self, kind, ask, now, lease_for)
         if token is not None and ask.take_over and isinstance(grant, Lease):
             holders[grant.token] = token, held_until
@@ -185,8 +185,8 @@ def a_put_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
     async def published(self: MemoryStore, kind: str, copies: Any) -> set[str]:
         superseded = await publish(self, kind, copies)
         for id_, (lease, _) in copies.items():
-            if id_ not in superseded and lease.token in holders:
-                row = self._rows[kind, id_]
+            row = self._rows.get((kind, id_))
+            if id_ not in superseded and lease.token in holders and row is not None:
                 row.token, row.held_until = holders.pop(lease.token)
         return superseded
 

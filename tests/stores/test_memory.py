@@ -1,11 +1,25 @@
 """S1, S2, S3: the memory store passes the conformance suite, and stays within its bounds."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
 import pytest
 
-from stillfresh import Clock, ConfigError
-from stillfresh.stores.contract import Ask, Lease
-from stillfresh.stores.memory import MemoryStore
-from stillfresh.testing import StoreConformance
+from stillfresh import Clock, ConfigError, Policy
+from stillfresh.slices import SLICE
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, StoreStats
+from stillfresh.stores.memory import MemoryRows, MemoryStore
+from stillfresh.testing import ManualClock, StoreConformance
+
+T = TypeVar("T")
+
+MANY = 3 * SLICE + 1
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1_700_000_000.0)
 
 
 class TestS3MemoryStore(StoreConformance):
@@ -31,10 +45,118 @@ class TestS3MemoryStore(StoreConformance):
             await store.release(
                 "price", [grant for grant in grants.values() if isinstance(grant, Lease)]
             )
-        assert (store._rows, store._tagged._keys) == ({}, {})
+        assert (store._rows.size, store._rows.tagged._keys, store._rows.leased) == (0, {}, {})
 
     @pytest.mark.parametrize("limit", [0, -1])
     def test_refuses_a_bad_limit(self, limit: int) -> None:
         """A store for nothing is a mistake."""
         with pytest.raises(ConfigError, match="max_copies: must be 1 or more"):
             MemoryStore(max_copies=limit)
+
+
+class Turns:
+    """Counts the rows that a store touches between two turns of the loop."""
+
+    def __init__(self, rows: MemoryRows, patch: pytest.MonkeyPatch) -> None:
+        self.longest = self._now = 0
+        for name in ("get", "drop"):
+            patch.setattr(rows, name, self._counted(getattr(rows, name)))
+        items = rows.items
+        patch.setattr(rows, "items", lambda: (item for item in items() if self._touched()))
+
+    def _counted(self, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda key: work(key) if self._touched() else None
+
+    def _touched(self) -> bool:
+        self._now += 1
+        self.longest = max(self.longest, self._now)
+        return True
+
+    async def follow(self, work: Awaitable[T]) -> T:
+        """Run the work, and begin a new count at each turn of the loop."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            self._now = 0
+            await asyncio.sleep(0)
+        return task.result()
+
+
+class TestE28Growth:
+    """At most a slice of the rows is touched in one turn of the event loop."""
+
+    @pytest.fixture
+    async def store(self, clock: ManualClock) -> MemoryStore:
+        store = MemoryStore(clock=clock)
+        await store.open()
+        asks = [Ask(f"{number:04}", tags=("all",)) for number in range(MANY)]
+        grants = await store.acquire("price", asks, 5)
+        leases = [grant for grant in grants.values() if isinstance(grant, Lease)]
+        policy, at = Policy(10), clock()
+        copies = {it.id: (it, Copy(it.token, at, policy, b"12")) for it in leases}
+        assert await store.publish("price", copies) == set()
+        return store
+
+    async def test_stats_touch_no_row(
+        self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are counters, kept by whatever changes a copy or a lease."""
+        monkeypatch.setattr(store._rows, "get", None)
+        monkeypatch.setattr(store._rows, "items", None)
+        assert await store.stats() == StoreStats(copies=MANY, leases=0, bytes=2 * MANY)
+
+    async def test_entries_are_found_in_slices(
+        self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In their order, and a page at a time, all the same."""
+        turns = Turns(store._rows, monkeypatch)
+        page = await turns.follow(store.entries(after=("price", "0004"), limit=3))
+        assert [entry.id for entry in page] == ["0005", "0006", "0007"]
+        assert turns.longest <= SLICE
+
+    async def test_an_eviction_goes_in_slices(
+        self, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is published meanwhile is neither dropped nor in its way."""
+        turns = Turns(store._rows, monkeypatch)
+        clock.advance(11)
+        evicting = asyncio.ensure_future(turns.follow(store.evict(clock())))
+        grant = (await store.acquire("price", [Ask("new")], 5))["new"]
+        await asyncio.sleep(0)
+        assert isinstance(grant, Lease)
+        await store.publish("price", {"new": (grant, Copy("new", clock(), Policy(10), b"1"))})
+        assert await evicting == MANY
+        assert turns.longest <= 3 * SLICE + 3, "walked over, looked at and dropped"
+        assert (await store.stats()).copies == 1
+
+    async def test_a_tag_is_invalidated_in_slices(
+        self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All are marked when it returns."""
+        turns = Turns(store._rows, monkeypatch)
+        keys = await turns.follow(store.invalidate_tag("all"))
+        assert turns.longest <= SLICE
+        found = await store.read("price", [id_ for _, id_ in keys])
+        assert len(found) == MANY
+        assert {record.copy.mark for record in found.values() if record.copy} == {Mark.HARD}
+
+    async def test_closing_drops_in_slices(
+        self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is empty at once, and frees its memory bit by bit."""
+        turns = Turns(store._rows, monkeypatch)
+        await turns.follow(store.close())
+        assert turns.longest <= 2 * SLICE
+        await store.open()
+        assert (await store.stats()).copies == 0
+
+    async def test_a_full_store_drops_the_oldest_few(self, clock: ManualClock) -> None:
+        """In the order of their publication, wherever they are kept."""
+        store = MemoryStore(clock=clock, max_copies=1000)
+        await store.open()
+        for number in range(1_001):
+            lease = (await store.acquire("price", [Ask(str(number))], 5))[str(number)]
+            assert isinstance(lease, Lease)
+            copy = Copy(lease.token, clock(), Policy(10), b"1")
+            await store.publish("price", {lease.id: (lease, copy)})
+        left = {entry.id for entry in await store.entries(limit=10_000)}
+        assert left == {str(number) for number in range(11, 1_001)}

@@ -307,13 +307,8 @@ class Core(Generic[K, V]):
     def stats(self) -> ResourceStats:
         front, queue = self.shelf.front, self._tower.queue
         front.fold_all()
-        held = Holding(
-            entries=len(front.entries),
-            loading=len(queue.flights),
-            queued=queue.waiting(),
-            watched=len(self.watcher.watches),
-            max_batch=self.spec.max_batch,
-        )
+        watched, loading = len(self.watcher.watches), len(queue.flights)
+        held = Holding(len(front.entries), loading, queue.waiting(), watched, self.spec.max_batch)
         return self.shelf.meter.stats(self.shelf.now(), held)
 
     async def ready(self) -> Runtime:

@@ -81,14 +81,18 @@ class Tower(Generic[K, V]):
         flight.forced |= forced
         flight.join(waiter)
 
-    def flight(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> Flight[K, V]:
+    def flight(
+        self, key: K, id_: str, record: Record, by: Waiter[K, V] | None = None
+    ) -> Flight[K, V]:
         """The one there is, or a new one that builds on what the record says."""
         front = self._shelf.front
         if record.copy is None and key in front.entries and key not in self.queue.flights:
             front.drop(key)  # deleted, by whatever process
         if not self._flushing:
             self._flush_soon()
-        return self.queue.add(key, id_, record, by if by.load is not None else None)
+        return self.queue.add(
+            key, id_, record, by if by is not None and by.load is not None else None
+        )
 
     def give_fallback(
         self, key: K, copy: Copy, waiters: list[Waiter[K, V]], *, unverified: bool = False

@@ -35,7 +35,7 @@ class Unread(Enum):
 UNREAD: Final = Unread.UNREAD
 
 
-class Copy(Struct, frozen=True):
+class Copy(Struct, frozen=True, gc=False):
     """One value as it was at `fetched_at`, with its own terms; `value` None: absent upstream."""
 
     generation: str
@@ -46,7 +46,7 @@ class Copy(Struct, frozen=True):
     mark: Mark = Mark.NONE
 
 
-class Failure(Struct, frozen=True):
+class Failure(Struct, frozen=True, gc=False):
     """The last loads failed: how often, what was said, and when the next may begin."""
 
     count: int
@@ -54,7 +54,7 @@ class Failure(Struct, frozen=True):
     error: str
 
 
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, gc=False):
     """All that a store knows of one id."""
 
     copy: Copy | None = None
@@ -63,7 +63,7 @@ class Record(Struct, frozen=True):
     failure: Failure | None = None
 
 
-class Ask(Struct, frozen=True):
+class Ask(Struct, frozen=True, gc=False):
     """For the lease of `id`, by one who saw the copy of generation `seen` (None: no copy)."""
 
     id: str
@@ -84,7 +84,7 @@ class Ask(Struct, frozen=True):
         return self.failures is not None and failure is not None and failure.count != self.failures
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, gc=False):
     """Granted: the right to refresh `id`, until `expires_at`, provable by `token`."""
 
     id: str
@@ -92,13 +92,13 @@ class Lease(Struct, frozen=True):
     expires_at: float
 
 
-class Held(Struct, frozen=True):
+class Held(Struct, frozen=True, gc=False):
     """Denied: another holds it until then."""
 
     until: float
 
 
-class Newer(Struct, frozen=True):
+class Newer(Struct, frozen=True, gc=False):
     """Denied: the copy, or the failure, is not the one that was seen any more; here it is."""
 
     record: Record
@@ -107,7 +107,7 @@ class Newer(Struct, frozen=True):
 Grant: TypeAlias = Lease | Held | Newer
 
 
-class Costs(Struct, frozen=True):
+class Costs(Struct, frozen=True, gc=False):
     """What services that are paid by the request were asked since the store was opened."""
 
     read_units: float = 0.0
@@ -118,7 +118,7 @@ class Costs(Struct, frozen=True):
     s3_lists: int = 0
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """One id in a listing."""
 
     kind: str
@@ -129,7 +129,7 @@ class Entry(Struct, frozen=True):
     """Bytes of the value; None where there is none, or nobody knows."""
 
 
-class StoreStats(Struct, frozen=True):
+class StoreStats(Struct, frozen=True, gc=False):
     """`bytes` is what the store takes on disk or in memory, as near as it can tell."""
 
     copies: int

@@ -1,14 +1,15 @@
 """`memory://`: the contract in one process; the reference that other stores are compared with (S3).
 
-Every step is a few lines without an `await`, so on one event loop each is atomic as it stands.
+Every step on one key is a few lines without an `await`, so on one event loop it is atomic as it
+stands. What walks over many keys does it in slices, and counts are kept, not made (E28).
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from heapq import nsmallest
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from heapq import merge, nsmallest
+from itertools import count, islice
 from secrets import token_hex
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.freshness import is_lease_over, is_over
+from stillfresh.slices import SLICE, sliced
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -36,16 +38,24 @@ from stillfresh.tags import TagIndex
 __all__ = ["MemoryStore"]
 
 MAX_COPIES: Final = 100_000
+PART: Final = 16_384
+"""Rows in one dict, about: a dict of a million grows in one step of 50 ms."""
+
+Key: TypeAlias = tuple[str, str]
 
 
-class Row(Struct, eq=False):
+class MemoryRow(Struct, eq=False, gc=False):
     """What the contract's Record says, and the token that only the holder may know."""
 
+    order: int
+    """Of its publication, or of its first lease."""
     copy: Copy | None = None
     token: str | None = None
     held_until: float = 0.0
     failure: Failure | None = None
     tags: tuple[str, ...] = ()
+    size: int = 0
+    """Bytes of the copy's value."""
 
     def record(self, known: str | None) -> Record:
         copy = self.copy
@@ -63,6 +73,73 @@ class Row(Struct, eq=False):
     def holds(self, lease: Lease, now: float) -> bool:
         """S2: the token is the fence; the time only permits a takeover."""
         return self.token == lease.token and not is_over(self.held_until, now)
+
+
+class MemoryRows:
+    """All rows, by kind and id, and what they add up to."""
+
+    def __init__(self, most: int) -> None:
+        self._parts: list[dict[Key, MemoryRow]] = [{} for _ in range(1 + most // PART)]
+        self._orders = count()
+        self.size = self.copies = self.bytes = 0
+        self.leased: dict[Key, MemoryRow] = {}
+        self.tagged: TagIndex[Key] = TagIndex()
+
+    def part(self, key: Key) -> dict[Key, MemoryRow]:
+        return self._parts[hash(key[1]) % len(self._parts)]
+
+    def get(self, key: Key) -> MemoryRow | None:
+        return self._parts[hash(key[1]) % len(self._parts)].get(key)
+
+    def lease(self, key: Key, token: str, until: float, tags: tuple[str, ...]) -> None:
+        if (row := self.get(key)) is None:
+            row = self.part(key)[key] = MemoryRow(next(self._orders))
+            self.size += 1
+        if row.tags != tags:
+            self.tagged.remove(key, row.tags)
+            self.tagged.add(key, tags)
+        row.token, row.held_until, row.tags = token, until, tags
+        self.leased[key] = row
+
+    def end_lease(self, key: Key, row: MemoryRow) -> None:
+        row.token = None
+        self.leased.pop(key, None)
+
+    def publish(self, key: Key, row: MemoryRow, copy: Copy) -> None:
+        self.end_lease(key, row)
+        self._count(row, -1)
+        row.copy, row.failure, row.order = copy, None, next(self._orders)
+        row.size = len(copy.value) if isinstance(copy.value, bytes | Sized) else 0
+        self._count(row, 1)
+        part = self.part(key)
+        part[key] = part.pop(key)
+
+    def drop(self, key: Key) -> None:
+        if (row := self.part(key).pop(key, None)) is not None:
+            self.size -= 1
+            self._count(row, -1)
+            self.end_lease(key, row)
+            self.tagged.remove(key, row.tags)
+
+    def _count(self, row: MemoryRow, sign: int) -> None:
+        if row.copy is not None:
+            self.copies += sign
+            self.bytes += sign * row.size
+
+    def items(self) -> Iterator[tuple[Key, MemoryRow]]:
+        """Those of a part as they are when it is reached; each may be gone since."""
+        for part in self._parts:
+            left = list(part.items())
+            while left:  # what is dropped meanwhile is freed slice by slice as well
+                yield left.pop()
+
+    def oldest(self, number: int) -> list[Key]:
+        """Oldest publication first; a row under lease is somebody's work."""
+        idle = (
+            ((row.order, key) for key, row in part.items() if row.token is None)
+            for part in self._parts
+        )
+        return [key for _, key in islice(merge(*idle), number)]
 
 
 class MemoryStore:
@@ -83,8 +160,7 @@ class MemoryStore:
         self._clock = clock
         self._max_copies = max_copies
         self._new_token = new_token
-        self._rows: dict[tuple[str, str], Row] = {}
-        self._tagged: TagIndex[tuple[str, str]] = TagIndex()
+        self._rows = MemoryRows(max_copies)
         self._open = False
 
     async def open(self) -> None:
@@ -93,8 +169,10 @@ class MemoryStore:
     async def close(self) -> None:
         """What was kept goes: it lived in this process only."""
         self._open = False
-        self._rows.clear()
-        self._tagged.clear()
+        rows, self._rows = self._rows, MemoryRows(self._max_copies)
+        async for some in sliced(rows.items()):
+            for key, _ in some:
+                rows.drop(key)
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
@@ -112,19 +190,18 @@ class MemoryStore:
         return {ask.id: self._acquire(kind, ask, now, lease_for) for ask in asks}
 
     def _acquire(self, kind: str, ask: Ask, now: float, lease_for: float) -> Grant:
-        row = self._opened().setdefault((kind, ask.id), Row())
-        if row.copy is not None and row.copy.generation != ask.seen:
-            return Newer(row.record(known=None))
-        is_held = row.token is not None and not is_lease_over(row.held_until, now, lease_for)
-        if is_held and not ask.take_over:
-            return Held(row.held_until)
-        if ask.missed(row.failure):
-            return Newer(row.record(known=None))
-        row.token, row.held_until = self._new_token(), now + lease_for
-        self._tagged.remove((kind, ask.id), row.tags)
-        row.tags = ask.tags
-        self._tagged.add((kind, ask.id), row.tags)
-        return Lease(ask.id, row.token, row.held_until)
+        rows, key = self._opened(), (kind, ask.id)
+        if (row := rows.get(key)) is not None:
+            if row.copy is not None and row.copy.generation != ask.seen:
+                return Newer(row.record(known=None))
+            is_held = row.token is not None and not is_lease_over(row.held_until, now, lease_for)
+            if is_held and not ask.take_over:
+                return Held(row.held_until)
+            if ask.missed(row.failure):
+                return Newer(row.record(known=None))
+        lease = Lease(ask.id, self._new_token(), now + lease_for)
+        rows.lease(key, lease.token, lease.expires_at, ask.tags)
+        return lease
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         now, rows = self._clock(), self._opened()
@@ -133,9 +210,8 @@ class MemoryStore:
             row = rows.get((kind, id_))
             if row is None or not row.holds(lease, now):
                 superseded.add(id_)
-                continue
-            row.copy, row.token, row.failure = copy, None, None
-            rows[kind, id_] = rows.pop((kind, id_))
+            else:
+                rows.publish((kind, id_), row, copy)
         self._shrink()
         return superseded
 
@@ -152,11 +228,11 @@ class MemoryStore:
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        failures = failures or {}
+        rows, failures = self._opened(), failures or {}
         for lease in leases:
-            row = self._opened().get((kind, lease.id))
+            row = rows.get((kind, lease.id))
             if row is not None and row.token == lease.token:
-                row.token = None
+                rows.end_lease((kind, lease.id), row)
                 row.failure = failures.get(lease.id, row.failure)
                 self._forget_if_empty((kind, lease.id), row)
         self._shrink()
@@ -164,39 +240,38 @@ class MemoryStore:
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         self._invalidate([(kind, id_) for id_ in ids], soft=soft)
 
-    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        self._opened()
-        keys = sorted(self._tagged.keys(tag))
-        self._invalidate(keys, soft=soft)
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[Key]:
+        keys = self._opened().tagged.keys(tag)
+        async for some in sliced(keys):
+            self._invalidate(some, soft=soft)
         return keys
 
-    def _invalidate(self, keys: Iterable[tuple[str, str]], *, soft: bool) -> None:
-        mark = Mark.SOFT if soft else Mark.HARD
+    def _invalidate(self, keys: Iterable[Key], *, soft: bool) -> None:
+        mark, rows = Mark.SOFT if soft else Mark.HARD, self._opened()
         for key in keys:
-            if row := self._opened().get(key):
-                row.token = None
+            if row := rows.get(key):
+                rows.end_lease(key, row)
                 if row.copy is not None:
                     row.copy = replace(row.copy, mark=max(row.copy.mark, mark))
                 self._forget_if_empty(key, row)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         for id_ in ids:
-            self._drop((kind, id_))
+            self._opened().drop((kind, id_))
 
     async def evict(self, before: float) -> int:
-        gone = [key for key, row in self._opened().items() if _is_gone(row, before)]
-        for key in gone:
-            self._drop(key)
-        return len(gone)
+        rows, dropped = self._opened(), 0
+        async for some in sliced(rows.items()):
+            for key, row in some:
+                if _is_gone(row, before) and rows.get(key) is row:
+                    rows.drop(key)
+                    dropped += 1
+        return dropped
 
     async def stats(self) -> StoreStats:
-        now, rows = self._clock(), list(self._opened().values())
-        values = [row.copy.value for row in rows if row.copy is not None]
-        return StoreStats(
-            copies=len(values),
-            leases=sum(row.token is not None and not is_over(row.held_until, now) for row in rows),
-            bytes=sum(len(value) for value in values if isinstance(value, Sized)),
-        )
+        now, rows = self._clock(), self._opened()
+        live = sum(not is_over(row.held_until, now) for row in rows.leased.values())
+        return StoreStats(rows.copies, live, rows.bytes)
 
     async def entries(
         self,
@@ -205,35 +280,32 @@ class MemoryStore:
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        rows = self._opened()
-        listed = (name for name in rows if is_listed(name, kind, search, after))
-        return [rows[name].entry(*name) for name in nsmallest(checked_limit(limit), listed)]
+        rows, limit = self._opened(), checked_limit(limit)
+        found: list[tuple[Key, MemoryRow]] = []
+        async for some in sliced(rows.items()):
+            last = found[limit - 1 :]
+            near = [item for item in some if item < last[0]] if last else some
+            found += [item for item in near if is_listed(item[0], kind, search, after)]
+            found = sorted(found)[:limit]
+        return [row.entry(*key) for key, row in nsmallest(limit, found)]
 
-    def _opened(self) -> dict[tuple[str, str], Row]:
+    def _opened(self) -> MemoryRows:
         if not self._open:
             raise NotOpen("this store is closed")
         return self._rows
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        if (row := self._opened().pop(key, None)) is not None:
-            self._tagged.remove(key, row.tags)
-
-    def _forget_if_empty(self, key: tuple[str, str], row: Row) -> None:
+    def _forget_if_empty(self, key: Key, row: MemoryRow) -> None:
         if row.copy is None and row.token is None and row.failure is None:
-            self._drop(key)
+            self._rows.drop(key)
 
     def _shrink(self) -> None:
-        """Oldest publication first; a row under lease is somebody's work.
-
-        One in a hundred more than asked for: finding the oldest walks over what was dropped.
-        """
-        if (over := len(self._rows) - self._max_copies) > 0:
-            idle = (key for key, row in self._rows.items() if row.token is None)
-            for key in list(islice(idle, over + self._max_copies // 100)):
-                self._drop(key)
+        """Some more than asked for: finding the oldest walks over what was dropped."""
+        if (over := self._rows.size - self._max_copies) > 0:
+            for key in self._rows.oldest(over + min(self._max_copies // 100, SLICE)):
+                self._rows.drop(key)
 
 
-def _is_gone(row: Row, before: float) -> bool:
+def _is_gone(row: MemoryRow, before: float) -> bool:
     """Nothing that anybody could be served, and nothing under way."""
     if row.copy is not None:
         served = row.copy.fetched_at + row.copy.policy.lasts
