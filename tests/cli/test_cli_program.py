@@ -25,16 +25,16 @@ from valkey_server import Server, free_port
 from stillfresh import Policy
 from stillfresh.cli import main, measuring
 from stillfresh.cli.output import age_text, moment_text, plain, size_text
-from stillfresh.cli.program import Exemplary
+from stillfresh.cli.program import Command
 from stillfresh.errors import without_password
 
 HOUR = Policy(3600)
 ROOT = Path(__file__).parent.parent.parent
 
 
-def commands(group: click.Group = main, *path: str) -> Iterator[tuple[tuple[str, ...], Exemplary]]:
+def commands(group: click.Group = main, *path: str) -> Iterator[tuple[tuple[str, ...], Command]]:
     for name, command in group.commands.items():
-        assert isinstance(command, Exemplary)
+        assert isinstance(command, Command)
         yield (*path, name), command
         if isinstance(command, click.Group):
             yield from commands(command, *path, name)

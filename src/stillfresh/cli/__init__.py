@@ -8,8 +8,7 @@ try:
 except ModuleNotFoundError as exc:
     raise SystemExit("stillfresh: the commands need click: install stillfresh[cli]") from exc
 
-from stillfresh.cli.explaining import explain
-from stillfresh.cli.inspecting import inspect
+from stillfresh.cli.inspecting import explain, inspect
 from stillfresh.cli.invalidating import evict, invalidate
 from stillfresh.cli.measuring import bench
 from stillfresh.cli.program import Program

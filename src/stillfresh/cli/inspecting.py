@@ -1,22 +1,33 @@
-"""`stillfresh inspect`: what is in a store, by kind and verdict, and its entries (G10)."""
+"""`stillfresh inspect` and `stillfresh explain`: what is in a store, and why (G10, E12)."""
 
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import click
-from msgspec.structs import asdict
+from msgspec import structs
 
-from stillfresh.cli.output import age_text, as_json, print_json, print_table, size_text, working
-from stillfresh.cli.places import looked_into, pages_of
+from stillfresh.cli.output import (
+    age_text,
+    as_json,
+    moment_text,
+    plain,
+    print_json,
+    print_table,
+    size_text,
+    working,
+)
+from stillfresh.cli.places import about_names, looked_into, pages_of, say
 from stillfresh.cli.program import TEXT, Command
 from stillfresh.engine.explain import PAGE
+from stillfresh.engine.explain import explain as explained
 from stillfresh.engine.listing import Listed, listed
+from stillfresh.engine.model import Explanation
 from stillfresh.errors import without_password
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import StoreStats
+from stillfresh.stores.contract import Record, StoreStats
 from stillfresh.stores.listing import MOST_LISTED
 
 VERDICTS: Final = tuple(Verdict)
@@ -25,7 +36,7 @@ AT_ONCE: Final = MOST_LISTED
 
 
 @dataclass
-class Seen:
+class Inspected:
     """What was found in a store."""
 
     stats: StoreStats
@@ -73,7 +84,7 @@ def inspect(
     with working("Counting entries:") as advance:
         seen = asyncio.run(_look(store, kind, search, shown=limit, most=most, advance=advance))
     if is_json:
-        print_json(_document(store, seen))
+        print_json(_inspected(store, seen))
         return
     _print_summary(store, seen)
     if limit:
@@ -89,9 +100,9 @@ async def _look(
     shown: int,
     most: int | None,
     advance: Any,  # noqa: ANN401
-) -> Seen:
+) -> Inspected:
     async with looked_into(address) as store:
-        seen = Seen(await store.stats())
+        seen = Inspected(await store.stats())
         async for page in pages_of(store, kind, search, AT_ONCE):
             seen.count(listed(page, time.time()), shown)
             advance(len(page))
@@ -101,7 +112,7 @@ async def _look(
     return seen
 
 
-def _document(address: str, seen: Seen) -> dict[str, Any]:
+def _inspected(address: str, seen: Inspected) -> dict[str, Any]:
     return {
         "store": without_password(address),
         "copies": seen.stats.copies,
@@ -118,14 +129,14 @@ def _document(address: str, seen: Seen) -> dict[str, Any]:
 def _more(stats: StoreStats) -> dict[str, int]:
     """What one kind of store counts besides: a feed its topics and comments."""
     common = StoreStats.__struct_fields__
-    return {name: value for name, value in asdict(stats).items() if name not in common}
+    return {name: value for name, value in structs.asdict(stats).items() if name not in common}
 
 
 def _counts(counts: Counter[str]) -> dict[str, int]:
     return {name: counts[name] for name in (*VERDICTS, "bytes")}
 
 
-def _print_summary(address: str, seen: Seen) -> None:
+def _print_summary(address: str, seen: Inspected) -> None:
     stats = seen.stats
     print_table(
         ("", ""),
@@ -193,3 +204,93 @@ def _absence(entry: Listed) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "stillfresh explain sqlite:///site.db price sku-1",
+        "stillfresh explain redis://localhost:6379/0 page https://example.org/pricing",
+        """stillfresh explain site.db forecast '["oslo",3]' --json""",
+        "stillfresh explain site.db price -- -1",
+    ],
+)
+@click.argument("store")
+@click.argument("kind", type=TEXT)
+@click.argument("id_", metavar="ID", type=TEXT)
+@as_json
+def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
+    """Say why one entry is as it is.
+
+    And what a read of it would do.
+
+    ID is the id as it is stored, which `stillfresh inspect` lists: a key as text; of a cached
+    function its arguments as JSON; of a page its whole URL. One that begins with - goes behind --.
+    """
+    record, hint = asyncio.run(_record(store, kind, id_))
+    now = time.time()
+    told = explained(kind, id_, record, now, loading_here=False, in_memory=False)
+    say(hint, is_json=is_json)
+    if is_json:
+        print_json(_explained(told, record))
+        return
+    click.echo(plain(told.text))
+    if record.copy is not None or record.failure is not None:
+        click.echo()
+        print_table(("", ""), _rows(told, record, now))
+
+
+async def _record(address: str, kind: str, id_: str) -> tuple[Record, str | None]:
+    """And a hint, where there is none."""
+    async with looked_into(address) as store:
+        found = (await store.read(kind, [id_])).get(id_)
+        if found is not None:
+            return found, None
+        return Record(), await about_names(store, kind)
+
+
+def _size(record: Record) -> int | None:
+    value = None if record.copy is None else record.copy.value
+    return len(value) if isinstance(value, bytes) else None
+
+
+def _explained(told: Explanation, record: Record) -> dict[str, Any]:
+    """What this process would say of itself is left out: it is none that loads."""
+    fields = asdict(told)
+    for name in ("loading_here", "in_memory", "resource", "key"):
+        del fields[name]
+    copy = record.copy
+    about = {
+        "kind": told.resource,
+        "id": told.key,
+        "absent": copy is not None and copy.value is None,
+        "fetched_at": None if copy is None else copy.fetched_at,
+        "size": _size(record),
+        "fresh_for": None if copy is None else copy.policy.fresh_for,
+        "stale_for": None if copy is None else copy.policy.stale_for,
+        "error_for": None if copy is None else copy.policy.error_for,
+    }
+    return about | fields
+
+
+def _rows(told: Explanation, record: Record, now: float) -> list[tuple[str, str]]:
+    rows = [("verdict", str(told.verdict))]
+    if (copy := record.copy) is not None:
+        terms = copy.policy
+        rows += [
+            ("fetched at", moment_text(copy.fetched_at, now)),
+            (
+                "fresh until",
+                "invalidated" if told.invalidated else moment_text(told.fresh_until, now),
+            ),
+            ("fresh for", age_text(terms.fresh_for)),
+            ("stale for", age_text(terms.stale_for)),
+            ("error for", age_text(terms.error_for)),
+            ("size", size_text(_size(record))),
+        ]
+    if told.held_until is not None:
+        rows.append(("lease until", moment_text(told.held_until, now)))
+    if told.failures:
+        rows.append(("failures", f"{told.failures}: {told.error}"))
+        rows.append(("retry at", moment_text(told.retry_at, now)))
+    return rows

@@ -7,9 +7,8 @@ from typing import Final, TypeAlias
 
 import click
 
-from stillfresh.cli.hints import about_kind, about_names, about_tags, say
 from stillfresh.cli.output import as_json, print_json, working
-from stillfresh.cli.places import all_of, opened
+from stillfresh.cli.places import about_kind, about_names, about_tags, all_of, opened, say
 from stillfresh.cli.program import TEXT, Command
 
 PAGE: Final = 10_000

@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from stillfresh.cli.extras import extra
+from stillfresh.errors import StillfreshError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +36,18 @@ PATIENCE: Final = 1.0
 """Seconds of work before a bar is shown."""
 
 as_json = click.option("--json", "is_json", is_flag=True, help="One JSON document, for scripts.")
+
+
+def extra(module: str, named: str = "aws") -> ModuleType:
+    """A part that needs libraries of its own; without one, the error names the extra."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] == "stillfresh":
+            raise
+        raise StillfreshError(
+            f"this command needs {exc.name}: install stillfresh[{named}]"
+        ) from exc
 
 
 def plain(text: str) -> str:

@@ -1,19 +1,29 @@
-"""From STORE on the command line to a store that is there: looking never makes one (G10)."""
+"""From STORE on the command line to a store that is there: looking never makes one (G10).
+
+And what was probably meant, where a store knows nothing of a name that was given: on stderr, and
+only for people. An id that is not there is no mistake, it may be loading just now.
+"""
 
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 from urllib.parse import quote, unquote, urlsplit
 
+import click
+
+from stillfresh.cli.output import plain
 from stillfresh.errors import ConfigError
 from stillfresh.quiet import quietly
 from stillfresh.stores.contract import Entry, Record, Store, StoreStats
 from stillfresh.stores.listing import MOST_LISTED
 from stillfresh.stores.tenants import TenantStore
 from stillfresh.stores.urls import split_tenant, store_for
+
+LOOKED_AT: Final = 1_000
+"""Entries whose kinds are named."""
 
 
 class Readable(Protocol):
@@ -129,3 +139,26 @@ async def pages_of(
         if len(page) < size:
             return
         after = page[-1].kind, page[-1].id
+
+
+async def about_names(store: Readable, kind: str) -> str:
+    """Of ids of this kind none is there."""
+    if await store.entries(kind, "", None, 1):
+        return "the store has no such id; `inspect` lists those it has"
+    return await about_kind(store, kind)
+
+
+async def about_kind(store: Readable, kind: str) -> str:
+    page = await store.entries(None, "", None, LOOKED_AT)
+    kinds = sorted({entry.kind for entry in page}) + (["…"] if len(page) == LOOKED_AT else [])
+    there = f"it has: {', '.join(kinds)}" if kinds else "it has no entries"
+    return f"the store has no kind {kind}; {there}"
+
+
+def about_tags(tags: Sequence[str]) -> str:
+    return f"no entry has the tag {' or '.join(tags)}"
+
+
+def say(hint: str | None, *, is_json: bool) -> None:
+    if hint is not None and not is_json:
+        click.echo(plain(f"Note: {hint}"), err=True)

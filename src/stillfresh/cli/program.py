@@ -34,7 +34,7 @@ class Text(click.ParamType[str]):
 TEXT: Final = Text()
 
 
-class Exemplary(click.Command):
+class Command(click.Command):
     """A command whose help ends with how it is called."""
 
     def __init__(self, *args: Any, examples: Sequence[str], **options: Any) -> None:  # noqa: ANN401
@@ -48,15 +48,11 @@ class Exemplary(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
-class Command(Exemplary):
-    """One command."""
-
-
-class Topic(Exemplary, click.Group):
+class CommandGroup(Command, click.Group):
     """Several commands about one thing."""
 
 
-class Program(Topic):
+class Program(CommandGroup):
     """All of them, in the order given; every way out leads through here."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 import click
 
-from stillfresh.cli.extras import extra
-from stillfresh.cli.output import as_json, plain, print_json
+from stillfresh.cli.output import as_json, extra, plain, print_json
 from stillfresh.cli.program import WRONG_USE, Command
 from stillfresh.errors import ConfigError
 

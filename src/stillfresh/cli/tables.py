@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stillfresh.cli.extras import extra
-from stillfresh.cli.output import as_json, print_json
-from stillfresh.cli.program import Command, Topic
+from stillfresh.cli.output import as_json, extra, print_json
+from stillfresh.cli.program import Command, CommandGroup
 from stillfresh.stores.tenants import checked_tenant
 from stillfresh.stores.urls import dynamodb_options
 
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
     from stillfresh.stores.dynamodb.admin import Made
 
 
-@click.group(cls=Topic, examples=["stillfresh table describe site-cache --bucket site-pages"])
+@click.group(
+    cls=CommandGroup, examples=["stillfresh table describe site-cache --bucket site-pages"]
+)
 def table() -> None:
     """Make or show the table of a dynamodb:// store."""
 
