@@ -16,7 +16,7 @@ from waiting_service import Served, served
 from stillfresh import ConfigError, NotOpen, StoreError
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.backend import GameError, Games, GameView, Player
-from stillfresh.waiting.backend.listener import MAX_UNSENT, Listener
+from stillfresh.waiting.backend.app import MAX_UNSENT, GameListener
 from stillfresh.waiting.backend.schema import WAITING_LONGEST
 from stillfresh.waiting.backend.steps import Happened
 from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
@@ -248,7 +248,7 @@ class TestW12Events:
 
     async def test_a_connection_that_does_not_keep_up_is_ended(self) -> None:
         """News is never dropped in silence: the client reconnects and asks."""
-        slow = Listener("me")
+        slow = GameListener("me")
         happened = Happened(GameView("g", "active", "me", 1), (("me", InvalidatedNews()),))
         for _ in range(MAX_UNSENT):
             slow.hear(happened)

@@ -20,7 +20,7 @@ from stillfresh.waiting.model import (
     PauseOver,
     Reconnected,
     Refetch,
-    Request,
+    RefetchRequest,
     Started,
     YourTurn,
 )
@@ -179,7 +179,7 @@ class TestW3Refetch:
         rules.asked()
         rules.fail()
         assert rules.effects == [Refetch()]
-        assert rules.state.in_flight == Request("a")
+        assert rules.state.in_flight == RefetchRequest("a")
 
     def test_pauses_grow_up_to_a_limit(self) -> None:
         """Each is twice the last, and none is longer than the longest."""
@@ -206,7 +206,7 @@ class TestW4Invalidated:
         rules.hear(YourTurn("c"), Invalidated())
         state = rules.answer("x", "y", "z")
         assert (state.pool, state.snapshot) == (("x", "y", "z"), None)
-        assert state.in_flight == Request()
+        assert state.in_flight == RefetchRequest()
 
 
 class TestW5MoveSent:
@@ -229,7 +229,7 @@ class TestW5MoveSent:
         rules = Rules(*"abcde")
         rules.hear(*map(MoveSent, "abc"))
         assert rules.asked() == 0
-        assert rules.hear(MoveSent("d")).in_flight == Request()
+        assert rules.hear(MoveSent("d")).in_flight == RefetchRequest()
         assert rules.asked() == 1
         few = Rules("a", "b")
         few.hear(MoveSent("a"), MoveSent("b"))
@@ -313,14 +313,14 @@ class TestW7YourTurn:
         """The game is shown at once, and the backend asked."""
         rules = Rules()
         state = rules.hear(YourTurn("a"))
-        assert (state.pool, state.in_flight) == (("a",), Request("a"))
+        assert (state.pool, state.in_flight) == (("a",), RefetchRequest("a"))
 
     def test_an_answer_under_way_may_not_know_the_game(self) -> None:
         """So a refetch with snapshot follows it."""
         rules = Rules("a")
         rules.hear(Invalidated(), YourTurn("b"))
         rules.answer("a")
-        assert rules.state.in_flight == Request("b")
+        assert rules.state.in_flight == RefetchRequest("b")
 
     def test_a_foreign_snapshot_goes_when_a_game_is_appended(self) -> None:
         """It does not know the new game."""
@@ -362,7 +362,7 @@ class TestW7YourTurn:
         rules.hear(GameState("c", my_turn=False, version=2), Opened("c", my_turn=True, version=3))
         rules.hear(MoveSent("c"), YourTurn("c", 3))
         rules.asked()
-        assert rules.hear(YourTurn("c", 5)).in_flight == Request("c")
+        assert rules.hear(YourTurn("c", 5)).in_flight == RefetchRequest("c")
 
     def test_but_where_answers_are_cut_it_may_be_beyond_the_cut(self) -> None:
         """A loop in the sixth game costs nothing either."""
@@ -374,15 +374,15 @@ class TestW7YourTurn:
         """Neither in flight nor due."""
         rules = with_snapshot("c")
         rules.hear(MoveSent("c"), MoveFailed("z"))
-        assert rules.hear(YourTurn("c")).follows == Request("c")
+        assert rules.hear(YourTurn("c")).follows == RefetchRequest("c")
         due = with_snapshot("c")
         due.hear(MoveSent("c"), MoveFailed("z"), Failed())
-        assert due.hear(YourTurn("c")).in_flight == Request("c")
+        assert due.hear(YourTurn("c")).in_flight == RefetchRequest("c")
 
     def test_a_game_in_the_pool_is_asked_for_again(self) -> None:
         """It was played elsewhere and came back: its place may have changed."""
         rules = Rules("a", "b", "c")
-        assert rules.hear(YourTurn("a")).in_flight == Request("a")
+        assert rules.hear(YourTurn("a")).in_flight == RefetchRequest("a")
 
     @pytest.mark.parametrize("version", [None, 7])
     @pytest.mark.parametrize("message_first", [True, False])
@@ -444,7 +444,7 @@ class TestW8GameState:
         """It was not ours, and now it is."""
         rules = Rules("a", "b", "c")
         rules.hear(Opened("c", my_turn=False))
-        assert rules.hear(GameState("c", my_turn=True, version=1)).in_flight == Request("c")
+        assert rules.hear(GameState("c", my_turn=True, version=1)).in_flight == RefetchRequest("c")
 
     def test_a_turn_that_was_ours_all_along_is_nothing(self) -> None:
         """`prev` begins with what was opened: looking at a game changes nothing."""
@@ -457,7 +457,7 @@ class TestW8GameState:
         rules = Rules("a", "b", "c")
         rules.hear(Opened("b", my_turn=True), MoveSent("b"))
         state = rules.hear(GameState("b", my_turn=True, version=2))
-        assert (state.in_flight, state.pending) == (Request("b", is_mid_turn=True), ())
+        assert (state.in_flight, state.pending) == (RefetchRequest("b", is_mid_turn=True), ())
         snapshot = rules.answer("a", "b", "c").snapshot
         assert snapshot is not None
         assert snapshot.is_mid_turn
@@ -510,7 +510,7 @@ class TestW9Trouble:
         """The game was taken out on trust."""
         rules = Rules("a", "b", "c")
         state = rules.hear(MoveSent("a"), MoveFailed("a"))
-        assert (state.pending, state.in_flight) == ((), Request())
+        assert (state.pending, state.in_flight) == ((), RefetchRequest())
         assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
 
     def test_a_refusal_is_of_one_move(self) -> None:
@@ -518,7 +518,7 @@ class TestW9Trouble:
         rules = Rules("a", "b", "c")
         rules.hear(Opened("a", my_turn=True, version=1), MoveSent("a"), MoveSent("a"))
         state = rules.hear(MoveFailed("a"))
-        assert (state.pending, state.in_flight) == (("a",), Request())
+        assert (state.pending, state.in_flight) == (("a",), RefetchRequest())
         assert rules.answer("a", "b", "c").pool == ("b", "c")
         assert rules.hear(MoveFailed("a")).pending == ()
         assert rules.answer("a", "b", "c").pool == ("a", "b", "c")
@@ -552,7 +552,7 @@ class TestW9Trouble:
         """Messages may have been missed."""
         rules = with_snapshot("c")
         state = rules.hear(MoveSent("c"), Reconnected())
-        assert (state.pending, state.snapshot, state.in_flight) == ((), None, Request())
+        assert (state.pending, state.snapshot, state.in_flight) == ((), None, RefetchRequest())
 
     def test_a_message_that_was_owed_is_not_waited_for(self) -> None:
         """It was lost with the connection: the next one is another turn's."""
@@ -590,7 +590,7 @@ class TestW10Snapshots:
             if state.snapshot not in {None, before.snapshot}:
                 assert isinstance(event, Answered)
                 assert state.snapshot is not None
-                assert before.in_flight == Request(state.snapshot.game_id)
+                assert before.in_flight == RefetchRequest(state.snapshot.game_id)
                 assert set(state.snapshot.pool) <= set(event.game_ids)
 
 
@@ -664,7 +664,7 @@ class TestW15TurnsThatGoOn:
         """The game comes back last, and the snapshot has it where it was."""
         rules = went_on()
         rules.hear(MoveSent("b"), GameState("b", my_turn=False, version=4))
-        assert rules.hear(YourTurn("b", 5)).in_flight == Request("b")
+        assert rules.hear(YourTurn("b", 5)).in_flight == RefetchRequest("b")
 
     @pytest.mark.parametrize("version", [None, 4])
     def test_a_turn_that_seemed_to_go_on_is_asked_for_when_its_message_comes(
@@ -677,7 +677,7 @@ class TestW15TurnsThatGoOn:
             "b",
             "c",
         )
-        assert rules.hear(YourTurn("b", version)).in_flight == Request("b")
+        assert rules.hear(YourTurn("b", version)).in_flight == RefetchRequest("b")
 
     def test_a_message_too_late_to_count_still_ends_the_snapshot_of_mid_turn(self) -> None:
         """We have played on by then, and the next order of mid-turn is another one."""

@@ -20,7 +20,7 @@ from stillfresh.waiting.model import (
     Moves,
     Played,
     Reconnected,
-    Request,
+    RefetchRequest,
     Screen,
     Snapshot,
     State,
@@ -73,20 +73,20 @@ def does_nothing(state: State, *_rest: object) -> Step:
     return Step(state)
 
 
-def never_asks(state: State, game_id: str, _wanted: Request) -> Step:
+def never_asks(state: State, game_id: str, _wanted: RefetchRequest) -> Step:
     pool = state.pool if game_id in state.pool else (*state.pool, game_id)
     return Step(replace(state, pool=pool, snapshot=rules.kept_for(state.snapshot, game_id)))
 
 
-def played_or_not(state: State, wanted: Request) -> bool:
+def played_or_not(state: State, wanted: RefetchRequest) -> bool:
     return IS_PROVABLE(replace(state, played=Played.SINCE), wanted)
 
 
-def in_any_flight(state: State, wanted: Request) -> bool:
+def in_any_flight(state: State, wanted: RefetchRequest) -> bool:
     return IS_PROVABLE(replace(state, in_flight=None, follows=None), wanted)
 
 
-def in_any_turn(state: State, wanted: Request) -> bool:
+def in_any_turn(state: State, wanted: RefetchRequest) -> bool:
     return IS_PROVABLE(state, replace(wanted, is_mid_turn=True))
 
 
@@ -102,7 +102,9 @@ def always_anew(state: State, game_id: str, version: int | None, *, anew: bool =
     return TURN_CAME(state, game_id, version, anew=anew or True)
 
 
-def keeps_old(state: State, asked: Request, pool: tuple[str, ...], **is_complete: bool) -> Any:
+def keeps_old(
+    state: State, asked: RefetchRequest, pool: tuple[str, ...], **is_complete: bool
+) -> Any:
     return TAKEN(state, asked, pool, **is_complete) or state.snapshot
 
 
@@ -112,12 +114,12 @@ def keeps_snapshot(state: State, game_id: str) -> Step:
     return Step(replace(after, snapshot=state.snapshot), effects)
 
 
-def appends_to_any(state: State, game_id: str, wanted: Request) -> Step:
+def appends_to_any(state: State, game_id: str, wanted: RefetchRequest) -> Step:
     after, effects = APPENDED(state, game_id, wanted)
     return Step(replace(after, snapshot=state.snapshot), effects)
 
 
-def drops(state: State, wanted: Request = rules_refetch.PLAIN) -> Step:
+def drops(state: State, wanted: RefetchRequest = rules_refetch.PLAIN) -> Step:
     if state.in_flight is not None:
         return Step(state)
     return rules_refetch.begin(state, wanted)

@@ -347,8 +347,8 @@ def connection(world: World) -> Iterator[Next]:
 
 
 def named(message: Message) -> str:
-    values = ", ".join(f"{getattr(message, name)}" for name in message.__struct_fields__)
-    return f"{type(message).__name__}({values})"
+    values = [f"{getattr(message, name)}" for name in message.__struct_fields__]
+    return f"{type(message).__name__}({', '.join(filter(None, values))})"
 
 
 def renumbered(world: World) -> World:

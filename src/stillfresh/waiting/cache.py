@@ -71,25 +71,25 @@ class WaitingCache:
 
     def start(self) -> None:
         """The first refetch."""
-        self._hear(Started())
+        self.hear(Started())
 
     def opened(self, game_id: GameId, my_turn: bool = True, version: int | None = None) -> None:
         """A game is on screen; `version` is the one shown, if games have versions."""
-        self._hear(
+        self.hear(
             Opened(checked_id(game_id), checked_flag("my_turn", my_turn), checked_version(version))
         )
 
     def move_sent(self, game_id: GameId, version: int | None = None) -> None:
         """R2: we have just played, at that version; at the one on screen if none is given."""
-        self._hear(MoveSent(checked_id(game_id), checked_version(version)))
+        self.hear(MoveSent(checked_id(game_id), checked_version(version)))
 
     def your_turn(self, game_id: GameId, version: int | None = None) -> None:
         """R4: the backend says that a game has become ours to play."""
-        self._hear(YourTurn(checked_id(game_id), checked_version(version)))
+        self.hear(YourTurn(checked_id(game_id), checked_version(version)))
 
     def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
         """R3, R5: what the backend says of the game on screen; others are ignored."""
-        self._hear(
+        self.hear(
             GameState(
                 checked_id(game_id), checked_flag("my_turn", my_turn), checked_version(version)
             )
@@ -97,15 +97,15 @@ class WaitingCache:
 
     def move_failed(self, game_id: GameId, version: int | None = None) -> None:
         """W9: the backend refused our move, the one at that version, or it did not end our turn."""
-        self._hear(MoveFailed(checked_id(game_id), checked_version(version)))
+        self.hear(MoveFailed(checked_id(game_id), checked_version(version)))
 
     def reconnected(self) -> None:
         """W9: messages may have been missed."""
-        self._hear(Reconnected())
+        self.hear(Reconnected())
 
     def invalidated(self) -> None:
         """R1: `long_wait_invalidated`."""
-        self._hear(Invalidated())
+        self.hear(Invalidated())
 
     async def settled(self) -> None:
         """Returns when nothing is in flight, and nothing due but after a retry's pause."""
@@ -128,7 +128,8 @@ class WaitingCache:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _hear(self, event: Event) -> None:
+    def hear(self, event: Event) -> None:
+        """Any of the events above, as it came over the wire."""
         if self._is_closed:
             raise NotOpen("this WaitingCache is closed; make another one")
         loop = asyncio.get_running_loop()
@@ -167,7 +168,7 @@ class WaitingCache:
         event = await self._asked()
         if self._is_closed:
             return
-        self._hear(event)
+        self.hear(event)
         if isinstance(event, Answered) and self._pause is None:
             self._pauses = 0
 
@@ -196,7 +197,7 @@ class WaitingCache:
             logger.exception("the pause before a refetch failed; the next event asks again")
             return
         if not self._is_closed:
-            self._hear(PauseOver())
+            self.hear(PauseOver())
 
 
 def is_cancelled() -> bool:

@@ -25,20 +25,16 @@ from stillfresh.waiting.messages import (
     EVENTS,
     WAITING_LONGEST,
     Command,
-    GameStateNews,
-    InvalidatedNews,
+    Connected,
     Move,
-    Moved,
-    MoveFailedNews,
+    MoveMade,
     News,
-    Watch,
     WatchFailed,
-    Watching,
-    Welcome,
-    YourTurnNews,
+    WatchGame,
     encode,
     read_news,
 )
+from stillfresh.waiting.model import GameId, GameState, Invalidated, MoveFailed, Opened, YourTurn
 from stillfresh.waiting.rules_refetch import retry_pause
 from stillfresh.wire import checked_headers, whole
 
@@ -51,11 +47,11 @@ MOST_BYTES: Final = 1_048_576
 """Of an answer: five ids are expected."""
 
 
-class _Answer(msgspec.Struct):
+class _WaitingGames(msgspec.Struct):
     game_ids: list[str]
 
 
-_read_answer = msgspec.json.Decoder(_Answer).decode
+_read_answer = msgspec.json.Decoder(_WaitingGames).decode
 
 
 class WaitingClient:
@@ -84,7 +80,7 @@ class WaitingClient:
         self._joined = asyncio.Event()
         """Connected, or closed: nothing to wait for."""
         self._rejoining: ClientConnection | None = None
-        self._watched: str | None = None
+        self._watched: GameId | None = None
         self._version: int | None = None
         self._looking: tuple[str, asyncio.Future[bool]] | None = None
         self._failures = 0
@@ -123,7 +119,7 @@ class WaitingClient:
         looking: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._looking = game_id, looking
         try:
-            await self._send(Watch(game_id))
+            await self._send(WatchGame(game_id))
         except BaseException:
             self._looking = None
             if not looking.cancel():
@@ -191,7 +187,7 @@ class WaitingClient:
         async with connect(address, additional_headers=self._headers) as socket:
             async for text in socket:
                 news = read_news(text)
-                if isinstance(news, Welcome):
+                if isinstance(news, Connected):
                     await self._welcomed(socket)
                 else:
                     self._hear(news)
@@ -203,7 +199,7 @@ class WaitingClient:
             self._caught_up(socket)
         else:
             self._rejoining = socket
-            await socket.send(encode(Watch(self._watched)).decode())
+            await socket.send(encode(WatchGame(str(self._watched))).decode())
 
     def _caught_up(self, socket: ClientConnection) -> None:
         """From here on moves are sent on this socket: those of the last one are not pending."""
@@ -228,26 +224,24 @@ class WaitingClient:
 
     def _hear(self, news: News) -> None:
         match news:
-            case YourTurnNews():
-                self.cache.your_turn(news.game_id, news.version)
-            case InvalidatedNews():
-                self.cache.invalidated()
-            case GameStateNews():
+            case YourTurn() | Invalidated():
+                self.cache.hear(news)
+            case GameState():
                 self._saw(news.game_id, news.version)
-                self.cache.game_state(news.game_id, news.my_turn, news.version)
-            case Moved():
+                self.cache.hear(news)
+            case MoveMade():
                 self._moved(news)
-            case MoveFailedNews():
+            case MoveFailed():
                 logger.info("the move in %s was refused: %s", news.game_id, news.reason)
-                self.cache.move_failed(news.game_id, news.version)
-            case Watching() | WatchFailed():
+                self.cache.hear(news)
+            case Opened() | WatchFailed():
                 self._shown(news)
 
-    def _saw(self, game_id: str, version: int) -> None:
+    def _saw(self, game_id: GameId, version: int | None) -> None:
         if game_id == self._watched:
             self._version = version
 
-    def _moved(self, news: Moved) -> None:
+    def _moved(self, news: MoveMade) -> None:
         """A turn that goes on in a game that we left would else be pending for ever."""
         self._saw(news.game_id, news.version)
         if news.game_id == self._watched:
@@ -255,20 +249,20 @@ class WaitingClient:
         elif news.goes_on:
             self.cache.move_failed(news.game_id)
 
-    def _shown(self, news: Watching | WatchFailed) -> None:
-        if isinstance(news, Watching):
+    def _shown(self, news: Opened | WatchFailed) -> None:
+        if isinstance(news, Opened):
             self._watched, self._version = news.game_id, news.version
-            self.cache.opened(news.game_id, news.my_turn, news.version)
+            self.cache.hear(news)
         if self._rejoining is not None:
             self._caught_up(self._rejoining)
         if self._looking is not None and self._looking[0] == news.game_id:
             self._looked(self._looking[1], news)
 
-    def _looked(self, looking: asyncio.Future[bool], news: Watching | WatchFailed) -> None:
+    def _looked(self, looking: asyncio.Future[bool], news: Opened | WatchFailed) -> None:
         self._looking = None
         if looking.done():
             return  # who asked was cancelled
-        if isinstance(news, Watching):
+        if isinstance(news, Opened):
             looking.set_result(news.my_turn)
         else:
             looking.set_exception(StillfreshError(news.reason))

@@ -58,7 +58,7 @@ class Played(StrEnum):
     """It was away when the answer was read, or may have been: no order of this game is known."""
 
 
-class Request(Struct, frozen=True):
+class RefetchRequest(Struct, frozen=True):
     """A refetch that is wanted: the game whose snapshot it is to become, if any."""
 
     snapshot_of: GameId | None = None
@@ -92,8 +92,8 @@ class State(Struct, frozen=True):
     """The snapshot's game."""
     is_restored: bool = False
     """The pool was last put back from a snapshot, not answered."""
-    in_flight: Request | None = None
-    follows: Request | None = None
+    in_flight: RefetchRequest | None = None
+    follows: RefetchRequest | None = None
     """What is asked next: when the answer in flight is here, or else when a pause is over."""
     moves: Moves = ()
     """Our moves that nobody has confirmed, each with the version it was made for; oldest first."""
@@ -119,7 +119,7 @@ class Started(Struct, frozen=True):
     """The first refetch."""
 
 
-class Opened(Struct, frozen=True):
+class Opened(Struct, frozen=True, tag="watching"):
     """A game came on screen."""
 
     game_id: GameId
@@ -134,14 +134,14 @@ class MoveSent(Struct, frozen=True):
     version: int | None = None
 
 
-class YourTurn(Struct, frozen=True):
+class YourTurn(Struct, frozen=True, tag="your_turn"):
     """The backend says that a game has become ours to play."""
 
     game_id: GameId
     version: int | None = None
 
 
-class GameState(Struct, frozen=True):
+class GameState(Struct, frozen=True, tag="game_state"):
     """The backend's view of the game on screen."""
 
     game_id: GameId
@@ -149,18 +149,19 @@ class GameState(Struct, frozen=True):
     version: int | None = None
 
 
-class MoveFailed(Struct, frozen=True):
+class MoveFailed(Struct, frozen=True, tag="move_failed"):
     """The backend refused a move of ours, the one made for that version."""
 
     game_id: GameId
     version: int | None = None
+    reason: str = ""
 
 
 class Reconnected(Struct, frozen=True):
     """Messages may have been missed."""
 
 
-class Invalidated(Struct, frozen=True):
+class Invalidated(Struct, frozen=True, tag="long_wait_invalidated"):
     """`long_wait_invalidated`: games came or went in a way that no turn tells."""
 
 

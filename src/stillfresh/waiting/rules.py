@@ -26,7 +26,7 @@ from stillfresh.waiting.model import (
     Pool,
     Proof,
     Reconnected,
-    Request,
+    RefetchRequest,
     Screen,
     Snapshot,
     Started,
@@ -60,7 +60,7 @@ def opened(state: State, event: Opened) -> Step:
 
 def invalidated(state: State, _event: Invalidated) -> Step:
     """R1, W4: no snapshot survives it, not even the one that is under way."""
-    in_flight = None if state.in_flight is None else Request()
+    in_flight = None if state.in_flight is None else RefetchRequest()
     return request(replace(state, snapshot=None, in_flight=in_flight))
 
 
@@ -165,7 +165,7 @@ def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool 
         away=without(state.away, game_id),
         versions=known(state.versions, game_id, version) if anew else state.versions,
     )
-    wanted = Request(game_id, is_mid_turn=not anew)
+    wanted = RefetchRequest(game_id, is_mid_turn=not anew)
     if len(state.pool) < 2:
         return appended(state, game_id, wanted)
     if is_provable(state, wanted):
@@ -173,7 +173,7 @@ def turn_came(state: State, game_id: GameId, version: int | None, *, anew: bool 
     return request(state, wanted)
 
 
-def appended(state: State, game_id: GameId, wanted: Request) -> Step:
+def appended(state: State, game_id: GameId, wanted: RefetchRequest) -> Step:
     """W7: with it there are two at most; but an answer that is under way may not know it."""
     pool = state.pool if game_id in state.pool else (*state.pool, game_id)
     state = replace(state, pool=pool, snapshot=kept_for(state.snapshot, game_id))
@@ -182,7 +182,7 @@ def appended(state: State, game_id: GameId, wanted: Request) -> Step:
     return request(state, wanted)
 
 
-def is_provable(state: State, wanted: Request) -> bool:
+def is_provable(state: State, wanted: RefetchRequest) -> bool:
     """W7: of this game, which we ourselves played since, and no news is under way."""
     snapshot = state.snapshot
     if snapshot is None or snapshot.game_id != wanted.snapshot_of:

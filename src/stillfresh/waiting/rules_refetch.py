@@ -17,7 +17,7 @@ from stillfresh.waiting.model import (
     Played,
     Pool,
     Refetch,
-    Request,
+    RefetchRequest,
     Snapshot,
     State,
     Step,
@@ -26,7 +26,7 @@ from stillfresh.waiting.model import (
 PAUSE: Final = 0.5
 """Seconds before a failed refetch is tried again; doubled with every failure in a row."""
 LONGEST_PAUSE: Final = 30.0
-PLAIN: Final = Request()
+PLAIN: Final = RefetchRequest()
 """A refetch that creates no snapshot."""
 
 
@@ -35,7 +35,7 @@ def retry_pause(failures: int) -> float:
     return pause_after(failures, first=PAUSE, longest=LONGEST_PAUSE)
 
 
-def request(state: State, wanted: Request = PLAIN) -> Step:
+def request(state: State, wanted: RefetchRequest = PLAIN) -> Step:
     """W3: ask now; while an answer is under way, which may predate the event, ask after it.
 
     The last request decides whether there will be a snapshot. A pause ends here.
@@ -45,7 +45,7 @@ def request(state: State, wanted: Request = PLAIN) -> Step:
     return Step(replace(state, follows=wanted))
 
 
-def begin(state: State, wanted: Request) -> Step:
+def begin(state: State, wanted: RefetchRequest) -> Step:
     return Step(replace(state, in_flight=wanted, follows=None), (Refetch(),))
 
 
@@ -62,7 +62,7 @@ def answered(state: State, event: Answered) -> Step:
     return Step(state)
 
 
-def applied(state: State, game_ids: Pool, asked: Request) -> State:
+def applied(state: State, game_ids: Pool, asked: RefetchRequest) -> State:
     pool = still_ours(state, unique(game_ids)[: state.limit])
     is_complete = len(game_ids) < state.limit
     snapshot = taken(state, asked, pool, is_complete=is_complete)
@@ -84,7 +84,9 @@ def still_ours(state: State, pool: Pool) -> Pool:
     return tuple(game for game in pool if game not in played)
 
 
-def taken(_state: State, asked: Request, pool: Pool, *, is_complete: bool) -> Snapshot | None:
+def taken(
+    _state: State, asked: RefetchRequest, pool: Pool, *, is_complete: bool
+) -> Snapshot | None:
     """W10: an answer replaces the snapshot, by its own or by none."""
     if asked.snapshot_of is None:
         return None
@@ -104,9 +106,9 @@ def is_starved(state: State) -> bool:
     return len(state.pool) < 2 and not state.is_complete_from_server
 
 
-def look_again(state: State, asked: Request) -> Step:
+def look_again(state: State, asked: RefetchRequest) -> Step:
     """W5: our moves emptied the answer. Once at once; until they are confirmed, ever slower."""
-    wanted = Request(is_echo=True)
+    wanted = RefetchRequest(is_echo=True)
     if asked.is_echo:
         return Step(replace(state, follows=wanted), (Pause(),))
     return begin(state, wanted)

@@ -18,20 +18,20 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from stillfresh.errors import StillfreshError
 from stillfresh.waiting.backend.games import Games
-from stillfresh.waiting.backend.listener import Listener
+from stillfresh.waiting.backend.steps import Happened
 from stillfresh.waiting.messages import (
     EVENTS,
     WAITING_LONGEST,
     Command,
+    Connected,
     Move,
-    Moved,
-    MoveFailedNews,
+    MoveMade,
+    News,
     WatchFailed,
-    Watching,
-    Welcome,
     encode,
     read_command,
 )
+from stillfresh.waiting.model import GameState, MoveFailed, Opened
 
 __all__ = ["SignIn", "games_app"]
 
@@ -40,13 +40,15 @@ SignIn: TypeAlias = Callable[[HTTPConnection], str | None]
 
 FAREWELL: Final = 5.0
 """Seconds in which a slow connection may take its leave."""
+MAX_UNSENT: Final = 256
+"""Messages that wait for one slow connection."""
 
 logger = logging.getLogger(__name__)
 
 
 def games_app(games: Games, sign_in: SignIn) -> Starlette:
     """An ASGI application; the games are opened and closed by who made them."""
-    service = _Service(games, sign_in)
+    service = _GamesService(games, sign_in)
     routes = [
         Route(WAITING_LONGEST, service.waiting_longest),
         WebSocketRoute(EVENTS, service.events),
@@ -54,7 +56,38 @@ def games_app(games: Games, sign_in: SignIn) -> Starlette:
     return Starlette(routes=routes)
 
 
-class _Service:
+class GameListener:
+    """One connection of one user: the user's news, and the states of the game that it watches.
+
+    A connection that does not keep up is ended: its client reconnects and asks again (W9).
+    """
+
+    def __init__(self, user_id: str) -> None:
+        self.user_id = user_id
+        self.watches: str | None = None
+        self.is_lagging = asyncio.Event()
+        self._unsent = asyncio.Queue[News](MAX_UNSENT)
+
+    def hear(self, happened: Happened) -> None:
+        """A turn's message before its state: the cache then knows that the turn came anew."""
+        for user_id, news in happened.news:
+            if user_id == self.user_id:
+                self.tell(news)
+        game = happened.game
+        if game.game_id == self.watches:
+            self.tell(GameState(game.game_id, game.actor == self.user_id, game.version))
+
+    def tell(self, news: News) -> None:
+        try:
+            self._unsent.put_nowait(news)
+        except asyncio.QueueFull:
+            self.is_lagging.set()
+
+    async def next(self) -> News:
+        return await self._unsent.get()
+
+
+class _GamesService:
     def __init__(self, games: Games, sign_in: SignIn) -> None:
         self._games = games
         self._sign_in = sign_in
@@ -71,15 +104,15 @@ class _Service:
             await socket.close(1008, "sign in first")
             return
         await socket.accept()
-        listener = Listener(user_id)
+        listener = GameListener(user_id)
         unsubscribe = self._games.on_happened(listener.hear)
-        listener.tell(Welcome())
+        listener.tell(Connected())
         try:
             await self._serve(socket, listener)
         finally:
             unsubscribe()
 
-    async def _serve(self, socket: WebSocket, listener: Listener) -> None:
+    async def _serve(self, socket: WebSocket, listener: GameListener) -> None:
         """Until the client goes, or does not keep up, or says what nobody understands."""
         works = [send(socket, listener), self._receive(socket, listener), lag(socket, listener)]
         tasks = [asyncio.create_task(work) for work in works]
@@ -93,7 +126,7 @@ class _Service:
             if isinstance(error, Exception) and not isinstance(error, WebSocketDisconnect):
                 logger.warning("a connection of %s ended: %r", listener.user_id, error)
 
-    async def _receive(self, socket: WebSocket, listener: Listener) -> None:
+    async def _receive(self, socket: WebSocket, listener: GameListener) -> None:
         while True:
             text = await socket.receive_text()
             try:
@@ -103,7 +136,7 @@ class _Service:
                 return
             await self._obey(listener, command)
 
-    async def _obey(self, listener: Listener, command: Command) -> None:
+    async def _obey(self, listener: GameListener, command: Command) -> None:
         if isinstance(command, Move):
             await self._move(listener, command)
             return
@@ -114,26 +147,26 @@ class _Service:
             return
         listener.watches = game.game_id
         my_turn = game.actor == listener.user_id
-        listener.tell(Watching(game.game_id, my_turn, game.version))
+        listener.tell(Opened(game.game_id, my_turn, game.version))
 
-    async def _move(self, listener: Listener, command: Move) -> None:
+    async def _move(self, listener: GameListener, command: Move) -> None:
         game_id, user_id = command.game_id, listener.user_id
         try:
             game = await self._games.move(
                 game_id, user_id, version=command.version, keeps_turn=command.keeps_turn
             )
         except StillfreshError as exc:
-            listener.tell(MoveFailedNews(game_id, str(exc), command.version))
+            listener.tell(MoveFailed(game_id, command.version, str(exc)))
             return
-        listener.tell(Moved(game_id, command.keeps_turn, game.version))
+        listener.tell(MoveMade(game_id, command.keeps_turn, game.version))
 
 
-async def send(socket: WebSocket, listener: Listener) -> None:
+async def send(socket: WebSocket, listener: GameListener) -> None:
     while True:
         await socket.send_text(encode(await listener.next()).decode())
 
 
-async def lag(socket: WebSocket, listener: Listener) -> None:
+async def lag(socket: WebSocket, listener: GameListener) -> None:
     await listener.is_lagging.wait()
     logger.warning("a connection of %s does not keep up; it is ended", listener.user_id)
     with suppress(TimeoutError):  # who does not read may never take the farewell

@@ -11,9 +11,8 @@ import apsw
 
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.waiting.backend import schema
-from stillfresh.waiting.messages import InvalidatedNews, News, YourTurnNews
-
-__all__ = ["GameError", "GameView", "Happened", "Player", "finish", "move", "seat", "start", "view"]
+from stillfresh.waiting.messages import News
+from stillfresh.waiting.model import Invalidated, YourTurn
 
 
 class GameError(StillfreshError):
@@ -113,13 +112,13 @@ def after(connection: apsw.Connection, game_id: str, user_id: str) -> str | None
 def turn_news(connection: apsw.Connection, game: GameView) -> tuple[tuple[str, News], ...]:
     if game.actor is None or not connection.execute(schema.IS_TOLD, (game.game_id, game.actor)).get:
         return ()
-    return ((game.actor, YourTurnNews(game.game_id, game.version)),)
+    return ((game.actor, YourTurn(game.game_id, game.version)),)
 
 
 def structural(connection: apsw.Connection, game: GameView, *, turns: bool) -> Happened:
     """All humans of the game are told, also who has left it."""
     humans = [user for (user,) in connection.execute(schema.HUMANS_OF, (game.game_id,))]
-    news: list[tuple[str, News]] = [(user, InvalidatedNews()) for user in humans]
+    news: list[tuple[str, News]] = [(user, Invalidated()) for user in humans]
     return Happened(game, (*news, *(turn_news(connection, game) if turns else ())))
 
 
