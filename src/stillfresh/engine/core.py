@@ -59,6 +59,8 @@ class Core(Generic[K, V]):
         self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
         self._tower = self._new_tower()
         self._steps: set[Step[K]] = set()
+        self.puts: dict[K, asyncio.Future[None]] = {}
+        """E17: the last put of each key that has not ended."""
         self._runtime: Runtime | None = None
         self._records: Records[K, V]
 
@@ -67,7 +69,7 @@ class Core(Generic[K, V]):
         return Tower(self.spec, self.shelf, queue, self.watcher.watches)
 
     def open(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        self._runtime, self.puts = runtime, {}
         self._records = Records(self.spec, runtime, self.shelf, self._steps, self._check_open)
         tower = self._tower = self._new_tower()
         loader = Loader(
@@ -267,12 +269,6 @@ class Core(Generic[K, V]):
             for step in self._steps:
                 if key in step.keys:
                     step.dirty.add(key)
-
-    def look_behind(self, keys: Iterable[K]) -> None:
-        """Let watchers of these hear of the copy there is now."""
-        for key in keys:
-            if key in self.watcher.watches:
-                self._tower.flight(key, self.text(key), NOTHING).wanted = True
 
     def overtake_texts(self, ids: Iterable[str]) -> None:
         self.overtake([self.key(id_) for id_ in ids])

@@ -69,29 +69,43 @@ async def put(core: Core[K, V], values: Iterable[tuple[K, object]]) -> None:
 
 async def _put(core: Core[K, V], runtime: Runtime, values: Sequence[Known[K, V]]) -> None:
     """E6: memory takes a value only if nothing overtook the put meanwhile."""
-    keys, shelf, since = [it.key for it in values], core.shelf, runtime.clock()
-    entries = shelf.front.entries
-    seen = {it.id: entries[it.key].copy.generation for it in values if it.key in entries}
+    keys, shelf, entries = [it.key for it in values], core.shelf, core.shelf.front.entries
     try:
-        with core.overtaking(keys) as step:
-            stored = await _published(core.spec, runtime, values, seen)
+        async with _in_turn(core.puts, keys):
+            since = runtime.clock()
+            seen = {it.id: entries[it.key].copy.generation for it in values if it.key in entries}
+            with core.overtaking(keys) as step:
+                stored = await _published(core.spec, runtime, values, seen)
     except StoreError:
         shelf.meter.store_errors += 1
         raise
     shelf.meter.puts += len(stored)
     shelf.meter.superseded += len(values) - len(stored)
     shelf.meter.failing.ended(stored)
-    if not core.is_open(runtime):
-        return
-    for it in values:
+    for it in values if core.is_open(runtime) else ():
         if it.id in stored and it.key not in step.dirty:
             copy, value = stored[it.id], it.value
             outlook = shelf.outlook(copy, shelf.now())
             shelf.keep(it.key, copy, value, outlook, since)
             answer = shelf.made(copy, value, at_arrival(outlook.verdict), Origin.LOADED)
             core.on_landed(it.key, answer, copy)
-        else:
-            core.look_behind([it.key])
+
+
+@asynccontextmanager
+async def _in_turn(last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> AsyncIterator[None]:
+    """One put of a key at a time, in the order of the calls: the last value stays."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    before = {last[key] for key in keys if key in last}
+    last.update(dict.fromkeys(keys, done))
+    try:
+        if before:
+            await asyncio.wait(before)
+        yield
+    finally:
+        done.set_result(None)
+        for key in keys:
+            if last.get(key) is done:
+                del last[key]
 
 
 async def _published(

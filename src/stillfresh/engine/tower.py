@@ -138,7 +138,7 @@ class Tower(Generic[K, V]):
             plan = plan_arrived(record, seen, now, lease_for)
         early, late = flight.early, [*flight.late, *flight.after]
         match plan:
-            case Serve() if _is_answer(flight, plan.copy, seen) and (
+            case Serve() if self._is_answer(flight, plan.copy, seen) and (
                 answer := self._shelf.serve(flight.key, plan, now, Origin.ANOTHER, since)
             ):
                 _settle(flight, early, answer)
@@ -242,6 +242,16 @@ class Tower(Generic[K, V]):
         if self._failed is not None and flight.key in self._watched:
             self._failed([flight.key])
 
+    def _is_answer(self, flight: Flight[K, V], copy: Copy, seen: str | None) -> bool:
+        """Not if it was invalidated meanwhile, nor, to who wants a new one, if it is the old one.
+
+        What memory took since then, from a put, is not what was overtaken (E17).
+        """
+        entry = self._shelf.front.entries.get(flight.key)
+        is_put = entry is not None and entry.copy.generation == copy.generation
+        is_old = flight.forced and copy.generation == seen
+        return (is_put or not flight.overtaken) and not is_old
+
     def _again(self, flight: Flight[K, V], waiters: list[Waiter[K, V]]) -> None:
         self.queue.again(flight, waiters, wanted=flight.wanted)
         self._flush_soon()
@@ -266,8 +276,3 @@ def _settle(flight: Flight[K, V], waiters: Iterable[Waiter[K, V]], outcome: Outc
 def _is_bound(flight: Flight[K, V]) -> bool:
     """E7: by a cooldown; not if it was invalidated meanwhile, nor who wants a new copy anyway."""
     return not flight.overtaken and not flight.forced
-
-
-def _is_answer(flight: Flight[K, V], copy: Copy, seen: str | None) -> bool:
-    """Not if it was invalidated meanwhile, nor, to who wants a new one, if it is the old one."""
-    return not flight.overtaken and not (flight.forced and copy.generation == seen)
