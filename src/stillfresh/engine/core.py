@@ -245,10 +245,7 @@ class Core(Generic[K, V]):
 
     @contextmanager
     def overtaking(self, keys: Sequence[K]) -> Iterator[Step[K]]:
-        """Before the store's step, and after it, whether or not it succeeded.
-
-        The step that is returned says which keys were overtaken in turn.
-        """
+        """Before the store's step and after it; the step notes which keys others overtake."""
         self.overtake(keys)
         step = Step(keys)
         self._steps.add(step)
