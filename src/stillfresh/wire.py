@@ -39,7 +39,7 @@ class Unreadable(ValueError):
     """What came is not what was asked for; the sentence says why."""
 
 
-class Body:
+class BodyReader:
     """The bytes of an answer, without their compression, and never more than `most` of them."""
 
     def __init__(self, encoding: str, most: int) -> None:
@@ -75,7 +75,7 @@ class Body:
 
 async def whole(chunks: AsyncIterable[bytes], encoding: str, most: int) -> bytes:
     """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
-    body = Body(encoding, most)
+    body = BodyReader(encoding, most)
     async for chunk in chunks:
         body.add(chunk)
         await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step

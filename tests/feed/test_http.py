@@ -19,7 +19,7 @@ from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, StillfreshE
 from stillfresh.feed import Comment, FeedCache, FeedCacheUpdated, FeedEngine, Topic
 from stillfresh.feed.http import FeedHttpError, HttpFeedSource
 from stillfresh.testing import ManualClock
-from stillfresh.wire import Body, Unreadable, pause_of
+from stillfresh.wire import BodyReader, Unreadable, pause_of
 
 NOW = 1_700_000_000.0
 DAY = date(2023, 11, 14)
@@ -383,7 +383,7 @@ class TestF6Size:
     async def test_a_bomb(self, server: FeedServer) -> None:
         """A few kilobytes that stand for many megabytes are never unpacked beyond the bound."""
         bomb = packed(bytes(2**24))
-        body = Body("gzip", 1_000)
+        body = BodyReader("gzip", 1_000)
         with pytest.raises(Unreadable):
             body.add(bomb)
         assert len(body.data) == 1_001

@@ -29,7 +29,7 @@ from stillfresh.stores.contract import (
     Record,
     Store,
 )
-from stillfresh.stores.dynamodb import DynamoStore, sweeping
+from stillfresh.stores.dynamodb import DynamoStore, scanning
 from stillfresh.stores.dynamodb.scanning import entries_of
 from stillfresh.stores.dynamodb.store import Parts
 from stillfresh.stores.dynamodb.table import Table
@@ -591,7 +591,7 @@ class TestI6TagsOfLoadsUnderWay:
                     leases.append(await bench.lease(old.generation, "eu"))
                 yield found
 
-        monkeypatch.setattr(sweeping, "entries_of", visited)
+        monkeypatch.setattr(scanning, "entries_of", visited)
         assert await bench.store.evict(bench.clock()) == 0
         assert (await bench.record(known=old.generation)).copy is not None
         await bench.publish(leases[0])
@@ -747,7 +747,7 @@ class TestI7Costs:
 
     async def test_counting_is_bounded(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """Past some pages it estimates by the table's own count."""
-        monkeypatch.setattr("stillfresh.stores.dynamodb.sweeping.MOST_PAGES", 1)
+        monkeypatch.setattr("stillfresh.stores.dynamodb.scanning.MOST_PAGES", 1)
         await bench.publish(await bench.lease())
         for number in range(4):
             blob = {"pk": {"S": f"CACHE#{number}"}, "sk": {"S": "META"}, "x": {"S": "x" * 390_000}}

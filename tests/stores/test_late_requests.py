@@ -15,7 +15,7 @@ from valkey_server import HOST, Server
 from stillfresh import Policy
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
 from stillfresh.stores.dynamodb import DynamoStore
-from stillfresh.stores.dynamodb.tags import Tags
+from stillfresh.stores.dynamodb.leases import Tags
 from stillfresh.stores.redis import RedisStore
 from stillfresh.testing import ManualClock
 

@@ -13,7 +13,7 @@ from stillfresh.stores.tenants import checked_tenant
 from stillfresh.stores.urls import dynamodb_options
 
 if TYPE_CHECKING:
-    from stillfresh.stores.dynamodb.admin import Made
+    from stillfresh.stores.dynamodb.admin import TableState
 
 
 @click.group(
@@ -69,13 +69,13 @@ def show(step: str, options: dict[str, str | None], *, is_json: bool) -> None:
         click.echo(f"{name.replace('_', ' '):15} {'-' if value is None else value}")
 
 
-async def done(step: str, given: dict[str, str | None]) -> "Made":
+async def done(step: str, given: dict[str, str | None]) -> "TableState":
     admin, aws = extra("stillfresh.stores.dynamodb.admin"), extra("stillfresh.stores.aws")
     if "://" in (given["table"] or ""):
         given = {**given, **dynamodb_options(given["table"] or "")}
     table = named(given)
-    place = aws.Place(given["region"], given["endpoint"], given["s3_endpoint"])
-    made: Made = await getattr(admin, step)(table, given["bucket"], place)
+    place = aws.AwsPlace(given["region"], given["endpoint"], given["s3_endpoint"])
+    made: TableState = await getattr(admin, step)(table, given["bucket"], place)
     return made
 
 

@@ -1,7 +1,7 @@
 """The edge to AWS: clients, retries with jitter, errors translated (I4).
 
-Everything that DynamoDB or S3 is asked goes through `Service.ask`. A request is repeated when the
-service is busy or its answer got lost. So a request must do no harm if it is done twice, nor if
+Everything that DynamoDB or S3 is asked goes through `AwsService.ask`. A request is repeated when
+the service is busy or its answer got lost. So a request must do no harm if it is done twice, nor if
 its first attempt arrives last (S8): conditions and tokens see to that. A caller that is refused
 looks at the token in the row before it believes the refusal (S2).
 """
@@ -32,7 +32,7 @@ from botocore.loaders import Loader, create_loader
 from stillfresh.backoff import spread
 from stillfresh.errors import ConfigError, NotOpen, StoreError
 from stillfresh.stores.breaker import Breaker
-from stillfresh.stores.meter import Meter
+from stillfresh.stores.meter import CostMeter
 
 Then: TypeAlias = Callable[[Any], Awaitable[Any]]
 
@@ -88,7 +88,7 @@ NO_ANSWER: Final = (
 logger = logging.getLogger(__name__)
 
 
-class Refused(StoreError):
+class AwsRefused(StoreError):
     """The service answered, and said no; `reasons` are a transaction's, action by action."""
 
     def __init__(self, message: str, code: str, response: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Away(Unanswered):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AwsPlace:
     """Where the services are: AWS, by its own settings, or a server of the same kind."""
 
     region: str | None = None
@@ -119,7 +119,7 @@ class Place:
         return (self.s3_endpoint or self.endpoint) if name == "s3" else self.endpoint
 
 
-class Service:
+class AwsService:
     """One client, and how it is asked."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Service:
         client: Any,  # noqa: ANN401 (made from the service's description when it is opened)
         *,
         target: str,
-        meter: Meter,
+        meter: CostMeter,
         sleep: Callable[[float], Awaitable[object]],
         dice: Callable[[], float],
     ) -> None:
@@ -156,7 +156,7 @@ class Service:
         urgent: bool = False,
         **arguments: Any,  # noqa: ANN401 (as the service describes them)
     ) -> Any:  # noqa: ANN401
-        """The answer, or what `then` makes of it; `Refused`, or `StoreError` if none came.
+        """The answer, or what `then` makes of it; `AwsRefused`, or `StoreError` if none came.
 
         Urgent is what nobody can do without: it is tried whatever happened before. An argument
         that is a function is called for each attempt: what differs from one to the next.
@@ -192,7 +192,7 @@ class Service:
                 logger.warning("%s; until it is back it is asked now and then", exc)
             breaker.failed(began, now())
             raise
-        except (Refused, Unanswered):
+        except (AwsRefused, Unanswered):
             breaker.succeeded()
             raise
         if breaker.is_open:
@@ -244,7 +244,9 @@ class Service:
         except BotoCoreError as exc:
             raise StoreError(f"{self.target}: {exc}") from exc
 
-    def _refused(self, operation: str, exc: ClientError, arguments: Mapping[str, Any]) -> Refused:
+    def _refused(
+        self, operation: str, exc: ClientError, arguments: Mapping[str, Any]
+    ) -> AwsRefused:
         error = exc.response.get("Error", {})
         code, said = str(error.get("Code", "")), str(error.get("Message", exc))
         self._meter.refused(code, arguments)
@@ -252,7 +254,7 @@ class Service:
             said = NOT_MADE[code]
         elif code in DENIED:
             said = f"no permission for {operation.title().replace('_', '')}: {said}"
-        return Refused(f"{self.target}: {said} ({code})", code, exc.response)
+        return AwsRefused(f"{self.target}: {said} ({code})", code, exc.response)
 
 
 def _carried(body: object) -> float:
@@ -260,7 +262,7 @@ def _carried(body: object) -> float:
     return len(body) / SLOWEST if isinstance(body, bytes) else 0.0
 
 
-def _is_busy(exc: ClientError, error: Refused) -> bool:
+def _is_busy(exc: ClientError, error: AwsRefused) -> bool:
     """A transaction is worth another try unless one of its conditions failed."""
     if error.code == CANCELLED:
         reasons = set(error.reasons) - {"None"}
@@ -271,13 +273,13 @@ def _is_busy(exc: ClientError, error: Refused) -> bool:
 
 async def opened(
     stack: AsyncExitStack,
-    place: Place,
+    place: AwsPlace,
     targets: Mapping[str, str],
-    meter: Meter,
+    meter: CostMeter,
     *,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     dice: Callable[[], float] = random.random,
-) -> list[Service]:
+) -> list[AwsService]:
     """A service for each name in `targets` (what its errors speak of), closed by the stack."""
     session = get_session()
     with ThreadPoolExecutor(1) as thread:  # the descriptions are megabytes of JSON
@@ -295,7 +297,7 @@ async def opened(
             ) from exc
         except (BotoCoreError, ValueError) as exc:
             raise ConfigError(f"{target}: {exc}") from exc
-        service = Service(client, target=target, meter=meter, sleep=sleep, dice=dice)
+        service = AwsService(client, target=target, meter=meter, sleep=sleep, dice=dice)
         stack.push_async_callback(service.close)
         services.append(service)
     return services
@@ -313,7 +315,7 @@ def _described(names: tuple[str, ...]) -> Loader:
     return loader
 
 
-def _client(session: AioSession, name: str, place: Place) -> Any:  # noqa: ANN401
+def _client(session: AioSession, name: str, place: AwsPlace) -> Any:  # noqa: ANN401
     """Without retries of its own: they would hide whether an answer was lost."""
     own_server = {
         "s3": {"addressing_style": "path"},

@@ -15,7 +15,7 @@ from msgspec import Struct
 from stillfresh.clock import Clock
 from stillfresh.errors import StoreError
 from stillfresh.freshness import Policy
-from stillfresh.stores.aws import Refused, Service
+from stillfresh.stores.aws import AwsRefused, AwsService
 
 AT_ONCE: Final = 1_000
 """Keys in one DeleteObjects: S3 takes no more."""
@@ -68,7 +68,7 @@ class Opaque:
 class S3Bodies:
     """Objects of one bucket."""
 
-    def __init__(self, service: Service, bucket: str) -> None:
+    def __init__(self, service: AwsService, bucket: str) -> None:
         self._service = service
         self._bucket = bucket
 
@@ -82,7 +82,7 @@ class S3Bodies:
         """None: it is not there."""
         try:
             body: Body = await self._service.ask("get_object", _body, Bucket=self._bucket, Key=key)
-        except Refused as exc:
+        except AwsRefused as exc:
             if exc.code not in MISSING:
                 raise
             return None

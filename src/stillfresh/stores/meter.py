@@ -17,7 +17,7 @@ PAID_REFUSALS: Final = frozenset(
 )
 
 
-class Meter:
+class CostMeter:
     """What was asked, in the units that are paid for; a refused write is paid for as well."""
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.aws import DENIED, Place, Refused, Service, opened
+from stillfresh.stores.aws import DENIED, AwsPlace, AwsRefused, AwsService, opened
 from stillfresh.stores.dynamodb.table import Table
-from stillfresh.stores.meter import Meter
+from stillfresh.stores.meter import CostMeter
 
 KEYS: Final = {"pk": "HASH", "sk": "RANGE"}
 TTL: Final = "ttl"
@@ -23,7 +23,7 @@ async def check_table(table: Table) -> None:
     """Raises if the table is missing or has other keys; an unreachable one is checked by use."""
     try:
         described = await table.describe()
-    except Refused as exc:
+    except AwsRefused as exc:
         if exc.code not in DENIED:
             raise
         logger.info("%s; the table's keys were not checked", exc)
@@ -46,7 +46,7 @@ def _check_keys(name: str, described: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TableState:
     """A table and its bucket, as they are."""
 
     table: str
@@ -60,7 +60,7 @@ class Made:
     bucket_exists: bool
 
 
-async def create(table: str, bucket: str | None, place: Place) -> Made:
+async def create(table: str, bucket: str | None, place: AwsPlace) -> TableState:
     """What is there already is left as it is."""
     async with AsyncExitStack() as stack:
         dynamodb, s3 = await _services(stack, place, table, bucket)
@@ -68,33 +68,42 @@ async def create(table: str, bucket: str | None, place: Place) -> Made:
             await _create_table(dynamodb, table)
         if bucket is not None and not await _has_bucket(s3, bucket):
             await s3.ask("create_bucket", Bucket=bucket, **_location(s3.region))
-        return await _made(dynamodb, s3, table, bucket)
+        return await _state(dynamodb, s3, table, bucket)
 
 
-async def describe(table: str, bucket: str | None, place: Place) -> Made:
+async def describe(table: str, bucket: str | None, place: AwsPlace) -> TableState:
     async with AsyncExitStack() as stack:
-        return await _made(*await _services(stack, place, table, bucket), table, bucket)
+        return await _state(*await _services(stack, place, table, bucket), table, bucket)
 
 
 async def _services(
-    stack: AsyncExitStack, place: Place, table: str, bucket: str | None
-) -> tuple[Service, Service]:
+    stack: AsyncExitStack, place: AwsPlace, table: str, bucket: str | None
+) -> tuple[AwsService, AwsService]:
     targets = {"dynamodb": f"table {table!r}", "s3": f"bucket {bucket!r}"}
-    dynamodb, s3 = await opened(stack, place, targets, Meter())
+    dynamodb, s3 = await opened(stack, place, targets, CostMeter())
     return dynamodb, s3
 
 
-async def _has_table(dynamodb: Service, table: str) -> bool:
+async def _exists(service: AwsService, operation: str, *missing: str, **asked: Any) -> bool:  # noqa: ANN401
+    """False where the service refuses with one of the codes in `missing`."""
     try:
-        await dynamodb.ask("describe_table", TableName=table)
-    except Refused as exc:
-        if exc.code != "ResourceNotFoundException":
+        await service.ask(operation, **asked)
+    except AwsRefused as exc:
+        if exc.code not in missing:
             raise
         return False
     return True
 
 
-async def _create_table(dynamodb: Service, table: str) -> None:
+async def _has_table(dynamodb: AwsService, table: str) -> bool:
+    return await _exists(dynamodb, "describe_table", "ResourceNotFoundException", TableName=table)
+
+
+async def _has_bucket(s3: AwsService, bucket: str) -> bool:
+    return await _exists(s3, "head_bucket", "404", "NoSuchBucket", Bucket=bucket)
+
+
+async def _create_table(dynamodb: AwsService, table: str) -> None:
     try:
         await dynamodb.ask(
             "create_table",
@@ -103,7 +112,7 @@ async def _create_table(dynamodb: Service, table: str) -> None:
             AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"} for key in KEYS],
             BillingMode="PAY_PER_REQUEST",
         )
-    except Refused as exc:
+    except AwsRefused as exc:
         if exc.code != "ResourceInUseException":  # else the first answer got lost
             raise
     await _ready(dynamodb, table)
@@ -115,7 +124,7 @@ async def _create_table(dynamodb: Service, table: str) -> None:
         )
 
 
-async def _ready(dynamodb: Service, table: str) -> None:
+async def _ready(dynamodb: AwsService, table: str) -> None:
     for _ in range(LOOKS):
         described = await dynamodb.ask("describe_table", TableName=table)
         if described["Table"]["TableStatus"] == "ACTIVE":
@@ -124,21 +133,11 @@ async def _ready(dynamodb: Service, table: str) -> None:
     raise StoreError(f"table {table!r}: not ready after {LOOKS * PAUSE:.0f} s")
 
 
-async def _ttl_attribute(dynamodb: Service, table: str) -> str | None:
+async def _ttl_attribute(dynamodb: AwsService, table: str) -> str | None:
     answer = await dynamodb.ask("describe_time_to_live", TableName=table)
     about = answer["TimeToLiveDescription"]
     is_on = about.get("TimeToLiveStatus") in {"ENABLED", "ENABLING"}
     return str(about["AttributeName"]) if is_on else None
-
-
-async def _has_bucket(s3: Service, bucket: str) -> bool:
-    try:
-        await s3.ask("head_bucket", Bucket=bucket)
-    except Refused as exc:
-        if exc.code not in {"404", "NoSuchBucket"}:
-            raise
-        return False
-    return True
 
 
 def _location(region: str) -> dict[str, Any]:
@@ -148,10 +147,12 @@ def _location(region: str) -> dict[str, Any]:
     return {"CreateBucketConfiguration": {"LocationConstraint": region}}
 
 
-async def _made(dynamodb: Service, s3: Service, table: str, bucket: str | None) -> Made:
+async def _state(
+    dynamodb: AwsService, s3: AwsService, table: str, bucket: str | None
+) -> TableState:
     described = (await dynamodb.ask("describe_table", TableName=table))["Table"]
     _check_keys(table, described)
-    return Made(
+    return TableState(
         table=table,
         status=described["TableStatus"],
         ttl_attribute=await _ttl_attribute(dynamodb, table),

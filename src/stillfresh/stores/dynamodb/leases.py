@@ -1,23 +1,27 @@
-"""The schema's recipes: leases, publication, invalidation (I3, I4, I5).
+"""The schema's recipes: leases, publication, invalidation, tags (I3-I6).
 
 Each is one conditional request, or one transaction. It raises `LeaseHeld` (another's),
 `LeaseLost` (no longer yours) or `StoreError` (the store failed), and never takes one for another:
 who is refused after a lost answer finds its own token in the row, and has won (S2).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import ceil
 from typing import Any, Final
 
-from stillfresh.errors import LeaseHeld, LeaseLost
+from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
 from stillfresh.freshness import MAX_SKEW
-from stillfresh.stores.aws import CONDITION, Refused
+from stillfresh.stores.aws import CONDITION, AwsRefused
 from stillfresh.stores.contract import Failure, Mark
+from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.rows import (
     CURRENT,
     RELEASED,
+    Tagged,
     believed,
     failure_attributes,
     lock_of,
+    tag_item,
     version_of,
 )
 from stillfresh.stores.dynamodb.schema import (
@@ -30,7 +34,7 @@ from stillfresh.stores.dynamodb.schema import (
     text,
     whole,
 )
-from stillfresh.stores.dynamodb.table import FAILED_REASON, Table, changes_of, values
+from stillfresh.stores.dynamodb.table import FAILED_REASON, Table, changes_of, each, values
 
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
@@ -45,6 +49,10 @@ TAKE_OVERS: Final = 5
 """Holders in a row, each leasing before the last could be replaced."""
 LIVE: Final = "lease_token = :token AND lease_expires_at > :now"
 FORGETTABLE: Final = "attribute_not_exists(failures)"
+TAGGED_FOR: Final = 30 * 86400
+"""Seconds that a tag's row stays after the last lease; a copy that lives longer takes it along."""
+UNCHANGED: Final = "attribute_not_exists(lease_token) OR lease_token IN (:seen, :token)"
+TRIES: Final = 8
 
 
 class Leases:
@@ -82,7 +90,7 @@ class Leases:
         while True:
             try:
                 old = await self._table.put(attempt, free, given)
-            except Refused as exc:
+            except AwsRefused as exc:
                 holder = await self._holder(exc, pk)
                 token = text(holder, "lease_token")
                 for lease in attempts:
@@ -95,7 +103,7 @@ class Leases:
                 raise LeaseHeld(f"{pk}: held by another until {until:.0f}", until) from exc
             return attempts[-1], old
 
-    async def _holder(self, exc: Refused, pk: str) -> Item:
+    async def _holder(self, exc: AwsRefused, pk: str) -> Item:
         """The row that failed the condition; any other refusal is the store's failure."""
         if exc.code != CONDITION:
             raise exc
@@ -125,7 +133,7 @@ class Leases:
         given = {} if token is None else values(token=token)
         try:
             return await self._table.delete(pk, LOCK, condition, given) is not None
-        except Refused as exc:
+        except AwsRefused as exc:
             row = await self._holder(exc, pk)
             if "failures" not in row:
                 return False
@@ -144,7 +152,7 @@ class Leases:
         end = _delete_lock(pk, OURS, values(token=token))
         try:
             await self._table.transact(("Update", beside), ("Delete", end))
-        except Refused as exc:
+        except AwsRefused as exc:
             if FAILED_REASON not in exc.reasons:
                 raise
             if exc.reasons == (FAILED_REASON, "None"):
@@ -162,7 +170,7 @@ class Leases:
         try:
             put = {"Item": item, "ConditionExpression": f"attribute_not_exists({CURRENT})"}
             await self._table.transact(("Put", put), ("Delete", end), name=name)
-        except Refused as exc:
+        except AwsRefused as exc:
             if FAILED_REASON not in exc.reasons:
                 raise
             stored = await self._table.get(pk, META) or {}
@@ -188,6 +196,66 @@ class Leases:
         if refused is None or version is None:
             return refused is None
         return await self._table.update(pk, version, change)
+
+
+class Tags:
+    """Tags as rows of their own, so that no index is asked of the table (I6).
+
+    A row says: this entry was leased with this tag. It is written before the load begins, outlives
+    the copy, and is taken away when it is found to speak of nothing.
+    """
+
+    def __init__(self, table: Table, names: Names) -> None:
+        self._table = table
+        self._names = names
+
+    async def write(
+        self, tags: Iterable[str], *, kind: str, id_: str, token: str, ttl: float, seen: str
+    ) -> None:
+        """`seen`: the lease that probably wrote the rows that are there."""
+        items = {
+            tag: tag_item(self._names, tag, kind=kind, id_=id_, token=token, ttl=ceil(ttl))
+            for tag in tags
+        }
+        await each(items, lambda tag: self._write(items[tag], seen))
+
+    async def _write(self, item: Item, seen: str) -> None:
+        """In the place of a row that was seen: one that arrives late replaces no later one (S8).
+
+        Nor does a holder whose lease was lost meanwhile, and that cannot publish any more: a row
+        that was seen while the lease still was ours is no later one's.
+        """
+        pk, sk, token = (item[name]["S"] for name in ("pk", "sk", "lease_token"))
+        for _ in range(TRIES):
+            try:
+                await self._table.put(item, UNCHANGED, values(seen=seen, token=token))
+            except AwsRefused as exc:
+                if exc.code != CONDITION:
+                    raise
+                seen = text(exc.item or await self._table.get(pk, sk) or {}, "lease_token") or ""
+                lock = await self._table.get(sk, LOCK) or {}
+                if text(lock, "lease_token") != token:
+                    return
+            else:
+                return
+        raise StoreError(f"{self._names.table}: others keep changing the row of a tag")
+
+    async def remove(self, tagged: Tagged, pk: str, *, but: Iterable[str] = ()) -> None:
+        """Those that these leases wrote: a later one's speak of its load, and stay."""
+        rows = [
+            (self._names.tag(tag), token)
+            for tag in tagged.tags - set(but)
+            for token in tagged.tokens
+        ]
+        await each(rows, lambda row: self._table.delete_if(row[0], pk, lease_token=row[1]))
+
+    async def rows(self, tag: str) -> list[Item]:
+        return [row async for page in self._table.partition(self._names.tag(tag)) for row in page]
+
+    async def drop(self, row: Item) -> None:
+        """Of an entry that is gone; not if it was leased again since the row was read."""
+        unchanged = {"lease_token": text(row, "lease_token") or ""}
+        await self._table.delete_if(row["pk"]["S"], row["sk"]["S"], **unchanged)
 
 
 def _delete_lock(pk: str, condition: str, given: Item) -> dict[str, Any]:

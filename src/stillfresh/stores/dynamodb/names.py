@@ -3,12 +3,11 @@
 Pure.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
-from stillfresh.stores.dynamodb.schema import cache_pk, tag_pk, text
+from stillfresh.stores.dynamodb.schema import AnyItem, cache_pk, tag_pk, text
 from stillfresh.stores.tenants import tenant_prefix
 
 PAGE: Final = "page"
@@ -27,7 +26,7 @@ class Names:
     def pk(self, kind: str, id_: str) -> str:
         return cache_pk(cache_key(kind, id_), self.tenant)
 
-    def named(self, item: Mapping[str, Mapping[str, Any]]) -> tuple[str, str] | None:
+    def named(self, item: AnyItem) -> tuple[str, str] | None:
         """The kind and the id of a row; None if it does not say them, or wrongly."""
         kind, id_ = text(item, "kind"), text(item, "id") or ""
         is_true = kind is not None and self.pk(kind, id_) == text(item, "pk")

@@ -20,8 +20,7 @@ from stillfresh.stores.dynamodb.rows import (
     version_of,
 )
 from stillfresh.stores.dynamodb.schema import LOCK, META
-from stillfresh.stores.dynamodb.table import Table
-from stillfresh.stores.dynamodb.workers import each
+from stillfresh.stores.dynamodb.table import Table, each
 from stillfresh.ttl_cache import TtlCache
 
 REMEMBERED: Final = 10_000
@@ -33,7 +32,7 @@ NOTHING: Final = Record()
 OPAQUE: Final = Opaque()
 
 
-class Reader:
+class RowReader:
     """Reads records; remembers for a while which rows it has to look at more closely."""
 
     def __init__(

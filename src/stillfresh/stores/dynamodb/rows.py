@@ -5,11 +5,11 @@ of a second, the kind of an invalidation) and counts only where it does not cont
 a service in another language may have changed the row and left our attributes as they were.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from stillfresh.stores.dynamodb.schema import (
     LOCK,
     MAX_AHEAD,
     META,
+    AnyItem,
     FaceTheoryCacheMetadata,
     Item,
     key_of,
@@ -143,7 +144,7 @@ def tag_set(tags: Sequence[str]) -> Item:
     return {"tags": {"SS": named}} if named else {}
 
 
-def _tags(item: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+def _tags(item: AnyItem) -> frozenset[str]:
     return frozenset(tag.removeprefix("\0") for tag in item.get("tags", {}).get("SS", ()))
 
 
@@ -164,20 +165,20 @@ def failure_attributes(failure: Failure) -> Item:
     return item | ({"error": {"S": error}} if error else {})
 
 
-def _failure(item: Mapping[str, Mapping[str, Any]]) -> Failure | None:
+def _failure(item: AnyItem) -> Failure | None:
     count, retry_at = number(item, "failures"), number(item, "retry_at")
     if count is None or retry_at is None:
         return None
     return Failure(int(count), retry_at, text(item, "error") or "")
 
 
-def lock_of(item: Mapping[str, Mapping[str, Any]]) -> Lock:
+def lock_of(item: AnyItem) -> Lock:
     token = text(item, "lease_token")
     held_until = number(item, "lease_expires_at") if token != RELEASED else None
     return Lock(held_until, _failure(item), _tags(item), token)
 
 
-def version_of(item: Mapping[str, Mapping[str, Any]]) -> str | None:
+def version_of(item: AnyItem) -> str | None:
     """I19: the row that a META of the pointer-swap recipe names, in the same partition."""
     current = text(item, CURRENT)
     return None if current in {META, LOCK} else current
@@ -199,7 +200,7 @@ def believed(lock: Lock, now: float, max_lease: float) -> Lock:
     return replace_fields(lock, held_until=min(until, now + LONGEST_LEASE))
 
 
-def row_of(item: Mapping[str, Mapping[str, Any]], now: float, others: Policy = ENDLESS) -> Row:
+def row_of(item: AnyItem, now: float, others: Policy = ENDLESS) -> Row:
     """Anybody's row; one that lacks what the schema requires has no copy.
 
     `others`: how long past its time a copy may be served that does not say so itself.
@@ -220,7 +221,7 @@ def row_of(item: Mapping[str, Mapping[str, Any]], now: float, others: Policy = E
     )
 
 
-def _is_ours(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]]) -> bool:
+def _is_ours(meta: FaceTheoryCacheMetadata, item: AnyItem) -> bool:
     """I19: body, time and ETag are those that we wrote, so our attributes speak of them."""
     generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
     return (
@@ -234,7 +235,7 @@ def _is_ours(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]
 
 def _copy(
     meta: FaceTheoryCacheMetadata,
-    item: Mapping[str, Mapping[str, Any]],
+    item: AnyItem,
     now: float,
     others: Policy,
     *,
@@ -255,7 +256,7 @@ def _copy(
     return replace(copy, fetched_at=now) if _is_ahead(fetched_at, now) else copy
 
 
-def _is_changed(meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]]) -> bool:
+def _is_changed(meta: FaceTheoryCacheMetadata, item: AnyItem) -> bool:
     """Another has set another interval; zero is an invalidation, and no interval."""
     return meta.revalidate_seconds not in {0, whole(number(item, "fresh_for") or 0.0)}
 
@@ -267,7 +268,7 @@ def _is_ahead(fetched_at: float, now: float) -> bool:
 
 def _policy(
     meta: FaceTheoryCacheMetadata,
-    item: Mapping[str, Mapping[str, Any]],
+    item: AnyItem,
     others: Policy,
     *,
     is_ours: bool,
@@ -282,9 +283,7 @@ def _policy(
     return Policy(fresh_for, max(0.0, stale_for), max(0.0, error_for))
 
 
-def _mark(
-    meta: FaceTheoryCacheMetadata, item: Mapping[str, Mapping[str, Any]], policy: Policy
-) -> Mark:
+def _mark(meta: FaceTheoryCacheMetadata, item: AnyItem, policy: Policy) -> Mark:
     """`revalidate_seconds` of zero is an invalidation, whoever wrote it (I3)."""
     if meta.revalidate_seconds:
         return Mark.NONE

@@ -14,6 +14,8 @@ from stillfresh.stores.tenants import tenant_prefix
 
 Item: TypeAlias = dict[str, dict[str, Any]]
 """A row as DynamoDB speaks of it: `{"pk": {"S": "…"}, "generated_at": {"N": "…"}}`."""
+AnyItem: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The same, to read only."""
 
 TABLE_VARIABLE: Final = "FACETHEORY_CACHE_TABLE_NAME"
 META: Final = "META"
@@ -53,13 +55,13 @@ def ended_at(end: float) -> int:
     return ceil(end)
 
 
-def text(item: Mapping[str, Mapping[str, Any]], name: str) -> str | None:
+def text(item: AnyItem, name: str) -> str | None:
     """The attribute, if it is there and a text that is not empty."""
     value = item.get(name, {}).get("S")
     return value if isinstance(value, str) and value else None
 
 
-def number(item: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
+def number(item: AnyItem, name: str) -> float | None:
     """The attribute, if it is there and a number."""
     try:
         return float(item.get(name, {})["N"])
@@ -67,7 +69,7 @@ def number(item: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
         return None
 
 
-def _integer(item: Mapping[str, Mapping[str, Any]], name: str) -> int | None:
+def _integer(item: AnyItem, name: str) -> int | None:
     value = number(item, name)
     return None if value is None else floor(value)
 
@@ -99,7 +101,7 @@ class FaceTheoryCacheMetadata:
         return item | _optional(etag=self.etag, ttl=self.ttl)
 
     @classmethod
-    def from_item(cls, item: Mapping[str, Mapping[str, Any]]) -> "FaceTheoryCacheMetadata | None":
+    def from_item(cls, item: AnyItem) -> "FaceTheoryCacheMetadata | None":
         """Whoever wrote it; attributes that are not known are left alone. None: not usable."""
         s3_key, generated_at = text(item, "s3_key"), _integer(item, "generated_at")
         revalidate_seconds = _integer(item, "revalidate_seconds")
@@ -143,7 +145,7 @@ class FaceTheoryCacheLease:
         return item | _optional(ttl=self.ttl)
 
     @classmethod
-    def from_item(cls, item: Mapping[str, Mapping[str, Any]]) -> "FaceTheoryCacheLease | None":
+    def from_item(cls, item: AnyItem) -> "FaceTheoryCacheLease | None":
         """None: not a lease that anybody could hold."""
         token, expires_at = text(item, "lease_token"), _integer(item, "lease_expires_at")
         if token is None or expires_at is None:

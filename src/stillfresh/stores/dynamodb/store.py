@@ -19,7 +19,7 @@ from stillfresh.checks import checked_unicode
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, shown
-from stillfresh.stores.aws import Place, opened
+from stillfresh.stores.aws import AwsPlace, opened
 from stillfresh.stores.bodies import S3Bodies, Shape, Trash
 from stillfresh.stores.contract import (
     Ask,
@@ -33,19 +33,15 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 from stillfresh.stores.dynamodb.admin import check_table
-from stillfresh.stores.dynamodb.invalidating import Invalidator
-from stillfresh.stores.dynamodb.leases import Leases
-from stillfresh.stores.dynamodb.listing import Lister
+from stillfresh.stores.dynamodb.leases import Leases, Tags
 from stillfresh.stores.dynamodb.names import Names
-from stillfresh.stores.dynamodb.reading import Reader
+from stillfresh.stores.dynamodb.reading import RowReader
+from stillfresh.stores.dynamodb.scanning import TableScan
 from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE
-from stillfresh.stores.dynamodb.sweeping import Sweeper
-from stillfresh.stores.dynamodb.table import Table
-from stillfresh.stores.dynamodb.tags import Tags
-from stillfresh.stores.dynamodb.workers import each
-from stillfresh.stores.dynamodb.writing import Writer
+from stillfresh.stores.dynamodb.table import Table, each
+from stillfresh.stores.dynamodb.writing import RowWriter
 from stillfresh.stores.listing import checked_limit
-from stillfresh.stores.meter import Meter
+from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.tenants import checked_tenant
 
 EVENTUALLY: Final = 1.0
@@ -83,7 +79,7 @@ class DynamoStore:
     ) -> None:
         self._bucket = _named(bucket, "bucket")
         self._names = Names(table_name(table), checked_tenant(tenant), self._bucket)
-        self._place = Place(region, endpoint, s3_endpoint)
+        self._place = AwsPlace(region, endpoint, s3_endpoint)
         self._retention = seconds(retention, name="retention")
         self._delete_after = seconds(delete_after, name="delete_after")
         self._max_lease = seconds(max_lease, name="max_lease", positive=True)
@@ -93,7 +89,7 @@ class DynamoStore:
         self._sleep = sleep
         self._dice = dice
         self._new_token = new_token
-        self._meter = Meter()
+        self._meter = CostMeter()
         self._parts: Parts | None = None
 
     @property
@@ -106,7 +102,7 @@ class DynamoStore:
         other = copy(self)
         other.shapes = dict(self.shapes)
         names = replace(self._names, tenant=checked_tenant(tenant))
-        vars(other).update(_names=names, _meter=Meter(), _parts=None)
+        vars(other).update(_names=names, _meter=CostMeter(), _parts=None)
         return other
 
     async def open(self) -> None:
@@ -133,32 +129,24 @@ class DynamoStore:
         await check_table(table)
         trash = Trash(bodies, self._delete_after, clock=clock, sleep=self._sleep)
         parts.stack.push_async_callback(trash.close)
-        tags, leases = Tags(table, names), Leases(table, self._max_lease)
-        urgent = Table(dynamodb, names.table, self._sleep, urgent=True)
-        parts.reader = Reader(
+        parts.reader = RowReader(
             table, bodies, names, self.shapes, clock=clock, max_lease=self._max_lease
         )
-        parts.lister = Lister(table, names, clock)
-        parts.sweeper = Sweeper(table, bodies, tags, names, clock)
-        parts.invalidator = Invalidator(
-            table=urgent,
-            leases=Leases(urgent, self._max_lease),
-            trash=trash,
-            tags=Tags(urgent, names),
-            reader=parts.reader,
-            names=names,
-            clock=clock,
-        )
-        parts.writer = Writer(
-            leases=leases,
-            bodies=bodies,
-            trash=trash,
-            tags=tags,
-            reader=parts.reader,
-            names=names,
-            retention=self._retention,
-            clock=clock,
-            new_token=self._new_token,
+        parts.scan = TableScan(table, bodies, Tags(table, names), names, clock)
+        parts.writer, parts.invalidator = (
+            RowWriter(
+                table=it,
+                leases=Leases(it, self._max_lease),
+                tags=Tags(it, names),
+                bodies=bodies,
+                trash=trash,
+                reader=parts.reader,
+                names=names,
+                retention=self._retention,
+                clock=clock,
+                new_token=self._new_token,
+            )
+            for it in (table, Table(dynamodb, names.table, self._sleep, urgent=True))
         )
 
     async def close(self) -> None:
@@ -214,10 +202,10 @@ class DynamoStore:
 
     async def evict(self, before: float) -> int:
         """Reads the whole table and lists the bucket: run it in one place, now and then."""
-        return await self._opened().sweeper.evict(before)
+        return await self._opened().scan.evict(before)
 
     async def stats(self) -> StoreStats:
-        return await self._opened().sweeper.stats(self._meter)
+        return await self._opened().scan.stats(self._meter)
 
     async def entries(
         self,
@@ -227,7 +215,7 @@ class DynamoStore:
         limit: int = 100,
     ) -> list[Entry]:
         """Reads rows until enough are found; those that others wrote say no id, and are not in."""
-        return await self._opened().lister.entries(kind, search, after, checked_limit(limit))
+        return await self._opened().scan.entries(kind, search, after, checked_limit(limit))
 
     def _opened(self) -> "Parts":
         if self._parts is None:
@@ -238,11 +226,11 @@ class DynamoStore:
 class Parts:
     """What there is while the store is open."""
 
-    reader: Reader
-    writer: Writer
-    invalidator: Invalidator
-    sweeper: Sweeper
-    lister: Lister
+    reader: RowReader
+    writer: RowWriter
+    invalidator: RowWriter
+    """I3: the same steps, urgent."""
+    scan: TableScan
 
     def __init__(self) -> None:
         self.stack = AsyncExitStack()

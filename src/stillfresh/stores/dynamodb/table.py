@@ -3,15 +3,17 @@
 What the rows mean is in `schema.py` and `rows.py`; the recipes that use them in `leases.py`.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final, TypeAlias
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.aws import CONDITION, Refused, Service
+from stillfresh.stores.aws import CONDITION, AwsRefused, AwsService
 from stillfresh.stores.dynamodb.schema import Item, key_of
-from stillfresh.stores.dynamodb.workers import each
 
 Key: TypeAlias = tuple[str, str]
+K = TypeVar("K")
+T = TypeVar("T")
 
 AT_ONCE: Final = 100
 """Keys in one BatchGetItem: DynamoDB takes no more."""
@@ -19,14 +21,42 @@ FAILED_REASON: Final = "ConditionalCheckFailed"
 """Of an action in a transaction, where alone it would be `CONDITION`."""
 PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
 """Seconds before asking again for what a batch left out."""
+WORKERS: Final = 16
+"""Keys that are asked for at the same time, each on its own (S1)."""
+
+
+async def each(keys: Iterable[K], step: Callable[[K], Awaitable[T]]) -> dict[K, T]:
+    """What `step` answered for each key. All run to their end, then the first error is raised:
+    a step that was cut off might or might not have been done.
+    """
+    waiting = list(dict.fromkeys(keys))
+    if len(waiting) == 1:
+        return {waiting[0]: await step(waiting[0])}
+    results: dict[K, T] = {}
+    errors: list[Exception] = []
+    queue = iter(waiting)
+
+    async def work() -> None:
+        for key in queue:
+            try:
+                results[key] = await step(key)
+            except Exception as exc:  # noqa: BLE001 (raised below, when all have ended)
+                errors.append(exc)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(WORKERS, len(waiting))):
+            group.create_task(work())
+    if errors:
+        raise errors[0]
+    return {key: results[key] for key in waiting}
 
 
 class Table:
-    """One table of `pk` and `sk`."""
+    """One table of `pk` and `sk`; urgent: asked even while the service is away."""
 
     def __init__(
         self,
-        service: Service,
+        service: AwsService,
         name: str,
         sleep: Callable[[float], Awaitable[object]],
         *,
@@ -106,7 +136,7 @@ class Table:
         condition = " AND ".join(f"{name} = :{name}" for name in unchanged)
         try:
             return await self.delete(pk, sk, condition, values(**unchanged))
-        except Refused as exc:
+        except AwsRefused as exc:
             if exc.code != CONDITION:
                 raise
             return None
@@ -120,7 +150,7 @@ class Table:
         told = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
         try:
             await self._ask("update_item", Key=key_of(pk, sk), **change, **told)
-        except Refused as exc:
+        except AwsRefused as exc:
             if exc.code != CONDITION:
                 raise
             return exc.item or {}
@@ -138,7 +168,7 @@ class Table:
         """Whether all their conditions held."""
         try:
             await self.transact(*actions)
-        except Refused as exc:
+        except AwsRefused as exc:
             if FAILED_REASON not in exc.reasons:
                 raise
             return False

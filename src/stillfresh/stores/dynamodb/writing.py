@@ -1,4 +1,4 @@
-"""One id at a time: leased, published, released (I4-I6)."""
+"""One id at a time: leased, published, released, invalidated (I3-I6)."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from stillfresh.clock import Clock
 from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
 from stillfresh.stores.bodies import Body, S3Bodies, Trash
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
-from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Newer, Record
+from stillfresh.stores.dynamodb.leases import TAGGED_FOR, Leases, Tags
 from stillfresh.stores.dynamodb.names import Names
-from stillfresh.stores.dynamodb.reading import Reader
+from stillfresh.stores.dynamodb.reading import RowReader
 from stillfresh.stores.dynamodb.rows import (
     Lock,
     Row,
@@ -22,11 +22,12 @@ from stillfresh.stores.dynamodb.rows import (
     merged,
     meta_item,
     name_beside,
+    row_of,
     tag_set,
     tagged,
 )
-from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, Item
-from stillfresh.stores.dynamodb.tags import LASTS, Tags
+from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, Item, text
+from stillfresh.stores.dynamodb.table import Table, each
 from stillfresh.ttl_cache import TtlCache
 
 MOST_CLAIMS: Final = 10_000
@@ -43,14 +44,15 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class RowWriter:
     """The steps that change rows; each reads the clock for itself."""
 
+    table: Table
     leases: Leases
     bodies: S3Bodies
     trash: Trash
     tags: Tags
-    reader: Reader
+    reader: RowReader
     names: Names
     retention: float
     clock: Clock
@@ -142,7 +144,7 @@ class Writer:
         """I6: the tags are written before the load begins, and those of before go."""
         pk = self.names.pk(kind, ask.id)
         await self.tags.remove(tagged(row, before), pk, but=ask.tags)
-        until = lease.expires_at + LASTS
+        until = lease.expires_at + TAGGED_FOR
         seen = (before.token if before is not None else None) or (row.generation if row else None)
         await self.tags.write(
             ask.tags, kind=kind, id_=ask.id, token=lease.token, ttl=until, seen=seen or ""
@@ -210,3 +212,29 @@ class Writer:
         else:
             await self.leases.fail(pk, lease.token, failure, now=now)
         self.reader.note_change(pk)
+
+    async def invalidate(self, pk: str, mark: Mark) -> bool:
+        """I3: first the lease, then the copy; whether there was either."""
+        self.reader.note_change(pk)
+        was_leased = await self.leases.void(pk, now=self.clock())
+        is_marked = await self.leases.mark(pk, mark)
+        self.reader.note_change(pk)
+        return was_leased or is_marked
+
+    async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
+        rows = {row["sk"]["S"]: row for row in await self.tags.rows(tag)}
+        found = await each(rows, lambda pk: self.invalidate(pk, mark))
+        reached = [row for pk, row in rows.items() if found[pk]]
+        gone = [row for pk, row in rows.items() if not found[pk]]
+        await each(range(len(gone)), lambda number: self.tags.drop(gone[number]))
+        named = [(text(row, "kind"), text(row, "id") or "") for row in reached]
+        return sorted((kind, id_) for kind, id_ in named if kind is not None)
+
+    async def delete(self, pk: str) -> None:
+        lock = await self.table.delete(pk, LOCK)
+        meta = await self.table.delete(pk, META)
+        self.reader.note_change(pk)
+        row = row_of(meta, self.clock()) if meta is not None else None
+        await self.tags.remove(tagged(row, lock_of(lock) if lock is not None else None), pk)
+        if row is not None and row.meta is not None:
+            self.trash.add(self.names.ours(row.meta.s3_key, pk))
