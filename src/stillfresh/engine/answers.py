@@ -58,10 +58,10 @@ class Answers(Generic[K, V]):
     def now(self) -> float:
         return self._clock()
 
-    def hit(self, key: K, now: float) -> Answer[V] | None:
-        """What memory can answer without asking the store."""
+    def hit(self, key: K, now: float, oldest: float = NEVER) -> Answer[V] | None:
+        """What memory can answer without asking the store, if it was fetched since `oldest`."""
         entry = self.front.entries.get(key)
-        if entry is None or now >= entry.until:
+        if entry is None or now >= entry.until or entry.copy.fetched_at < oldest:
             return None
         entry.hits += 1
         return entry.answer
@@ -99,10 +99,12 @@ class Answers(Generic[K, V]):
         failure, outlook = plan.failure, self.outlook(copy, now)
         error = None if failure is None else self.cooling(key, failure, now)
         since = now if since is None else since
+        origin = origin or self._from_store
+        if verdict is Verdict.EXPIRED is not outlook.verdict:  # E18: too old for this call alone
+            return self.made(copy, value, verdict, origin, error, unverified=unverified)
         if unverified:
             return self._keep_unverified(key, copy, value, outlook)
         kept = self.keep(key, copy, value, outlook, since, failure=failure, error=error)
-        origin = origin or self._from_store
         return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
 
     def outlook(self, copy: Copy, now: float) -> Outlook:

@@ -195,8 +195,8 @@ class Cache:
         try:
             tagged = await runtime.store.invalidate_tag(tag, soft=soft)
             for kind, id_ in tagged:
-                if kind in self._cores:
-                    self._cores[kind].overtake_texts([id_])
+                if (core := self._cores.get(kind)) is not None:
+                    core.overtake([core.key(id_)])
         finally:
             self._overtake_tagged(tag)
         return tagged

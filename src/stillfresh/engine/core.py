@@ -18,6 +18,7 @@ from stillfresh.engine.model import Answer, Explanation
 from stillfresh.engine.reads import Step
 from stillfresh.engine.records import Records
 from stillfresh.engine.rules import (
+    FOR_EVER,
     NOTHING,
     Fail,
     Load,
@@ -103,13 +104,13 @@ class Core(Generic[K, V]):
         return outcomes[key] if waiter.private is None else waiter.private
 
     async def answers(
-        self, keys: Sequence[K], waiter: Waiter[K, V] | None = None
+        self, keys: Sequence[K], waiter: Waiter[K, V] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
         """E2, for each key; those that need a load are loaded together."""
         runtime = await self.ready()
         now = runtime.clock()
-        waiter = waiter or Waiter(runtime.loop.create_future())
-        if texts := self._unheld(keys, now, waiter.outcomes):
+        waiter = waiter or Waiter(runtime.loop.create_future(), max_age=max_age)
+        if texts := self._unheld(keys, now, waiter.outcomes, max_age):
             unread: set[K] = set()
             records = await self._records.of(texts, unread)
             for key, id_ in texts.items():
@@ -121,12 +122,14 @@ class Core(Generic[K, V]):
             self.shelf.count([waiter.outcomes[key] for key in texts], runtime.clock())
         return {key: waiter.outcomes[key] for key in keys}
 
-    def _unheld(self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]]) -> dict[K, str]:
+    def _unheld(
+        self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]], max_age: float
+    ) -> dict[K, str]:
         """Notes in `held` what memory can answer; the names of the others."""
-        texts: dict[K, str] = {}
+        texts, oldest = dict[K, str](), now - max_age
         entries, text = self.shelf.front.entries, self.text
         for key in keys:
-            if key in entries and (answer := self.shelf.hit(key, now)) is not None:
+            if key in entries and (answer := self.shelf.hit(key, now, oldest)) is not None:
                 held[key] = answer
             else:
                 texts[key] = text(key)
@@ -152,18 +155,19 @@ class Core(Generic[K, V]):
         entry.hits += 1
         return entry.answer
 
-    async def known(self, keys: Iterable[K], unread: set[K] | None = None) -> dict[K, Outcome[V]]:
+    async def known(
+        self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
+    ) -> dict[K, Outcome[V]]:
         """What can be said of each without a load; a key that needs one is left out."""
         runtime = await self.ready()
         now, found = runtime.clock(), dict[K, Outcome[V]]()
-        texts = self._unheld(keys, now, found)
+        texts = self._unheld(keys, now, found, max_age)
         unread = set() if unread is None else unread
         records = await self._records.of(texts, unread) if texts else {}
         for key, id_ in texts.items():
-            unverified = key in unread
-            match plan_read(records.get(id_, NOTHING), now):
+            match plan_read(records.get(id_, NOTHING), now, max_age=max_age):
                 case Serve() as plan if answer := self.shelf.serve(
-                    key, plan, now, unverified=unverified
+                    key, plan, now, unverified=key in unread
                 ):
                     found[key] = answer
                 case Fail(failure):
@@ -267,9 +271,6 @@ class Core(Generic[K, V]):
                 if key in step.keys:
                     step.dirty.add(key)
 
-    def overtake_texts(self, ids: Iterable[str]) -> None:
-        self.overtake([self.key(id_) for id_ in ids])
-
     def overtake_tagged(self, tag: str) -> None:
         """E8: what is under way or in memory and has this tag, or cannot say."""
         if self.spec.tags is not None:
@@ -330,7 +331,7 @@ class Core(Generic[K, V]):
         *,
         unverified: bool,
     ) -> None:
-        match plan_read(record, now, self.spec.lease_for):
+        match plan_read(record, now, self.spec.lease_for, waiter.max_age):
             case Serve() as plan if served := self.shelf.serve(
                 key, plan, now, unverified=unverified
             ):
@@ -344,6 +345,6 @@ class Core(Generic[K, V]):
             case Load(fallback):
                 if fallback is not None:
                     self._tower.give_fallback(key, fallback, [waiter], unverified=unverified)
-                self._tower.join(key, id_, record, waiter)
+                self._tower.join(key, id_, record, waiter, forced=waiter.max_age < FOR_EVER)
             case Fail(failure):
                 waiter.outcomes[key] = self.shelf.cooling(key, failure, now)

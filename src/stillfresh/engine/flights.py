@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from stillfresh.clock import Clock
 from stillfresh.engine.model import Answer, Origin, Private
-from stillfresh.engine.rules import NOTHING
+from stillfresh.engine.rules import FOR_EVER, NOTHING
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Failure, Record
@@ -75,10 +75,17 @@ def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Clock) -> Answ
 class Waiter(Generic[K, V]):
     """One caller, waiting for one or many keys."""
 
-    __slots__ = ("fallbacks", "future", "load", "missing", "outcomes", "private")
+    __slots__ = ("fallbacks", "future", "load", "max_age", "missing", "outcomes", "private")
 
-    def __init__(self, future: "asyncio.Future[None]", load: OwnLoad | None = None) -> None:
+    def __init__(
+        self,
+        future: "asyncio.Future[None]",
+        load: OwnLoad | None = None,
+        max_age: float = FOR_EVER,
+    ) -> None:
         self.future = future
+        self.max_age = max_age
+        """E18: an older copy does not do for this caller."""
         self.load = load
         """A loader of its own, for the flights that it begins."""
         self.private: Private[Any] | None = None

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
 from stillfresh.clock import Clock
+from stillfresh.durations import Duration, seconds
 from stillfresh.engine.core import Core
 from stillfresh.engine.flights import Outcome, all_answered
 from stillfresh.engine.front import Entry
 from stillfresh.engine.keys import Call, Signature
 from stillfresh.engine.model import Answer, Explanation, Loaded, OwnTerms
 from stillfresh.engine.put import put
+from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
 
@@ -31,9 +33,10 @@ class Handle(Generic[V]):
         self._core = core
         self._key = key
 
-    async def get(self) -> Answer[V]:
-        """The answer, from memory, the store or a load."""
-        return _raised((await self._core.answers([self._key]))[self._key])
+    async def get(self, max_age: Duration | None = None) -> Answer[V]:
+        """The answer, from memory, the store or a load; `max_age` as for `Resource.get`."""
+        limit = _limit(max_age)
+        return _raised((await self._core.answers([self._key], max_age=limit))[self._key])
 
     def peek(self) -> Answer[V] | None:
         """What memory holds; no await, no refresh."""
@@ -94,35 +97,48 @@ class Resource(Generic[K, V]):
                 return answer.value
         return _found(self._core.glance(key) or await self._get(key), key)
 
-    async def get(self, key: K) -> Answer[V]:
-        """The answer, from memory, the store or a load."""
+    async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
+        """The answer, from memory, the store or a load.
+
+        `max_age`: for this call an older copy counts as EXPIRED (E18).
+        """
         try:
             entry = self._entries.get(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is not None:
             clock = self._clock
-            if clock() < entry.until:
+            if clock() < entry.until and max_age is None:
                 entry.hits += 1
                 return entry.answer
+        if max_age is not None:
+            return await self.of(key).get(max_age)
         return self._core.glance(key) or await self._get(key)
 
     async def _get(self, key: K) -> Answer[V]:
         return _raised((await self._core.answers([key]))[key])
 
-    async def get_many(self, keys: Iterable[K]) -> dict[K, Answer[V]]:
+    async def get_many(
+        self, keys: Iterable[K], max_age: Duration | None = None
+    ) -> dict[K, Answer[V]]:
         """An answer for each; one whose load failed has `error`, and `found` is False."""
         self._refuse_text(keys, "get_many")
-        outcomes = await self._core.answers(self._unique(keys))
+        outcomes = await self._core.answers(self._unique(keys), max_age=_limit(max_age))
         return all_answered(outcomes, self._clock)
 
-    async def known(self, keys: Iterable[K], *, unread: set[K] | None = None) -> dict[K, Answer[V]]:
+    async def known(
+        self,
+        keys: Iterable[K],
+        *,
+        unread: set[K] | None = None,
+        max_age: Duration | None = None,
+    ) -> dict[K, Answer[V]]:
         """Of each, what memory or the store can answer; nothing is loaded or waited for.
 
         To `unread` those are added that the store was to be asked for, and could not be.
         """
         self._refuse_text(keys, "known")
-        outcomes = await self._core.known(self._unique(keys), unread)
+        outcomes = await self._core.known(self._unique(keys), unread, _limit(max_age))
         return all_answered(outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
@@ -279,6 +295,10 @@ class Function(Generic[P, V]):
 
     def __set_name__(self, owner: type, name: str) -> NoReturn:
         _refuse_method(self._core.spec.kind, owner, name)
+
+
+def _limit(max_age: Duration | None) -> float:
+    return FOR_EVER if max_age is None else seconds(max_age, name="max_age")
 
 
 def _is_hashable(key: object) -> bool:

@@ -93,12 +93,19 @@ def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
     return record.held_until is not None and not is_lease_over(record.held_until, now, lease_for)
 
 
-def plan_read(record: Record, now: float, lease_for: float = FOR_EVER) -> Plan:
-    """E2, E7: FRESH is served, STALE served and refreshed, EXPIRED and GONE wait for a load."""
+def plan_read(
+    record: Record, now: float, lease_for: float = FOR_EVER, max_age: float = FOR_EVER
+) -> Plan:
+    """E2, E7: FRESH is served, STALE served and refreshed, EXPIRED and GONE wait for a load.
+
+    E18: a copy older than `max_age` counts as EXPIRED.
+    """
     copy, pause = record.copy, cooling(record.failure, now)
     verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
     if copy is None or verdict is Verdict.GONE:
         return Load() if pause is None else Fail(pause)
+    if now - copy.fetched_at > max_age:
+        verdict = Verdict.EXPIRED
     if verdict is Verdict.FRESH:
         return Serve(copy, verdict)
     if pause is not None:
