@@ -90,14 +90,15 @@ def filled(path: Path, topics: Iterable[Topic]) -> None:
 def outdate(cache: FeedCache) -> None:
     """As if something else had been written to the file."""
     for reader in cache.file._idle:
-        for found in reader.shelf._lists.values():
+        for found in reader.memory._lists.values():
             found.version = None
 
 
 def forget_all(cache: FeedCache) -> None:
     for reader in cache.file._idle:
-        reader.shelf._lists.clear()
-        reader.shelf._known.clear()
+        reader.memory._lists.clear()
+        reader.memory._known.clear()
+        reader.memory.kept = 0
 
 
 def nothing() -> None:

@@ -39,12 +39,14 @@ def feed(tmp_path: Path) -> Path:
 
 async def trouble(cache: FeedCache, now: float) -> None:
     engine = FeedEngine(cache, Network())
-    store = engine._store
+    store = engine._serving.store
+    await store.open()
     grants = await store.acquire("feed", [Ask("index:all:30"), Ask("index:zoo:7")], 1000)
     broken = grants["index:zoo:7"]
     assert isinstance(broken, Lease)
     failure = Failure(3, now + 600, "TimeoutError: no answer")
     await store.release("feed", [broken], {"index:zoo:7": failure})
+    await store.close()
     await engine.close()
 
 
@@ -265,7 +267,7 @@ class TestF16View:
 def entries_of(path: Path) -> set[str]:
     connection = sqlite3.connect(path)
     rows = connection.execute(
-        "SELECT cache_key FROM feed_cache_meta UNION SELECT cache_key FROM stillfresh_refreshes"
+        "SELECT cache_key FROM feed_cache_meta UNION SELECT id FROM stillfresh_feed_times"
     ).fetchall()
     connection.close()
     return {key for (key,) in rows}

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError, StoreError
 from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.feed.http import HttpFeedSource
-from stillfresh.feed.records import DEEPEST, NAMED, Records
+from stillfresh.feed.records import DEEPEST, NAMED, JsonRecords
 from stillfresh.feed.store import FeedStore
 from stillfresh.testing import ManualClock
 
@@ -282,7 +282,7 @@ class TestF15Records:
         self, extras: list[dict[str, Any]], dice: Any
     ) -> None:
         """One by one and as an array, whatever the order of the fields and of the records."""
-        one, many = Records(Topic, strict=True), Records(Topic, strict=True)
+        one, many = JsonRecords(Topic, strict=True), JsonRecords(Topic, strict=True)
         expected = [full(str(place), extra=extra) for place, extra in enumerate(extras)]
         rows = []
         for place, extra in enumerate(extras):

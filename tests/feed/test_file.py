@@ -29,7 +29,8 @@ from feed_kit import (
 )
 
 from stillfresh import ConfigError, LoadFailed, StoreError, Verdict
-from stillfresh.feed import FeedCache, FeedEngine, upkeep
+from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.feed.store import FeedTables
 from stillfresh.testing import ManualClock
 
 
@@ -300,13 +301,14 @@ class TestF11Eviction:
         sql(path, f"{fill} INSERT INTO feed_topics SELECT 't' || i, '{{}}', '', i, 0, 0 FROM n")
         sql(path, f"{fill} INSERT INTO feed_comments SELECT 't' || i, '[]', 0, 0 FROM n")
         slices: list[int] = []
-        cut = upkeep.evict_slice
+        cut = FeedTables.evict
 
-        def spy(*given: Any, **named: Any) -> int:
-            slices.append(cut(*given, **named))
-            return slices[-1]
+        def spy(*given: Any, **named: Any) -> tuple[int, str | None]:
+            found = cut(*given, **named)
+            slices.append(found[0])
+            return found
 
-        monkeypatch.setattr(upkeep, "evict_slice", spy)
+        monkeypatch.setattr(FeedTables, "evict", spy)
         FeedCache.open(path, clock=clock).close()
         assert sum(slices) == 5200
         assert max(slices) <= 1000
@@ -337,7 +339,7 @@ class TestF11Eviction:
         await idle(engine)
         clock.advance(61 * DAY)
         cache.evict_expired()
-        tables = sql(path, "SELECT name FROM sqlite_schema WHERE name GLOB 'stillfresh_*'")
+        tables = sql(path, "SELECT tbl_name FROM sqlite_schema WHERE name GLOB 'stillfresh_*'")
         assert {name: sql(path, f"SELECT * FROM {name}") for (name,) in tables} == {
             name: [] for (name,) in tables
         }

@@ -53,7 +53,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.clock, self.network = ManualClock(NOW), Network()
         self.cache = FeedCache.open(self.home / "feed.db", clock=self.clock)
         self.engine = FeedEngine(self.cache, self.network, clock=self.clock)
-        self.engine._engine._life._dice = lambda: 0.0  # cooldowns to the second
+        self.engine._serving.engine._life._dice = lambda: 0.0  # cooldowns to the second
         self.heard = Heard(self.engine)
         self.rows: dict[str, Topic] = {}
         """What the file should have, by uuid."""
@@ -399,7 +399,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.cache.close()
         self.cache = FeedCache.open(self.home / "feed.db", clock=self.clock)
         self.engine = FeedEngine(self.cache, self.network, clock=self.clock)
-        self.engine._engine._life._dice = lambda: 0.0  # cooldowns to the second
+        self.engine._serving.engine._life._dice = lambda: 0.0  # cooldowns to the second
         self.heard = Heard(self.engine)
 
     @invariant()

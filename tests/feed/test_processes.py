@@ -206,7 +206,7 @@ class TestF7Processes:
             engine = FeedEngine(cache, network, clock=clock)
             heard = Heard(engine)
             clock.advance(time.time() - now)
-            sql(path, "UPDATE stillfresh_refreshes SET lease_expires_at = ?", now - 1)
+            sql(path, "UPDATE stillfresh_feed_times SET lease_expires_at = ?", 1000 * (now - 1))
             await engine.get_all()
             await heard.wait()
             worker.signal(signal.SIGCONT)

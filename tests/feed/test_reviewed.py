@@ -35,7 +35,7 @@ from feed_kit import (
 
 from stillfresh import ConfigError, LoadFailed, RetryAfter, StoreError, Verdict
 from stillfresh.feed import FeedCache, FeedEngine, Topic
-from stillfresh.feed.shelf import Shelf
+from stillfresh.feed.reading import FeedMemory
 from stillfresh.testing import ManualClock
 
 HALF = '{"topic_uuid": "a", "author": "x", "title": "t", "created_at": 1, '
@@ -333,7 +333,7 @@ class TestF8Reviewed:
         second = asyncio.create_task(engine.get_comments("a"))
         await turns()
         for step in ("publish", "acquire", "release"):
-            monkeypatch.setattr(f"stillfresh.feed.leases.{step}", _full_disk)
+            monkeypatch.setattr(f"stillfresh.stores.sqlite.steps.{step}", _full_disk)
         network.let_go()
         assert said((await second).comments) == ["1"]
         await first
@@ -351,7 +351,7 @@ class TestF8Reviewed:
         network.talk["a"] = [comment("1")]
         network.hold()
         with monkeypatch.context() as patch:
-            patch.setattr("stillfresh.feed.leases.acquire", _full_disk)
+            patch.setattr("stillfresh.stores.sqlite.steps.acquire", _full_disk)
             first = asyncio.create_task(engine.get_comments("a"))
             await until(lambda: network.running == 1)
         if not is_under_way:
@@ -633,19 +633,19 @@ class TestF7Reviewed:
         clock: ManualClock,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """A look sees the rows and who refreshes them at one moment, never a half."""
+        """A miss asks the store, which knows better by then."""
         looks = 0
-        real = Shelf.find
+        real = FeedMemory.find
 
-        def find(shelf: Shelf, *args: Any, **options: Any) -> Any:
+        def find(memory: FeedMemory, *args: Any, **options: Any) -> Any:
             nonlocal looks
-            found, looks = real(shelf, *args, **options), looks + 1
-            if looks == 2:
+            found, looks = (yield from real(memory, *args, **options)), looks + 1
+            if looks == 1:
                 with FeedCache.open(path, clock=clock) as other:
                     other.put_topics([topic("a")], "index:all:7")
             return found
 
-        monkeypatch.setattr(Shelf, "find", find)
+        monkeypatch.setattr(FeedMemory, "find", find)
         feed = await engine.get_all()
         assert (uuids(feed.topics), feed.verdict) == (["a"], Verdict.FRESH)
         assert network.lookups == []
@@ -709,12 +709,12 @@ class TestF7Reviewed:
         await dead.get_all()
         await until(lambda: network.running == 7)
         ((token, end),) = sql(
-            path, "SELECT lease_token, lease_expires_at FROM stillfresh_refreshes"
+            path, "SELECT lease_token, lease_expires_at FROM stillfresh_feed_times"
         )
         await dead.close()
         sql(
             path,
-            "UPDATE stillfresh_refreshes SET lease_token = ?, lease_expires_at = ?",
+            "UPDATE stillfresh_feed_times SET lease_token = ?, lease_expires_at = ?",
             *(token, end),
         )
         network.gate = None
@@ -740,14 +740,15 @@ class TestF10GivenUp:
             may_fail.wait(10)
             raise StoreError("the disk is full")
 
-        writing = asyncio.create_task(engine._store.run(job))
+        await engine._serving.engine.open()
+        writing = asyncio.create_task(engine._serving.run(job))
         await turns()
         writing.cancel()
         await asyncio.wait([writing])
         del writing
         may_fail.set()
         for _ in range(2):  # until the writer's thread has let go of it
-            await engine._store.stats()
+            await engine._serving.store.stats()
             await turns()
         gc.collect()
         assert complaints == []

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError
-from stillfresh.feed.keys import (
+from stillfresh.feed.model import (
     Index,
     canonical,
     category_of,

@@ -26,7 +26,7 @@ from feed_kit import (
 
 from stillfresh import StillfreshError, Verdict
 from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
-from stillfresh.feed.engine import MAX_OVERTAKEN
+from stillfresh.feed.serving import MAX_OVERTAKEN
 from stillfresh.testing import ManualClock
 
 

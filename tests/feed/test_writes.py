@@ -273,6 +273,7 @@ class TestF10Writes:
         await engine.create_topic(topic("a"))
         await engine.get_all()
         await heard.wait()
+        await idle(engine)
         assert uuids((await engine.get_all()).topics) == ["a"]
         assert cache.get_topic("a") is not None
         clock.advance(301)
@@ -350,6 +351,7 @@ class TestF10Writes:
         await engine.add_comment("a", comment("new"))
         await engine.get_comments("a")
         await heard.wait()
+        await idle(engine)
         assert said((await engine.get_comments("a")).comments) == ["1", "new"]
         clock.advance(301)
         await engine.get_comments("a")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -291,11 +291,14 @@ class TestS12Link:
         file = FeedFile(path)
         swing(path, loop)
 
-        def read_again(*_: object) -> None:
-            file.read(lambda *_: None)
+        def look(*_: object) -> Generator[None, None, None]:
+            yield
 
+        first = file.read(look)
+        next(first)
         with pytest.raises(StoreError, match="has been replaced"):
-            file.read(read_again)
+            next(file.read(look))
+        first.close()
         file.close()
 
     @pytest.mark.parametrize("kind", LOCKED)

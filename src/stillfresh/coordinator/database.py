@@ -20,8 +20,8 @@ from stillfresh.coordinator.rules import overtaken
 from stillfresh.engine.keys import checked_kind
 from stillfresh.engine.tasks import looked_at
 from stillfresh.stores.sqlite.connection import FAILED
-from stillfresh.stores.sqlite.file import SqliteFile
 from stillfresh.stores.sqlite.format import by_header
+from stillfresh.stores.sqlite.store import SqliteFile
 
 APPLICATION_ID: Final = 0x5F4E3002
 VERSION: Final = 1

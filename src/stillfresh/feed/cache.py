@@ -10,28 +10,33 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
 import apsw
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, StoreError, shown
-from stillfresh.feed import steps, storing, upkeep
-from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
 from stillfresh.feed.file import FeedFile
-from stillfresh.feed.keys import (
+from stillfresh.feed.model import (
+    Comment,
+    FeedStats,
     Index,
+    Topic,
     canonical,
     checked_uuid,
     comments_key,
     index_of,
     named_category,
+    topic_key,
     whole_days,
 )
-from stillfresh.feed.model import Comment, FeedStats, Topic
+from stillfresh.feed.reading import FeedMemory, FoundRows, Sliced, finished
+from stillfresh.feed.records import checked_comments, checked_topic, checked_topics
 from stillfresh.feed.rules import DAY, is_stale, window
-from stillfresh.feed.shelf import Shelf
+from stillfresh.feed.store import FeedTables, counted
+from stillfresh.feed.writes import Writes
+from stillfresh.stores.sqlite.store import SLICE
 
 T = TypeVar("T")
 
@@ -51,6 +56,7 @@ class FeedCache:
         self.clock = clock
         self.fresh_for = fresh_for
         self.keep_for = keep_for
+        self.tables = FeedTables(fresh_for, keep_for, clock)
         self._evict_at = 0.0
 
     @classmethod
@@ -91,101 +97,75 @@ class FeedCache:
 
     def put_topic(self, topic: Topic) -> None:
         """A full topic and its meta row `topic:{uuid}`."""
-        kept, now = checked_topic(topic), self.clock()
-        self._write(lambda connection: steps.put_topic(connection, kept, at=now))
+        kept = checked_topic(topic)
+        self._write(lambda writes: writes.put_topic(kept))
 
     def get_topic(self, uuid: str) -> Topic | None:
         """What is stored, deleted or not."""
-        name = checked_uuid(uuid)
-        return self._read(lambda connection, shelf: shelf.topic(connection, name).value, None)
+        found = self._find(topic_key(checked_uuid(uuid)))
+        return None if found is None else found.value
 
     def delete_topic(self, uuid: str) -> bool:
         """With its comments and meta rows; False if there was none."""
-        name, now = checked_uuid(uuid), self.clock()
-        change = self._write(lambda connection: steps.delete_topic(connection, name, at=now))
-        return change.topic is not None
+        name = checked_uuid(uuid)
+        return self._write(lambda writes: writes.delete_topic(name)).topic is not None
 
     def put_topics(
         self, topics: Iterable[Topic], cache_key: str, *, complete: bool = False
     ) -> None:
         """An index result and its meta row; `complete`: what its window lacks is gone upstream."""
-        key, now = canonical(cache_key), self.clock()
-        kept = checked_topics(topics)
+        key, kept = canonical(cache_key), checked_topics(topics)
         index = index_of(key)
         if complete and index is None:
             raise ConfigError(
                 f"complete: only for an index key such as 'index:all:7', not {shown(cache_key)}"
             )
-        covers = window(index.days, now) if complete and index is not None else None
-        self._write(
-            lambda connection: storing.put_topics(
-                connection, kept, key, at=now, fresh_for=self.fresh_for, covers=covers
-            )
-        )
+        covers = window(index.days, self.clock()) if complete and index is not None else None
+        self._write(lambda writes: writes.put_topics(kept, key, covers))
 
     def get_topics_all(self, days_back: int) -> list[Topic] | None:
         """Newest first; `days_back` of 0 or less: all there are.
 
         None: a miss, the list was never fetched and has no rows; an empty list: it was fetched.
         """
-        return self._topics(None, days_back)
+        return self._list(Index(None, whole_days(days_back)).key)
 
     def get_topics_by_category(self, category: str, days_back: int) -> list[Topic] | None:
         """The same for one category."""
-        return self._topics(named_category(category), days_back)
-
-    def _topics(self, category: str | None, days_back: int) -> list[Topic] | None:
-        index, now = Index(category, whole_days(days_back)), self.clock()
-
-        def topics(connection: apsw.Connection, shelf: Shelf) -> list[Topic] | None:
-            found = shelf.listed(connection, index, now)
-            return list(found.value) if found.is_hit else None
-
-        return self._read(topics, None)
+        return self._list(Index(named_category(category), whole_days(days_back)).key)
 
     def put_comments(self, topic_uuid: str, comments: Iterable[Comment]) -> None:
         """All comments of a topic, and their meta row `comments:{uuid}`."""
-        name, now = checked_uuid(topic_uuid), self.clock()
+        name = checked_uuid(topic_uuid)
         kept = checked_comments(name, comments)
-        self._write(lambda connection: steps.put_comments(connection, name, kept, at=now))
+        self._write(lambda writes: writes.put_comments(name, kept))
 
     def get_comments(self, topic_uuid: str) -> list[Comment] | None:
         """None: never stored; an empty list: stored, and there are none."""
-        name = checked_uuid(topic_uuid)
-
-        def comments(connection: apsw.Connection, shelf: Shelf) -> list[Comment] | None:
-            found = shelf.comments(connection, name)
-            return found.value if found.is_hit else None
-
-        return self._read(comments, None)
+        return self._list(comments_key(checked_uuid(topic_uuid)))
 
     def invalidate_comments(self, topic_uuid: str) -> None:
         """They are served on, as stale."""
         key = comments_key(checked_uuid(topic_uuid))
-        self._write(lambda connection: steps.forget(connection, [key]))
+        self._write(lambda writes: writes.forget([key]))
 
     def is_stale(self, cache_key: str) -> bool:
         """F3; a key that was never fetched is stale."""
         key, now = canonical(cache_key), self.clock()
-        last_fetched = self._read(
-            lambda connection, shelf: shelf.last_fetched(connection, key), None
-        )
+        last_fetched = self._read(lambda memory, file: memory.last_fetched(file, key))
         return is_stale(last_fetched, self.fresh_for, now)
 
     def evict_expired(self) -> int:
         """F11: drop what was stored longer than `keep_for` ago; how many rows."""
         self._evict_at = self.clock() + DAY
-        total, dropped = 0, upkeep.SLICE
-        while dropped == upkeep.SLICE:
-            dropped = self._write(self._evict_slice)
+        total, following = 0, cast("str | None", "")
+        while following is not None:
+            dropped, following = self.file.submit(self._evict_slice).result()
             total += dropped
         return total
 
-    def _evict_slice(self, connection: apsw.Connection) -> int:
-        now = self.clock()
-        return upkeep.evict_slice(
-            connection, before=now - self.keep_for, written_before=now - self.fresh_for
-        )
+    def _evict_slice(self, connection: apsw.Connection) -> tuple[int, str | None]:
+        return self.tables.evict(connection, before=self.clock(), size=SLICE)
 
     def _evict_if_due(self) -> None:
         """F11: daily while open, behind whatever is asked of it."""
@@ -196,34 +176,45 @@ class FeedCache:
     def _evict_behind(self) -> None:
         self.file.submit(self._evict_slice).add_done_callback(self._evict_on)
 
-    def _evict_on(self, slice_: "Future[int]") -> None:
+    def _evict_on(self, slice_: "Future[tuple[int, str | None]]") -> None:
         """On the writer's thread: the next slice, if there may be one."""
         if (error := slice_.exception()) is not None:
             logger.warning("the feed cache could not evict: %s", error)
-        elif slice_.result() == upkeep.SLICE and not self.file.is_closed:
+        elif slice_.result()[1] is not None and not self.file.is_closed:
             self._evict_behind()
 
     def stats(self) -> FeedStats:
         before = self.clock() - self.keep_for
         return self.file.submit(
-            lambda connection: upkeep.count(connection, before=before, skipped=self.file.skipped),
+            lambda connection: counted(connection, before=before, skipped=self.file.skipped),
             writes=False,
         ).result()
 
-    def _write(self, job: Callable[[apsw.Connection], T]) -> T:
+    def _write(self, job: Callable[[Writes], T]) -> T:
         """Waits for the writer's thread."""
-        result = self.file.submit(job).result()
+        now = self.clock()
+        done = self.file.submit(lambda file: job(Writes(file, now, self.fresh_for)))
+        result = done.result()
         self._evict_if_due()
         return result
 
-    def _read(self, job: Callable[[apsw.Connection, Shelf], T], miss: T) -> T:
+    def _list(self, key: str) -> list[Any] | None:
+        found = self._find(key)
+        return list(found.value) if found is not None and found.is_hit else None
+
+    def _find(self, key: str) -> FoundRows[Any] | None:
+        now = self.clock()
+        return self._read(lambda memory, file: memory.find(file, key, now))
+
+    def _read(self, job: Callable[[FeedMemory, apsw.Connection], Sliced[T]]) -> T | None:
+        """None: a miss, or a file that cannot be read."""
         self.file.check_open()
         self._evict_if_due()
         try:
-            return self.file.read(job)
+            return finished(self.file.read(job))
         except StoreError as exc:
             logger.warning("the feed cache could not be read: %s", exc)
-            return miss
+            return None
 
 
 def _given_path(path: object) -> Path:

@@ -13,8 +13,9 @@ from typing import TypeVar
 import apsw
 
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.feed.schema import FEED, OWN
-from stillfresh.feed.shelf import Shelf
+from stillfresh.feed.reading import FeedMemory, Sliced
+from stillfresh.feed.rows import usable
+from stillfresh.feed.schema import FEED, completed
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores.sqlite.connection import (
     CORRUPT,
@@ -24,30 +25,30 @@ from stillfresh.stores.sqlite.connection import (
     explained,
     translated,
 )
-from stillfresh.stores.sqlite.file import LOOK_EVERY
 from stillfresh.stores.sqlite.files import Identity, identity_of, locked, real
+from stillfresh.stores.sqlite.store import LOOK_EVERY
 from stillfresh.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 
 
-class Reader:
+class FeedReader:
     """A connection, its memory, and which opening of the file it belongs to."""
 
-    __slots__ = ("connection", "epoch", "shelf")
+    __slots__ = ("connection", "epoch", "memory")
 
     def __init__(self, connection: apsw.Connection, epoch: int) -> None:
         self.connection = connection
         self.epoch = epoch
-        self.shelf = Shelf()
+        self.memory = FeedMemory()
 
 
 class FeedFile:
     """Open from its making to `close`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._idle: list[Reader] = []
+        self.path = path
+        self._idle: list[FeedReader] = []
         self._first: apsw.Connection | None = None
         self._epoch = 0
         self._identity: Identity | None = None
@@ -66,26 +67,26 @@ class FeedFile:
         """On the writer's thread: the file was opened, perhaps anew."""
         completed(connection)
         self._epoch += 1
-        self._identity = identity_of(self._path)
+        self._identity = identity_of(self.path)
         self._first = connection
-        self._idle.append(Reader(connection, self._epoch))
+        self._idle.append(FeedReader(connection, self._epoch))
 
-    def read(self, job: Callable[[apsw.Connection, Shelf], T]) -> T:
-        """On this thread; StoreError if the file cannot be read."""
+    def read(self, job: Callable[[FeedMemory, apsw.Connection], Sliced[T]]) -> Sliced[T]:
+        """On this thread, in slices; StoreError if the file cannot be read."""
         self.check_open()
         if time.monotonic() > self._look_at:
             self._look()
         reader = self._take()
         try:
-            return job(reader.connection, reader.shelf)
+            return (yield from job(reader.memory, reader.connection))
         except apsw.Error as exc:
             if isinstance(exc, CORRUPT) and self._first is not None:
                 self._writer.mend(self._first)
-            raise explained(self._path, exc) from exc
+            raise explained(self.path, exc) from exc
         finally:
             self._give_back(reader)
 
-    def _take(self) -> Reader:
+    def _take(self) -> FeedReader:
         try:
             while (reader := self._idle.pop()).epoch != self._epoch:
                 self._end(reader)
@@ -93,48 +94,44 @@ class FeedFile:
             reader = self._another()
         return reader
 
-    def _another(self) -> Reader:
+    def _another(self) -> FeedReader:
         """Under the lock, so that nobody sets the file aside meanwhile.
 
         The caller's thread may be an event loop's, so it waits briefly only.
         """
-        epoch, path = self._epoch, real(self._path)
+        epoch, path = self._epoch, real(self.path)
         with translated(path), locked(path, READ_PATIENCE):
             if identity_of(path) != self._identity:
                 self._writer.wake()
                 raise StoreError(f"{path}: has been replaced; it is opened anew in a moment")
             connection = connect_reader(path)
         completed(connection)
-        return Reader(connection, epoch)
+        return FeedReader(connection, epoch)
 
-    def _give_back(self, reader: Reader) -> None:
+    def _give_back(self, reader: FeedReader) -> None:
         if self.is_closed or reader.epoch != self._epoch:
             self._end(reader)
         else:
             self._idle.append(reader)
 
-    def _end(self, reader: Reader) -> None:
-        self._skipped += reader.shelf.skipped
+    def _end(self, reader: FeedReader) -> None:
+        self._skipped += reader.memory.skipped
         abandon(reader.connection)
 
     def _look(self) -> None:
         self._look_at = time.monotonic() + LOOK_EVERY
-        if identity_of(self._path) != self._identity:
+        if identity_of(self.path) != self._identity:
             self._writer.wake()
 
-    def submit(
-        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
-    ) -> "Future[T]":
+    def submit(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> "Future[T]":
         """On the writer's thread, in a savepoint of its own; others may share its commit."""
         self.check_open()
 
         def guarded(connection: apsw.Connection) -> T:
-            try:
+            with usable():
                 return job(connection)
-            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-                raise StoreError(f"{self._path}: holds what cannot be read: {exc!r}") from exc
 
-        return self._writer.submit(guarded, writes=writes, urgent=urgent)
+        return self._writer.submit(guarded, writes=writes)
 
     def forked(self) -> None:
         """In the child: the thread that writes, and the connections, are the parent's."""
@@ -151,7 +148,7 @@ class FeedFile:
 
     @property
     def skipped(self) -> int:
-        return self._skipped + sum(reader.shelf.skipped for reader in list(self._idle))
+        return self._skipped + sum(reader.memory.skipped for reader in list(self._idle))
 
     def close(self) -> None:
         """What is queued is done first; the last to close leaves no log behind."""
@@ -161,12 +158,3 @@ class FeedFile:
         while self._idle:
             self._end(self._idle.pop())
         self._writer.stop()
-
-
-def completed(connection: apsw.Connection) -> None:
-    """A file that cannot be written may lack our own tables: then they are empty."""
-    if not connection.table_exists("main", "stillfresh_writes"):
-        connection.execute("PRAGMA query_only = 0")
-        for text in OWN:
-            connection.execute(text.replace("CREATE TABLE", "CREATE TEMP TABLE"))
-        connection.execute("PRAGMA query_only = 1")

@@ -27,12 +27,11 @@ from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, shown
-from stillfresh.feed.checks import checked_comments, checked_topic
 from stillfresh.feed.model import Comment, Topic
-from stillfresh.feed.records import json_object
+from stillfresh.feed.records import checked_comments, checked_topic, json_object
 from stillfresh.feed.wire import (
     FeedHttpError,
-    Request,
+    FeedRequest,
     comments_of,
     encoded,
     index_topics,
@@ -129,7 +128,7 @@ class HttpFeedSource:
         return f"HttpFeedSource({self._base!r})"
 
     async def _get(self, path: str, decode: Callable[[bytes], T], expected: str) -> T:
-        request = Request("GET", f"{self._base}{path}", expected)
+        request = FeedRequest("GET", f"{self._base}{path}", expected)
 
         async def read(response: httpx.Response) -> T:
             if response.status_code != httpx.codes.OK:
@@ -142,7 +141,7 @@ class HttpFeedSource:
         return await self._exchange(request, read)
 
     async def _write(self, method: str, path: str, content: bytes | None = None) -> None:
-        request = Request(method, f"{self._base}{path}", "a status of 2xx", content)
+        request = FeedRequest(method, f"{self._base}{path}", "a status of 2xx", content)
 
         async def read(response: httpx.Response) -> None:
             """It is done once the status says so: what else comes is not waited for."""
@@ -152,7 +151,7 @@ class HttpFeedSource:
         await self._exchange(request, read)
 
     async def _exchange(
-        self, request: Request, read: Callable[[httpx.Response], Awaitable[T]]
+        self, request: FeedRequest, read: Callable[[httpx.Response], Awaitable[T]]
     ) -> T:
         self._check_open()
         try:
@@ -169,7 +168,7 @@ class HttpFeedSource:
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as exc:
             raise request.failed(f"{type(exc).__name__}: {exc}".removesuffix(": ")) from exc
 
-    def _built(self, request: Request) -> httpx.Request:
+    def _built(self, request: FeedRequest) -> httpx.Request:
         """Connecting has its own time-out: cancelled from outside, it leaves a socket open."""
         headers = httpx.Headers({"Accept": "application/json"})
         headers.update(self._headers)
@@ -221,7 +220,7 @@ async def _or_none(answer: Awaitable[T]) -> T | None:
         raise
 
 
-async def _refusal(request: Request, response: httpx.Response) -> Exception:
+async def _refusal(request: FeedRequest, response: httpx.Response) -> Exception:
     status = response.status_code
     reason = response.reason_phrase[:EXCERPT]
     came = f"status {status} {reason}{_target(response)}{await _excerpt(response)}"

@@ -1,15 +1,20 @@
-"""Topics and comments as JSON objects: the fields that have names here, and those of others (F15).
+"""Topics and comments as JSON objects, and what may enter the file (F2, F12, F15).
 
-Pure. A record without fields of others, the usual case, is decoded once, straight into its fields.
+Fields that have names here stand beside those of others. A record without fields of others, the
+usual case, is decoded once, straight into its fields. A bad record is a ConfigError for a caller,
+and the call's failure for a network. Pure.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar, cast
 
+import msgspec
 from msgspec import UNSET, Raw, Struct, ValidationError, convert, defstruct, field, json
-from msgspec.structs import astuple, fields
+from msgspec.structs import astuple, fields, replace
 
-from stillfresh.feed.model import Comment, Topic
+from stillfresh.errors import ConfigError, shown
+from stillfresh.feed.model import EXTRA, Comment, Topic, category_of, checked_uuid
 
 R = TypeVar("R", Topic, Comment)
 Row = dict[str, Any]
@@ -17,6 +22,9 @@ Row = dict[str, Any]
 
 DEEPEST: Final = 100
 """Levels of lists and objects in a field of others; far below Python's own limit."""
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+LARGEST: Final = 2**63
+"""SQLite's whole numbers are below this."""
 NAMED: Final = {kind: frozenset(kind.__struct_fields__) - {"extra"} for kind in (Topic, Comment)}
 """The fields that have names here."""
 
@@ -37,7 +45,7 @@ _MANY: Final[dict[Any, Any]] = {kind: list[twin] for kind, twin in _TWINS.items(
 _RAW: Final = json.Decoder(dict[str, Raw] | list[dict[str, Raw]])
 
 
-class Records(Generic[R]):
+class JsonRecords(Generic[R]):
     """Reads JSON as records of one kind; `strict` as `msgspec` means it, whose errors it raises."""
 
     def __init__(self, kind: type[R], *, strict: bool) -> None:
@@ -124,3 +132,64 @@ def json_object(record: Topic | Comment) -> Row:
     kind = Topic if isinstance(record, Topic) else Comment
     named = {name: getattr(record, name) for name in _TWINS[kind].__struct_fields__}
     return named | record.extra
+
+
+def checked_topic(topic: object) -> Topic:
+    """With its category normalised, so that here and upstream it has one name."""
+    kept = _checked(topic, Topic)
+    checked_uuid(kept.topic_uuid)
+    return replace(kept, category_id=category_of(kept.category_id))
+
+
+def checked_topics(topics: Iterable[object]) -> list[Topic]:
+    return [checked_topic(topic) for topic in each_of(topics, Topic)]
+
+
+def checked_comments(uuid: str, comments: Iterable[object]) -> list[Comment]:
+    """All of them on this topic."""
+    kept = [_checked(comment, Comment) for comment in each_of(comments, Comment)]
+    for comment in kept:
+        checked_uuid(comment.comment_uuid)
+        if comment.topic_uuid != uuid:
+            raise ConfigError(
+                f"comment {shown(comment.comment_uuid)}: is on topic {shown(comment.topic_uuid)}, "
+                f"not on {shown(uuid)}"
+            )
+    return kept
+
+
+def each_of(records: object, kind: type[R]) -> Iterable[object]:
+    if not isinstance(records, Iterable) or isinstance(records, str | bytes):
+        raise ConfigError(f"expected several {kind.__name__}s, not {shown(records)}")
+    return records
+
+
+def _checked(record: object, kind: type[R]) -> R:
+    """Of the right types, and text that UTF-8 can say; a subclass's own fields are extras (F15)."""
+    if not isinstance(record, kind):
+        raise ConfigError(f"expected a {kind.__name__}, not {shown(record)}")
+    try:
+        plain = msgspec.to_builtins(record, builtin_types=(bytes, bytearray, memoryview))
+        kept = msgspec.convert(plain, kind)
+        msgspec.json.encode(kept)
+        extra = _extra_of(plain, kind)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as exc:
+        name = record.topic_uuid if isinstance(record, Topic) else record.comment_uuid
+        raise ConfigError(f"{kind.__name__} with the uuid {shown(name)}: {exc}") from exc
+    if not -LARGEST <= kept.created_at < LARGEST:
+        raise ConfigError(f"{kind.__name__}: created_at is too large a number")
+    return replace(kept, extra=extra) if extra else kept
+
+
+def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
+    """As they will come back from JSON; raises ValueError."""
+    own = {name: value for name, value in plain.items() if name not in NAMED[kind]}
+    if not own:
+        return {}
+    given = own.pop(EXTRA, {})
+    if taken := sorted(given.keys() & (NAMED[kind] | own.keys())):
+        raise ValueError(f"extra: {', '.join(taken)} is a field of its own; set that one instead")
+    extra: Row = msgspec.json.decode(msgspec.json.encode(own | given))
+    if not all(map(is_shallow, extra.values())):
+        raise ValueError(f"extra: lists and objects may be {DEEPEST} levels deep at most")
+    return extra

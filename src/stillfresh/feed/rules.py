@@ -9,8 +9,7 @@ from typing import Final
 
 from msgspec import Struct, ValidationError
 
-from stillfresh.feed.keys import Index, category_of
-from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.model import Comment, Index, Topic, category_of
 from stillfresh.feed.records import NAMED, Row, json_object, record_of
 from stillfresh.freshness import is_fresh_inclusive
 
@@ -39,7 +38,7 @@ class Fetched(Struct, frozen=True):
     failed: str = ""
     """F6: why some days are missing."""
     pause: float | None = None
-    """E7: how long those who failed asked to be left alone."""
+    """E7: how long the days that failed asked to be left alone."""
 
 
 def is_stale(last_fetched: float | None, fresh_for: float, now: float) -> bool:

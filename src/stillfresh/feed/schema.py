@@ -10,6 +10,7 @@ import apsw
 
 from stillfresh.errors import ConfigError
 from stillfresh.stores.sqlite.format import Format, not_ours
+from stillfresh.stores.sqlite.schema import TAGS, TIMES
 
 SEED: Final = (
     """CREATE TABLE IF NOT EXISTS feed_topics (
@@ -36,20 +37,11 @@ SEED: Final = (
     last_fetched INTEGER NOT NULL
 )""",
 )
+TIMES_TABLE: Final = "stillfresh_feed_times"
 OWN: Final = (
-    # Who refreshes a key, and how the last attempt ended (F7, F8).
-    """CREATE TABLE IF NOT EXISTS stillfresh_refreshes(
-    cache_key TEXT PRIMARY KEY NOT NULL,
-    generation TEXT,
-    lease_token TEXT,
-    lease_expires_at REAL,
-    leased_at REAL,
-    seen_fetched INTEGER,
-    failures INTEGER,
-    retry_at REAL,
-    error TEXT,
-    failed_at REAL
-) WITHOUT ROWID""",
+    # The SQLite store's own: who refreshes a key, and how the last attempt ended (F7, F8, F17).
+    *TAGS,
+    TIMES.format(times=TIMES_TABLE),
     # What was written or deleted here, and which upstream may not show yet (F9, F10).
     """CREATE TABLE IF NOT EXISTS stillfresh_writes(
     topic_uuid TEXT NOT NULL,
@@ -72,7 +64,6 @@ TABLES: Final = {
     "feed_comments": {"topic_uuid", "comments_json", "comment_count", "cached_at"},
     "feed_cache_meta": {"cache_key", "last_fetched"},
 }
-_NAMES: Final = {text.split()[5].partition("(")[0] for text in (*SEED, *OWN)}
 
 
 def _is_feed(connection: apsw.Connection, path: Path) -> bool:
@@ -91,7 +82,25 @@ def _is_feed(connection: apsw.Connection, path: Path) -> bool:
                 f"{path}: its table {table} lacks {', '.join(sorted(missing))}; "
                 "it is not of a feed cache; give stillfresh a file of its own"
             )
-    return names >= _NAMES
+    return names >= {_name(text) for text in (*SEED, *OWN)}
 
 
 FEED: Final = Format(0, ";\n".join((*SEED, *OWN)), _is_feed)
+
+
+def completed(connection: apsw.Connection) -> None:
+    """A file that cannot be written may lack tables of ours: then they are empty."""
+    missing = [text for text in OWN if "TABLE" in text and not _is_there(connection, text)]
+    if missing:
+        connection.execute("PRAGMA query_only = 0")
+        for text in missing:
+            connection.execute(text.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+        connection.execute("PRAGMA query_only = 1")
+
+
+def _is_there(connection: apsw.Connection, text: str) -> bool:
+    return connection.table_exists("main", _name(text))
+
+
+def _name(text: str) -> str:
+    return text.split()[5].partition("(")[0]

@@ -4,19 +4,19 @@ A cold list costs one slow lookup, not one for each day: days are looked up side
 """
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from datetime import date
-from typing import Protocol
+from itertools import islice
+from typing import Final, Protocol
 
 from stillfresh.engine.model import RetryAfter
 from stillfresh.errors import LoadFailed, error_text
-from stillfresh.feed.checks import checked_comments, checked_topic, checked_topics
-from stillfresh.feed.keys import Index, comments_key, index_of, subject
-from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.model import Comment, Index, Topic, comments_key, index_of, subject
+from stillfresh.feed.records import checked_comments, checked_topic, checked_topics, each_of
 from stillfresh.feed.rules import Fetched, buckets, covered
 
-logger = logging.getLogger(__name__)
+SLICE: Final = 250
+"""F18: topics that are checked in one turn of the loop."""
 
 
 class FeedSource(Protocol):
@@ -64,7 +64,7 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
 
     async def look_up(day: date) -> Sequence[Topic]:
         async with places:
-            return checked_topics(await source.day_index(day, index.category))
+            return await _checked(await source.day_index(day, index.category))
 
     answers = await asyncio.gather(*map(look_up, days), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -78,6 +78,16 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
     if not errors:
         return Fetched(tuple(topics), covers=covered(days))
     failed = f"{len(errors)} of {len(days)} days failed; the first: {error_text(errors[0])}"
-    logger.warning("%s: %s", index.key, failed)
     pause = None if longest is None else longest.seconds
     return Fetched(tuple(topics), failed=failed, pause=pause)
+
+
+async def _checked(topics: object) -> list[Topic]:
+    """F18: a long day leaves the loop to others between slices."""
+    kept: list[Topic] = []
+    left = iter(each_of(topics, Topic))
+    while some := list(islice(left, SLICE)):
+        if kept:
+            await asyncio.sleep(0)
+        kept += checked_topics(some)
+    return kept

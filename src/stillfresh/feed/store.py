@@ -1,285 +1,231 @@
-"""The feed's file as a store of the engine, so that its flights, leases and verdicts apply (F6-F8).
+"""The feed's file as the SQLite store sees it: one kind, whose values are the seed's rows (F17).
 
-A copy here is a cache key and when it was fetched; what it stands for is in the rows, which
-`publish` writes together with the meta row. Freshness is F3's, told as the copy's mark.
+Leases, cooldowns and times are the store's own, in tables of ours beside the seed's. A copy stands
+for a meta row: what it brought is in the rows, which are written in the publishing transaction.
+Another implementation knows no leases: a lease notes the meta row's time, and is void when that
+has changed or gone.
 """
 
-import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
-from secrets import token_hex
-from typing import Any, Final, TypeAlias, TypeVar
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from os import PathLike
+from typing import Final
 
 import apsw
-from msgspec.structs import replace
+import msgspec
 
 from stillfresh.clock import Clock
-from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.feed import leases, steps, upkeep
-from stillfresh.feed.cache import FeedCache
-from stillfresh.feed.keys import canonical
-from stillfresh.feed.model import FeedCacheUpdated
-from stillfresh.feed.rules import is_stale
-from stillfresh.feed.shelf import Found, Shelf
-from stillfresh.freshness import MAX_SKEW
-from stillfresh.stores.contract import (
-    Ask,
-    Copy,
-    Entry,
-    Failure,
-    Grant,
-    Lease,
-    Mark,
-    Record,
-    StoreStats,
-)
-from stillfresh.stores.listing import checked_limit
-from stillfresh.stores.sqlite.writer import MAX_QUEUED
-
-T = TypeVar("T")
-Broken: TypeAlias = frozenset[bytes]
+from stillfresh.feed.model import FeedCacheUpdated, FeedStats, canonical
+from stillfresh.feed.rows import usable
+from stillfresh.feed.rules import DAY, Fetched
+from stillfresh.feed.schema import FEED, TIMES_TABLE
+from stillfresh.feed.writes import Writes
+from stillfresh.stores.contract import Copy, Lease, Record
+from stillfresh.stores.sqlite.format import Format
+from stillfresh.stores.sqlite.schema import TIMES, Statements, statements_on
+from stillfresh.stores.sqlite.steps import KindTables, Layout, own_tables
+from stillfresh.stores.sqlite.store import SqliteStore
 
 KIND: Final = "feed"
 """The one kind there is: its ids are the feed's cache keys."""
-NOTHING: Final = Record()
-MAX_BROKEN: Final = 100
-"""Keys whose unreadable rows are remembered; beyond that they are refetched more than once."""
+IN_ROWS: Final = b"rows"
+"""What the store says instead of a value: look into the rows."""
+
+_FROM: Final = """
+    LEFT JOIN feed_cache_meta m ON m.cache_key = k.id LEFT JOIN {times} t ON t.id = k.id
+"""
+_THERE: Final = "WHERE m.cache_key IS NOT NULL OR t.id IS NOT NULL"
+_RECORD: Final = """
+    SELECT CASE WHEN m.cache_key IS NOT NULL
+            THEN CAST(m.last_fetched AS INTEGER) || ':' || coalesce(t.generation, '') END,
+        CAST(m.last_fetched AS INTEGER) * 1000.0, {fresh_for}, {stale_for}, 0.0, 0,
+        CASE WHEN t.lease_token IS NOT NULL AND t.last_updated_at IS m.last_fetched
+            THEN t.lease_expires_at END,
+        t.failures, t.retry_at, t.error, 0, {value}
+"""
+_IDS: Final = """
+    SELECT cache_key AS id FROM feed_cache_meta WHERE cache_key >= ?1 {end}
+    UNION SELECT id FROM {times} WHERE id >= ?1 {more}
+"""
+_LEASE: Final = """
+    INSERT INTO {times}(id, lease_token, lease_expires_at, last_updated_at)
+    VALUES (?1, ?2, ?3, (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = ?1))
+    ON CONFLICT(id) DO UPDATE SET lease_token = excluded.lease_token,
+        lease_expires_at = excluded.lease_expires_at, last_updated_at = excluded.last_updated_at
+"""
+_UNTOUCHED: Final = """
+    AND last_updated_at IS (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = id)
+"""
+# The end of a lease stays: it tells when a failure was noted, should the clock be set back.
+_RELEASE: Final = "UPDATE {times} SET lease_token = NULL WHERE id = ? AND lease_token = ?"
+_COUNT: Final = """
+    SELECT (SELECT count(*) FROM feed_cache_meta), (SELECT count(*) FROM {times}
+        WHERE lease_token IS NOT NULL AND lease_expires_at > ?)
+"""
+_EVICT: Final = (
+    """DELETE FROM feed_topics WHERE topic_uuid IN
+        (SELECT topic_uuid FROM feed_topics WHERE cached_at < ? LIMIT ?)""",
+    """DELETE FROM feed_comments WHERE topic_uuid IN
+        (SELECT topic_uuid FROM feed_comments WHERE cached_at < ? LIMIT ?)""",
+    """DELETE FROM feed_cache_meta WHERE cache_key IN
+        (SELECT cache_key FROM feed_cache_meta WHERE last_fetched < ? LIMIT ?)""",
+)
+_FOUND: Final = """
+    SELECT (SELECT count(*) FROM feed_topics), (SELECT sum(comment_count) FROM feed_comments),
+        (SELECT count(*) FROM feed_topics WHERE cached_at < ?1)
+        + (SELECT count(*) FROM feed_comments WHERE cached_at < ?1)
+        + (SELECT count(*) FROM feed_cache_meta WHERE last_fetched < ?1),
+        (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size())
+"""
+_EVICT_NOTES: Final = "DELETE FROM stillfresh_writes WHERE written_at < ?"
+_EVICT_TIMES: Final = """
+    DELETE FROM stillfresh_feed_times
+    WHERE max(coalesce(lease_expires_at, 0), coalesce(retry_at, 0)) < ?
+        AND id NOT IN (SELECT cache_key FROM feed_cache_meta)
+"""
 
 
-def start_of(kind: str | None, after: tuple[str, str] | None) -> str | None:
-    """The key after which a listing goes on; None: there is nothing to list."""
-    if kind not in {None, KIND} or (after is not None and after[0] > KIND):
-        return None
-    return after[1] if after is not None and after[0] == KIND else ""
+def _statements(fresh_for: float, stale_for: float) -> Statements:
+    own, times = statements_on("", TIMES_TABLE), TIMES_TABLE
+    record = _RECORD.format(
+        fresh_for=float(fresh_for), stale_for=float(stale_for), value=f"x'{IN_ROWS.hex()}'"
+    )
+    joined = _FROM.format(times=times)
+    ids = partial(_IDS.format, times=times)
+    between = ids(end="AND cache_key <= ?2", more="AND id <= ?2")
+    return replace(
+        own,
+        create=TIMES.format(times=times),
+        point=f"{record} FROM (SELECT ?2 AS id, ?1) k {joined} {_THERE}",
+        many_of=f"WITH k(id, known) AS (VALUES {{asked}}) {record}, k.id, k.known FROM k {joined} "
+        + _THERE,
+        stretch=f"SELECT max(id) FROM ({ids(end='', more='')} ORDER BY id LIMIT ?2)",  # noqa: S608
+        listed=f"{record}, k.id, NULL FROM ({between}) k {joined} "
+        "WHERE instr(k.id, ?3) ORDER BY k.id LIMIT ?4",
+        lease=_LEASE.format(times=times),
+        publish=own.publish + _UNTOUCHED,
+        renew=own.renew + _UNTOUCHED,
+        release=_RELEASE.format(times=times),
+        count=_COUNT.format(times=times),
+    )
 
 
-class FeedStore:
-    """Belongs to one FeedEngine; the file is the FeedCache's, which opens and closes it."""
+class FeedTables(KindTables):
+    """The hook: what a publication, an invalidation and an eviction do to the seed's tables."""
+
+    def __init__(self, fresh_for: float, keep_for: float, clock: Clock = time.time) -> None:
+        # Rows are served until they are evicted, which happens once a day.
+        super().__init__(KIND, _statements(fresh_for, keep_for + DAY))
+        self.fresh_for = fresh_for
+        self.keep_for = keep_for
+        self._clock = clock
+        self.news: dict[str, bool] = {}
+        """By generation, until the publication is told of: whether it changed anything."""
+
+    def are_made(self, connection: apsw.Connection) -> bool:
+        """With the file, or beside it where it cannot be written."""
+        del connection
+        return True
+
+    def write(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
+        """Rows and meta row, in the transaction that has checked the lease."""
+        for key, copy in copies.items():
+            fetched = fetched_of(copy.value)  # type: ignore[arg-type]  # bytes, of a loader
+            writes = Writes(connection, copy.fetched_at, self.fresh_for, self._clock())
+            with usable():
+                self.news[copy.generation] = writes.store(key, fetched)
+
+    def invalidate(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
+        Writes(connection).forget(ids)
+
+    def delete(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
+        Writes(connection).erase(ids)
+
+    def evict(
+        self, connection: apsw.Connection, start: str = "", *, before: float, size: int
+    ) -> tuple[int, str | None]:
+        """F11: how many rows were dropped; None: nothing is left to drop."""
+        dropped = 0
+        for sql in _EVICT:
+            connection.execute(sql, (before - self.keep_for, size - dropped))
+            dropped += connection.changes()
+        if dropped == size:
+            return dropped, start
+        connection.execute(_EVICT_NOTES, (before - self.fresh_for,))
+        connection.execute(_EVICT_TIMES, (1000 * (before - self.fresh_for),))
+        return dropped, None
+
+
+def layout(tables: FeedTables, format_: Format = FEED) -> Layout:
+    """A feed's file has one kind; of any other there is nothing."""
+    return Layout(
+        format_, lambda kind: tables if kind == KIND else own_tables(kind), lambda _: [KIND]
+    )
+
+
+def counted(connection: apsw.Connection, *, before: float, skipped: int) -> FeedStats:
+    topics, comments, expired, size = connection.execute(_FOUND, (before,)).get
+    return FeedStats(topics, comments or 0, expired, size, skipped)
+
+
+fetched_of: Final = msgspec.json.Decoder(Fetched).decode
+"""What a network says in JSON may have numbers that msgpack cannot hold (F15)."""
+
+
+class FeedStore(SqliteStore):
+    """Belongs to one FeedEngine, which it tells of what was published."""
 
     def __init__(
-        self, cache: FeedCache, clock: Clock, tell: Callable[[FeedCacheUpdated], None]
+        self,
+        path: str | PathLike[str],
+        tables: FeedTables,
+        *,
+        clock: Clock,
+        tell: Callable[[FeedCacheUpdated], None] = lambda _: None,
+        overtaken: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._cache = cache
-        self._clock = clock
+        super().__init__(path, clock=clock, layout=layout(tables))
+        self._feed = tables
         self._tell = tell
-        self._room = asyncio.Semaphore(MAX_QUEUED)
-        self._silent: dict[str, str] = {}
-        """Leases of misses, by key: who asked gets the answer, and needs no event."""
-        self._owed: set[str] = set()
-        """Keys whose answer was overtaken: the next one is news."""
-        self._broken: dict[str, Broken] = {}
-        """F12: the unreadable rows that a key's refetch is meant to replace, and did not."""
+        self._overtaken = overtaken
 
-    async def open(self) -> None:
-        self._cache.file.check_open()
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        """F7: stored, then told. F8: a full disk does not hide that a lease was lost."""
+        try:
+            superseded = await super().publish(kind, copies)
+        except StoreError:
+            if not all(map(self._is_lost, copies)):
+                raise
+            superseded = set(copies)
+        finally:
+            news = {
+                key: self._feed.news.pop(it.generation, False) for key, (_, it) in copies.items()
+            }
+        for key, changed in news.items():
+            if key in superseded:
+                self._overtaken(key)
+            else:
+                self._tell(FeedCacheUpdated(key, changed))
+        return superseded
 
-    async def close(self) -> None:
-        self._silent.clear()
-        self._owed.clear()
-
-    def find(self, key: str, now: float, *, raw: bool = False) -> Found[Any]:
-        """The data of a key, on the spot."""
-        return self._cache.file.read(
-            lambda connection, shelf: shelf.find(connection, key, now, raw=raw)
-        )
-
-    def owe(self, key: str) -> None:
-        """Somebody was given something old while the first copy is on its way: tell them."""
-        self._silent.pop(key, None)
-
-    def is_fresh(self, key: str, found: Found[Any], now: float) -> bool:
-        """F3; F12: unreadable rows are refetched, once; F8: what was deleted here stays away."""
-        fresh_for = self._cache.fresh_for
-        if found.deleted_at is not None and -MAX_SKEW <= now - found.deleted_at < fresh_for:
-            return True
-        return not is_stale(found.last_fetched, fresh_for, now) and (
-            not found.broken or self._broken.get(key) == found.broken
-        )
-
-    def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        del known
-        if kind != KIND:
-            return {}
-        now = self._clock()
-        found = {key: self._record(key, now) for key in ids}
-        return {key: record for key, record in found.items() if record != NOTHING}
+    def _is_lost(self, key: str) -> bool:
+        with suppress(StoreError, NotOpen):
+            return key not in (found := self.read_now(KIND, [key])) or not found[key].held_until
+        return False
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        return self.read_now(kind, ids, known)
-
-    def _record(self, key: str, now: float) -> Record:
-        def read(connection: apsw.Connection, shelf: Shelf) -> tuple[Found[Any], leases.State]:
-            with connection:  # one snapshot: half of a publication would be fetched again
-                found = shelf.find(connection, key, now)
-                state = leases.state(connection, key, now)
-            return found, state
-
-        found, state = self._cache.file.read(read)
-        return Record(self._copy(key, found, state, now), state.held_until, state.failure)
-
-    def _copy(self, key: str, found: Found[Any], state: leases.State, now: float) -> Copy | None:
-        """Rows without a meta row are STALE; a meta row whose rows cannot be read is EXPIRED."""
-        copy = leases.copy_of(state, fresh_for=self._cache.fresh_for, now=now)
-        if not found.is_hit:
-            return copy and replace(copy, mark=Mark.HARD)
-        if copy is None:
-            return Copy("rows", found.fetched_at, leases.FOREVER, leases.EMPTY, Mark.SOFT)
-        return copy if self.is_fresh(key, found, now) else replace(copy, mark=Mark.SOFT)
-
-    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        del kind
-        grants = await self.run(
-            lambda connection: leases.acquire(
-                connection,
-                asks,
-                lease_for=lease_for,
-                fresh_for=self._cache.fresh_for,
-                now=self._clock(),
-                new_token=lambda: token_hex(16),
-            ),
-            urgent=False,
-        )
-        for ask in asks:
-            grant = grants[ask.id]
-            if isinstance(grant, Lease) and ask.seen is None and ask.id not in self._owed:
-                self._silent[ask.id] = grant.token
-        return grants
-
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        """F7: stored, then told. F8: a full disk says nothing; who lost the lease is overtaken."""
-        del kind
-        try:
-            done = await self.run(
-                lambda connection: leases.publish(
-                    connection, copies, fresh_for=self._cache.fresh_for, now=self._clock()
-                ),
-                urgent=False,
-            )
-        except StoreError:
-            if not all(self._is_lost(lease) for lease, _ in copies.values()):
-                raise
-            done = leases.Published(frozenset(copies), frozenset())
-        self._owed |= done.superseded
-        for key in done.superseded:
-            self._silent.pop(key, None)
-        for key in copies.keys() - done.superseded:
-            self._note_broken(key)
-            self._owed.discard(key)
-            if self._silent.pop(key, None) != copies[key][0].token:
-                self._tell(FeedCacheUpdated(key, key in done.changed))
-        return set(done.superseded)
-
-    def _is_lost(self, lease: Lease) -> bool:
-        now = self._clock()
-        try:
-            found = self._cache.file.read(lambda file, _: leases.state(file, lease.id, now))
-        except (StoreError, NotOpen):
-            return False
-        return found.token != lease.token
-
-    def _note_broken(self, key: str) -> None:
-        """What is unreadable still, right after a refetch, is not worth another one."""
-        self._broken.pop(key, None)
-        try:
-            broken = self.find(key, self._clock()).broken
-        except StoreError:
-            return
-        if broken and len(self._broken) < MAX_BROKEN:
-            self._broken[key] = broken
-
-    async def renew(self, kind: str, held: Sequence[Lease], lease_for: float) -> set[str]:
-        del kind
-        return await self.run(
-            lambda connection: leases.renew(
-                connection, held, lease_for=lease_for, now=self._clock()
-            ),
-            urgent=False,
-        )
-
-    async def release(
-        self, kind: str, held: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
-        del kind
-        for lease in held:
-            self._silent.pop(lease.id, None)
-            self._owed.discard(lease.id)
-        await self.run(
-            lambda connection: leases.release(connection, held, failures or {}, now=self._clock()),
-            urgent=False,
-        )
+        """F5: by any spelling of a category, as everywhere."""
+        keys = {canonical(id_): id_ for id_ in ids} if kind == KIND else {}
+        found = self.read_now(KIND, list(keys), known)
+        return {keys[key]: record for key, record in found.items()}
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        """Always soft: the rows are served on."""
-        del soft
+        """The rows are served on, as stale."""
         if kind == KIND:
-            keys = [canonical(key) for key in ids]
-            await self.run(lambda connection: steps.forget(connection, keys))
-
-    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """A feed has none."""
-        del tag, soft
-        return []
-
-    async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        if kind == KIND:
-            await self.run(lambda connection: steps.erase(connection, ids))
-
-    async def evict(self, before: float) -> int:
-        """F11: in slices."""
-        since, written_since = before - self._cache.keep_for, before - self._cache.fresh_for
-        total, dropped = 0, upkeep.SLICE
-        while dropped == upkeep.SLICE:
-            dropped = await self.run(
-                lambda file: upkeep.evict_slice(file, before=since, written_before=written_since)
-            )
-            total += dropped
-        return total
-
-    async def stats(self) -> StoreStats:
-        now = self._clock()
-        return await self.run(lambda connection: leases.count(connection, now=now), writes=False)
-
-    async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
-    ) -> list[Entry]:
-        """Keys that were fetched, or are being fetched; what they stand for is not looked at."""
-        checked_limit(limit)
-        if (start := start_of(kind, after)) is None:
-            return []
-        keys = await self.run(
-            lambda connection: leases.keys(connection, search, start, limit), writes=False
-        )
-        now, fresh_for = self._clock(), self._cache.fresh_for
-        states = await self.run(
-            lambda connection: {key: leases.state(connection, key, now) for key in keys},
-            writes=False,
-        )
-        return [
-            Entry(KIND, key, leases.record_of(state, fresh_for=fresh_for, now=now))
-            for key, state in states.items()
-        ]
-
-    async def run(
-        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
-    ) -> T:
-        """On the writer's thread; what is queued is done, also if no caller waits.
-
-        What is not urgent fails at once while another process keeps the file locked (S12).
-        """
-        await self._room.acquire()
-        try:
-            done = asyncio.wrap_future(self._cache.file.submit(job, writes=writes, urgent=urgent))
-        except NotOpen as exc:
-            self._room.release()
-            raise StoreError("the feed cache is closed") from exc
-        done.add_done_callback(lambda _: self._room.release())
-        done.add_done_callback(looked_at)
-        return await asyncio.shield(done)
+            await super().invalidate(kind, [canonical(key) for key in ids], soft=soft)

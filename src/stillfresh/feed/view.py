@@ -1,10 +1,9 @@
 """A feed's file for operators: looked into and left as it is, or opened to be changed (F16, G10).
 
-The kind is `feed`, its ids are the cache keys. Nobody here knows the settings of the program that
-the file belongs to, so that the seed's five minutes and thirty days count.
+The kind is `feed`, its ids are the cache keys. The commands do not know the settings of the program
+that the file belongs to: the seed's five minutes and thirty days count.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,17 +14,13 @@ import apsw
 from msgspec.structs import replace
 
 from stillfresh.errors import ConfigError
-from stillfresh.feed import leases
-from stillfresh.feed.cache import FEED_CACHE_EVICT_SECONDS, FEED_CACHE_TTL_SECONDS, FeedCache
-from stillfresh.feed.file import FeedFile, completed
-from stillfresh.feed.keys import canonical, index_of
-from stillfresh.feed.schema import FEED, TABLES
-from stillfresh.feed.shelf import Shelf
-from stillfresh.feed.store import KIND, FeedStore, start_of
-from stillfresh.feed.upkeep import count
+from stillfresh.feed.cache import FEED_CACHE_EVICT_SECONDS, FEED_CACHE_TTL_SECONDS
+from stillfresh.feed.model import canonical, index_of
+from stillfresh.feed.reading import FeedMemory, finished
+from stillfresh.feed.schema import FEED, TABLES, completed
+from stillfresh.feed.store import KIND, FeedStore, FeedTables, counted, layout
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Entry, Mark, Record, StoreStats
-from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite.connection import FAILED, connect_viewer
 from stillfresh.stores.sqlite.format import Format
 from stillfresh.stores.sqlite.view import SqliteView
@@ -56,6 +51,10 @@ def is_feed(path: str) -> bool:
         connection.close()
 
 
+def _tables() -> FeedTables:
+    return FeedTables(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
+
+
 class FeedFileStats(StoreStats, frozen=True, kw_only=True):
     """And what a feed has besides."""
 
@@ -66,23 +65,20 @@ class FeedFileStats(StoreStats, frozen=True, kw_only=True):
 class FeedView(SqliteView):
     """Reads on the caller's thread; changes nothing in the file."""
 
-    FORMAT: Format = Format(FEED.application_id, FEED.begin, _holds_feed)
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path, layout=layout(_tables(), Format(0, FEED.begin, _holds_feed)))
+        self._memory = FeedMemory()
 
     async def open(self) -> None:
         await super().open()
         completed(self._opened())
-        self._shelf = Shelf()
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        del known
-        if kind != KIND:
-            return {}
-        try:
-            found = {id_: self._record(canonical(id_), looks=True) for id_ in ids}
-        except FAILED as exc:
-            raise self._failed(exc) from exc
+        keys = {canonical(id_): id_ for id_ in ids} if kind == KIND else {}
+        stored = await super().read(KIND, list(keys), known)
+        found = {id_: self._judged(key, stored.get(key, Record())) for key, id_ in keys.items()}
         return {id_: record for id_, record in found.items() if record != Record()}
 
     async def entries(
@@ -92,66 +88,44 @@ class FeedView(SqliteView):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        checked_limit(limit)
-        if (start := start_of(kind, after)) is None:
-            return []
-        try:
-            keys = leases.keys(self._opened(), search, start, limit)
-            return [Entry(KIND, key, self._record(key, looks=False)) for key in keys]
-        except FAILED as exc:
-            raise self._failed(exc) from exc
+        found = await super().entries(kind, search, after, limit)
+        return [replace(entry, record=self._judged(entry.id, entry.record)) for entry in found]
 
     async def stats(self) -> StoreStats:
-        now = self._clock()
+        held, now = await super().stats(), self._clock()
         try:
-            held = leases.count(self._opened(), now=now)
-            rows = count(self._opened(), before=now - FEED_CACHE_EVICT_SECONDS, skipped=0)
+            rows = counted(self._opened(), before=now - FEED_CACHE_EVICT_SECONDS, skipped=0)
         except FAILED as exc:
             raise self._failed(exc) from exc
         return FeedFileStats(
             held.copies, held.leases, held.bytes, topics=rows.topics, comments=rows.comments
         )
 
-    def _record(self, key: str, *, looks: bool) -> Record:
-        """`looks`: at the rows as well, where the meta row alone would do for a listing."""
-        connection, now = self._opened(), self._clock()
-        with connection:
-            state = leases.state(connection, key, now)
-            is_list = index_of(key) is not None
-            if is_list and state.last_fetched is not None and not looks:
-                return Record(_copy(state.last_fetched, now), state.held_until, state.failure)
-            found = self._shelf.find(connection, key, now)
-        copy = None
-        if not found.is_hit and state.last_fetched is not None:  # its row cannot be read
-            copy = replace(_copy(state.last_fetched, now), mark=Mark.HARD)
-        elif state.last_fetched is not None:
-            copy = _copy(state.last_fetched, now)
-            is_absent = found.cached_at is None and not is_list
-            copy = replace(copy, value=None) if is_absent else copy
-        elif found.cached_at is not None:
-            copy = Copy("", float(found.cached_at), TERMS, UNREAD, Mark.SOFT)
-        return Record(copy, state.held_until, state.failure)
-
-
-def _copy(last_fetched: int, now: float) -> Copy:
-    """F3: a time from the future is stale, where E1 forgives a few seconds."""
-    is_ahead = last_fetched > now
-    return Copy("", float(last_fetched), TERMS, UNREAD, Mark.SOFT if is_ahead else Mark.NONE)
-
-
-def _unevicted(path: str) -> FeedCache:
-    fresh_for, keep_for = FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS
-    file = FeedFile(Path(path).absolute())
-    return FeedCache(file, clock=time.time, fresh_for=fresh_for, keep_for=keep_for)
+    def _judged(self, key: str, record: Record) -> Record:
+        """With what the rows say: there are some, none, or some that cannot be read."""
+        copy, now, is_list = record.copy, self._clock(), index_of(key) is not None
+        if copy is not None and copy.fetched_at > now:
+            copy = replace(copy, mark=Mark.SOFT)  # F3, where E1 forgives a few seconds
+        if copy is None or not is_list:
+            try:
+                found = finished(self._memory.find(self._opened(), key, now))
+            except FAILED as exc:
+                raise self._failed(exc) from exc
+            if copy is None and found.cached_at is not None:
+                copy = Copy("", float(found.cached_at), TERMS, UNREAD, Mark.SOFT)
+            elif copy is not None and not found.is_hit:
+                copy = replace(copy, mark=Mark.HARD)
+            elif copy is not None and found.cached_at is None:
+                copy = replace(copy, value=None)
+        return replace(record, copy=copy)
 
 
 @asynccontextmanager
 async def edited(path: str) -> AsyncIterator[FeedStore]:
     """To change it. Nothing is evicted on opening: its own program may keep rows for longer."""
-    cache = await asyncio.to_thread(_unevicted, path)
-    store = FeedStore(cache, time.time, lambda _: None)
+    store = FeedStore(path, _tables(), clock=time.time)
+    await store.open()
     try:
         yield store
     finally:
         await store.close()
-        await asyncio.to_thread(cache.close)

@@ -11,7 +11,7 @@ import msgspec
 
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.feed.model import Comment, Topic
-from stillfresh.feed.records import Records
+from stillfresh.feed.records import JsonRecords
 from stillfresh.wire import Unreadable
 
 T = TypeVar("T")
@@ -21,8 +21,8 @@ LONGEST: Final = 300
 LAST_SECOND: Final = 2**63
 """SQLite counts in 64 bits."""
 
-_TOPICS: Final = Records(Topic, strict=True)
-_COMMENTS: Final = Records(Comment, strict=True)
+_TOPICS: Final = JsonRecords(Topic, strict=True)
+_COMMENTS: Final = JsonRecords(Comment, strict=True)
 
 
 class FeedHttpError(StillfreshError):
@@ -33,7 +33,7 @@ class FeedHttpError(StillfreshError):
         self.status = status
 
 
-class Request(msgspec.Struct, frozen=True):
+class FeedRequest(msgspec.Struct, frozen=True):
     """What is asked, and how an error speaks of it; its URL holds no credentials."""
 
     method: str

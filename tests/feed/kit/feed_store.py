@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
 from stillfresh.feed import Comment, FeedCache
-from stillfresh.feed.leases import CODEC
 from stillfresh.feed.rules import Fetched
 from stillfresh.feed.store import KIND, FeedStore
 from stillfresh.freshness import Policy
@@ -25,6 +25,7 @@ from stillfresh.stores.contract import (
     Failure,
     Grant,
     Lease,
+    Mark,
     Newer,
     Record,
     StoreStats,
@@ -32,8 +33,6 @@ from stillfresh.stores.contract import (
 )
 
 PREFIX = "comments:"
-ROWS = "rows"
-"""The generation that the feed gives to rows without a meta row."""
 FIRST = 0xE000
 """Kinds are letters of the private use area, which nobody searches for."""
 
@@ -49,8 +48,11 @@ class FeedAsStore:
     kinds: list[str] = field(default_factory=list)
     generations: dict[str, str] = field(default_factory=dict)
     """By token: the feed's generation is a time and a token."""
-    last: dict[str, str] = field(default_factory=dict)
-    """By key: the token of its last publication, which rows without a meta row are still of."""
+    last: dict[str, Copy] = field(default_factory=dict)
+    """By key: its last publication, whose rows are served on when the meta row has gone."""
+
+    hard: set[str] = field(default_factory=set)
+    """A feed has no marks: what the suite asked for since the last publication."""
 
     is_open: bool = False
 
@@ -61,7 +63,7 @@ class FeedAsStore:
         self.cache = FeedCache.open(
             self.path, clock=self.clock, fresh_for=1e6, keep_for=self.policy.lasts
         )
-        self.store = FeedStore(self.cache, self.clock, lambda _: None)
+        self.store = FeedStore(self.path, self.cache.tables, clock=self.clock)
         await self.store.open()
 
     async def close(self) -> None:
@@ -84,15 +86,20 @@ class FeedAsStore:
 
     def fetched(self, key: str, value: bytes | Unread | None) -> bytes:
         if not isinstance(value, bytes):
-            return CODEC.encode(Fetched())
+            return msgspec.json.encode(Fetched())
         text, uuid = value.decode("latin-1"), key.removeprefix(PREFIX)
-        return CODEC.encode(Fetched(comments=(Comment("1", uuid, "ann", 1, text),)))
+        return msgspec.json.encode(Fetched(comments=(Comment("1", uuid, "ann", 1, text),)))
 
     def record(self, key: str, record: Record) -> Record:
         copy = record.copy
         if copy is None:
-            return record
-        token = self.last[key] if copy.generation == ROWS else copy.generation.partition(":")[2]
+            rows = self.cache.get_comments(key.removeprefix(PREFIX))
+            if rows is None or key not in self.last:
+                return record
+            mark = Mark.HARD if key in self.hard else Mark.SOFT
+            old = replace(self.last[key], value=self.value(key), mark=mark)
+            return replace(record, copy=old)
+        token = copy.generation.partition(":")[2]
         self.generations[token] = copy.generation
         value = UNREAD if copy.value is UNREAD else self.value(key)
         copy = replace(copy, generation=token, policy=self.policy, value=value)
@@ -103,7 +110,8 @@ class FeedAsStore:
     ) -> dict[str, Record]:
         keys = {self.key(kind, id_): id_ for id_ in ids}
         found = await self.store.read(KIND, list(keys), known)
-        return {keys[key]: self.record(key, record) for key, record in found.items()}
+        records = {keys[key]: self.record(key, found.get(key, Record())) for key in keys}
+        return {id_: record for id_, record in records.items() if record != Record()}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         named = [
@@ -133,7 +141,8 @@ class FeedAsStore:
         superseded = await self.store.publish(KIND, named)
         for key in named.keys() - superseded:
             lease, copy = named[key]
-            self.last[key] = lease.token
+            self.hard.discard(key)
+            self.last[key] = replace(copy, generation=lease.token)
             self.generations[lease.token] = f"{int(copy.fetched_at)}:{lease.token}"
         return {self.name(key)[1] for key in superseded}
 
@@ -151,10 +160,14 @@ class FeedAsStore:
         await self.store.release(KIND, self.named(kind, leases), failed)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        await self.store.invalidate(KIND, [self.key(kind, id_) for id_ in ids], soft=soft)
+        keys = [self.key(kind, id_) for id_ in ids]
+        self.hard.update([] if soft else keys)
+        await self.store.invalidate(KIND, keys, soft=soft)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        return await self.store.invalidate_tag(tag, soft=soft)
+        keys = [key for _, key in await self.store.invalidate_tag(tag, soft=soft)]
+        self.hard.update([] if soft else keys)
+        return [self.name(key) for key in keys]
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self.store.delete(KIND, [self.key(kind, id_) for id_ in ids])

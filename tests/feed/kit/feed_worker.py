@@ -75,7 +75,6 @@ async def visit(cache: FeedCache, log: str, *there: str) -> None:
         await told()
         tell(uuids((await first).topics))
     while (words := await told()) != ["end"]:
-        now = asyncio.get_running_loop().time()
         match words:
             case ["go", *upstream]:
                 network.topics = {uuid: recent(uuid) for uuid in upstream}
@@ -84,8 +83,9 @@ async def visit(cache: FeedCache, log: str, *there: str) -> None:
             case ["read"]:
                 tell(uuids((await engine.get_all()).topics))
             case ["settle"]:
-                while any(one.loading for one in (await engine._engine.stats()).resources.values()):
-                    assert asyncio.get_running_loop().time() < now + 30
+                while any(
+                    one.loading for one in (await engine._serving.engine.stats()).resources.values()
+                ):
                     await asyncio.sleep(0.01)
                 tell(events)
     await engine.close()

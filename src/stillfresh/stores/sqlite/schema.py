@@ -20,14 +20,17 @@ Row: TypeAlias = tuple[Any, ...]
 APPLICATION_ID: Final = 0x5F4E3001
 VERSION: Final = 1
 
-BEGIN_FILE: Final = f"""
-    CREATE TABLE stillfresh_tags(
+TAGS: Final = (
+    """CREATE TABLE IF NOT EXISTS stillfresh_tags(
         tag TEXT NOT NULL,
         kind TEXT NOT NULL,
         id TEXT NOT NULL,
         PRIMARY KEY (tag, kind, id)
-    ) WITHOUT ROWID;
-    CREATE INDEX stillfresh_tags_of ON stillfresh_tags(kind, id);
+    ) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS stillfresh_tags_of ON stillfresh_tags(kind, id)",
+)
+BEGIN_FILE: Final = f"""
+    {";".join(TAGS)};
     PRAGMA application_id = {APPLICATION_ID};
     PRAGMA user_version = {VERSION};
 """
@@ -44,8 +47,8 @@ _KIND: Final = re.compile(r"(?!sqlite_|stillfresh_)[a-z][a-z0-9_]*(?<!_ttl)")
 _MARKS: Final = tuple(Mark)
 STORED: Final = frozenset({bytes, type(None)})
 
-_CREATE: Final = """
-    CREATE TABLE IF NOT EXISTS {copies}(id TEXT PRIMARY KEY NOT NULL, value BLOB);
+_COPIES: Final = "CREATE TABLE IF NOT EXISTS {copies}(id TEXT PRIMARY KEY NOT NULL, value BLOB);"
+TIMES: Final = """
     CREATE TABLE IF NOT EXISTS {times}(
         id TEXT PRIMARY KEY NOT NULL,
         last_updated_at INTEGER,
@@ -60,7 +63,7 @@ _CREATE: Final = """
         failures INTEGER,
         retry_at INTEGER,
         error TEXT
-    ) WITHOUT ROWID;
+    ) WITHOUT ROWID
 """
 # One statement for times and value, so that they cannot disagree.
 _RECORD: Final = """
@@ -151,6 +154,11 @@ class Statements:
     count: str
     stretch: str
     listed: str
+    many_of: str
+
+    def many(self, count: int) -> str:
+        """For pairs of (id, known generation); the id and that generation come back last."""
+        return _many(self.many_of, count)
 
 
 @cache
@@ -161,7 +169,11 @@ def statements(kind: str) -> Statements:
             f"kind: must be [a-z][a-z0-9_]*, not end in _ttl, and not begin with sqlite_ or "
             f"stillfresh_, since it names tables: not {kind!r}"
         )
-    copies, times = f'"{kind}"', f'"{kind}_ttl"'
+    return statements_on(f'"{kind}"', f'"{kind}_ttl"')
+
+
+def statements_on(copies: str, times: str) -> Statements:
+    """For tables of these names."""
 
     def of(text: str, **more: str) -> str:
         return text.format(copies=copies, times=times, **more)
@@ -169,7 +181,7 @@ def statements(kind: str) -> Statements:
     return Statements(
         copies=copies,
         times=times,
-        create=of(_CREATE),
+        create=of(_COPIES + TIMES),
         point=of(_POINT, known="?1"),
         lease=of(_LEASE),
         publish=of(_PUBLISH),
@@ -185,15 +197,13 @@ def statements(kind: str) -> Statements:
         count=of(_COUNT),
         stretch=of(_STRETCH),
         listed=of(_LISTED, known="t.generation"),
+        many_of=of(_MANY, known="asked.known", asked="{asked}"),
     )
 
 
 @lru_cache(maxsize=256)
-def select_many(kind: str, count: int) -> str:
-    """For pairs of (id, known generation); the id and that generation come back last."""
-    sql = statements(kind)
-    asked = ", ".join(["(?, ?)"] * count)
-    return _MANY.format(copies=sql.copies, times=sql.times, known="asked.known", asked=asked)
+def _many(text: str, count: int) -> str:
+    return text.format(asked=", ".join(["(?, ?)"] * count))
 
 
 def record_of(row: Row, known: str | None) -> Record:

@@ -4,6 +4,8 @@ S2: the token is the fence, checked in the statement that writes; its time only 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +27,7 @@ from stillfresh.stores.contract import (
     Record,
     StoreStats,
 )
+from stillfresh.stores.sqlite.format import STORE, Format
 from stillfresh.stores.sqlite.schema import (
     DELETE_TAGS,
     HAS_TABLE,
@@ -43,29 +46,82 @@ from stillfresh.stores.sqlite.schema import (
 WALK: Final = 10_000
 
 
-def tables(connection: apsw.Connection, kind: str) -> Statements:
-    """The kind's statements; its tables are made when it is first used."""
-    sql = statements(kind)
-    if not connection.table_exists("main", f"{kind}_ttl"):
-        connection.execute(sql.create)
-    return sql
+class KindTables:
+    """One kind in a file: its times and leases, and how its values are written beside them.
+
+    Here in a table of copies. A subclass may keep them in rows of another design (F17): each
+    method runs in the transaction of the step that calls it.
+    """
+
+    def __init__(self, kind: str, sql: Statements) -> None:
+        self.kind = kind
+        self.sql = sql
+        self._times = sql.times.strip('"')
+
+    def make(self, connection: apsw.Connection) -> Statements:
+        """The statements; the tables are made when the kind is first used."""
+        if not connection.table_exists("main", self._times):
+            connection.execute(self.sql.create)
+        return self.sql
+
+    def are_made(self, connection: apsw.Connection) -> bool:
+        """As the file says now: what the connection knows of it may be older."""
+        return connection.execute(HAS_TABLE, (self._times,)).get is not None
+
+    def write(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
+        """Store the values of copies whose lease was live."""
+        values: list[tuple[str, Any]] = [(id_, copy.value) for id_, copy in copies.items()]
+        connection.executemany(self.sql.write_value, values)
+
+    def invalidate(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
+        """Called after the leases were voided; here the mark in the times says it all."""
+
+    def delete(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
+        connection.executemany(self.sql.delete_copy, [(id_,) for id_ in ids])
+
+    def evict(
+        self, connection: apsw.Connection, start: str, *, before: float, size: int
+    ) -> tuple[int, str | None]:
+        """Of the next `size` ids: how many were dropped, and where to go on."""
+        found = (before * 1000, start, size + 1)
+        rows: list[Row] = connection.execute(self.make(connection).slice, found).fetchall()
+        gone = [id_ for id_, is_gone in rows[:size] if is_gone]
+        delete(connection, self, gone)
+        return len(gone), rows[size][0] if len(rows) > size else None
 
 
-def has_tables(connection: apsw.Connection, kind: str) -> bool:
-    """As the file says now: what the connection knows of it may be older."""
-    return connection.execute(HAS_TABLE, (f"{kind}_ttl",)).get is not None
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Whose file it is, which kinds it has, and the tables of each."""
+
+    format: Format
+    tables: Callable[[str], KindTables]
+    kinds: Callable[[apsw.Connection], list[str]]
+
+
+@cache
+def own_tables(kind: str) -> KindTables:
+    return KindTables(kind, statements(kind))
+
+
+def own_kinds(connection: apsw.Connection) -> list[str]:
+    return [kind for (kind,) in connection.execute(KINDS)]
+
+
+OWN: Final = Layout(STORE, own_tables, own_kinds)
+"""A store's own file."""
 
 
 def acquire(
     connection: apsw.Connection,
-    kind: str,
+    kind: KindTables,
     asks: Iterable[Ask],
     lease_for: float,
     *,
     now: float,
     new_token: Callable[[], str],
 ) -> dict[str, Grant]:
-    sql, expires_at = tables(connection, kind), at_least(now + lease_for)
+    sql, expires_at = kind.make(connection), at_least(now + lease_for)
     grants: dict[str, Grant] = {}
     for ask in asks:
         row = connection.execute(sql.point, (ask.seen, ask.id)).get
@@ -75,7 +131,7 @@ def acquire(
         if grant is None:
             grant = Lease(ask.id, new_token(), expires_at / 1000)
             connection.execute(sql.lease, (ask.id, grant.token, expires_at))
-            _tag(connection, kind, ask, is_new=row is None)
+            _tag(connection, kind.kind, ask, is_new=row is None)
         grants[ask.id] = grant
     return grants
 
@@ -100,17 +156,16 @@ def _tag(connection: apsw.Connection, kind: str, ask: Ask, *, is_new: bool) -> N
 
 def publish(
     connection: apsw.Connection,
-    kind: str,
+    kind: KindTables,
     copies: Mapping[str, tuple[Lease, Copy]],
     *,
     now: float,
 ) -> set[str]:
     """Times first, fenced by the lease; then the values of those that passed the fence."""
-    sql, held_at = tables(connection, kind), at_most(now)
+    sql, held_at = kind.make(connection), at_most(now)
     rows = {id_: _published(id_, lease, copy, held_at) for id_, (lease, copy) in copies.items()}
     passed = _passed(connection, sql.publish, rows.items())
-    values: list[tuple[str, Any]] = [(id_, copies[id_][1].value) for id_ in passed]
-    connection.executemany(sql.write_value, values)
+    kind.write(connection, {id_: copies[id_][1] for id_ in passed})
     return copies.keys() - passed
 
 
@@ -132,24 +187,24 @@ def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | 
 
 def renew(
     connection: apsw.Connection,
-    kind: str,
+    kind: KindTables,
     leases: Sequence[Lease],
     lease_for: float,
     *,
     now: float,
 ) -> set[str]:
-    sql, expires_at, held_at = tables(connection, kind), at_least(now + lease_for), at_most(now)
+    sql, expires_at, held_at = kind.make(connection), at_least(now + lease_for), at_most(now)
     rows = [(lease.id, (expires_at, lease.id, lease.token, held_at)) for lease in leases]
     return {lease.id for lease in leases}.difference(_passed(connection, sql.renew, rows))
 
 
 def release(
     connection: apsw.Connection,
-    kind: str,
+    kind: KindTables,
     leases: Sequence[Lease],
     failures: Mapping[str, Failure],
 ) -> None:
-    sql = tables(connection, kind)
+    sql = kind.make(connection)
     rows = [(lease.id, (lease.id, lease.token)) for lease in leases]
     ids = _passed(connection, sql.release, rows)
     failed = [(failures[id_], id_) for id_ in ids if id_ in failures]
@@ -163,67 +218,62 @@ def release(
     _forget_if_empty(connection, kind, ids)
 
 
-def invalidate(connection: apsw.Connection, kind: str, ids: Sequence[str], *, soft: bool) -> None:
+def invalidate(
+    connection: apsw.Connection, kind: KindTables, ids: Sequence[str], *, soft: bool
+) -> None:
     """One statement voids the lease and marks the copy; a mark never goes down."""
-    mark, sql = int(Mark.SOFT if soft else Mark.HARD), statements(kind)
-    if not has_tables(connection, kind):
+    if not kind.are_made(connection):
         return
-    connection.executemany(sql.invalidate, [(mark, id_) for id_ in ids])
+    mark = int(Mark.SOFT if soft else Mark.HARD)
+    connection.executemany(kind.sql.invalidate, [(mark, id_) for id_ in ids])
+    kind.invalidate(connection, ids)
     _forget_if_empty(connection, kind, ids)
 
 
-def invalidate_tag(connection: apsw.Connection, tag: str, *, soft: bool) -> list[tuple[str, str]]:
+def invalidate_tag(
+    connection: apsw.Connection, layout: Layout, tag: str, *, soft: bool
+) -> list[tuple[str, str]]:
     rows: list[Row] = connection.execute(SELECT_TAG, (tag,)).fetchall()
-    ours = set(kinds(connection))
+    ours = set(layout.kinds(connection))
     keys: list[tuple[str, str]] = [(kind, id_) for kind, id_ in rows if kind in ours]
     keys = [key for key in keys if isinstance(key[1], str)]
     for kind, group in groupby(keys, itemgetter(0)):
-        invalidate(connection, kind, [id_ for _, id_ in group], soft=soft)
+        invalidate(connection, layout.tables(kind), [id_ for _, id_ in group], soft=soft)
     return keys
 
 
-def delete(connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
-    sql, rows = statements(kind), [(id_,) for id_ in ids]
-    if not has_tables(connection, kind):
+def delete(connection: apsw.Connection, kind: KindTables, ids: Sequence[str]) -> None:
+    if not kind.are_made(connection):
         return
-    connection.executemany(sql.delete_times, rows)
-    connection.executemany(sql.delete_copy, rows)
-    connection.executemany(DELETE_TAGS, [(kind, id_) for (id_,) in rows])
-
-
-def evict_slice(
-    connection: apsw.Connection, kind: str, start: str, *, before: float, size: int
-) -> tuple[int, str | None]:
-    """Of the next `size` ids: how many were dropped, and where to go on."""
-    sql = tables(connection, kind)
-    rows: list[Row] = connection.execute(sql.slice, (before * 1000, start, size + 1)).fetchall()
-    gone = [id_ for id_, is_gone in rows[:size] if is_gone]
-    delete(connection, kind, gone)
-    return len(gone), rows[size][0] if len(rows) > size else None
-
-
-def kinds(connection: apsw.Connection) -> list[str]:
-    return [kind for (kind,) in connection.execute(KINDS)]
+    connection.executemany(kind.sql.delete_times, [(id_,) for id_ in ids])
+    kind.delete(connection, ids)
+    connection.executemany(DELETE_TAGS, [(kind.kind, id_) for id_ in ids])
 
 
 def list_slice(
-    connection: apsw.Connection, kind: str, start: str, *, search: str, limit: int, size: int
+    connection: apsw.Connection,
+    kind: KindTables,
+    start: str,
+    *,
+    search: str,
+    limit: int,
+    size: int,
 ) -> tuple[list[Entry], str | None]:
     """Of the next `size` ids: those that are listed, and where to go on."""
-    sql = statements(kind)
-    if not has_tables(connection, kind):  # the file was set aside since the kinds were listed
+    sql = kind.sql
+    if not kind.are_made(connection):  # the file was set aside since the kinds were listed
         return [], None
     end = connection.execute(sql.stretch, (start, size)).get
     if end is None:
         return [], None
     rows: list[Row] = connection.execute(sql.listed, (start, end, search, limit)).fetchall()
-    return [Entry(kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows], following(
-        end
-    )
+    found = [Entry(kind.kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows]
+    return found, following(end)
 
 
 def list_entries(
     connection: apsw.Connection,
+    layout: Layout,
     *,
     kind: str | None,
     search: str,
@@ -232,17 +282,17 @@ def list_entries(
 ) -> list[Entry]:
     """All at once, for who has nothing else to do meanwhile."""
     found: list[Entry] = []
-    for each, start in listed_kinds(kinds(connection), kind, after):
-        at: str | None = start
+    for each, start in listed_kinds(layout.kinds(connection), kind, after):
+        tables, at = layout.tables(each), start
         while at is not None and (left := limit - len(found)) > 0:
-            some, at = list_slice(connection, each, at, search=search, limit=left, size=WALK)
+            some, at = list_slice(connection, tables, at, search=search, limit=left, size=WALK)
             found += some
     return found
 
 
 def listed_kinds(
     names: Iterable[str], kind: str | None, after: tuple[str, str] | None
-) -> list[tuple[str, str]]:
+) -> list[tuple[str, str | None]]:
     """Each kind that a listing goes through, and the first id of it that may be listed."""
     start = ("", "") if after is None else (after[0], following(after[1]))
     return [
@@ -257,21 +307,21 @@ def following(id_: str) -> str:
     return f"{id_}\0"
 
 
-def count(connection: apsw.Connection, *, now: float) -> StoreStats:
+def count(connection: apsw.Connection, layout: Layout, *, now: float) -> StoreStats:
     """Copies and live leases of all kinds; on disk, the file and its log."""
     copies = leases = 0
-    for kind in kinds(connection):
-        found = connection.execute(statements(kind).count, (at_most(now),)).get
+    for kind in layout.kinds(connection):
+        found = connection.execute(layout.tables(kind).sql.count, (at_most(now),)).get
         copies, leases = copies + found[0], leases + found[1]
     files = [Path(connection.filename), Path(connection.filename_wal)]
     return StoreStats(copies, leases, sum(file.stat().st_size for file in files if file.exists()))
 
 
-def _forget_if_empty(connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
+def _forget_if_empty(connection: apsw.Connection, kind: KindTables, ids: Iterable[str]) -> None:
     """A row without copy, lease and failure says nothing."""
     rows = [(id_, (id_,)) for id_ in ids]
-    emptied = _passed(connection, statements(kind).forget_if_empty, rows)
-    connection.executemany(DELETE_TAGS, [(kind, id_) for id_ in emptied])
+    emptied = _passed(connection, kind.sql.forget_if_empty, rows)
+    connection.executemany(DELETE_TAGS, [(kind.kind, id_) for id_ in emptied])
 
 
 def _passed(

@@ -6,20 +6,25 @@ It maps the contract to steps and decides nothing. No work is done before `open`
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from os import PathLike
+from os import PathLike, fspath
+from pathlib import Path
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 import apsw
 
 from stillfresh.clock import Clock
+from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.stores.contract import Ask, Copy, Entry, Failure, Grant, Lease, Record, StoreStats
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
-from stillfresh.stores.sqlite.connection import FAILED, PATIENCE
-from stillfresh.stores.sqlite.file import SqliteFile
-from stillfresh.stores.sqlite.format import STORE
-from stillfresh.stores.sqlite.schema import Row, record_of, select_many, statements
+from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
+from stillfresh.stores.sqlite.files import Identity, identity_of
+from stillfresh.stores.sqlite.format import Format
+from stillfresh.stores.sqlite.schema import Row, record_of
+from stillfresh.stores.sqlite.writer import LoopWriter
+
+T = TypeVar("T")
 
 SLICE: Final = 500
 """Ids that one job of an eviction looks at, so that others' writes pass between them."""
@@ -27,6 +32,88 @@ STRETCH: Final = 2_000
 """Ids that one job of a listing looks at."""
 CHUNK: Final = 128
 """Ids in one statement; more are read in one transaction."""
+LOOK_EVERY: Final = 0.1
+"""Seconds after which a reader notices that another process has replaced the file."""
+
+
+class SqliteFile:
+    """A file that is read on the caller's thread and written by one thread of its own.
+
+    Any number of processes may use it; one object belongs to one event loop at a time.
+    """
+
+    def __init__(self, path: str | PathLike[str], kind: Format, patience: float = PATIENCE) -> None:
+        if fspath(path) in {"", ":memory:"}:
+            raise ConfigError(
+                f"path: must name a file, not {shown(path)}; in memory use MemoryStore"
+            )
+        self._path = Path(path).absolute()
+        self._kind = kind
+        self._patience = patience
+        self._writer: LoopWriter | None = None
+        self._reader: apsw.Connection | None = None
+        self._execute: Callable[[str, Sequence[Any]], apsw.Cursor] = _closed
+        self._identity: Identity | None = None
+        self._look_at = 0.0
+
+    async def open(self) -> None:
+        if self._writer is not None and self._writer.is_stopping:
+            await self.close()
+        if self._writer is None:
+            self._writer = LoopWriter(self._path, self._kind, self._adopt, self._patience)
+        writer = self._writer
+        try:
+            await writer.opened()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Waits for what is queued; the last to close leaves no log behind."""
+        if (writer := self._writer) is None:
+            return
+        self._execute = _closed
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        await writer.stopped()
+        if self._writer is writer:
+            self._writer = None
+
+    def _adopt(self, reader: apsw.Connection) -> None:
+        """A connection for reading: the first, or that of a file that was opened anew."""
+        if self._writer is None or self._writer.is_stopping:
+            reader.close()
+            return
+        old, self._reader = self._reader, reader
+        self._execute = reader.cursor().execute
+        self._identity = self._writer.identity
+        if old is not None:
+            abandon(old)
+
+    def _cannot_read(self, exc: Exception) -> None:
+        """A table nobody wrote yet, or a file that is broken or gone, holds nothing."""
+        if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
+            self._writer.mend(self._reader)
+        elif not str(exc).startswith("no such table") and not self._look():
+            raise explained(self._path, exc) from exc
+
+    def _look(self) -> bool:
+        """Another process may have set the file aside and begun a new one: then open that."""
+        self._look_at = time.monotonic() + LOOK_EVERY
+        is_replaced = self._reader is not None and identity_of(self._path) != self._identity
+        if is_replaced:
+            self._opened().wake()
+        return is_replaced
+
+    def _opened(self) -> LoopWriter:
+        if self._writer is None:
+            raise NotOpen("this store is closed")
+        return self._writer
+
+
+def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:
+    raise NotOpen("this store is closed")
 
 
 class SqliteStore(SqliteFile):
@@ -39,9 +126,15 @@ class SqliteStore(SqliteFile):
         clock: Clock = time.time,
         new_token: Callable[[], str] = lambda: token_hex(16),
         patience: float = PATIENCE,
+        layout: steps.Layout = steps.OWN,
     ) -> None:
-        """`patience`: seconds that a step waits for another process that is writing."""
-        super().__init__(path, STORE, patience)
+        """`patience`: seconds that a step waits for another process that is writing.
+
+        `layout`: for a file whose values are rows of another design.
+        """
+        super().__init__(path, layout.format, patience)
+        self._layout = layout
+        self._tables = layout.tables
         self._clock = clock
         self._new_token = new_token
 
@@ -56,7 +149,7 @@ class SqliteStore(SqliteFile):
         id_ = ids[0]
         generation = known.get(id_) if known else None
         try:
-            row = self._execute(statements(kind).point, (generation, id_)).get
+            row = self._execute(self._tables(kind).sql.point, (generation, id_)).get
         except FAILED as exc:
             self._cannot_read(exc)
             return {}
@@ -96,63 +189,66 @@ class SqliteStore(SqliteFile):
         size = 1 << max(len(asked) - 1, 0).bit_length()
         pairs = [part for pair in asked for part in pair]
         pairs += [None] * (2 * (size - len(asked)))
-        return self._execute(select_many(kind, size), pairs).fetchall()
+        return self._execute(self._tables(kind).sql.many(size), pairs).fetchall()
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         def job(connection: apsw.Connection) -> dict[str, Grant]:
             return steps.acquire(
-                connection, kind, asks, lease_for, now=self._clock(), new_token=self._new_token
+                connection,
+                self._tables(kind),
+                asks,
+                lease_for,
+                now=self._clock(),
+                new_token=self._new_token,
             )
 
-        return await self._opened().run(job, urgent=False)
+        return await self.run(job, urgent=False)
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        return await self._opened().run(
-            lambda connection: steps.publish(connection, kind, copies, now=self._clock()),
+        return await self.run(
+            lambda file: steps.publish(file, self._tables(kind), copies, now=self._clock()),
             urgent=False,
         )
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        return await self._opened().run(
-            lambda connection: steps.renew(connection, kind, leases, lease_for, now=self._clock()),
+        return await self.run(
+            lambda file: steps.renew(
+                file, self._tables(kind), leases, lease_for, now=self._clock()
+            ),
             urgent=False,
         )
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        await self._opened().run(
-            lambda connection: steps.release(connection, kind, leases, failures or {}),
+        await self.run(
+            lambda file: steps.release(file, self._tables(kind), leases, failures or {}),
             urgent=False,
         )
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        await self._opened().run(
-            lambda connection: steps.invalidate(connection, kind, ids, soft=soft)
-        )
+        await self.run(lambda file: steps.invalidate(file, self._tables(kind), ids, soft=soft))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        return await self._opened().run(
-            lambda connection: steps.invalidate_tag(connection, tag, soft=soft)
-        )
+        return await self.run(lambda file: steps.invalidate_tag(file, self._layout, tag, soft=soft))
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self._opened().run(lambda connection: steps.delete(connection, kind, ids))
+        await self.run(lambda file: steps.delete(file, self._tables(kind), ids))
 
     async def evict(self, before: float) -> int:
         """In slices, each a job of its own."""
         dropped = 0
-        for kind in await self._opened().run(steps.kinds, writes=False):
-            start: str | None = ""
+        for kind in await self.run(self._layout.kinds, writes=False):
+            evict, start = self._tables(kind).evict, cast("str | None", "")
             while start is not None:
-                job = partial(steps.evict_slice, kind=kind, start=start, before=before, size=SLICE)
-                number, start = await self._opened().run(job, urgent=False)
+                job = partial(evict, start=start, before=before, size=SLICE)
+                number, start = await self.run(job, urgent=False)
                 dropped += number
         return dropped
 
     async def stats(self) -> StoreStats:
-        return await self._opened().run(
-            lambda connection: steps.count(connection, now=self._clock()), writes=False
+        return await self.run(
+            lambda file: steps.count(file, self._layout, now=self._clock()), writes=False
         )
 
     async def entries(
@@ -165,17 +261,28 @@ class SqliteStore(SqliteFile):
         """Along the tables' own order, in slices."""
         checked_limit(limit)
         found: list[Entry] = []
-        kinds = await self._opened().run(steps.kinds, writes=False)
+        kinds = await self.run(self._layout.kinds, writes=False)
         for each, start in steps.listed_kinds(kinds, kind, after):
             found += await self._listed(each, search, start, limit - len(found))
         return found
+
+    async def run(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> T:
+        """Run a step on the writer's thread, in a transaction that others may share."""
+        return await self._opened().run(job, writes=writes, urgent=urgent)
 
     async def _listed(self, kind: str, search: str, start: str | None, limit: int) -> list[Entry]:
         found: list[Entry] = []
         while start is not None and (left := limit - len(found)) > 0:
             job = partial(
-                steps.list_slice, kind=kind, start=start, search=search, limit=left, size=STRETCH
+                steps.list_slice,
+                kind=self._tables(kind),
+                start=start,
+                search=search,
+                limit=left,
+                size=STRETCH,
             )
-            some, start = await self._opened().run(job, writes=False)
+            some, start = await self.run(job, writes=False)
             found += some
         return found

@@ -24,26 +24,30 @@ from stillfresh.stores.sqlite.connection import (
     explained,
 )
 from stillfresh.stores.sqlite.files import real
-from stillfresh.stores.sqlite.format import STORE, Format
-from stillfresh.stores.sqlite.schema import record_of, statements
+from stillfresh.stores.sqlite.schema import record_of
 
 
 class SqliteView:
     """Reads on the caller's thread; a file that was damaged is an error, not an empty store."""
 
-    FORMAT: Format = STORE
-
-    def __init__(self, path: str | PathLike[str], *, clock: Clock = time.time) -> None:
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        clock: Clock = time.time,
+        layout: steps.Layout = steps.OWN,
+    ) -> None:
         self._path = Path(path)
+        self._layout = layout
         self._clock = clock
         self._connection: apsw.Connection | None = None
 
     async def open(self) -> None:
         self._check_place()
         try:
-            check_log(real(self._path), self.FORMAT.application_id)
+            check_log(real(self._path), self._layout.format.application_id)
             self._connection = connect_viewer(self._path)
-            is_begun = self.FORMAT.is_begun(self._connection, self._path)
+            is_begun = self._layout.format.is_begun(self._connection, self._path)
         except FAILED as exc:
             raise self._failed(exc) from exc
         except BaseException:
@@ -70,9 +74,9 @@ class SqliteView:
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         del known
-        sql, connection = statements(kind), self._opened()
+        sql, connection = self._layout.tables(kind).sql, self._opened()
         try:
-            if kind not in steps.kinds(connection):
+            if kind not in self._layout.kinds(connection):
                 return {}
             rows = {id_: connection.execute(sql.point, (None, id_)).get for id_ in ids}
         except FAILED as exc:
@@ -88,14 +92,19 @@ class SqliteView:
     ) -> list[Entry]:
         try:
             return steps.list_entries(
-                self._opened(), kind=kind, search=search, after=after, limit=checked_limit(limit)
+                self._opened(),
+                self._layout,
+                kind=kind,
+                search=search,
+                after=after,
+                limit=checked_limit(limit),
             )
         except FAILED as exc:
             raise self._failed(exc) from exc
 
     async def stats(self) -> StoreStats:
         try:
-            return steps.count(self._opened(), now=self._clock())
+            return steps.count(self._opened(), self._layout, now=self._clock())
         except FAILED as exc:
             raise self._failed(exc) from exc
 

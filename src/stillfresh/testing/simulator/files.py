@@ -35,7 +35,7 @@ def inline_files(world: "World") -> Iterator[None]:
 
     with (
         patch("stillfresh.feed.file.Writer", Inline),
-        patch("stillfresh.stores.sqlite.file.LoopWriter", Inline),
+        patch("stillfresh.stores.sqlite.store.LoopWriter", Inline),
     ):
         yield
 

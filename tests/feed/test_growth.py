@@ -1,0 +1,212 @@
+"""F17, F18: one implementation of leases, and what a long list costs: counted, not timed."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from feed_kit import (
+    NOW,
+    PUT_META,
+    PUT_TOPIC,
+    Heard,
+    Network,
+    elsewhere,
+    full,
+    idle,
+    row_of,
+    sql,
+    topic,
+    until,
+    uuids,
+    written_by_another,
+)
+
+from stillfresh import Verdict
+from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.feed.reading import FeedMemory
+from stillfresh.feed.records import JsonRecords
+from stillfresh.testing import ManualClock
+
+LONG = 3_000
+OLD_TABLES = """
+    CREATE TABLE stillfresh_refreshes(
+        cache_key TEXT PRIMARY KEY NOT NULL, generation TEXT, lease_token TEXT,
+        lease_expires_at REAL, leased_at REAL, seen_fetched INTEGER, failures INTEGER,
+        retry_at REAL, error TEXT, failed_at REAL
+    ) WITHOUT ROWID
+"""
+"""Of the first release; what was noted there is forgotten."""
+
+
+class Decodes:
+    """How many topics were decoded, in all and in the busiest turn of the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def most_in_a_turn(self) -> int:
+        """Until it is cancelled."""
+        most, before = 0, self.count
+        try:
+            while True:
+                await asyncio.sleep(0)
+                most, before = max(most, self.count - before), self.count
+        except asyncio.CancelledError:
+            return most
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> Decodes:
+    counted, one = Decodes(), JsonRecords.one
+
+    def spy(records: "JsonRecords[Topic]", text: bytes) -> Topic:
+        counted.count += 1
+        return one(records, text)
+
+    monkeypatch.setattr(JsonRecords, "one", spy)
+    return counted
+
+
+@pytest.fixture
+def long_list(path: Path) -> None:
+    """By plain SQL, as another implementation would write it."""
+    rows = [(PUT_TOPIC, row_of(topic(f"t{n:05}", n))) for n in range(LONG)]
+    written_by_another(path, *rows, (PUT_META, ("index:all:7", int(NOW))))
+
+
+def memories(cache: FeedCache) -> Iterator[FeedMemory]:
+    return (reader.memory for reader in cache.file._idle)
+
+
+class TestF18Growth:
+    @pytest.mark.usefixtures("long_list")
+    async def test_a_read_after_a_write_decodes_what_changed(
+        self, cache: FeedCache, engine: FeedEngine, decodes: Decodes, path: Path
+    ) -> None:
+        """A list of more than 2,000: by our write, by another process's, as raw JSON as well."""
+        assert len((await engine.get_all()).topics) == decodes.count == LONG
+        cache.put_topic(full("new", 0))
+        assert uuids((await engine.get_all()).topics)[0] == "new"
+        assert decodes.count == LONG + 1
+        row = row_of(topic("t00007", 7, title="other"))
+        elsewhere(path, f"db.execute({PUT_TOPIC!r}, {row!r})")
+        assert (await engine.get_all()).topics[8].title == "other"
+        assert (await engine.get_all_json()).count(b'"topic_uuid"') == LONG + 1
+        assert decodes.count == LONG + 2
+
+    @pytest.mark.usefixtures("long_list")
+    async def test_a_long_list_leaves_turns_to_others(
+        self, engine: FeedEngine, decodes: Decodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is built in slices, once for all callers that ask meanwhile."""
+        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 300_000)
+        watching = asyncio.create_task(decodes.most_in_a_turn())
+        await asyncio.sleep(0)
+        feeds = await asyncio.gather(*(engine.get_all() for _ in range(5)))
+        watching.cancel()
+        assert [len(feed.topics) for feed in feeds] == [LONG] * 5
+        assert decodes.count == LONG
+        assert await watching <= 200
+
+    @pytest.mark.usefixtures("long_list")
+    async def test_a_caller_that_gives_up_stops_no_other(
+        self, engine: FeedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The list is built for those that stay, and for the next caller."""
+        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 300_000)
+        first, second = (asyncio.create_task(engine.get_all()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert len((await second).topics) == LONG
+        assert len((await engine.get_all()).topics) == LONG
+
+    async def test_a_long_day_from_the_network_leaves_turns_to_others(
+        self, engine: FeedEngine, network: Network, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is fetched is checked in slices, too."""
+        checked = Decodes()
+
+        def spy(topics: list[Topic]) -> list[Topic]:
+            checked.count += len(topics)
+            return topics
+
+        monkeypatch.setattr("stillfresh.feed.source.checked_topics", spy)
+        network.have(*(topic(f"t{n}", 60) for n in range(LONG)))
+        watching = asyncio.create_task(checked.most_in_a_turn())
+        assert len((await engine.get_all(1)).topics) == LONG
+        watching.cancel()
+        assert checked.count == LONG
+        assert await watching <= 500
+
+    @pytest.mark.usefixtures("long_list")
+    def test_what_is_kept_decoded_is_bounded_by_bytes(
+        self, cache: FeedCache, decodes: Decodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A list that fits is kept, of one that does not as much as fits; never more."""
+        monkeypatch.setattr("stillfresh.feed.reading.MAX_BYTES", 100_000)
+        for days in (7, 0, 7):
+            assert len(cache.get_topics_all(days) or []) == LONG
+            assert all(memory.kept <= 100_000 for memory in memories(cache))
+            assert all(not memory._lists for memory in memories(cache))
+        cache.put_topics([topic("a", 0, category_id="few")], "index:few:7")
+        assert uuids(cache.get_topics_by_category("few", 7)) == ["a"]
+        before = decodes.count
+        cache.put_topic(topic("b", 0, category_id="other"))
+        assert uuids(cache.get_topics_by_category("few", 7)) == ["a"]
+        assert decodes.count == before
+
+
+class TestF17OneLease:
+    async def test_the_stores_own_steps_hold_the_lease(
+        self, cache: FeedCache, engine: FeedEngine, network: Network, path: Path
+    ) -> None:
+        """A lease, a failure and a publication are rows of the SQLite store's time table."""
+        network.hold()
+        reading = asyncio.create_task(engine.get_all())
+        await until(lambda: network.running == 7)
+        ((id_, token),) = sql(path, "SELECT id, lease_token FROM stillfresh_feed_times")
+        assert (id_, bool(token)) == ("index:all:7", True)
+        network.have(topic("a"))
+        network.let_go()
+        await reading
+        row = sql(path, "SELECT generation, lease_token, failures FROM stillfresh_feed_times")
+        assert row == [(token, None, None)]
+
+    async def test_a_file_of_the_first_release_opens(
+        self, path: Path, clock: ManualClock, network: Network
+    ) -> None:
+        """Its rows are served, its table of leases is left alone, and it is refreshed."""
+        written_by_another(
+            path, (PUT_TOPIC, row_of(topic("a"))), (PUT_META, ("index:all:7", int(NOW) - 301))
+        )
+        sql(path, OLD_TABLES)
+        sql(path, "INSERT INTO stillfresh_refreshes(cache_key, lease_token) VALUES ('x', 'y')")
+        network.have(topic("a"), topic("b"))
+        with FeedCache.open(path, clock=clock) as cache:
+            engine = FeedEngine(cache, network, clock=clock)
+            heard = Heard(engine)
+            assert uuids((await engine.get_all()).topics) == ["a"]
+            await heard.wait()
+            feed = await engine.get_all()
+            assert (uuids(feed.topics), feed.verdict) == (["a", "b"], Verdict.FRESH)
+            await engine.close()
+        assert sql(path, "SELECT cache_key FROM stillfresh_refreshes") == [("x",)]
+
+    @pytest.mark.parametrize("ahead", [1, 4, 3600])
+    async def test_a_time_from_the_future_is_stale(
+        self, path: Path, clock: ManualClock, network: Network, ahead: int
+    ) -> None:
+        """F3, also where the engine would forgive a few seconds: one revalidation, then fresh."""
+        written_by_another(
+            path, (PUT_TOPIC, row_of(topic("a"))), (PUT_META, ("index:all:7", int(NOW) + ahead))
+        )
+        network.have(topic("a"), topic("b"))
+        with FeedCache.open(path, clock=clock) as cache:
+            engine = FeedEngine(cache, network, clock=clock)
+            assert (await engine.get_all()).verdict is Verdict.STALE
+            await idle(engine)
+            feed = await engine.get_all()
+            assert (uuids(feed.topics), feed.verdict) == (["a", "b"], Verdict.FRESH)
+            assert len(network.lookups) == 7
+            await engine.close()
