@@ -10,7 +10,7 @@ import asyncio
 import re
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from typing import Any
 import stillfresh
 from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.testing import ManualClock
 from stillfresh.web import Gateway, gateway
 
@@ -28,6 +29,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 MARKS = re.compile(r"(<!-- walk (\w+) -->\n).*?(<!-- /walk -->)", re.DOTALL)
 NOT_CALLS = {"<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>"}
 Noting = Callable[[], AbstractContextManager[None]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 async def cold_sqlite_read(folder: Path, noting: Noting) -> None:
@@ -138,8 +140,49 @@ async def _viewed(app: Gateway) -> None:
     await app(scope, said.get, send)
 
 
+async def page_request(folder: Path, noting: Noting) -> None:
+    """A page is asked for twice: rendered and stored for one visitor, a hit for the other."""
+
+    async def site(_scope: object, _receive: object, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    async with PageCache(f"sqlite:///{folder / 'pages.db'}") as pages:
+        app = IsrMiddleware(site, pages, routes={"/*": "60s"})
+        await _visited(app, "/warm")
+        with noting():
+            await _visited(app, "/pricing")
+            await _visited(app, "/pricing")
+
+
+async def _visited(app: IsrMiddleware, path: str) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        pass
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
+        "extensions": {},
+        "state": {},
+    }
+    await app(scope, receive, send)
+
+
 WALKS: dict[str, Callable[[Path, Noting], Coroutine[Any, Any, None]]] = {
-    walk.__name__: walk for walk in (cold_sqlite_read, stale_feed_list, viewport, browser_watch)
+    walk.__name__: walk
+    for walk in (cold_sqlite_read, stale_feed_list, viewport, page_request, browser_watch)
 }
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BUDGET = {"cold_sqlite_read": 26, "stale_feed_list": 38, "viewport": 19, "browser_watch": 48}
+BUDGET = {
+    "cold_sqlite_read": 26,
+    "stale_feed_list": 38,
+    "viewport": 19,
+    "page_request": 45,
+    "browser_watch": 48,
+}
 """Files at most; a walk may only become shorter."""
 
 

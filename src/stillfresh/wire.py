@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import AsyncIterable, Mapping
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Final
 
 from stillfresh.errors import ConfigError, shown
@@ -108,6 +109,11 @@ def pause_of(retry_after: str, date: str, now: float) -> float | None:
     else:
         return None
     return min(pause, LONGEST_PAUSE) if pause > 0 else None
+
+
+def http_date_text(moment: float) -> bytes:
+    """RFC 9110 §5.6.7: as it is written in a header field."""
+    return formatdate(int(moment), usegmt=True).encode()
 
 
 def http_date(text: str) -> float | None:

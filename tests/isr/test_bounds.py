@@ -4,7 +4,7 @@ import pytest
 from isr_kit import Site, Visitor, as_it_says, in_front
 
 from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.rules_bounds import UNUSED_FOR, Seats, SeatsOf
+from stillfresh.isr.rules_bounds import UNUSED_FOR, BoundedNames, NamesOf
 from stillfresh.testing import ManualClock
 
 
@@ -15,41 +15,41 @@ async def kept(pages: PageCache) -> int:
 class TestI13Seats:
     def test_who_is_known_stays_and_who_was_not_seen_for_longest_makes_room(self) -> None:
         """Not at once: whoever makes up names would push out those that are used."""
-        seats = Seats(2)
-        assert [seats.has("a", 0.0), seats.has("b", 1.0), seats.has("c", 2.0)] == [
+        names = BoundedNames(2)
+        assert [names.has("a", 0.0), names.has("b", 1.0), names.has("c", 2.0)] == [
             True,
             True,
             False,
         ]
-        assert seats.has("a", 3.0)
-        assert not seats.has("c", UNUSED_FOR)
-        assert seats.has("c", 1.0 + UNUSED_FOR)
-        assert seats.has("a", 2.0 + UNUSED_FOR)
-        assert not seats.has("b", 2.5 + UNUSED_FOR)
+        assert names.has("a", 3.0)
+        assert not names.has("c", UNUSED_FOR)
+        assert names.has("c", 1.0 + UNUSED_FOR)
+        assert names.has("a", 2.0 + UNUSED_FOR)
+        assert not names.has("b", 2.5 + UNUSED_FOR)
 
     def test_who_is_asked_for_clearly_more_often_gets_the_seat(self) -> None:
-        """Names that are repeated just to hold their seats keep out nobody who has visitors."""
-        seats = Seats(10)
+        """Names that are repeated just to hold their names keep out nobody who has visitors."""
+        names = BoundedNames(10)
         now = 0.0
         for _ in range(5):
             for number in range(10):
                 now += 40.0
-                assert seats.has(f"made up {number}", now)
-        tries = [seats.has("real", now + second) for second in range(10)]
+                assert names.has(f"made up {number}", now)
+        tries = [names.has("real", now + second) for second in range(10)]
         assert not any(tries[:2])
         assert all(tries[6:])
 
     def test_names_that_are_made_up_once_push_out_nobody(self) -> None:
         """However many they are, and however quiet the others."""
-        seats = Seats(3)
-        assert all(seats.has(f"real {number}", 0.0) for number in range(3))
-        assert not any(seats.has(f"made up {number}", number / 10) for number in range(5_000))
-        assert all(seats.has(f"real {number}", UNUSED_FOR - 1) for number in range(3))
-        assert len(seats._waiting) <= 3
+        names = BoundedNames(3)
+        assert all(names.has(f"real {number}", 0.0) for number in range(3))
+        assert not any(names.has(f"made up {number}", number / 10) for number in range(5_000))
+        assert all(names.has(f"real {number}", UNUSED_FOR - 1) for number in range(3))
+        assert len(names._waiting) <= 3
 
     def test_what_the_seats_are_of_is_bounded_too(self) -> None:
         """Who was asked for longest ago is forgotten first."""
-        rooms = SeatsOf(1, most=2)
+        rooms = NamesOf(1, most=2)
         assert rooms.has("/a", "1", 0.0)
         assert rooms.has("/b", "1", 0.0)
         assert not rooms.has("/a", "2", 0.0)
@@ -59,10 +59,10 @@ class TestI13Seats:
 
     def test_a_clock_that_was_set_back_locks_nobody_out(self) -> None:
         """Times in the future count as now."""
-        seats = Seats(1)
-        assert seats.has("a", 10_000.0)
-        assert not seats.has("b", 0.0)
-        assert seats.has("b", UNUSED_FOR)
+        names = BoundedNames(1)
+        assert names.has("a", 10_000.0)
+        assert not names.has("b", 0.0)
+        assert names.has("b", UNUSED_FOR)
 
 
 class TestI13Bounds:

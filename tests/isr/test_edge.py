@@ -11,7 +11,7 @@ import pytest
 from serve_kit import Proxy, raw_site
 
 from stillfresh.errors import ConfigError
-from stillfresh.isr.rules_edge import checked_networks, is_trusted
+from stillfresh.isr.rules_forward import checked_networks, is_trusted
 
 
 @pytest.fixture(scope="module")

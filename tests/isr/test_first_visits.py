@@ -11,7 +11,7 @@ from engine_kit import turns
 from isr_kit import Site, as_it_says
 
 from stillfresh.isr import Page, PageCache
-from stillfresh.isr.rules_heard import STANDS_FOR, Heard, Word
+from stillfresh.isr.rules_bounds import STANDS_FOR, Heard, Word
 from stillfresh.testing import ManualClock
 
 COOKIE = {"cookie": "session=1"}

@@ -7,9 +7,9 @@ import pytest
 from isr_kit import Site, as_it_says, in_front
 
 from stillfresh.isr import PageCache
-from stillfresh.isr.rules_fields import date_text
 from stillfresh.isr.rules_freshness import longest_lifetime
 from stillfresh.testing import ManualClock
+from stillfresh.wire import http_date_text
 
 
 async def idle(pages: PageCache) -> None:
@@ -58,8 +58,14 @@ class TestI14Outdated:
             (("Cache-Control: no-cache",), 0),
             (("Cache-Control: max-age=5, s-maxage=7",), 7),
             (("Cache-Control: max-age=9", "CDN-Cache-Control: max-age=3"), 9),
-            ((f"Expires: {date_text(90.0).decode()}", f"Date: {date_text(30.0).decode()}"), 60),
-            ((f"Expires: {date_text(90.0).decode()}",), 0),
+            (
+                (
+                    f"Expires: {http_date_text(90.0).decode()}",
+                    f"Date: {http_date_text(30.0).decode()}",
+                ),
+                60,
+            ),
+            ((f"Expires: {http_date_text(90.0).decode()}",), 0),
         ],
     )
     def test_the_longest_that_anybody_could_keep_it(

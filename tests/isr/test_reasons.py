@@ -7,7 +7,7 @@ import pytest
 from isr_kit import Site, as_it_says, in_front
 
 from stillfresh.isr import PageCache, Route
-from stillfresh.isr.rules_reasons import Reason
+from stillfresh.isr.model import Reason
 
 ROOT = Path(__file__).parents[2]
 COOKIE = {"cookie": "a=1"}

@@ -14,8 +14,7 @@ from starlette.routing import Route as At
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Message, Send
-from stillfresh.isr.rules_fields import Raw
-from stillfresh.isr.rules_headers import end_to_end
+from stillfresh.isr.rules_fields import Raw, end_to_end
 from stillfresh.isr.rules_keys import normalised
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.rules_storage import private

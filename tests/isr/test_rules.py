@@ -8,16 +8,22 @@ from hypothesis import strategies as st
 
 from stillfresh import ConfigError
 from stillfresh.isr import Headers, Page, Route
-from stillfresh.isr.rules_fields import Raw, date_text, directives, http_date, members, number
+from stillfresh.isr.rules_fields import (
+    Raw,
+    directives,
+    end_to_end,
+    http_date,
+    members,
+    number,
+)
 from stillfresh.isr.rules_freshness import (
-    Terms,
+    PageTerms,
     Wish,
     initial_age,
     is_good_enough,
     stated,
     wish_of,
 )
-from stillfresh.isr.rules_headers import end_to_end
 from stillfresh.isr.rules_keys import (
     ENCODINGS,
     canonical_host,
@@ -28,19 +34,21 @@ from stillfresh.isr.rules_keys import (
     normalised,
     variant,
 )
-from stillfresh.isr.rules_ranges import Asked, part_asked
 from stillfresh.isr.rules_routes import Routes, Site
 from stillfresh.isr.rules_storage import Shared, Unshared, is_answer_to, judged
 from stillfresh.isr.rules_validation import (
+    RangeAsked,
     etag_of,
     if_range_holds,
     is_refresh,
     not_modified,
+    part_asked,
     refreshed,
 )
+from stillfresh.wire import http_date_text
 
 NOW = 1_700_000_000.0
-OWN = Terms(60, 100, 100)
+OWN = PageTerms(60, 100, 100)
 fields = st.lists(
     st.tuples(
         st.sampled_from(
@@ -82,7 +90,7 @@ class TestI14Fields:
             b"Sun Nov  6 08:49:37 1994",
         ]
         assert {http_date(form) for form in forms} == {784111777.0}
-        assert http_date(date_text(784111777)) == 784111777
+        assert http_date(http_date_text(784111777)) == 784111777
         assert http_date(b"0") is None
 
     @given(fields, st.floats(0, 2e9))
@@ -128,9 +136,9 @@ class TestI25Dates:
     def test_other_dates_are_none(self, text: bytes) -> None:
         """What is in none of the three forms is in the past, for `Expires` and everywhere."""
         assert http_date(text) is None
-        assert stated(((b"expires", text),), NOW) == Terms(0, 0, 0)
+        assert stated(((b"expires", text),), NOW) == PageTerms(0, 0, 0)
         assert initial_age(((b"date", text),), NOW) == 0
-        assert not not_modified(((b"if-modified-since", text),), None, date_text(0.0))
+        assert not not_modified(((b"if-modified-since", text),), None, http_date_text(0.0))
 
     def test_what_no_calendar_has_is_none(self) -> None:
         """The day, the hour and the year are checked; a leap second is its minute's last."""
@@ -172,7 +180,7 @@ class TestI14Stated:
     ) -> None:
         """RFC 9111 §4.2.1 and RFC 5861, less the age it already has."""
         terms = stated(raw(*lines), NOW)
-        assert terms == Terms(*expected)
+        assert terms == PageTerms(*expected)
 
     def test_says_nothing(self) -> None:
         """No heuristics: with neither route nor statement there is nothing to keep."""
@@ -258,7 +266,7 @@ class TestI13Judged:
     def test_a_routes_duration_overrides_what_a_response_says(self) -> None:
         """But never its privacy."""
         assert judged(200, raw("cache-control: max-age=5"), NOW, OWN) == Shared(OWN)
-        assert judged(200, raw("cache-control: max-age=5"), NOW, None) == Shared(Terms(5, 0, 0))
+        assert judged(200, raw("cache-control: max-age=5"), NOW, None) == Shared(PageTerms(5, 0, 0))
 
     def test_what_is_encoded_varies_by_encoding(self) -> None:
         """Whether it says so or not."""
@@ -525,19 +533,19 @@ class TestI15Ranges:
             (b"bytes=-3", (7, 10)),
             (b"bytes=-99", (0, 10)),
             (b"bytes=8-99", (8, 10)),
-            (b"bytes=10-", Asked.UNSATISFIABLE),
-            (b"bytes=-0", Asked.UNSATISFIABLE),
-            (b"bytes=3-2", Asked.WHOLE),
-            (b"bytes=0-1,4-5", Asked.WHOLE),
-            (b"lines=0-1", Asked.WHOLE),
-            (b"bytes=-", Asked.WHOLE),
-            (b"rubbish", Asked.WHOLE),
+            (b"bytes=10-", RangeAsked.UNSATISFIABLE),
+            (b"bytes=-0", RangeAsked.UNSATISFIABLE),
+            (b"bytes=3-2", RangeAsked.WHOLE),
+            (b"bytes=0-1,4-5", RangeAsked.WHOLE),
+            (b"lines=0-1", RangeAsked.WHOLE),
+            (b"bytes=-", RangeAsked.WHOLE),
+            (b"rubbish", RangeAsked.WHOLE),
             (b"bytes=2-" + b"9" * 5_000, (2, 10)),
             (b"bytes=-" + b"9" * 5_000, (0, 10)),
-            (b"bytes=" + b"9" * 5_000 + b"-", Asked.UNSATISFIABLE),
+            (b"bytes=" + b"9" * 5_000 + b"-", RangeAsked.UNSATISFIABLE),
             (b"bytes=" + b"0" * 5_000 + b"-1", (0, 2)),
-            (b"bytes=" + b"0-," * 5_000, Asked.WHOLE),
-            (b"bytes=0-5,3-9,0-9", Asked.WHOLE),
+            (b"bytes=" + b"0-," * 5_000, RangeAsked.WHOLE),
+            (b"bytes=0-5,3-9,0-9", RangeAsked.WHOLE),
         ],
     )
     def test_of_ten_bytes(self, asked: bytes, expected: object) -> None:

@@ -1,12 +1,15 @@
 """Pages rendered once for everybody, served at once, regenerated behind (I8-I16, seed 004)."""
 
-from stillfresh.isr.asgi import IsrMiddleware
+from stillfresh.isr.asgi import MAX_BODY, IsrMiddleware
 from stillfresh.isr.model import Headers, Page, ServedPage
-from stillfresh.isr.pages import PageCache
+from stillfresh.isr.pages import KIND, PageCache
 from stillfresh.isr.rules_routes import Route
+from stillfresh.isr.storing import page_in
 from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, FaceTheoryCacheMetadata
 
 __all__ = [
+    "KIND",
+    "MAX_BODY",
     "FaceTheoryCacheLease",
     "FaceTheoryCacheMetadata",
     "Headers",
@@ -15,4 +18,5 @@ __all__ = [
     "PageCache",
     "Route",
     "ServedPage",
+    "page_in",
 ]

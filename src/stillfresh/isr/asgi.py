@@ -1,43 +1,38 @@
 """IsrMiddleware: a page cache in front of any ASGI app (I12-I16).
 
-Decides nothing: `rules_routes` says which requests it is for, `PageCache` finds the page,
-`responses` sends it. A hit that `hot` has at hand is a lookup and two sends, written out here.
+Decides nothing: `rules_routes` says which requests it is for, `visits` finds the page, `responses`
+sends it. A hit that `hot` has at hand is a lookup and two sends, written out here.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
-from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
+from stillfresh.isr.answering import FoundPage, Passed, Served, Unavailable
 from stillfresh.isr.changes import Changes
-from stillfresh.isr.collecting import App, Receive
-from stillfresh.isr.found import Found, Going, Passed, Served, Unavailable
+from stillfresh.isr.collecting import App, AppAnswer, Receive
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
-from stillfresh.isr.lifespan import Lifespan
-from stillfresh.isr.model import PageKey
+from stillfresh.isr.model import PageKey, Reason
 from stillfresh.isr.pages import RETRY_AFTER, Busy, Full, PageCache
 from stillfresh.isr.rendering import Renderer
-from stillfresh.isr.responses import (
-    Message,
-    Send,
-    send_page,
-    send_stored,
-    told,
-    told_outdated,
-)
-from stillfresh.isr.rules_bounds import Seats
+from stillfresh.isr.responses import Message, Send, send_page, send_stored, told, told_outdated
+from stillfresh.isr.rules_bounds import BoundedNames
 from stillfresh.isr.rules_fields import Raw, values
 from stillfresh.isr.rules_forward import CREDENTIALS, Forward
-from stillfresh.isr.rules_headers import cache_status
-from stillfresh.isr.rules_pages import too_busy
-from stillfresh.isr.rules_reasons import Reason
-from stillfresh.isr.rules_routes import Place, RoutesLike, Scope, Site, Visit
-from stillfresh.isr.rules_storage import Unshared
-from stillfresh.isr.visits import Seat, Visits
+from stillfresh.isr.rules_freshness import cache_status
+from stillfresh.isr.rules_routes import RequestedUrl, RoutesLike, Scope, Site, Visit
+from stillfresh.isr.rules_storage import Unshared, too_busy
+from stillfresh.isr.visits import PageAddress, Visits
 
+SHARED: Final = ("asgi", "path_params", "server", "app")
+"""Of a request's scope, what says nothing about who asks; a mount's parameters are in its path."""
 MAX_BODY: Final = 1_048_576
 MAX_HOSTS: Final = 1_000
 """Hosts of which one process keeps pages at a time; those beyond pass."""
 SAFE: Final = frozenset({"OPTIONS", "TRACE"})
+
+logger = logging.getLogger(__name__)
 
 
 class IsrMiddleware:
@@ -66,10 +61,10 @@ class IsrMiddleware:
         self._renderer = Renderer(app, pages.clock, max_body=max_body, keep_for=pages.keep_for)
         limits = {"max_variants": max_variants, "max_queries": max_queries}
         self._visits = Visits(pages, self._renderer, credentials=named, **limits)
-        self._lifespan = Lifespan(app, self._open, self._close)
-        self._changes = Changes(pages, self._lifespan.warn)
+        self._changes = Changes(pages)
+        self._state: dict[str, Any] = {}
         self._clock = pages.clock
-        self._hosts = Seats(MAX_HOSTS)
+        self._hosts = BoundedNames(MAX_HOSTS)
         self._hot = HotPages(pages, self._has_places, self._on_conditions)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,8 +81,10 @@ class IsrMiddleware:
             await self._other(scope, receive, send)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._lifespan(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+        elif scope["type"] != "http":
+            await self._app(scope, receive, send)
         elif scope["method"] == "HEAD":
             await self._visit(scope, receive, send)
         elif scope["method"] in SAFE:
@@ -118,7 +115,7 @@ class IsrMiddleware:
         match await self._found(visit, scope):
             case Passed() as passed:
                 await self._app(scope, receive, self._heard(visit, passed, send))
-            case Going(answer, reason):
+            case AppAnswer(reason=reason) as answer:
                 self._pages.count_bypass(reason)
                 marked = _marked(send, lambda _, __: f"fwd=miss; detail={reason}")
                 await answer.pass_to(receive, marked, is_head=visit.is_head)
@@ -126,7 +123,7 @@ class IsrMiddleware:
                 if reason is not None:
                     self._pages.count_bypass(reason)
                 await send_page(send, page, what, is_head=visit.is_head)
-            case Found() as found:
+            case FoundPage() as found:
                 self._hot.remember(scope, visit, found)
                 tells = told_outdated if found.is_outdated else told
                 fields = tells(found.stored, found.age, found.what)
@@ -137,7 +134,7 @@ class IsrMiddleware:
         if visit.url in self._changes.pending:
             return Passed(Reason.CHANGED)
         try:
-            return await self._visits.find(visit, scope, self._lifespan.shared(scope))
+            return await self._visits.find(visit, scope, self._shared(scope))
         except Full:
             return Passed(Reason.FULL)
         except (StoreError, NotOpen):
@@ -145,8 +142,8 @@ class IsrMiddleware:
         except Busy:
             return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
 
-    def _has_places(self, seat: Seat, keys: Sequence[PageKey], now: float) -> bool:
-        return self._has_room(seat[0], now) and self._visits.has_places(seat, keys, now)
+    def _has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
+        return self._has_room(address[0], now) and self._visits.has_places(address, keys, now)
 
     def _has_room(self, host: str, now: float) -> bool:
         return self._site.is_named(host) or self._hosts.has(host, now)
@@ -172,14 +169,50 @@ class IsrMiddleware:
 
         async def told(message: Message) -> None:
             is_done = message["type"] == "http.response.start" and 200 <= message["status"] < 400
-            if is_done and isinstance(place, Place):
+            if is_done and isinstance(place, RequestedUrl):
                 await self._changes.invalidate(place.url)
             await send(message)
 
         await self._app(scope, receive, _marked(told, lambda _, __: "fwd=method; detail=method"))
 
+    def _shared(self, scope: Scope) -> dict[str, Any]:
+        """For a render: what the app set up at its start, not what was noted for this request."""
+        kept = {name: scope[name] for name in SHARED if name in scope}
+        return {**kept, "state": dict(self._state)}
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """E13: the cache opens after its app, and closes after it."""
+        self._state = scope.get("state", {})
+        heard = False
+
+        async def hears() -> Message:
+            nonlocal heard
+            heard = True
+            return await receive()
+
+        async def told(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                await self._open()
+            elif message["type"].startswith("lifespan.shutdown."):
+                await self._close()
+            await send(message)
+
+        try:
+            await self._app(scope, hears, told)
+        except Exception:
+            if heard:
+                raise
+            # An app that knows no lifespan (Django); the cache has one all the same.
+            while (message := await receive())["type"] != "lifespan.shutdown":
+                await told({"type": f"{message['type']}.complete"})
+            await told({"type": "lifespan.shutdown.complete"})
+
     async def _open(self) -> None:
-        await self._pages.open()
+        """I10: a store that is away does not keep the site from starting."""
+        try:
+            await self._pages.open()
+        except StillfreshError as exc:
+            logger.warning("the page cache could not be opened, and is tried again: %s", exc)
 
     async def _close(self) -> None:
         await self._changes.close()

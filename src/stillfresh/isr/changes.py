@@ -5,9 +5,10 @@ behind, again and again; until it is, that URL is not served from here. Bounded 
 """
 
 import asyncio
-from collections.abc import Callable
+import logging
 from typing import Final
 
+from stillfresh.backoff import pause_after
 from stillfresh.errors import NotOpen, StillfreshError
 from stillfresh.isr.pages import PageCache
 
@@ -18,20 +19,21 @@ ATTEMPT: Final = 30.0
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
 
+logger = logging.getLogger(__name__)
+
 
 class Changes:
     """`pending`: URLs that were changed, and of which the store may not know yet."""
 
-    def __init__(self, pages: PageCache, warn: Callable[[str], None]) -> None:
+    def __init__(self, pages: PageCache) -> None:
         self._pages = pages
-        self._warn = warn
         self._changed: dict[str, int] = {}
         self.pending: dict[str, asyncio.Task[None]] = {}
 
     async def invalidate(self, url: str) -> None:
         self._pages.forget(url)
         if url not in self.pending and len(self.pending) >= MOST:
-            self._warn(f"{url}: not invalidated: {MOST:,} others wait for the store")
+            logger.warning("%s: not invalidated: %d others wait for the store", url, MOST)
             return
         self._changed[url] = self._changed.get(url, 0) + 1
         if url not in self.pending:
@@ -39,18 +41,19 @@ class Changes:
         task = self.pending[url]
         await asyncio.wait([task], timeout=self._pages.store_timeout)
         if not task.done():
-            self._warn(f"{url}: not invalidated yet; it passes until it is")
+            logger.warning("%s: not invalidated yet; it passes until it is", url)
 
     async def _run(self, url: str) -> None:
         """A change while this is under way needs a step of its own."""
-        done, pause = 0, FIRST_PAUSE
+        done = failures = 0
         try:
             while (changed := self._changed[url]) != done:
                 if await self._step(url):
                     done = changed
-                else:
-                    await self._pages.rest(pause)
-                    pause = min(LONGEST_PAUSE, pause * 2)
+                    continue
+                failures += 1
+                pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+                await self._pages.rest(pause)
         finally:
             del self._changed[url], self.pending[url]
 
@@ -61,7 +64,7 @@ class Changes:
         except NotOpen:
             pass  # nothing is served from a cache that is closed
         except (StillfreshError, TimeoutError) as exc:
-            self._warn(f"{url}: not invalidated yet: {exc!r}")
+            logger.warning("%s: not invalidated yet: %r", url, exc)
             return False
         return True
 

@@ -9,14 +9,14 @@ from typing import Any, Final, TypeAlias, cast
 
 from stillfresh.engine.front import Entry
 from stillfresh.freshness import Verdict
-from stillfresh.isr.found import Found
+from stillfresh.isr.answering import FoundPage
 from stillfresh.isr.model import PageKey, Stored
 from stillfresh.isr.pages import PageCache
-from stillfresh.isr.responses import Ready, ready, told
+from stillfresh.isr.responses import ReadyPage, ready, told
 from stillfresh.isr.rules_fields import Raw
-from stillfresh.isr.rules_pages import age_at, hit_text, ttl_at
 from stillfresh.isr.rules_routes import Scope, Visit
-from stillfresh.isr.visits import Seat
+from stillfresh.isr.rules_storage import age_at, hit_text, ttl_at
+from stillfresh.isr.visits import PageAddress
 
 MOST_HOT: Final = 512
 """Bytes of a request that are kept at hand; what is longer takes the long way."""
@@ -27,21 +27,20 @@ ON_CONDITIONS: Final = frozenset(
 """But for the host, request headers with which another answer, or none, may be the right one."""
 PLAIN: Final = ON_CONDITIONS | {b"if-modified-since", b"if-none-match", b"if-range", b"range"}
 """And those that ask for the page on conditions, or for a part of it."""
-
 Line: TypeAlias = tuple[Any, ...]
 Step: TypeAlias = tuple[PageKey, Entry[PageKey, Stored], int]
 """An entry that was asked for, and which edition of it there was."""
-HasPlaces: TypeAlias = Callable[[Seat, Sequence[PageKey], float], bool]
+HasPlaces: TypeAlias = Callable[[PageAddress, Sequence[PageKey], float], bool]
 
 
 class Hot:
     """What a page rests on, itself last; its bytes are the entry's alone, and go with it."""
 
-    __slots__ = ("seat", "steps")
+    __slots__ = ("address", "steps")
 
-    def __init__(self, steps: tuple[Step, ...], seat: Seat) -> None:
+    def __init__(self, steps: tuple[Step, ...], address: PageAddress) -> None:
         self.steps = steps
-        self.seat = seat
+        self.address = address
 
 
 class HotPages:
@@ -78,7 +77,7 @@ class HotPages:
             _uncount(hot, entry)
             return None
         stored = entry.answer.value
-        made: Ready = stored.ready
+        made: ReadyPage = stored.ready
         if (made is not None and made.begins <= now < made.ends) or self._is_prepared(hot, now):
             return stored
         _uncount(hot)
@@ -87,7 +86,7 @@ class HotPages:
     def _is_prepared(self, hot: Hot, now: float) -> bool:
         """What a page says of its age holds for a part of a second; then it is said anew."""
         answer = hot.steps[-1][1].answer
-        if not self._has_places(hot.seat, [key for key, _, _ in hot.steps], now):
+        if not self._has_places(hot.address, [key for key, _, _ in hot.steps], now):
             return False
         stored, made = answer.value, ready(answer.value)
         age = age_at(stored, answer.fetched_at, now)
@@ -96,7 +95,7 @@ class HotPages:
         made.begins, made.ends = now, now + min(1.0 - age % 1.0, ttl % 1.0)
         return True
 
-    def remember(self, scope: Scope, visit: Visit, found: Found) -> None:
+    def remember(self, scope: Scope, visit: Visit, found: FoundPage) -> None:
         """Next time these very bytes lead straight to the page."""
         line, steps = line_of(scope, self._marks), [self._step(key) for key in found.keys]
         if line is None or None in steps:

@@ -1,19 +1,70 @@
-"""What goes in and out: a `Page`, its headers, what is stored of it, and its key.
+"""What goes in and out: a `Page`, its headers, what is stored of it, its key, why it is not cached.
 
 Pure data.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from stillfresh.engine.model import Answer, Private
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Verdict
-from stillfresh.isr.rules_fields import Raw
-from stillfresh.isr.rules_freshness import Terms
-from stillfresh.isr.rules_reasons import Reason
-from stillfresh.isr.rules_storage import BAD, NAME
+from stillfresh.isr.rules_fields import BAD, NAME, Raw
+from stillfresh.isr.rules_freshness import PageTerms
+
+
+class Reason(StrEnum):
+    """One word for each cause; docs/isr.md has the same list."""
+
+    AUTHORIZATION = "authorization"
+    """The request carries credentials, and the response does not allow sharing."""
+    BODY = "body"
+    """The GET request has a body."""
+    BUSY = "busy"
+    """Another request loads the page, and took longer than `wait`."""
+    CHANGED = "changed"
+    """The page was changed through its own URL, and the store does not know it yet."""
+    CONDITION = "condition"
+    """`If-Match` or `If-Unmodified-Since`: only the site can judge these."""
+    COOKIE = "cookie"
+    """The request carries a cookie, and the response does not say `public` or `s-maxage`."""
+    FAILED = "failed"
+    """The last load failed; each visitor asks for itself until the page is loaded again."""
+    FULL = "full"
+    """All places are taken: hosts, queries, variants, error pages, or loads at a time."""
+    HEADERS = "headers"
+    """Header fields that are too long, too many or malformed, in the request or the response."""
+    HOST = "host"
+    """The host is not allowed, or not well-formed."""
+    METHOD = "method"
+    NO_FRESHNESS = "no-freshness"
+    """Neither the response nor a route says how long the page is fresh."""
+    NO_STORE = "no-store"
+    """The request says `no-store`."""
+    PATH = "path"
+    """A path or query that servers may read in different ways."""
+    PRIVATE = "private"
+    """`Cache-Control: private` or `no-store` in the response."""
+    RANGE = "range"
+    """A part of a page that is not stored."""
+    ROUTE = "route"
+    """No route names this path."""
+    SET_COOKIE = "set-cookie"
+    SIZE = "size"
+    """The body is longer than `max_body`."""
+    STATUS = "status"
+    """The response's status is never stored."""
+    STORE = "store"
+    """The store is away."""
+    STREAM = "stream"
+    """An event stream."""
+    VARY = "vary"
+    """`Vary: *`, or by a field whose value cannot be part of a key."""
+
 
 HeadersLike: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
 
@@ -170,8 +221,8 @@ class Stored:
         return len(self.body)
 
     @property
-    def terms(self) -> Terms:
-        return Terms(self.head.fresh_for, self.head.stale_for, self.head.error_for)
+    def terms(self) -> PageTerms:
+        return PageTerms(self.head.fresh_for, self.head.stale_for, self.head.error_for)
 
 
 class Rendered(Struct, frozen=True):
@@ -207,3 +258,24 @@ class PageKey(Struct, frozen=True, eq=False):
 
     def __repr__(self) -> str:
         return self.id
+
+
+@dataclass(frozen=True, slots=True)
+class PageLoad:
+    """A page, and the render that one caller brings for it."""
+
+    key: PageKey
+    render: Render
+    is_open: bool = False
+    """Only its answers say whether it is to be shared: that it is not is not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """What one caller's read of a page came to."""
+
+    outcome: Answer[Stored] | Private[Rendered] | LoadFailed
+    is_own: bool = False
+    """The caller's own render gave it."""
+    had_old: bool = False
+    """There was an older copy when that began."""

@@ -9,7 +9,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Self, TypeAlias
 
 from msgspec import structs
@@ -23,16 +23,30 @@ from stillfresh.engine.model import Private
 from stillfresh.engine.options import spec_of
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.isr.bounded import bounded
-from stillfresh.isr.codec import AsItIs, PageCodec, shaped
-from stillfresh.isr.model import Page, PageFailed, PageKey, Render, Rendered, ServedPage, Stored
-from stillfresh.isr.rules_bounds import Seats
-from stillfresh.isr.rules_freshness import Terms
-from stillfresh.isr.rules_keys import plain_path
-from stillfresh.isr.rules_names import checked_path, own_tag, own_tags, reached
-from stillfresh.isr.rules_pages import bare, may_serve, opened, rendered, too_busy
-from stillfresh.isr.rules_reasons import Reason
-from stillfresh.isr.rules_storage import is_failure, is_of_gateway, private
+from stillfresh.isr.model import (
+    Page,
+    PageFailed,
+    PageKey,
+    PageLoad,
+    PageRead,
+    Reason,
+    Rendered,
+    ServedPage,
+    Stored,
+)
+from stillfresh.isr.rules_bounds import BoundedNames
+from stillfresh.isr.rules_freshness import PageTerms
+from stillfresh.isr.rules_keys import checked_path, own_tag, own_tags, plain_path, reached
+from stillfresh.isr.rules_storage import (
+    is_failure,
+    judged,
+    made_of,
+    may_serve,
+    opened,
+    refused,
+    too_busy,
+)
+from stillfresh.isr.storing import PageCodec, bounded, shaped
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import for_tenant
@@ -47,7 +61,6 @@ CONCURRENCY: Final = 64
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
 """I23: paths that do not exist are made up; one process keeps so many error pages at a time."""
-
 PageRender: TypeAlias = Callable[[], Awaitable[Page] | Page]
 
 
@@ -57,27 +70,6 @@ class Busy(StillfreshError):
 
 class Full(StoreError):
     """So many pages are being rendered that this one would only queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageLoad:
-    """A page, and the render that one caller brings for it."""
-
-    key: PageKey
-    render: Render
-    is_open: bool = False
-    """Only its answers say whether it is to be shared: that it is not is not stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageRead:
-    """What one caller's read of a page came to."""
-
-    outcome: Answer[Stored] | Private[Rendered] | LoadFailed
-    is_own: bool = False
-    """The caller's own render gave it."""
-    had_old: bool = False
-    """There was an older copy when that began."""
 
 
 class PageCache:
@@ -109,7 +101,7 @@ class PageCache:
         self.store_timeout = seconds(store_timeout, name="store_timeout", positive=True)
         self.rest = sleep
         self._absent_for = seconds(absent_for, name="absent_for")
-        self._errors = Seats(MAX_ERROR_PAGES)
+        self._errors = BoundedNames(MAX_ERROR_PAGES)
         self._bypassed = dict.fromkeys(map(str, Reason), 0)
         self.keep_for = max(self._stale_for, self._error_for)
         is_private = isinstance(store, str) and store.startswith("memory:")
@@ -117,7 +109,7 @@ class PageCache:
         spec = spec_of(
             KIND,
             _nobody,
-            AsItIs() if is_private else PageCodec(),
+            PageCodec(),
             _tags_of,
             fresh_for=0,
             stale_for=stale_for,
@@ -148,8 +140,9 @@ class PageCache:
         own = self.terms(revalidate)
 
         async def rendering(_: Stored | None) -> Rendered:
-            fetched_at = self.clock()
-            return rendered(await _page(render), fetched_at, own, {}, self.keep_for)
+            fetched_at, page = self.clock(), await _page(render)
+            judgement = judged(page.status, page.headers.raw, fetched_at, own)
+            return made_of(page, judgement, fetched_at, {}, is_own=True, keep_for=self.keep_for)
 
         key = self.key(checked_path(path), plain_path(path), tags)
         try:
@@ -168,18 +161,11 @@ class PageCache:
             case _:
                 return _unstored(opened((await rendering(None)).page))
 
-    def terms(self, revalidate: Duration) -> Terms:
+    def terms(self, revalidate: Duration) -> PageTerms:
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
-        return Terms(fresh_for, self._stale_for, self._error_for, self._absent_for)
+        return PageTerms(fresh_for, self._stale_for, self._error_for, self._absent_for)
 
-    def key(
-        self,
-        id_: str,
-        path: str,
-        tags: Iterable[str] = (),
-        *,
-        of: str | None = None,
-    ) -> PageKey:
+    def key(self, id_: str, path: str, tags: Iterable[str], *, of: str | None = None) -> PageKey:
         """`of`: the key that this one is a variant of."""
         own = [] if of is None else [f"key:{of}"]
         named = (f"path:{path}", *own, *own_tags(tags))
@@ -195,7 +181,7 @@ class PageCache:
 
         async def render() -> Loaded[Stored] | Private[Rendered]:
             nonlocal is_own, had_old
-            old = self._old(key)
+            old = self.old(key)
             is_own, had_old = True, old is not None
             return self._loaded(load, await load.render(old))
 
@@ -277,7 +263,7 @@ class PageCache:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _old(self, key: PageKey) -> Stored | None:
+    def old(self, key: PageKey) -> Stored | None:
         """The page that memory has."""
         entry = self.core.shelf.front.entries.get(key)
         return entry.answer.value if entry is not None and entry.answer.found else None
@@ -286,7 +272,7 @@ class PageCache:
         """What may not be shared is for the caller whose render it is."""
         page, head = made.page, made.page.head
         if is_failure(head.status):
-            raise _refused(page)
+            raise refused(page)
         if not made.is_shared:
             return Private(made, is_noted=not load.is_open)
         if head.status >= 400 and not self._errors.has(load.key.id, self.clock()):
@@ -321,14 +307,6 @@ class PageCache:
 
 async def _nobody(keys: list[PageKey]) -> dict[PageKey, Loaded[Stored]]:
     raise LoadFailed(f"{keys}: nobody said how to render it")
-
-
-def _refused(page: Stored) -> PageFailed:
-    """I13: an error, too, may be for one alone; the others hear that there was one."""
-    headers, whole = page.head.headers, opened(page)
-    if private(headers) is None or is_of_gateway(headers):
-        return PageFailed(whole)
-    return PageFailed(bare(whole), own=whole)
 
 
 def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:

@@ -5,19 +5,21 @@ from typing import Any, TypeAlias
 
 from stillfresh.isr.model import Page, Stored
 from stillfresh.isr.rules_fields import Raw, values
-from stillfresh.isr.rules_freshness import Terms, longest_lifetime
-from stillfresh.isr.rules_headers import cache_status, not_modified_headers, policy_headers
-from stillfresh.isr.rules_ranges import Asked, part_asked
-from stillfresh.isr.rules_validation import if_range_holds, not_modified
+from stillfresh.isr.rules_freshness import PageTerms, cache_status, longest_lifetime, policy_headers
+from stillfresh.isr.rules_validation import (
+    RangeAsked,
+    if_range_holds,
+    not_modified,
+    not_modified_headers,
+    part_asked,
+)
 
 Message: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 BODILESS = frozenset({204, 304})
-FAULTS = {502: b"destination_unavailable", 504: b"http_response_timeout"}
-"""RFC 9209 §2.3: what went wrong between here and the site."""
 
 
-class Ready:
+class ReadyPage:
     """A page's header fields; `said`: those of a hit, from `begins` until `ends`."""
 
     __slots__ = ("before", "begins", "ends", "etag", "fields", "length", "modified", "said")
@@ -38,11 +40,11 @@ class Ready:
         self.said: Raw = ()
 
 
-def ready(stored: Stored) -> Ready:
+def ready(stored: Stored) -> ReadyPage:
     """Made once for each copy in memory."""
     if stored.ready is None:
-        stored.ready = Ready(stored)
-    made: Ready = stored.ready
+        stored.ready = ReadyPage(stored)
+    made: ReadyPage = stored.ready
     return made
 
 
@@ -58,12 +60,12 @@ async def send_stored(
     made, status, request = ready(stored), stored.head.status, tuple(request)
     if status == 200:
         if not_modified(request, made.etag, made.modified):
-            return await _send(send, 304, not_modified_headers(fields), b"")
+            return await send_whole(send, 304, not_modified_headers(fields), b"")
         ranges = values(request, b"range")
         if len(ranges) == 1 and not is_head and if_range_holds(request, made.fields):
             return await _send_part(send, stored, fields, ranges[0])
     body = b"" if is_head else bytes(stored.body)
-    return await _send(send, status, (*fields, *made.length), body)
+    return await send_whole(send, status, (*fields, *made.length), body)
 
 
 def told(stored: Stored, age: float, what: str) -> Raw:
@@ -80,7 +82,7 @@ def told_outdated(stored: Stored, age: float, what: str) -> Raw:
     """
     head = stored.head
     if head.is_own:
-        gone = Terms(0.0, head.stale_for, head.error_for)
+        gone = PageTerms(0.0, head.stale_for, head.error_for)
         return policy_headers(told(stored, age, what), gone)
     return told(stored, max(age, longest_lifetime(head.headers)), what)
 
@@ -88,19 +90,19 @@ def told_outdated(stored: Stored, age: float, what: str) -> Raw:
 async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> None:
     whole = len(stored.body)
     match part_asked(asked, whole):
-        case Asked.WHOLE:
-            await _send(send, 200, _sized(fields, whole), bytes(stored.body))
-        case Asked.UNSATISFIABLE:
+        case RangeAsked.WHOLE:
+            await send_whole(send, 200, sized(fields, whole), bytes(stored.body))
+        case RangeAsked.UNSATISFIABLE:
             kept = not_modified_headers(fields)
             unsatisfied = (b"content-range", b"bytes */%d" % whole)
-            await _send(send, 416, _sized((*kept, unsatisfied), 0), b"")
+            await send_whole(send, 416, sized((*kept, unsatisfied), 0), b"")
         case (first, end):
             span = (b"content-range", b"bytes %d-%d/%d" % (first, end - 1, whole))
             part = bytes(stored.body[first:end])
-            await _send(send, 206, _sized((*fields, span), len(part)), part)
+            await send_whole(send, 206, sized((*fields, span), len(part)), part)
 
 
-def _sized(fields: Raw, length: int) -> Raw:
+def sized(fields: Raw, length: int) -> Raw:
     return (*fields, (b"content-length", b"%d" % length))
 
 
@@ -108,26 +110,11 @@ async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None
     """A page that is not stored: an error, or one for this visitor alone."""
     status = (b"cache-status", cache_status(values(page.headers.raw, b"cache-status"), what))
     kept = tuple(it for it in page.headers.raw if it[0] not in {b"cache-status", b"content-length"})
-    await _send(send, page.status, _sized((*kept, status), len(page.body)), page.body, is_head)
+    await send_whole(send, page.status, sized((*kept, status), len(page.body)), page.body, is_head)
 
 
-async def _send(send: Send, status: int, fields: Raw, body: bytes, is_head: bool = False) -> None:
+async def send_whole(
+    send: Send, status: int, fields: Raw, body: bytes, is_head: bool = False
+) -> None:
     await send({"type": "http.response.start", "status": status, "headers": list(fields)})
     await send({"type": "http.response.body", "body": b"" if is_head else body})
-
-
-async def refuse(
-    send: Send,
-    status: int,
-    text: bytes,
-    *,
-    kind: bytes = b"text/plain",
-    is_last: bool = False,
-) -> None:
-    """What a proxy says on its own; `is_last`: and then it hangs up."""
-    fields: Raw = ((b"content-type", kind), (b"cache-control", b"no-store"))
-    if (fault := FAULTS.get(status)) is not None:
-        fields = (*fields, (b"proxy-status", b"stillfresh; error=" + fault))
-    if is_last:
-        fields = (*fields, (b"connection", b"close"))
-    await _send(send, status, _sized(fields, len(text)), text)

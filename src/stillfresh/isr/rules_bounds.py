@@ -1,33 +1,37 @@
-"""How many names from outside are kept by: hosts, queries of a path, variants of a page (I13).
+"""What one process notes of names from outside, and of how many (I13, I14).
 
-Pure but for what it counts; the time is an argument. Who is known stays known while he is asked
-for. When all seats are taken, a new name gets the seat of the one not seen for longest, once that
-was a while ago, or once it is itself clearly asked for more often. So names that are made up and
-asked for once or twice push out nobody; and names that are repeated just to hold their seats keep
-out nobody who has visitors.
+Pure but for what it counts; the time is an argument.
 """
 
+from enum import Enum
 from typing import Final, TypeAlias
+
+from stillfresh.bounded import BoundedDict
 
 UNUSED_FOR: Final = 600.0
 """Seconds after which a name that nobody asked for makes room, and half of its visits are over."""
 CLEARLY: Final = 2.0
 """So many visits more than another's are no chance."""
-
 Seen: TypeAlias = tuple[float, float]
 """When last, and how often: visits, of which half are forgotten in `UNUSED_FOR`."""
 
 
-class Seats:
-    """Names, by when each was last seen, the oldest first; kept as their hash, which is short."""
+class BoundedNames:
+    """At most so many names; a known name stays while it is asked for.
+
+    When all places are taken, a new name gets the place of the one not seen for longest: once that
+    was a while ago, or once the new one is clearly asked for more often. So made-up names that are
+    asked for once or twice push nobody out, and names that are repeated just to hold their places
+    keep out nobody who has visitors. A name is kept as its hash, which is short.
+    """
 
     __slots__ = ("_most", "_seen", "_waiting")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._seen: dict[int, Seen] = {}
-        self._waiting: dict[int, Seen] = {}
-        """Those without a seat who asked for one last; as many again."""
+        self._waiting: BoundedDict[int, Seen] = BoundedDict(most)
+        """Names without a place that were asked for last; as many again."""
 
     def has(self, name: str, now: float) -> bool:
         """Whether this name is kept by, from now on."""
@@ -39,9 +43,7 @@ class Seats:
         if len(self._seen) < self._most or self._freed(visits, now):
             self._seen[mark] = now, visits
             return True
-        self._waiting[mark] = now, visits
-        if len(self._waiting) > self._most:
-            del self._waiting[next(iter(self._waiting))]
+        self._waiting.note(mark, (now, visits))
         return False
 
     def _freed(self, visits: float, now: float) -> bool:
@@ -61,19 +63,53 @@ def _visits(seen: Seen, now: float) -> float:
     return float(often * 0.5 ** (max(0.0, now - last) / UNUSED_FOR))
 
 
-class SeatsOf:
-    """Seats for each of so many paths, or pages; the one asked for longest ago is forgotten."""
-
-    __slots__ = ("_each", "_most", "_rooms")
+class NamesOf:
+    """Names for each of so many paths, or pages; the one asked for longest ago is forgotten."""
 
     def __init__(self, each: int, *, most: int) -> None:
         self._each = each
-        self._most = most
-        self._rooms: dict[str, Seats] = {}
+        self._names: BoundedDict[str, BoundedNames] = BoundedDict(most)
 
     def has(self, of: str, name: str, now: float) -> bool:
-        room = self._rooms.pop(of, None) or Seats(self._each)
-        if len(self._rooms) >= self._most:
-            del self._rooms[next(iter(self._rooms))]
-        self._rooms[of] = room
-        return room.has(name, now)
+        names = self._names.get(of) or BoundedNames(self._each)
+        self._names.note(of, names)
+        return names.has(name, now)
+
+
+STANDS_FOR: Final = 30.0
+"""Seconds."""
+
+
+class Word(Enum):
+    """What is known of a page."""
+
+    NONE = "nothing"
+    PRIVATE = "its render was not to be shared"
+    STATED = "an answer stated freshness, and no privacy"
+
+
+class Heard:
+    """The last word on so many pages."""
+
+    def __init__(self, most: int) -> None:
+        self._private: BoundedDict[str, float] = BoundedDict(most)
+        self._stated: BoundedDict[str, None] = BoundedDict(most)
+
+    def of(self, id_: str) -> Word:
+        if id_ in self._private:
+            return Word.PRIVATE
+        return Word.STATED if id_ in self._stated else Word.NONE
+
+    def rendered(self, id_: str, now: float, *, is_shared: bool) -> None:
+        """What a render of it came to."""
+        self._stated.pop(id_, None)
+        self._private.pop(id_, None)
+        if not is_shared:
+            self._private.note(id_, now)
+
+    def stated(self, id_: str, now: float, *, is_personal: bool) -> None:
+        """An answer to one visitor says that it may be shared; `is_personal`: it knew who asks."""
+        since = now - self._private.get(id_, float("-inf"))
+        if not is_personal or since >= STANDS_FOR:
+            self._private.pop(id_, None)
+            self._stated.note(id_, None)

@@ -1,17 +1,23 @@
-"""Reading header fields: lists, directives, seconds, dates (RFC 9110 §5.6, RFC 9111 §1.2 and §5.2).
+"""Header fields: reading them, and which of them go where (I12, I14).
 
 Pure, and total: whatever bytes come in, nothing is raised; what cannot be read is None or zero.
+RFC 9110 §5.6 (lists, dates) and §7.6.1 (Connection), RFC 9111 §1.2 and §5.2, RFC 9211.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from email.utils import formatdate
 from typing import Final, TypeAlias
 
 from stillfresh.wire import http_date as date_in
 
 Raw: TypeAlias = tuple[tuple[bytes, bytes], ...]
 """Header fields as ASGI has them, names in lower case."""
+
+
+def names_in(text: bytes) -> frozenset[bytes]:
+    """Field names, written one after the other."""
+    return frozenset(text.split())
+
 
 MOST_SECONDS: Final = 2**31
 """RFC 9111 §1.2.2: what is greater counts as this."""
@@ -59,5 +65,32 @@ def http_date(value: bytes) -> float | None:
     return date_in(value.decode("latin-1"))
 
 
-def date_text(moment: float) -> bytes:
-    return formatdate(int(moment), usegmt=True).encode()
+NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+BAD: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def field_value(text: str) -> bytes | None:
+    """RFC 9110 §5.5: as a header field's value; None if it can be none."""
+    try:
+        value = text.encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+    return None if BAD.search(value) or value != value.strip() else value
+
+
+HOP_BY_HOP: Final = names_in(
+    b"connection keep-alive proxy-authenticate proxy-authentication-info "
+    b"proxy-authorization proxy-connection te trailer transfer-encoding upgrade"
+)
+NOT_LISTED: Final = names_in(
+    b"age cache-control cdn-cache-control content-encoding content-length date expires "
+    b"host set-cookie vary"
+)
+"""A Connection header that names these would change what others keep; it is not obeyed in that."""
+
+
+def end_to_end(headers: Raw) -> Raw:
+    """Without what concerns one connection only, by name or by the Connection header's list."""
+    listed = {it.lower() for it in members(values(headers, b"connection"))} - NOT_LISTED
+    dropped = HOP_BY_HOP | listed
+    return tuple(it for it in headers if it[0] not in dropped)

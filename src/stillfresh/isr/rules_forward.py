@@ -1,30 +1,132 @@
-"""I24: what of a visitor's request goes to the site, and for whom the answer to it is.
+"""What a client may claim, what the site is sent, and for whom its answer is (I12, I13, I24).
 
 Pure. *As asked*: the site sees the visitor's own request, less what clients may not claim. The
 response is shared only if nothing in that request made it the visitor's own. *Key only*: the site
 sees the page's key (`rules_keys`), so that nothing of the visitor can be in the response.
+RFC 9110 §7.2 (Host) and §7.6.2 (Max-Forwards), RFC 9112 §3.2, RFC 7239 §8 (Forwarded).
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, Literal, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
-from stillfresh.isr.rules_edge import ANOTHER_PAGE, believed
-from stillfresh.isr.rules_fields import Raw, values
-from stillfresh.isr.rules_freshness import Terms, controls
-from stillfresh.isr.rules_headers import end_to_end
-from stillfresh.isr.rules_keys import normalised, variant
-from stillfresh.isr.rules_reasons import Reason
-from stillfresh.isr.rules_storage import (
-    BAD,
-    NAME,
-    Judgement,
-    Shared,
-    Unshared,
-    allows_authorized,
-    judged,
+from stillfresh.isr.model import Reason
+from stillfresh.isr.rules_fields import BAD, NAME, Raw, end_to_end, members, names_in, values
+from stillfresh.isr.rules_freshness import PageTerms, controls
+from stillfresh.isr.rules_keys import HOST, HOST_LENGTH, normalised, variant
+from stillfresh.isr.rules_storage import Judgement, Shared, Unshared, allows_authorized, judged
+
+Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
+ANOTHER_PAGE: Final = names_in(
+    b"x-host x-http-host-override x-http-method x-http-method-override x-method-override "
+    b"x-original-host x-original-method x-original-uri x-original-url x-rewrite-url"
 )
+"""Fields that ask for another page than the one in the key: no shared load carries them."""
+MADE_UP: Final = ANOTHER_PAGE | names_in(
+    b"cf-connecting-ip client-ip fastly-client-ip forwarded front-end-https proxy "
+    b"true-client-ip x-client-ip x-cluster-client-ip x-forwarded x-proxyuser-ip x-real-ip"
+)
+"""By which a client would say who it is, where it is, or that it asked for something else."""
+PREFIX: Final = b"x-forwarded-"
+LAST_DOT: Final = re.compile(rb"(?<=[^.])\.(?=\Z|:[0-9]*\Z)")
+SECRET: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
+
+
+def checked_networks(texts: Iterable[str]) -> Networks:
+    """`10.0.0.0/8`, `::1`: whose word counts."""
+    return tuple(_network(text) for text in texts)
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text)
+    except ValueError as exc:
+        raise ConfigError(
+            f"{shown(text)}: write an address or a network, as 10.0.0.0/8 ({exc})"
+        ) from None
+
+
+def is_trusted(peer: str | None, trusted: Networks) -> bool:
+    if peer is None or not trusted:
+        return False
+    try:
+        address = ip_address(peer.partition("%")[0])
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return any(address in network for network in trusted)
+
+
+def believed(headers: Raw, *, is_trusted: bool) -> Raw:
+    """Without what only a proxy may say, and its look-alikes: a site may read `_` as `-`."""
+    return tuple(it for it in headers if not _is_made_up(it[0], is_trusted=is_trusted))
+
+
+def _is_made_up(name: bytes, *, is_trusted: bool) -> bool:
+    plain = name.replace(b"_", b"-")
+    if plain != b"host" and not plain.startswith(PREFIX) and plain not in MADE_UP:
+        return False
+    return plain != name or (plain != b"host" and not is_trusted)
+
+
+def forwarded(headers: Raw, name: bytes) -> bytes | None:
+    """What the nearest proxy said: it writes at the end."""
+    said = members(values(headers, PREFIX + name))
+    return said[-1] if said else None
+
+
+def host_fault(headers: Raw, version: str) -> bytes | None:
+    """RFC 9112 §3.2: one Host, well-formed; only HTTP/1.0 may leave it out."""
+    hosts = values(headers, b"host")
+    if not hosts:
+        return None if version == "1.0" else b"The request names no Host.\n"
+    if len(hosts) > 1:
+        return b"The request names several Hosts.\n"
+    return None if is_host(hosts[0]) or not hosts[0] else b"This is not a Host.\n"
+
+
+def is_host(value: bytes) -> bool:
+    text = plain_host(value).decode("latin-1").lower()
+    return len(text) <= HOST_LENGTH and HOST.fullmatch(text) is not None
+
+
+def plain_host(value: bytes) -> bytes:
+    """Without the dot that ends a whole name: `example.com.:80` is `example.com:80`."""
+    return LAST_DOT.sub(b"", value, count=1)
+
+
+def coding_fault(headers: Raw) -> bytes | None:
+    """RFC 9112 §6.1: of the transfer codings only `chunked` is known here."""
+    known = [it.lower() for it in members(values(headers, b"transfer-encoding"))]
+    return None if known in ([], [b"chunked"]) else b"This transfer coding is not known here.\n"
+
+
+def own_fields(headers: Raw) -> Raw:
+    """RFC 9110 §7.6.1: without what the client says to us alone; how its body comes stays."""
+    framing = tuple(it for it in headers if it[0] == b"transfer-encoding")
+    return (*end_to_end(headers), *framing)
+
+
+def forwards_left(headers: Raw) -> int | None:
+    """RFC 9110 §7.6.2; None: not limited, or not to be read."""
+    found = values(headers, b"max-forwards")
+    is_number = len(found) == 1 and found[0].isdigit() and len(found[0]) < 10
+    return int(found[0]) if is_number else None
+
+
+def with_forwards(headers: Raw, left: int) -> Raw:
+    return tuple((name, b"%d" % left if name == b"max-forwards" else it) for name, it in headers)
+
+
+def reflected(target: bytes, headers: Raw) -> bytes:
+    """RFC 9110 §9.3.8: a TRACE as it came, without what is secret."""
+    lines = [b"TRACE " + target + b" HTTP/1.1"]
+    lines += [name + b": " + value for name, value in headers if name not in SECRET]
+    return b"\r\n".join([*lines, b"", b""])
+
 
 Forward: TypeAlias = Literal["request", "key"]
 CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
@@ -32,17 +134,8 @@ CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
 ALWAYS: Final = frozenset({b"authorization", b"cookie"})
 MOST_FIELDS: Final = 8_192
 """Bytes of header fields; sites refuse more, and their refusal must not become the page."""
-ASKED_ANEW: Final = frozenset(
-    {
-        b"accept-encoding",
-        b"content-length",
-        b"expect",
-        b"host",
-        b"if-modified-since",
-        b"if-none-match",
-        b"if-range",
-        b"range",
-    }
+ASKED_ANEW: Final = names_in(
+    b"accept-encoding content-length expect host if-modified-since if-none-match if-range range"
 )
 """Fields that a cache sends in its own words: it wants the whole page, which has one host."""
 
@@ -123,7 +216,7 @@ def judged_for(
     answer: Raw,
     *,
     fetched_at: float,
-    own: Terms | None,
+    own: PageTerms | None,
 ) -> Judgement:
     """May the response to this visitor's own request be shared?"""
     judgement = judged(status, answer, fetched_at, own)

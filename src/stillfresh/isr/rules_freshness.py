@@ -4,8 +4,9 @@ Pure. RFC 9111 §4.2 (lifetime and age), §5.2.1 (what a request says), §5.2.2 
 RFC 5861 (stale-while-revalidate, stale-if-error); RFC 9213 (CDN-Cache-Control).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from stillfresh.isr.rules_fields import Raw, directives, http_date, members, number, values
@@ -14,7 +15,7 @@ FOR_EVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PageTerms:
     """Seconds: fresh, then served while it is refreshed, then only if refreshing fails."""
 
     fresh_for: float
@@ -23,11 +24,11 @@ class Terms:
     absent_for: float | None = None
     """I23: by a route's own duration, how long "there is no such page" is kept; None: as others."""
 
-    def absent(self) -> "Terms":
+    def absent(self) -> "PageTerms":
         """Of a page that does not exist: a short while, and no longer."""
         if self.absent_for is None:
             return self
-        return Terms(min(self.absent_for, self.fresh_for), 0.0, 0.0)
+        return PageTerms(min(self.absent_for, self.fresh_for), 0.0, 0.0)
 
 
 def controls(headers: Raw) -> dict[str, str]:
@@ -36,7 +37,7 @@ def controls(headers: Raw) -> dict[str, str]:
     return targeted or directives(values(headers, b"cache-control"))
 
 
-def stated(headers: Raw, fetched_at: float) -> Terms | None:
+def stated(headers: Raw, fetched_at: float) -> PageTerms | None:
     """What the response says of its own freshness; None: nothing.
 
     It is already `initial_age` old, so much less is left of it.
@@ -49,7 +50,7 @@ def stated(headers: Raw, fetched_at: float) -> Terms | None:
     fresh_for = lifetime - initial_age(headers, fetched_at)
     if fresh_for < 0:  # what follows counts from the end of freshness, which is past
         stale_for, error_for = max(0.0, stale_for + fresh_for), max(0.0, error_for + fresh_for)
-    return Terms(max(0.0, fresh_for), stale_for, error_for)
+    return PageTerms(max(0.0, fresh_for), stale_for, error_for)
 
 
 def _lifetime(headers: Raw, known: Mapping[str, str], fetched_at: float) -> float | None:
@@ -139,3 +140,24 @@ def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) ->
     if wish.min_fresh and ttl < wish.min_fresh:
         return False
     return ttl > 0 or may_be_stale or -ttl <= wish.max_stale
+
+
+@lru_cache(maxsize=256)  # one text for all pages of a route
+def cache_control(terms: PageTerms) -> bytes:
+    """I14: browsers ask each time, and are told 304; caches between keep it as we do."""
+    parts = f"public, max-age=0, s-maxage={int(terms.fresh_for)}"
+    if terms.stale_for:
+        parts += f", stale-while-revalidate={int(terms.stale_for)}"
+    return parts.encode()
+
+
+def policy_headers(headers: Raw, terms: PageTerms) -> Raw:
+    """A route's own duration, in the place of what the app said of freshness."""
+    said = {b"cache-control", b"expires", b"pragma", b"cdn-cache-control"}
+    kept = tuple(it for it in headers if it[0] not in said)
+    return (*kept, (b"cache-control", cache_control(terms)))
+
+
+def cache_status(before: Sequence[bytes], what: str) -> bytes:
+    """RFC 9211 §2: the cache nearest to the client comes last."""
+    return b", ".join([*before, b"stillfresh; " + what.encode()])

@@ -1,4 +1,4 @@
-"""Which requests are for the same page: host, path, query, variants (I13).
+"""Which requests are for the same page (I13), and how people name pages (I11, I21).
 
 Pure. What is in the key is what the render is given, in the same form; nothing else reaches it.
 RFC 9110 §4.2.3 and RFC 3986 §6.2 for equal URLs, RFC 9111 §4.1 for variants.
@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 from urllib.parse import quote, unquote, unquote_to_bytes
 
+from stillfresh.errors import ConfigError, shown
 from stillfresh.isr.rules_fields import Raw, members, values
 
 MOST_URL: Final = 8_192
@@ -183,3 +184,34 @@ def variant(names: Iterable[str], headers: Raw) -> Mapping[str, str] | None:
         if value:
             result[name] = value
     return result
+
+
+def checked_path(path: str) -> str:
+    """A path, or a URL, as a page's key."""
+    is_key = isinstance(path, str) and path.lower().startswith(("/", "http://", "https://"))
+    if not is_key or any(ord(character) < 0x20 for character in path):
+        raise ConfigError(f"path: begins with / (or is a whole URL), which {shown(path)} does not")
+    if len(path.encode("utf-8", "surrogatepass")) > MOST_PATH:
+        raise ConfigError(f"path: of at most {MOST_PATH:,} bytes, unlike {shown(path)}")
+    return path
+
+
+def reached(key: str) -> tuple[str, list[str]]:
+    """I21: the tag of every variant of the page, and the ids that it may itself be kept under.
+
+    Others write no tags: their pages are reached by the id alone.
+    """
+    is_path = checked_path(key).startswith("/")
+    which, name = ("path", plain_path(key)) if is_path else ("key", canonical_url(key))
+    return f"{which}:{name}", list(dict.fromkeys([key, name]))
+
+
+def own_tag(tag: str) -> str:
+    """A tag that the user gave, apart from ours: `path:…` and `key:…`."""
+    if not isinstance(tag, str) or not tag:
+        raise ConfigError(f"tag: a word such as 'blog', not {shown(tag)}")
+    return f"tag:{tag}"
+
+
+def own_tags(tags: Iterable[str]) -> list[str]:
+    return [own_tag(tag) for tag in ([tags] if isinstance(tags, str) else tags)]

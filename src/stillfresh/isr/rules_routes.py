@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
+from stillfresh.isr.model import Reason
 from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_forward import (
     CREDENTIALS,
@@ -27,7 +28,15 @@ from stillfresh.isr.rules_keys import (
     is_allowed,
     variant,
 )
-from stillfresh.isr.rules_reasons import Reason
+
+__all__ = [
+    "CREDENTIALS",
+    "Forward",
+    "Route",
+    "Routes",
+    "checked_credentials",
+    "checked_forward",
+]
 
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
@@ -95,7 +104,7 @@ def _checked(pattern: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RequestedUrl:
     """The URL that a request is for, whatever else it says."""
 
     url: str
@@ -111,7 +120,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit(Place):
+class Visit(RequestedUrl):
     """A request for a page that may be shared."""
 
     id: str
@@ -157,7 +166,7 @@ class Site:
         """Written out in `hosts`: there is always room for it."""
         return self._hosts is not None and host in self._hosts
 
-    def place(self, scope: Scope) -> Place | Reason:
+    def place(self, scope: Scope) -> RequestedUrl | Reason:
         """A reason: not for the cache, or not to be trusted with a key."""
         whole = scope.get("raw_path") or quote(scope["path"], "/%", errors="surrogatepass").encode()
         raw = whole.partition(b"?")[0]
@@ -177,7 +186,7 @@ class Site:
         url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
         asked = unquote(path)
         given = asked if scope["path"] == unquote(raw.decode("latin-1")) else scope["path"]
-        return Place(url, asked, given, path, query, host, scheme, headers, route)
+        return RequestedUrl(url, asked, given, path, query, host, scheme, headers, route)
 
     def visit(self, scope: Scope) -> Visit | Reason:
         """A reason: for the app alone."""
@@ -199,7 +208,7 @@ class Site:
         if len(id_ := key_of_variant(place.url, {**declared, **outer})) > MOST_KEY:
             return Reason.HEADERS
         return Visit(
-            **{it.name: getattr(place, it.name) for it in fields(Place)},
+            **{it.name: getattr(place, it.name) for it in fields(RequestedUrl)},
             id=id_,
             root_path=root,
             declared=declared,

@@ -1,7 +1,7 @@
-"""May this response be shared? (I13, RFC 9111 §3; §4.1 for Vary.)
+"""May this response be shared, what is stored of it, and what may be served of that? (I8, I13, I14)
 
-Pure: status and header fields in, a judgement out. A route's own duration replaces what a response
-says of its freshness, never what it says of its privacy.
+Pure. RFC 9111 §3; §4.1 for Vary. A route's own duration replaces what a response says of its
+freshness, never what it says of its privacy.
 """
 
 import re
@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from stillfresh.isr.rules_fields import Raw, directives, members, values
-from stillfresh.isr.rules_freshness import Terms, controls, stated
-from stillfresh.isr.rules_reasons import Reason
+from stillfresh.freshness import Verdict
+from stillfresh.isr.model import Head, Headers, Page, PageFailed, Reason, Rendered, Stored
+from stillfresh.isr.rules_fields import BAD, NAME, Raw, directives, end_to_end, members, values
+from stillfresh.isr.rules_freshness import PageTerms, controls, initial_age, stated
+from stillfresh.isr.rules_validation import etag_of
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """What a route's duration applies to: not refusals, which are about who asks, nor bad requests."""
@@ -21,26 +23,15 @@ NEVER: Final = frozenset({428, TOO_MANY, 431})
 """RFC 6585: about who asks, and not to be stored."""
 MOST_HEADERS: Final = 32_768
 """Bytes; a response with more is passed on, not kept."""
-NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
 REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
-BAD: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-
-
-def field_value(text: str) -> bytes | None:
-    """RFC 9110 §5.5: as a header field's value; None if it can be none."""
-    try:
-        value = text.encode("latin-1")
-    except UnicodeEncodeError:
-        return None
-    return None if BAD.search(value) or value != value.strip() else value
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
     """For everybody, or, with `vary`, for all whose requests agree in these headers."""
 
-    terms: Terms
+    terms: PageTerms
     vary: tuple[str, ...] = ()
 
 
@@ -54,7 +45,7 @@ class Unshared:
 Judgement: TypeAlias = Shared | Unshared
 
 
-def judged(status: int, headers: Raw, fetched_at: float, own: Terms | None) -> Judgement:
+def judged(status: int, headers: Raw, fetched_at: float, own: PageTerms | None) -> Judgement:
     """`own`: the route's own duration, if it has one."""
     if (reason := private(headers) or _unfit(status, headers)) is not None:
         return Unshared(reason)
@@ -144,3 +135,107 @@ def forbids_stale(headers: Raw) -> bool:
     return bool(
         controls(headers).keys() & {"must-revalidate", "proxy-revalidate", "no-cache", "s-maxage"}
     )
+
+
+def unshared(page: Page, reason: Reason, *, is_whole: bool = True) -> Rendered:
+    stored = Stored(Head(page.status, _kept(page.headers.raw)), page.body)
+    return Rendered(stored, is_shared=False, is_whole=is_whole, reason=reason)
+
+
+def made_of(
+    page: Page,
+    judgement: Judgement,
+    fetched_at: float,
+    given: Mapping[str, str],
+    *,
+    is_own: bool,
+    keep_for: float,
+) -> Rendered:
+    """`given`: the request headers that it may vary by; `is_own`: by a route's own duration."""
+    if isinstance(judgement, Unshared):
+        return unshared(page, judgement.reason)
+    raw, terms, vary = page.headers.raw, judgement.terms, judgement.vary
+    variant = tuple((name, given[name]) for name in vary if given.get(name))
+    head = Head(
+        status=page.status,
+        headers=_kept(raw),
+        etag=None if values(raw, b"etag") else etag_of(page.body),
+        initial_age=0.0 if is_own else initial_age(raw, fetched_at),
+        fresh_for=terms.fresh_for,
+        stale_for=terms.stale_for,
+        error_for=terms.error_for,
+        is_own=is_own,
+        vary=vary,
+        variant=variant,
+    )
+    return Rendered(Stored(head, page.body), keep_for=0.0 if page.status >= 400 else keep_for)
+
+
+def _kept(raw: Raw) -> Raw:
+    """The length is counted anew, and the age told anew, whenever it is served."""
+    return tuple(it for it in end_to_end(raw) if it[0] not in {b"content-length", b"age"})
+
+
+def is_of(stored: Stored, variant: Mapping[str, str] | None) -> bool:
+    """Whether a stored page is the one for these request headers."""
+    return variant is not None and dict(stored.head.variant) == variant
+
+
+def age_at(stored: Stored, fetched_at: float, now: float) -> float:
+    """RFC 9111 §4.2.3: since it was asked for, and what it was old then."""
+    return max(0.0, now - fetched_at) + stored.head.initial_age
+
+
+def ttl_at(stored: Stored, fetched_at: float, now: float, verdict: Verdict) -> float:
+    """What is left of its freshness; an invalidated page has none."""
+    left = stored.head.fresh_for - (now - fetched_at)
+    return left if verdict is Verdict.FRESH else min(left, 0.0)
+
+
+def hit_text(ttl: float) -> str:
+    """RFC 9211 §2.4: served as it was stored."""
+    return f"hit; ttl={int(ttl)}"
+
+
+def is_changed(stored: Stored, fetched_at: float, now: float, verdict: Verdict) -> bool:
+    """I12: EXPIRED before its time, since it was changed through its own URL."""
+    head = stored.head
+    return verdict is Verdict.EXPIRED and now - fetched_at < head.fresh_for + head.stale_for
+
+
+def may_serve(stored: Stored, fetched_at: float, now: float, verdict: Verdict) -> bool:
+    """I8: with refreshing having failed; what is kept only to be validated may not."""
+    head = stored.head
+    if is_changed(stored, fetched_at, now, verdict):
+        return False
+    return now - fetched_at < head.fresh_for + max(head.stale_for, head.error_for)
+
+
+def bare(page: Page) -> Page:
+    """I13: of an error that is one visitor's, what the others who waited are told."""
+    raw = page.headers.raw
+    kept = tuple((name, value) for name, value in raw if name == b"retry-after")
+    told = ((b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store"))
+    return Page(b"This page cannot be shown now.\n", page.status, Headers.of((*told, *kept)))
+
+
+def too_busy(retry_after: float) -> Page:
+    """I8: nobody could render it in time."""
+    headers = {
+        "content-type": "text/plain; charset=utf-8",
+        "cache-control": "no-store",
+        "retry-after": str(max(1, int(retry_after + 0.999))),
+    }
+    return Page(b"This page is being prepared; please try again in a moment.\n", 503, headers)
+
+
+def opened(stored: Stored) -> Page:
+    return Page(bytes(stored.body), stored.head.status, Headers.of(stored.head.headers))
+
+
+def refused(page: Stored) -> PageFailed:
+    """I13: an error, too, may be for one alone; the others hear that there was one."""
+    headers, whole = page.head.headers, opened(page)
+    if private(headers) is None or is_of_gateway(headers):
+        return PageFailed(whole)
+    return PageFailed(bare(whole), own=whole)

@@ -1,14 +1,22 @@
-"""Same as before? ETags, dates, and what a 304 changes (RFC 9110 §8.8 and §13, RFC 9111 §4.3).
+"""Same as before? ETags, dates, what a 304 changes, and a part of a body (I14, I15).
 
-Pure.
+Pure. RFC 9110 §8.8, §13 (conditions) and §14 (ranges), RFC 9111 §4.3.
 """
 
 import hashlib
 import re
-from typing import Final
+from enum import Enum
+from typing import Final, TypeAlias
 
-from stillfresh.isr.rules_fields import Raw, date_text, http_date, members, values
-from stillfresh.isr.rules_headers import end_to_end
+from stillfresh.isr.rules_fields import (
+    Raw,
+    end_to_end,
+    http_date,
+    members,
+    names_in,
+    values,
+)
+from stillfresh.wire import http_date_text
 
 ETAG: Final = re.compile(rb'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 KEPT: Final = frozenset({b"content-length", b"content-encoding", b"content-type", b"content-range"})
@@ -81,6 +89,53 @@ def refreshed(stored: Raw, answer: Raw, received_at: float) -> Raw:
         left_out = [it for it in members(values(stored, b"vary")) if it.lower() not in said]
         new = (*new, (b"vary", b", ".join(left_out))) if left_out else new
     if values(stored, b"date") and not values(new, b"date"):
-        new = (*new, (b"date", date_text(received_at)))
+        new = (*new, (b"date", http_date_text(received_at)))
     replaced = {name for name, _ in new} | {b"age"}
     return tuple(it for it in stored if it[0] not in replaced) + new
+
+
+IN_304: Final = names_in(
+    b"age cache-control cache-status cdn-cache-control content-location date etag expires "
+    b"last-modified vary via"
+)
+"""RFC 9110 §15.4.5: about the page, not about its body."""
+
+
+def not_modified_headers(headers: Raw) -> Raw:
+    return tuple(it for it in headers if it[0] in IN_304)
+
+
+SPEC: Final = re.compile(rb"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE)
+DIGITS: Final = 18
+"""More of them are past the end of any page."""
+
+
+class RangeAsked(Enum):
+    """What is answered but a part."""
+
+    WHOLE = 0
+    UNSATISFIABLE = 1
+
+
+WHOLE: Final = RangeAsked.WHOLE
+Part: TypeAlias = tuple[int, int]
+"""First byte and the one after the last."""
+
+
+def part_asked(value: bytes, length: int) -> Part | RangeAsked:
+    found = SPEC.fullmatch(value)
+    if found is None or not (found[1] or found[2]):
+        return WHOLE
+    if not found[1]:
+        size = _number(found[2])
+        return (max(0, length - size), length) if size and length else RangeAsked.UNSATISFIABLE
+    first = _number(found[1])
+    last = _number(found[2]) if found[2] else length - 1
+    if found[2] and last < first:
+        return WHOLE
+    return (first, min(last + 1, length)) if first < length else RangeAsked.UNSATISFIABLE
+
+
+def _number(digits: bytes) -> int:
+    digits = digits.lstrip(b"0") or b"0"
+    return int(digits) if len(digits) <= DIGITS else 10**DIGITS

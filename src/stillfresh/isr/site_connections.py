@@ -24,14 +24,17 @@ REST: Final = 5.0
 """Seconds that a connection is kept for the next request."""
 
 
-class Broken(ConnectionError):
+class SiteBroken(ConnectionError):
     """The site cannot be reached, or broke off, or does not speak HTTP."""
 
 
-class Wire(asyncio.Protocol):
-    """The bytes of one connection."""
+class SiteConnection(asyncio.Protocol):
+    """One exchange after the other; its user gives it back to the pool after each."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
+        self.is_new = True
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._came = bytearray()
@@ -75,67 +78,6 @@ class Wire(asyncio.Protocol):
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def read(self) -> bytes:
-        """What came, or will; empty: that was all."""
-        while not self._came and not self._is_over:
-            self._reader = self._loop.create_future()
-            await self._reader
-        if not self._came and self._error is not None:
-            raise Broken(repr(self._error)) from self._error
-        data = bytes(self._came)
-        self._came.clear()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-        return data
-
-    async def write(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            raise Broken("closed by the site")
-        self._transport.write(data)
-        await self._can_write.wait()
-
-    @property
-    def is_open(self) -> bool:
-        is_open = self._transport is not None and not self._transport.is_closing()
-        return is_open and not self._is_over
-
-    @property
-    def is_quiet(self) -> bool:
-        """Nothing came that was not read."""
-        return self.is_open and not self._came
-
-    def rest(self) -> None:
-        self._resting = self._loop.call_later(REST, self.close)
-
-    def _stir(self) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
-            self._resting = None
-
-    def rise(self) -> bool:
-        """Whether it is still good for a request: nothing came, not even to the kernel."""
-        self._stir()
-        if not self.is_quiet or self._transport is None:
-            return False
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not poll.poll(0)
-
-    def close(self) -> None:
-        self._stir()
-        if self._transport is not None:
-            self._transport.abort()
-
-
-class Connection:
-    """One exchange after the other; its user gives it back to the pool after each."""
-
-    def __init__(self, wire: Wire, timeout: float) -> None:
-        self._wire = wire
-        self._timeout = timeout
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
-        self.is_new = True
-
     async def ask(self, request: h11.Request, body: AsyncIterator[bytes] | None) -> h11.Response:
         """The head of the answer. A site may answer, and close, before it has the whole body."""
         try:
@@ -144,14 +86,14 @@ class Connection:
                 async for part in body:
                     await self._send(h11.Data(data=part))
             await self._send(h11.EndOfMessage())
-        except Broken:
+        except SiteBroken:
             if body is None:
                 raise
         async with asyncio.timeout(self._timeout):
             while isinstance(event := await self._event(), h11.InformationalResponse):
                 pass
         if not isinstance(event, h11.Response) or event.status_code > LAST_STATUS:
-            raise Broken("its answer is none")
+            raise SiteBroken("the site sent an invalid response")
         return event
 
     async def parts(self) -> AsyncIterator[bytes]:
@@ -164,40 +106,72 @@ class Connection:
             yield bytes(event.data)
 
     async def _send(self, event: "h11.Request | h11.Data | h11.EndOfMessage") -> None:
-        if data := self._http.send(event):
-            async with asyncio.timeout(self._timeout):
-                await self._wire.write(data)
+        if not (data := self._http.send(event)):
+            return
+        async with asyncio.timeout(self._timeout):
+            if self._transport is None or self._transport.is_closing():
+                raise SiteBroken("closed by the site")
+            self._transport.write(data)
+            await self._can_write.wait()
 
     async def _event(self) -> object:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
-                self._http.receive_data(await self._wire.read())
+                self._http.receive_data(await self._read())
         except h11.RemoteProtocolError as exc:
-            raise Broken(str(exc)) from exc
+            raise SiteBroken(str(exc)) from exc
         if event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
-            raise Broken("closed without an answer")
+            raise SiteBroken("closed without an answer")
         return event
+
+    async def _read(self) -> bytes:
+        """What came, or will; empty: that was all."""
+        while not self._came and not self._is_over:
+            self._reader = self._loop.create_future()
+            await self._reader
+        if not self._came and self._error is not None:
+            raise SiteBroken(repr(self._error)) from self._error
+        data = bytes(self._came)
+        self._came.clear()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def is_open(self) -> bool:
+        is_open = self._transport is not None and not self._transport.is_closing()
+        return is_open and not self._is_over
 
     def rest(self) -> bool:
         """Whether it may be used again: the exchange is over on both sides, to the last byte."""
         is_over = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-        if not is_over or self._http.trailing_data != (b"", False) or not self._wire.is_quiet:
+        is_quiet = self._http.trailing_data == (b"", False) and not self._came
+        if not (is_over and is_quiet and self.is_open):
             self.close()
             return False
         self._http.start_next_cycle()
         self.is_new = False
-        self._wire.rest()
+        self._resting = self._loop.call_later(REST, self.close)
         return True
 
     def rise(self) -> bool:
-        return self._wire.rise()
+        """Whether it is still good for a request: nothing came, not even to the kernel."""
+        self._stir()
+        if self._transport is None or not self.is_open or self._came:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not poll.poll(0)
 
-    @property
-    def is_open(self) -> bool:
-        return self._wire.is_open
+    def _stir(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
 
     def close(self) -> None:
-        self._wire.close()
+        self._stir()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class Pool:
@@ -210,10 +184,10 @@ class Pool:
         self._tls: ssl.SSLContext | None = None
         self._timeout = timeout
         self._free = asyncio.Semaphore(size)
-        self._resting: deque[Connection] = deque()
+        self._resting: deque[SiteConnection] = deque()
         self._is_closed = False
 
-    async def take(self, *, is_new: bool = False) -> Connection:
+    async def take(self, *, is_new: bool = False) -> SiteConnection:
         """`is_new`: one that no other request was sent on."""
         await self.take_place()
         try:
@@ -223,7 +197,7 @@ class Pool:
             self._free.release()
             raise
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> SiteConnection | None:
         while self._resting:
             connection = self._resting.pop()
             if connection.rise():
@@ -231,18 +205,21 @@ class Pool:
             connection.close()
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> SiteConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout):
-                _, wire = await loop.create_connection(
-                    Wire, self._host, self._port, ssl=await self._context()
+                _, connection = await loop.create_connection(
+                    lambda: SiteConnection(self._timeout),
+                    self._host,
+                    self._port,
+                    ssl=await self._context(),
                 )
         except TimeoutError:
             raise
         except (OSError, UnicodeError) as exc:
-            raise Broken(str(exc)) from exc
-        return Connection(wire, self._timeout)
+            raise SiteBroken(str(exc)) from exc
+        return connection
 
     async def _context(self) -> ssl.SSLContext | None:
         """Its certificates are read from files, once, and not on the loop."""
@@ -269,7 +246,7 @@ class Pool:
         async with asyncio.timeout(self._timeout):
             await self._free.acquire()
 
-    def give(self, connection: Connection) -> None:
+    def give(self, connection: SiteConnection) -> None:
         """Back, whatever became of the exchange."""
         if self._is_closed:
             connection.close()

@@ -4,7 +4,9 @@ What `IsrMiddleware` stands in front of when it is a reverse proxy (I12). RFC 91
 fields stay behind, Via and Date are added. Needs `stillfresh[web]`.
 """
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -14,23 +16,102 @@ import httpx
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown_address
 from stillfresh.isr.collecting import Receive
+from stillfresh.isr.edge import refuse
 from stillfresh.isr.rendering import LOAD
-from stillfresh.isr.responses import Send, refuse
-from stillfresh.isr.rules_fields import Raw, date_text, values
-from stillfresh.isr.rules_headers import end_to_end
+from stillfresh.isr.responses import Send
+from stillfresh.isr.rules_fields import Raw, end_to_end, names_in, values
 from stillfresh.isr.rules_routes import Scope
-from stillfresh.isr.site_connections import Broken, Connection, Pool
-from stillfresh.isr.visitor import Left, Stalled, Visitor
-
-logger = logging.getLogger(__name__)
+from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection
+from stillfresh.wire import http_date_text
 
 CONNECTIONS: Final = 100
 """To one site: so many for visitors, and as many for renders."""
 VIA: Final = b"1.1 stillfresh"
-OURS: Final = frozenset(
-    {b"content-length", b"expect", b"host", b"via", b"x-forwarded-host", b"x-forwarded-proto"}
-)
+OURS: Final = names_in(b"content-length expect host via x-forwarded-host x-forwarded-proto")
 """Request headers that a proxy answers for itself."""
+SMALL: Final = 65_536
+"""Bytes of an upload that are waited for before a connection to the site is taken."""
+
+logger = logging.getLogger(__name__)
+
+
+class Left(Exception):
+    """The client is gone."""
+
+
+class Stalled(Exception):
+    """The client does not go on with its upload."""
+
+
+class Visitor:
+    """The client's side of an exchange that is passed on (I12, I15): its upload, and its leaving.
+
+    A small upload is whole before a connection is taken for it; one that stalls is given up. A
+    client that leaves takes the connection to the site along. `timeout`: seconds for each part.
+    """
+
+    def __init__(self, receive: Receive, timeout: float, *, has_body: bool) -> None:
+        self._receive = receive
+        self._timeout = timeout
+        self._has_body = has_body
+        self._is_whole = not has_body
+        self._begun = b""
+        self._watching: asyncio.Future[None] | None = None
+        self._connection: SiteConnection | None = None
+        self.is_gone = False
+
+    async def begin(self) -> None:
+        came = bytearray()
+        while not self._is_whole and len(came) < SMALL:
+            came += await self._part()
+        self._begun = bytes(came)
+
+    def upload(self) -> AsyncIterator[bytes] | None:
+        return self._parts() if self._has_body else None
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        yield self._begun
+        while not self._is_whole:
+            yield await self._part()
+        self.watch()
+
+    async def _part(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout):
+                message = await self._receive()
+        except TimeoutError:
+            raise Stalled from None
+        if message["type"] == "http.disconnect":
+            raise Left
+        self._is_whole = not message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        return part
+
+    def attach(self, connection: SiteConnection | None) -> None:
+        """What is closed when the client leaves, which is heard once its upload is whole."""
+        self._connection = connection
+        if self._is_whole:
+            self.watch()
+
+    def watch(self) -> None:
+        """From now on nothing that it sends is wanted."""
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._left())
+            self._watching.add_done_callback(self._over)
+
+    async def _left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _over(self, watching: "asyncio.Future[None]") -> None:
+        self.is_gone = not watching.cancelled()
+        if self.is_gone and self._connection is not None:
+            self._connection.close()
+
+    def end(self) -> None:
+        self._connection = None
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 def checked_upstream(url: str) -> httpx.URL:
@@ -94,7 +175,7 @@ class Upstream:
             await refuse(send, 400, b"This cannot be passed on.\n")
         except TimeoutError:
             await refuse(send, 504, b"The site did not answer in time.\n")
-        except Broken as exc:
+        except SiteBroken as exc:
             self._note(exc)
             await refuse(send, 502, b"The site cannot be reached.\n")
         finally:
@@ -123,7 +204,7 @@ class Upstream:
         try:
             visitor.watch()
             await self._stream(connection, answer, send)
-        except (Broken, TimeoutError) as exc:
+        except (SiteBroken, TimeoutError) as exc:
             if visitor.is_gone:
                 raise Left from exc
             raise ConnectionError(f"{self._base}: broke off its answer: {exc!r}") from exc
@@ -132,7 +213,7 @@ class Upstream:
             pool.give(connection)
         await send({"type": "http.response.body", "body": b""})
 
-    def _note(self, error: Broken | None) -> None:
+    def _note(self, error: SiteBroken | None) -> None:
         """Told once, not for each request."""
         if error is not None and self._is_reached:
             logger.warning("%s: cannot be reached: %s", self._base, error)
@@ -151,7 +232,7 @@ class Upstream:
             headers=[(b"host", host or self._base.netloc), *kept, *_framing(scope), *told],
         )
 
-    async def _stream(self, connection: Connection, answer: h11.Response, send: Send) -> None:
+    async def _stream(self, connection: SiteConnection, answer: h11.Response, send: Send) -> None:
         headers = self._told(_framed(answer))
         start = {"type": "http.response.start", "status": answer.status_code}
         await send({**start, "headers": headers})
@@ -163,7 +244,7 @@ class Upstream:
     def _told(self, raw: Raw) -> list[tuple[bytes, bytes]]:
         headers = [self._relative(it) for it in end_to_end(raw) if it[0] != b"via"]
         if not values(raw, b"date"):
-            headers.append((b"date", date_text(self._clock())))
+            headers.append((b"date", http_date_text(self._clock())))
         return [*headers, (b"via", _via(raw))]
 
     def _relative(self, field: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
@@ -190,7 +271,7 @@ def _framed(answer: h11.Response) -> Raw:
 
 async def _answer(
     pool: Pool, request: h11.Request, visitor: Visitor
-) -> tuple[Connection, h11.Response]:
+) -> tuple[SiteConnection, h11.Response]:
     """A connection that was kept too long is no reason to fail a request that is safe."""
     is_safe = request.method in {b"GET", b"HEAD"} and visitor.upload() is None
     for is_last in (False, True):
@@ -203,7 +284,7 @@ async def _answer(
             pool.give(connection)
             if visitor.is_gone:
                 raise Left from exc
-            if not isinstance(exc, Broken) or is_last or connection.is_new or not is_safe:
+            if not isinstance(exc, SiteBroken) or is_last or connection.is_new or not is_safe:
                 raise
     raise AssertionError("the second try returns or raises")
 

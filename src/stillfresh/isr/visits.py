@@ -6,25 +6,26 @@ from typing import Any, Final, TypeAlias
 
 from stillfresh.engine import Answer
 from stillfresh.freshness import Verdict
-from stillfresh.isr.answering import KNOWN_KEYS, Answering, gateway_timeout
-from stillfresh.isr.collecting import Handover
-from stillfresh.isr.found import Found, Going, Passed, Served, Unavailable
-from stillfresh.isr.model import PageKey, Rendered, Stored
-from stillfresh.isr.pages import PageCache, PageLoad
-from stillfresh.isr.rendering import Renderer, given_to
-from stillfresh.isr.rules_bounds import SeatsOf
-from stillfresh.isr.rules_forward import is_for, selected, unfit_to_fill, without
-from stillfresh.isr.rules_heard import Word
-from stillfresh.isr.rules_pages import is_of
-from stillfresh.isr.rules_reasons import Reason
-from stillfresh.isr.rules_routes import MOST_KEY, Scope, Visit, key_of_variant
-from stillfresh.isr.rules_storage import (
-    allows_authorized,
+from stillfresh.isr.answering import (
+    KNOWN_KEYS,
+    Answering,
+    FoundPage,
+    Passed,
+    Served,
+    Unavailable,
+    gateway_timeout,
 )
+from stillfresh.isr.collecting import Handover
+from stillfresh.isr.model import PageKey, PageLoad, Reason, Rendered, Stored
+from stillfresh.isr.pages import PageCache
+from stillfresh.isr.rendering import Renderer, by_key, by_request, given_to
+from stillfresh.isr.rules_bounds import NamesOf, Word
+from stillfresh.isr.rules_forward import is_for, selected, unfit_to_fill, without
+from stillfresh.isr.rules_routes import MOST_KEY, Scope, Visit, key_of_variant
+from stillfresh.isr.rules_storage import allows_authorized, is_of
 
-Seat: TypeAlias = tuple[str, str, str]
+PageAddress: TypeAlias = tuple[str, str, str]
 """Host, path and query: the names from outside that a page is kept by."""
-
 KNOWN_PATHS: Final = 256
 """Paths of which it counts the queries."""
 ROUNDS: Final = 3
@@ -45,17 +46,17 @@ class Visits(Answering):
     ) -> None:
         super().__init__(pages, credentials)
         self._renderer = renderer
-        self._variants = SeatsOf(max_variants, most=KNOWN_KEYS)
-        self._queries = SeatsOf(max_queries, most=KNOWN_PATHS)
+        self._variants = NamesOf(max_variants, most=KNOWN_KEYS)
+        self._queries = NamesOf(max_queries, most=KNOWN_PATHS)
 
     async def find(self, visit: Visit, scope: Scope, state: Mapping[str, Any]) -> Served:
         if visit.wish.no_store or visit.wish.only_if_cached:
             return await self._only_stored(visit)
-        if self._is_one_too_many(visit):
+        if not self._has_query((visit.host, visit.path, visit.query), self._pages.clock()):
             return Passed(Reason.FULL)
         if visit.is_as_asked:
             found = await self._as_asked(visit, scope)
-            is_refused = isinstance(found, Found) and not _is_for_all(found)
+            is_refused = isinstance(found, FoundPage) and not _is_for_all(found)
             return Passed(Reason.AUTHORIZATION) if visit.is_authorized and is_refused else found
         load = self._load(visit, state, visit.id, given_to(visit))
         if await self._is_the_apps(visit, load.key):
@@ -81,7 +82,7 @@ class Visits(Answering):
                 if kept is not None and kept.found and not self._is_of(visit, kept.value):
                     return Passed(Reason.VARY)
             found = await self._kept_or_asked(visit, scope, key, kept)
-            if not isinstance(found, Found) or self._is_of(visit, found.stored):
+            if not isinstance(found, FoundPage) or self._is_of(visit, found.stored):
                 return _beside(found, base)
         return Passed(Reason.VARY)
 
@@ -97,14 +98,11 @@ class Visits(Answering):
             self._pages.core.shelf.count([answer], self._pages.clock())
         return answer
 
-    def _is_of(self, visit: Visit, stored: Stored) -> bool:
-        return is_of(stored, selected(stored.head.vary, visit.headers, visit.carried))
-
     def _varied(self, visit: Visit, vary: Sequence[str]) -> str | Reason:
         """The id of this visitor's variant."""
         if (values := selected(vary, visit.headers, visit.carried)) is None:
             return Reason.VARY
-        id_ = _variant_id(visit, vary, values)
+        id_ = key_of_variant(visit.id, {f"vary {name}": values.get(name, "") for name in vary})
         return id_ if len(id_) <= MOST_KEY else Reason.HEADERS
 
     async def _kept_or_asked(
@@ -113,15 +111,15 @@ class Visits(Answering):
         """What is kept, if it is good enough; `unfit` requests never fill the cache."""
         unfit = unfit_to_fill(visit.headers)
         if kept is None or not kept.found:
-            return await self._unkept(visit, scope, key, unfit, is_refused=kept is not None)
-        head, finder = kept.value.head, self._finder
+            return await self._unkept(visit, scope, key, is_refused=kept is not None)
+        head = kept.value.head
         if visit.is_authorized and not allows_authorized(head.headers):
             return Passed(Reason.AUTHORIZATION)
         is_over = kept.verdict is Verdict.EXPIRED
-        is_good = not is_over and finder.suits(visit, kept)
+        is_good = not is_over and self._suits(visit, kept)
         is_final = is_good and (kept.verdict is Verdict.FRESH or unfit not in {None, Reason.RANGE})
-        if is_final or (is_over and finder.is_takeable(visit, kept)):
-            return finder.hit(key, kept)
+        if is_final or (is_over and self._is_takeable(visit, kept)):
+            return self._hit(key, kept)
         refused = is_for(head.headers, visit.carried)
         why = refused if unfit in {None, Reason.RANGE} else unfit
         if not is_good and why is not None:
@@ -129,12 +127,12 @@ class Visits(Answering):
         return await self._asked(visit, scope, key)
 
     async def _unkept(
-        self, visit: Visit, scope: Scope, key: PageKey, unfit: Reason | None, *, is_refused: bool
+        self, visit: Visit, scope: Scope, key: PageKey, *, is_refused: bool
     ) -> Served:
         """`is_refused`: the last answer, to whatever request, was not to be shared."""
         if self._heard.of(self._mark(visit)) is Word.PRIVATE:
             return Passed(Reason.PRIVATE, is_by_answer=True)
-        if unfit is not None:
+        if (unfit := unfit_to_fill(visit.headers)) is not None:
             return Passed(unfit)
         return await self._asked(visit, scope, key, anew=is_refused)
 
@@ -145,29 +143,26 @@ class Visits(Answering):
         load = self._own_load(visit, scope, key, handover)
         try:
             found = await self._answer(visit, load, anew=anew)
-            going = None if isinstance(found, Found) else handover.take()
+            going = None if isinstance(found, FoundPage) else handover.take()
         finally:
             handover.close()
-        return found if going is None else Going(going, going.reason)
+        return found if going is None else going
 
     def _own_load(self, visit: Visit, scope: Scope, key: PageKey, handover: Handover) -> PageLoad:
         """I24: it asks with the visitor's own request."""
-        own = self._terms(visit)
+        own, credentials = self._terms(visit), self._credentials
 
         async def render(old: Stored | None) -> Rendered:
             request, taker = visit.headers, handover
             if old is not None and is_for(old.head.headers, visit.carried) is not None:
                 # A refresh behind: nobody waits for it, and the page is made without credentials.
                 request, taker = without(request, visit.carried), Handover(is_open=False)
-            return await self._renderer.forward(
-                visit,
-                scope,
-                own,
-                old,
-                request=request,
-                credentials=self._credentials,
-                handover=taker,
+            if old is not None and not is_of(old, selected(old.head.vary, request, frozenset())):
+                old = None  # of another variant, which stood under this key before
+            asking = by_request(
+                visit, scope, own, request=request, credentials=credentials, handover=taker
             )
+            return await self._renderer.render(asking, old)
 
         return PageLoad(key, render, is_open=True)
 
@@ -192,7 +187,7 @@ class Visits(Answering):
     async def _variant(self, visit: Visit, state: Mapping[str, Any], load: PageLoad) -> Served:
         """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
         found = await self._answer(visit, load)
-        if not isinstance(found, Found) or self._is_of(visit, found.stored):
+        if not isinstance(found, FoundPage) or self._is_of(visit, found.stored):
             return found
         vary = found.stored.head.vary
         if isinstance(id_ := self._varied(visit, vary), Reason):
@@ -202,7 +197,7 @@ class Visits(Answering):
         if not self._has_room(load.key, varied.key, self._pages.clock()):
             return Passed(Reason.FULL)
         found = await self._answer(visit, varied)
-        if not isinstance(found, Found):
+        if not isinstance(found, FoundPage):
             return found
         return _beside(found, load.key) if self._is_of(visit, found.stored) else Passed(Reason.VARY)
 
@@ -214,7 +209,7 @@ class Visits(Answering):
         async def render(old: Stored | None) -> Rendered:
             # What stands under the key stays of its variant, whoever asks for it to be refreshed.
             again = {**visit.declared, **dict(old.head.variant)} if old is not None else given
-            return await self._renderer.render(visit, state, own, again, old)
+            return await self._renderer.render(by_key(visit, state, own, again), old)
 
         return PageLoad(self._key(visit, id_), render, is_open=own is None)
 
@@ -226,41 +221,34 @@ class Visits(Answering):
             id_ = self._varied(visit, answer.value.head.vary)
             key = PageKey(id_)
             answer = None if isinstance(id_, Reason) else await self._pages.core.look(key)
-        if answer is not None and answer.found and self._finder.may_have(visit, answer):
-            return self._finder.hit(key, answer)
+        if answer is not None and answer.found and self._may_have(visit, answer):
+            return self._hit(key, answer)
         if visit.wish.only_if_cached:
             return Unavailable(gateway_timeout("Not in the cache.\n"), "fwd=request")
         return Passed(Reason.NO_STORE)
 
-    def has_places(self, seat: Seat, keys: Sequence[PageKey], now: float) -> bool:
+    def has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
         """Whether a page that was found is still one of those that are kept."""
         first, last = keys[0], keys[-1]
-        return self._has_seat(seat, now) and (first is last or self._has_room(first, last, now))
+        return self._has_query(address, now) and (first is last or self._has_room(first, last, now))
 
     def _has_room(self, key: PageKey, varied: PageKey, now: float) -> bool:
-        """I13: whoever makes up header values does not fill the store."""
+        """I13: a client that makes up header values does not fill the store."""
         return self._variants.has(key.id, varied.id, now)
 
-    def _is_one_too_many(self, visit: Visit) -> bool:
-        """I13: nor does who makes up queries."""
-        seat = visit.host, visit.path, visit.query
-        return not self._has_seat(seat, self._pages.clock())
-
-    def _has_seat(self, seat: Seat, now: float) -> bool:
-        host, path, query = seat
+    def _has_query(self, address: PageAddress, now: float) -> bool:
+        """I13: nor does one that makes up queries."""
+        host, path, query = address
         return not query or self._queries.has(host + path, query, now)
 
 
 def _beside(found: Served, base: PageKey) -> Served:
     """With the key that was looked under first."""
-    is_varied = isinstance(found, Found) and found.key is not base
-    return replace(found, of=base) if isinstance(found, Found) and is_varied else found
+    if not isinstance(found, FoundPage) or found.key is base:
+        return found
+    return replace(found, of=base)
 
 
 def _is_for_all(found: Served) -> bool:
     """RFC 9111 §3.5: also for those who identify themselves."""
-    return isinstance(found, Found) and allows_authorized(found.stored.head.headers)
-
-
-def _variant_id(visit: Visit, vary: Sequence[str], values: Mapping[str, str]) -> str:
-    return key_of_variant(visit.id, {f"vary {name}": values.get(name, "") for name in vary})
+    return isinstance(found, FoundPage) and allows_authorized(found.stored.head.headers)

@@ -16,9 +16,8 @@ from stillfresh.clock import Clock
 from stillfresh.coordinator import Hub, Kind
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError
+from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import PageCache
-from stillfresh.isr.pages import KIND as PAGE
-from stillfresh.web.bypasses import bypassed_by
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
 from stillfresh.web.guard import SECRET, bearer, is_called_rightly
@@ -116,7 +115,7 @@ class Gateway:
             max_connections=max_connections,
         )
         caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
-        self._health = Health(caches, self._live_now, bypassed_by(page_cache))
+        self._health = Health(caches, self._live_now, page_cache)
         of_reads = authenticate.remembered if isinstance(authenticate, Authority) else authenticate
         self._rest = Rest(self.hub, clock, of_reads)
         self._v1: ASGIApp = CORSMiddleware(

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
-from stillfresh.isr.asgi import MAX_BODY
-from stillfresh.isr.pages import KIND as PAGE
-from stillfresh.isr.rules_forward import CREDENTIALS, Forward
-from stillfresh.isr.rules_routes import Route
+from stillfresh.isr import KIND as PAGE
+from stillfresh.isr import MAX_BODY
+from stillfresh.isr.rules_routes import CREDENTIALS, Forward, Route
 from stillfresh.web import fields
 from stillfresh.web.fields import Field, read_table
 

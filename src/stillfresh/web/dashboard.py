@@ -17,7 +17,6 @@ from stillfresh.clock import Clock
 from stillfresh.engine import Cache
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
-from stillfresh.web.bypasses import bypassed_by
 from stillfresh.web.entries import ACTIONS, PAGES, Place, Shelves
 from stillfresh.web.files import send_file
 from stillfresh.web.guard import bearer, is_local, is_of_this_page
@@ -59,7 +58,7 @@ class Dashboard:
         if page_cache is not None:
             caches[PAGES] = page_cache.cache
         self._shelves = Shelves(caches)
-        self._numbers = Numbers(caches, live, bypassed=bypassed_by(page_cache), clock=clock)
+        self._numbers = Numbers(caches, live, pages=page_cache, clock=clock)
         self._has_site = has_site
         self.operators = Operators(token)
         self._noting: asyncio.Task[NoReturn] | None = None

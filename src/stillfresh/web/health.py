@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from stillfresh.engine import Cache, CacheStats, prometheus_text
 from stillfresh.errors import StillfreshError
-from stillfresh.web.bypasses import Bypassed
+from stillfresh.isr import PageCache
 from stillfresh.web.replies import Reply, json_reply
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -17,17 +17,17 @@ NOBODY: Final = "stillfresh:ready"
 
 
 class Health:
-    """Of these caches, by name; `live` tells who is connected, `bypassed` what was not cached."""
+    """Of these caches, by name; `live` tells who is connected, `pages` what was not cached."""
 
     def __init__(
         self,
         caches: Mapping[str, Cache],
         live: Callable[[], dict[str, Any]],
-        bypassed: Bypassed = dict,
+        pages: PageCache | None = None,
     ) -> None:
         self._caches = caches
         self._live = live
-        self._bypassed = bypassed
+        self._pages = pages
 
     async def healthz(self) -> Reply:
         """Alive: it answers."""
@@ -45,7 +45,8 @@ class Health:
         """Of every resource; nothing is asked of the stores."""
         cores = [it for cache in self._caches.values() for it in cache.cores.items()]
         counts = CacheStats({kind: core.stats() for kind, core in cores}, None)
-        lines = (*_connected(self._live()), *_passed(self._bypassed()))
+        bypassed = {} if self._pages is None else self._pages.bypassed()
+        lines = (*_connected(self._live()), *_passed(bypassed))
         text = prometheus_text(counts) + "".join(f"{it}\n" for it in lines)
         return Reply(200, text.encode(), TEXT, {"cache-control": "no-store"})
 

@@ -18,7 +18,7 @@ from stillfresh.engine.metrics import ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS, Terms
 from stillfresh.errors import StillfreshError
 from stillfresh.freshness import Verdict
-from stillfresh.web.bypasses import Bypassed
+from stillfresh.isr import PageCache
 
 COUNTED_EVERY: Final = 0.5
 ASKED_EVERY: Final = 5.0
@@ -34,26 +34,29 @@ NOTED: Final = ("loads", "failed", "store_errors")
 
 
 class Numbers:
-    """`caches` by name; `live` counts viewers, `bypassed` the requests that were not cached."""
+    """`caches` by name; `live` counts viewers, `pages` the requests that were not cached."""
 
     def __init__(
         self,
         caches: Mapping[str, Cache],
         live: Callable[[], dict[str, Any]],
         *,
-        bypassed: Bypassed = dict,
+        pages: PageCache | None = None,
         clock: Clock = time.time,
         ticks: Clock = time.monotonic,
     ) -> None:
         self._caches = caches
         self._live = live
-        self._bypassed = bypassed
+        self._pages = pages
         self._clock = clock
         self._ticks = ticks
         self._started_at = clock()
         self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
         self._counted: tuple[float, list[dict[str, Any]]] | None = None
         self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
+
+    def _bypassed(self) -> dict[str, int]:
+        return {} if self._pages is None else self._pages.bypassed()
 
     async def snapshot(self) -> dict[str, Any]:
         """Totals since the start; who looks makes rates of them."""
@@ -65,7 +68,7 @@ class Numbers:
             "resources": self._resources(),
             "stores": dict(zip(self._gauges, looked, strict=True)),
             "live": self._live(),
-            "bypassed": dict(self._bypassed()),
+            "bypassed": self._bypassed(),
         }
 
     def history(self) -> list[dict[str, Any]]:
@@ -85,7 +88,7 @@ class Numbers:
         ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
         sums = {name: sum(row[name] for row in rows) for name in NOTED}
         kinds = {f"{row['cache']} {row['kind']}": _noted(row) for row in rows}
-        noted = {"reads": dict(reads), "ages": ages, "bypassed": dict(self._bypassed())}
+        noted = {"reads": dict(reads), "ages": ages, "bypassed": self._bypassed()}
         self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
 
     def _resources(self) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from stillfresh.isr.responses import refuse
-from stillfresh.isr.rules_fields import date_text
+from stillfresh.isr.edge import refuse
+from stillfresh.wire import http_date_text
 
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""
@@ -164,7 +164,7 @@ def _cut(cycle: RequestResponseCycle) -> None:
 
 
 def _last_words(status: int, text: bytes) -> bytes:
-    date, length = date_text(time.time()), b"%d" % len(text)
+    date, length = http_date_text(time.time()), b"%d" % len(text)
     fields = [(b"content-type", b"text/plain"), (b"cache-control", b"no-store")]
     fields += [(b"content-length", length), (b"connection", b"close"), (b"date", date)]
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in fields)

@@ -14,8 +14,7 @@ from stillfresh.engine.model import HITS, Answer, Origin, RetryAfter
 from stillfresh.engine.rules import absent_believed_for
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.isr.rules_freshness import Terms
-from stillfresh.isr.rules_headers import cache_control, cache_status
+from stillfresh.isr.rules_freshness import PageTerms, cache_control, cache_status
 
 MAX_ID: Final = 1_000
 MAX_IDS: Final = 200
@@ -67,7 +66,7 @@ def control_of(kind: Kind, answer: Answer[Any], fresh_for: float) -> str:
     if kind.per_viewer:
         return "private, no-cache"
     left = fresh_for if answer.verdict is Verdict.FRESH else 0.0
-    return cache_control(Terms(left, seconds(kind.stale_for), 0.0)).decode()
+    return cache_control(PageTerms(left, seconds(kind.stale_for), 0.0)).decode()
 
 
 def pause_after(error: LoadFailed, now: float) -> int:

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.coordinator.endpoint import new_client
 from stillfresh.errors import ConfigError, StillfreshError, without_password
-from stillfresh.isr.rules_fields import date_text
 from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.config import Settings
 from stillfresh.web.kinds import kind_for
@@ -29,6 +28,7 @@ from stillfresh.web.replies import Problem, problem_reply
 from stillfresh.web.signing import Authority
 from stillfresh.web.site import page_cache_of, site_of
 from stillfresh.web.sockets import SocketProtocol
+from stillfresh.wire import http_date_text
 
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
 GRACE: Final = 10
@@ -135,7 +135,7 @@ def with_date(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     found = list(headers)
     if any(name == b"date" for name, _ in found):
         return found
-    return [*found, (b"date", date_text(time.time()))]
+    return [*found, (b"date", http_date_text(time.time()))]
 
 
 class Server(uvicorn.Server):

@@ -9,10 +9,8 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from stillfresh.isr.asgi import IsrMiddleware
-from stillfresh.isr.edge import Edge
-from stillfresh.isr.pages import PageCache
-from stillfresh.isr.rules_edge import checked_networks
+from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.isr.edge import Edge, checked_networks
 from stillfresh.isr.rules_routes import Route
 from stillfresh.isr.upstream import Upstream, checked_upstream
 from stillfresh.web.config import PagesSettings, StoreSettings

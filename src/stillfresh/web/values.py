@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from stillfresh.isr.codec import PageCodec
-from stillfresh.isr.model import Stored
+from stillfresh.isr import Page, page_in
 
 MOST_DECODED: Final = 1_000_000
 """Bytes; more is only counted."""
@@ -21,14 +20,12 @@ def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
     """`kind` is json, page, bytes or absent; `text` at most 20,000 characters of it."""
     if value is None:
         return {"kind": "absent"}
-    if isinstance(value, Stored):
-        return _page(value)
     if not isinstance(value, bytes):
         return {"kind": "unread"}
     if len(value) > MOST_DECODED:
         return _counted(value)
     try:
-        return _page(PageCodec().decode(value)) if is_page else _json(value)
+        return _page(page_in(value)) if is_page else _json(value)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return _counted(value)
 
@@ -40,12 +37,10 @@ def _json(value: bytes) -> dict[str, Any]:
     return {"kind": "json", "size": len(value), "text": text[:MOST_SHOWN], "is_cut": is_cut}
 
 
-def _page(page: Stored) -> dict[str, Any]:
-    headers = [
-        [name.decode("latin-1"), field.decode("latin-1")] for name, field in page.head.headers
-    ]
-    told = {"kind": "page", "size": len(page.body), "status": page.head.status, "headers": headers}
-    body = bytes(page.body[: MOST_SHOWN * 4])
+def _page(page: Page) -> dict[str, Any]:
+    headers = [[name.decode("latin-1"), it.decode("latin-1")] for name, it in page.headers.raw]
+    told = {"kind": "page", "size": len(page.body), "status": page.status, "headers": headers}
+    body = page.body[: MOST_SHOWN * 4]
     is_whole = len(body) == len(page.body)
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(body, final=is_whole)

@@ -1,17 +1,21 @@
-"""A page as bytes and back (E11): four bytes of length, the head in msgpack, the body as it is.
+"""How a page lies in a store (E11, I2), and how long the store is waited for (I10).
 
-Decoding copies nothing: the body is a view of what was read, so that memory holds a page once
-(I16). Where values lie in the open (I2) the body is the object, and the head stands in the row.
+A page is four bytes of length, the head in msgpack, the body as it is. Decoding copies nothing: the
+body is a view of what was read, so that memory holds a page once (I16). Where values lie in the
+open (I2) the body is the object, and the head stands in the row.
 """
 
-from typing import TYPE_CHECKING, Final, cast
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from stillfresh.errors import StoreError
 from stillfresh.freshness import Policy
-from stillfresh.isr.model import Head, Stored
-from stillfresh.isr.rules_fields import values
-from stillfresh.isr.rules_storage import field_value
+from stillfresh.isr.model import Head, Page, Stored
+from stillfresh.isr.rules_fields import field_value, values
+from stillfresh.isr.rules_storage import opened
 from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
@@ -44,14 +48,9 @@ class PageCodec:
         return Stored(_decoder.decode(head), body)
 
 
-class AsItIs:
-    """For a store of this process alone: a page is never changed, so it need not be written."""
-
-    def encode(self, page: Stored, /) -> bytes:
-        return cast("bytes", page)
-
-    def decode(self, data: bytes, /) -> Stored:
-        return cast("Stored", data)
+def page_in(data: bytes) -> Page:
+    """The page that a store keeps as these bytes."""
+    return opened(PageCodec().decode(data))
 
 
 class PageShape:
@@ -109,3 +108,40 @@ def shaped(store: Store, terms: Policy) -> Store:
     if isinstance(shapes, dict):
         shapes.setdefault("page", PageShape(terms))
     return store
+
+
+READS: Final = frozenset({"read", "read_lagging"})
+WRITES: Final = frozenset({"acquire", "publish", "renew", "release"})
+"""Invalidations are not among them: who asks for one waits until it holds."""
+
+
+class Bounded:
+    """Everything that the store has; what visitors wait for ends in time."""
+
+    def __init__(self, store: Store, limits: dict[str, float]) -> None:
+        self._store = store
+        self._limits = limits
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        found = getattr(self._store, name)
+        limit = self._limits.get(name)
+        return found if limit is None else _within(found, name, limit)
+
+
+def _within(
+    call: Callable[..., Awaitable[object]], name: str, limit: float
+) -> Callable[..., Awaitable[object]]:
+    async def within(*args: Any, **options: Any) -> object:  # noqa: ANN401
+        try:
+            async with asyncio.timeout(limit):
+                return await call(*args, **options)
+        except TimeoutError as exc:
+            raise StoreError(f"{name}: no answer from the store within {limit:g} s") from exc
+
+    return within
+
+
+def bounded(store: Store, timeout: float, lease_for: float) -> Store:
+    """A lease that took longer to be had than it lasts is none: so long for what writes."""
+    limits = dict.fromkeys(READS, timeout) | dict.fromkeys(WRITES, max(timeout, lease_for))
+    return cast("Store", Bounded(store, limits))
