@@ -16,7 +16,7 @@ from stillfresh import Cache, ConfigError, NotOpen, Origin, Policy, StoreError
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record
 from stillfresh.stores.redis import RedisStore
-from stillfresh.stores.redis.connections import Connections
+from stillfresh.stores.redis.link import Connections
 
 KIND = "price"
 LOSSES: list[Loss] = ["replies", "requests", "silently"]

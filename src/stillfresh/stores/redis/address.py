@@ -1,6 +1,6 @@
 """From `redis://user:password@host:6379/0?prefix=shop` to a store; mistakes are named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
@@ -20,36 +20,60 @@ TLS: Final = {
     "ssl_check_hostname",
 }
 """The client library's own, passed on."""
-SAID: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 CERTIFICATES: Final = ("none", "optional", "required")
+"""Also as Python's ssl module names them: CERT_NONE, …"""
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def _time(text: str) -> float | None:
+    try:
+        return seconds(text, positive=True)
+    except ConfigError:
+        return None
+
+
+def _flag(text: str) -> bool | None:
+    return FLAGS.get(text.lower())
+
+
+def _certificates(text: str) -> str | None:
+    name = text.lower().removeprefix("cert_")
+    return name if name in CERTIFICATES else None
+
+
+READERS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+    "max_connections": ("a whole number of 1 or more", _count),
+    "timeout": ("a time of more than zero, such as 500ms, 1s or 2m", _time),
+    "ssl_check_hostname": ("true or false", _flag),
+    "ssl_cert_reqs": ("none, optional or required", _certificates),
+}
+"""What a value must be, and how it is read; None: it is not."""
 
 
 def store_at(url: str, clock: Clock | None) -> RedisStore:
     """Nothing is connected yet."""
     parts = urlsplit(url)
-    wrong = _mistake(parts)
-    if wrong is not None:
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    options: dict[str, Any] = {
+        name: READERS[name][1](value) if name in READERS else value for name, value in given
+    }
+    if (wrong := _mistake(parts, len(given), options)) is not None:
         raise ConfigError(
             f"store {_masked(parts)!r}: {wrong}; write redis://host:6379/0, rediss:// for TLS, and "
             f"behind ? any of {', '.join(sorted(OWN))} (rediss:// also {', '.join(sorted(TLS))})"
         )
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    own: dict[str, Any] = {name: value for name, value in given.items() if name in OWN}
-    if "max_connections" in own:
-        own["max_connections"] = int(own["max_connections"])
-    tls: dict[str, Any] = {name: value for name, value in given.items() if name in TLS}
-    if "ssl_check_hostname" in tls:
-        tls["ssl_check_hostname"] = SAID[tls["ssl_check_hostname"].lower()]
-    if "ssl_cert_reqs" in tls:
-        tls["ssl_cert_reqs"] = _certificates(tls["ssl_cert_reqs"])
     bare = parts._replace(scheme=SCHEMES[parts.scheme], query="")
-    return RedisStore(urlunsplit(bare), clock=clock, options=tls, **own)
+    tls = {name: options.pop(name) for name in TLS & options.keys()}
+    return RedisStore(urlunsplit(bare), clock=clock, options=tls, **options)
 
 
-def _mistake(parts: SplitResult) -> str | None:
-    given = parse_qsl(parts.query, keep_blank_values=True)
-    names = [name for name, _ in given]
-    unknown = sorted({*names} - (OWN | TLS if SCHEMES[parts.scheme] == "rediss" else OWN))
+def _mistake(parts: SplitResult, count: int, options: Mapping[str, object]) -> str | None:
+    known = OWN | TLS if SCHEMES[parts.scheme] == "rediss" else OWN
+    unknown = sorted(options.keys() - known)
     database = parts.path.strip("/")
     checks = {
         "names no host": not parts.hostname,
@@ -57,48 +81,11 @@ def _mistake(parts: SplitResult) -> str | None:
         "has more than a database's number behind the host": bool(parts.fragment)
         or not (database.isdecimal() or not database),
         f"knows no {', '.join(unknown)}": bool(unknown),
-        "says the same thing twice": len({*names}) < len(names),
+        "says the same thing twice": len(options) < count,
+    } | {
+        f"{name} is {what}": options.get(name, what) is None for name, (what, _) in READERS.items()
     }
-    wrong = next((mistake for mistake, is_made in checks.items() if is_made), None)
-    return wrong or next((VALUES[name][0] for name, value in given if _is_wrong(name, value)), None)
-
-
-def _is_wrong(name: str, value: str) -> bool:
-    return name in VALUES and not VALUES[name][1](value)
-
-
-def _is_count(text: str) -> bool:
-    return text.isdecimal() and int(text) > 0
-
-
-def _is_time(text: str) -> bool:
-    try:
-        seconds(text, positive=True)
-    except ConfigError:
-        return False
-    return True
-
-
-def _is_said(text: str) -> bool:
-    return text.lower() in SAID
-
-
-def _is_certificates(text: str) -> bool:
-    return _certificates(text) in CERTIFICATES
-
-
-def _certificates(text: str) -> str:
-    """Also as Python's ssl module names them."""
-    return text.lower().removeprefix("cert_")
-
-
-VALUES: Final[dict[str, tuple[str, Callable[[str], bool]]]] = {
-    "max_connections": ("max_connections is a whole number of 1 or more", _is_count),
-    "timeout": ("timeout is a time of more than zero, such as 500ms, 1s or 2m", _is_time),
-    "ssl_check_hostname": ("ssl_check_hostname is true or false", _is_said),
-    "ssl_cert_reqs": ("ssl_cert_reqs is none, optional or required", _is_certificates),
-}
-"""What the values must be, and whether one is."""
+    return next((mistake for mistake, is_made in checks.items() if is_made), None)
 
 
 def _is_port(parts: SplitResult) -> bool:

@@ -56,7 +56,7 @@ Read: TypeAlias = tuple[Command, list[str]]
 """A command, and the ids that its reply tells of."""
 
 
-class Place:
+class RedisKey:
     """Where one id lies: its key, and what a script needs to find its tags."""
 
     __slots__ = ("base", "key", "member")
@@ -79,11 +79,11 @@ class Places:
         self.every = f"{prefix}:v1:{{*".encode()
         """Matches every key of ours."""
 
-    def of(self, kind: str, ids: Sequence[str]) -> list[Place]:
+    def of(self, kind: str, ids: Sequence[str]) -> list[RedisKey]:
         if not KIND.fullmatch(kind):
             raise ConfigError(f"kind: must be [a-z][a-z0-9_]*, not {shown(kind)}")
         members = [f"{kind}:{id_}".encode(errors="surrogatepass") for id_ in ids]
-        return [Place(self.bases[crc32(member) % BUCKETS], member) for member in members]
+        return [RedisKey(self.bases[crc32(member) % BUCKETS], member) for member in members]
 
     def pattern(self, kind: str | None, search: str) -> bytes:
         """Matches the keys of all entries that are listed, and perhaps of some others."""
@@ -115,7 +115,7 @@ class Places:
         return [(base, base + b"#" + name) for base in self.bases]
 
 
-def reads_of(places: Mapping[str, Place], known: Mapping[str, str]) -> list[Read]:
+def reads_of(places: Mapping[str, RedisKey], known: Mapping[str, str]) -> list[Read]:
     """A glance at each that is known, and the others by MGET."""
     glances = [id_ for id_ in places if id_ in known]
     others = [id_ for id_ in places if id_ not in known]

@@ -8,7 +8,7 @@ from heapq import nsmallest
 from typing import Final, TypeAlias
 
 from stillfresh.stores.contract import Entry
-from stillfresh.stores.redis.layout import Command, Place, Places, listed
+from stillfresh.stores.redis.layout import Command, Places, RedisKey, listed
 from stillfresh.stores.redis.link import Link
 
 Member: TypeAlias = tuple[bytes, bytes]
@@ -84,7 +84,7 @@ async def _described(link: Link, places: Places, members: list[Member]) -> list[
     return [Entry(*name, *about) for name, about in found if about is not None]
 
 
-def _asks(place: Place) -> list[Command]:
+def _asks(place: RedisKey) -> list[Command]:
     return [("GETRANGE", place.key, 0, FIRST_BYTES - 1), ("STRLEN", place.key)]
 
 

@@ -16,7 +16,7 @@ from hashlib import sha1
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.redis.layout import ASKER, HEAD, NAME, Command
+from stillfresh.stores.redis.layout import ASKER, HEAD, NAME, Command, RedisKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Script:
 
     def call(self, keys: list[bytes], *arguments: bytes | str | int) -> Command:
         return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
+
+    def on(self, key: RedisKey, *arguments: bytes | str | int) -> Command:
+        """For a step on one id: where it lies comes first."""
+        return self.call([key.key], key.base, key.member, *arguments)
 
 
 COMMON: Final = f"""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
+from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
@@ -23,13 +24,12 @@ from stillfresh.stores.contract import (
 )
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.redis import scripts
-from stillfresh.stores.redis.connections import Connections
 from stillfresh.stores.redis.layout import (
     ASKER,
     Command,
-    Place,
     Places,
     Read,
+    RedisKey,
     copy_fields,
     failure_fields,
     is_enough,
@@ -40,7 +40,7 @@ from stillfresh.stores.redis.layout import (
     record_of,
     unpadded,
 )
-from stillfresh.stores.redis.link import Link
+from stillfresh.stores.redis.link import Connections, Link
 from stillfresh.stores.redis.listing import list_entries, walk
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
@@ -74,14 +74,12 @@ class RedisStore:
     ) -> None:
         if not url.startswith(SCHEMES):
             raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
-        if max_connections < 1:
-            raise ConfigError(f"max_connections: must be 1 or more, not {shown(max_connections)}")
         self._url = url
         self._places = Places(prefix)
         self._timeout = seconds(timeout, name="timeout", positive=True)
-        self._max_connections = max_connections
-        self._clock = clock
+        self._most = checked_whole("max_connections", max_connections)
         self._options = dict(options or {})
+        self._clock = clock
         self._link: Link | None = None
 
     async def open(self) -> None:
@@ -89,12 +87,7 @@ class RedisStore:
         if self._link is not None:
             return
         link = Link(
-            Connections(
-                self._url,
-                most=self._max_connections,
-                timeout=self._timeout,
-                options=self._options,
-            )
+            Connections(self._url, most=self._most, timeout=self._timeout, options=self._options)
         )
         try:
             await link.greet()
@@ -125,7 +118,7 @@ class RedisStore:
         return {id_: record for id_, record in records.items() if record is not None}
 
     async def _texts(
-        self, places: Mapping[str, Place], known: Mapping[str, str]
+        self, places: Mapping[str, RedisKey], known: Mapping[str, str]
     ) -> dict[str, bytes | None]:
         """All in one round trip; of what is known, the first bytes."""
         try:
@@ -147,10 +140,8 @@ class RedisStore:
         link, now = self._opened(), self._now()
         places = self._places.of(kind, [ask.id for ask in asks])
         commands = [
-            scripts.ACQUIRE.call(
-                [place.key],
-                place.base,
-                place.member,
+            scripts.ACQUIRE.on(
+                place,
                 now,
                 padded(ask.seen),
                 token_hex(ASKER // 2),
@@ -177,10 +168,8 @@ class RedisStore:
 
         def commands(again: str) -> list[Command]:
             return [
-                scripts.PUBLISH.call(
-                    [place.key],
-                    place.base,
-                    place.member,
+                scripts.PUBLISH.on(
+                    place,
                     now,
                     padded(lease.token),
                     copy_fields(copy),
@@ -196,14 +185,11 @@ class RedisStore:
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         link, now, lasts = self._opened(), self._now(), repr(float(lease_for))
         places = self._places.of(kind, [lease.id for lease in leases])
-        replies = await link.run(
-            [
-                scripts.RENEW.call(
-                    [place.key], place.base, place.member, now, padded(lease.token), lasts
-                )
-                for place, lease in zip(places, leases, strict=True)
-            ]
-        )
+        steps = [
+            scripts.RENEW.on(place, now, padded(lease.token), lasts)
+            for place, lease in zip(places, leases, strict=True)
+        ]
+        replies = await link.run(steps)
         return {lease.id for lease, held in zip(leases, replies, strict=True) if not held}
 
     async def release(
@@ -211,30 +197,17 @@ class RedisStore:
     ) -> None:
         link, now, failures = self._opened(), self._now(), failures or {}
         places = self._places.of(kind, [lease.id for lease in leases])
-        await link.run(
-            [
-                scripts.RELEASE.call(
-                    [place.key],
-                    place.base,
-                    place.member,
-                    now,
-                    padded(lease.token),
-                    *failure_fields(failures.get(lease.id)),
-                )
-                for place, lease in zip(places, leases, strict=True)
-            ]
-        )
+        steps = [
+            scripts.RELEASE.on(place, now, padded(it.token), *failure_fields(failures.get(it.id)))
+            for place, it in zip(places, leases, strict=True)
+        ]
+        await link.run(steps)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """One script voids the lease and marks the copy; a mark never goes down."""
         mark = int(Mark.SOFT if soft else Mark.HARD)
-        await self._opened().run(
-            [
-                scripts.INVALIDATE.call([place.key], place.base, place.member, mark)
-                for place in self._places.of(kind, ids)
-            ],
-            urgent=True,
-        )
+        steps = [scripts.INVALIDATE.on(place, mark) for place in self._places.of(kind, ids)]
+        await self._opened().run(steps, urgent=True)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """In every bucket, in slices: no id can be leased with the tag and not be named.
@@ -261,11 +234,8 @@ class RedisStore:
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self._delete(self._places.of(kind, ids))
 
-    async def _delete(self, places: Sequence[Place]) -> None:
-        await self._opened().run(
-            [scripts.DELETE.call([place.key], place.base, place.member) for place in places],
-            urgent=True,
-        )
+    async def _delete(self, places: Sequence[RedisKey]) -> None:
+        await self._opened().run([scripts.DELETE.on(place) for place in places], urgent=True)
 
     async def evict(self, before: float) -> int:
         """What the server forgets by itself on its own clock is dropped at once on a given one."""
