@@ -6,8 +6,7 @@ import pytest
 
 from stillfresh import Policy, Verdict
 from stillfresh.stores.contract import Copy, Held, Lease
-from stillfresh.testing.simulator.ledger import Ledger, Reading, Version
-from stillfresh.testing.simulator.promises import Broken, Promise
+from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise, Reading, Version
 
 KEY = ("price", "a")
 FRESH, STALE = Verdict.FRESH, Verdict.STALE
@@ -50,7 +49,7 @@ def ledger() -> Ledger:
 
 
 def breaks(promise: Promise) -> AbstractContextManager[object]:
-    return pytest.raises(Broken, match=promise)
+    return pytest.raises(BrokenPromise, match=promise)
 
 
 class TestT2Leases:

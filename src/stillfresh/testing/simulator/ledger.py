@@ -7,16 +7,39 @@ here too: a version for each key, raised by every change, so that "old" is a com
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from stillfresh.freshness import Verdict, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Grant, Lease
-from stillfresh.testing.simulator.promises import Broken, Promise
 
 Key: TypeAlias = tuple[str, str]
 """Kind and id."""
+
+
+class Promise(StrEnum):
+    """The invariants of T2, and that nothing fails inside."""
+
+    FRESH = "nobody is served as fresh what was invalidated before they asked"
+    HOLDER = "a key has one lease holder"
+    LOAD = "a lease is good for one load of its key"
+    LOST = "what was published without the lease never shows"
+    COUNTS = "subscriptions and counts match what the viewers hold"
+    ASKED = "what is watched and stale is asked for in time"
+    BOUND = "nothing grows without bound"
+    ALIVE = "nothing deadlocks"
+    WHOLE = "nothing fails inside"
+
+
+class BrokenPromise(Exception):
+    """A promise that did not hold, and what was seen instead."""
+
+    def __init__(self, promise: str, what: str) -> None:
+        super().__init__(f"broken: {promise}\n  {what}")
+        self.promise = promise
+        self.what = what
 
 
 class Version(Struct, frozen=True):
@@ -27,7 +50,7 @@ class Version(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Load:
+class KeyLoad:
     """One key of one call of a loader."""
 
     process: int
@@ -75,10 +98,10 @@ class Ledger:
 
     def __init__(self) -> None:
         self.upstream: Counter[Key] = Counter()
-        self.loads: list[Load] = []
+        self.loads: list[KeyLoad] = []
         self.loaded_at: defaultdict[Key, float] = defaultdict(lambda: float("-inf"))
         """When each key was asked of upstream last."""
-        self._by_token: dict[str, Load] = {}
+        self._by_token: dict[str, KeyLoad] = {}
         self._holders: dict[Key, Holder] = {}
         self._permits: dict[tuple[int, Key], list[str | None]] = {}
         self._ended: defaultdict[Key, list[Invalidation]] = defaultdict(list)
@@ -92,7 +115,7 @@ class Ledger:
         """A loader was called for this key."""
         self.loaded_at[key] = now
         token = self._permit(process, key) if leased else None
-        load = Load(process, key, token, is_unstored=token is None)
+        load = KeyLoad(process, key, token, is_unstored=token is None)
         self.loads.append(load)
         if token is not None:
             self._by_token[token] = load
@@ -100,7 +123,7 @@ class Ledger:
 
     def put(self, process: int, key: Key) -> Version:
         """A process writes a new version upstream, and begins to put it (E17)."""
-        self.loads.append(Load(process, key, None, put_until=float("inf")))
+        self.loads.append(KeyLoad(process, key, None, put_until=float("inf")))
         return Version(self.change(key), len(self.loads) - 1)
 
     def has_put(self, value: Version, now: float) -> None:
@@ -110,7 +133,8 @@ class Ledger:
     def _permit(self, process: int, key: Key) -> str | None:
         permits = self._permits.get((process, key))
         if not permits:
-            raise Broken(Promise.LOAD, f"process {process} loads {_name(key)} without a lease")
+            said = f"process {process} loads {_name(key)} without a lease"
+            raise BrokenPromise(Promise.LOAD, said)
         return permits.pop()
 
     def acquired(self, process: int, kind: str, grants: Mapping[str, Grant], now: float) -> None:
@@ -122,7 +146,7 @@ class Ledger:
         held = self._holders.get(key)
         lease_for = lease.expires_at - now
         if held is not None and not is_lease_over(held.until, now, lease_for):
-            raise Broken(
+            raise BrokenPromise(
                 Promise.HOLDER,
                 f"{_name(key)} was given to process {process} while process {held.process} has it",
             )
@@ -148,8 +172,8 @@ class Ledger:
                 continue
             held = self._held(kind, lease)
             if held is None or is_over(held.until, now):
-                name = _name((kind, id_))
-                raise Broken(Promise.LOST, f"{name} was published by one who has no lease for it")
+                said = f"{_name((kind, id_))} was published by one who has no lease for it"
+                raise BrokenPromise(Promise.LOST, said)
             del self._holders[kind, id_]
             if load is not None:
                 load.is_published = True
@@ -212,7 +236,7 @@ class Ledger:
         load = self.loads[value.load]
         is_fresh = verdict is Verdict.FRESH
         if is_fresh and load.is_refused and not (load.is_published or load.is_unstored):
-            raise Broken(
+            raise BrokenPromise(
                 Promise.LOST,
                 f"process {reading.process} was served {_name(reading.key)} by a load whose "
                 f"publication was refused",
@@ -221,7 +245,7 @@ class Ledger:
             if one.version <= value.number or not self._is_known(one, reading, load):
                 continue
             if is_fresh or not (one.soft or failed):
-                raise Broken(
+                raise BrokenPromise(
                     Promise.FRESH,
                     f"process {reading.process} asked for {_name(reading.key)} at "
                     f"{reading.asked:.3f} and was served version {value.number} as {verdict} at "
@@ -229,7 +253,7 @@ class Ledger:
                     f"until {one.ended:.3f}",
                 )
 
-    def _is_known(self, one: Invalidation, reading: Reading, load: Load) -> bool:
+    def _is_known(self, one: Invalidation, reading: Reading, load: KeyLoad) -> bool:
         """Had it ended when they asked? And could their process know, its store being there?"""
         if one.began <= load.put_until:
             return False

@@ -23,7 +23,7 @@ class Deadlock(Exception):
     """Nothing can run any more, at any time, and somebody waits."""
 
 
-class Ready(NamedTuple):
+class ReadyHandle(NamedTuple):
     """Of one task there is never more than one; of plain callbacks, the first to come."""
 
     task: int
@@ -45,10 +45,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._dice = dice
         self._now = 0.0
         self._count = 0
-        self._ready: list[Ready] = []
+        self._ready: list[ReadyHandle] = []
         self._timers: list[tuple[float, int, int, asyncio.TimerHandle]] = []
-        self._paused: dict[int, list[Ready]] = {}
-        self._dead: dict[int, list[Ready]] = {}
+        self._paused: dict[int, list[ReadyHandle]] = {}
+        self._dead: dict[int, list[ReadyHandle]] = {}
         """What the killed would have done; it is let go of at the end."""
         self._is_running = self._is_closed = self._is_ending = False
 
@@ -204,7 +204,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         finally:
             self.owner = WORLD
 
-    def _choose(self) -> Ready:
+    def _choose(self) -> ReadyHandle:
         while True:
             self._fire()
             self._set_aside()
@@ -223,7 +223,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while self._timers and self._timers[0][0] <= self._now:
             _, number, owner, handle = heapq.heappop(self._timers)
             if not handle.cancelled():
-                self._ready.append(Ready(0, number, owner, handle))
+                self._ready.append(ReadyHandle(0, number, owner, handle))
 
     def _set_aside(self) -> None:
         """What cannot run now, or never will."""
@@ -236,7 +236,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _add(self, handle: asyncio.Handle, callback: object, owner: int) -> None:
         task = getattr(callback, "__self__", None)
         known = self.tasks.get(task) if isinstance(task, asyncio.Task) else None
-        self._ready.append(Ready(known[0] if known else 0, self._next(), owner, handle))
+        self._ready.append(ReadyHandle(known[0] if known else 0, self._next(), owner, handle))
 
     def _next(self) -> int:
         self._count += 1
@@ -246,6 +246,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.tasks.pop(task, None)
 
 
-def _order(it: Ready) -> tuple[int, int]:
+def _order(it: ReadyHandle) -> tuple[int, int]:
     """By the task's number: the order in which a set gave them differs from run to run."""
     return it.task, it.number

@@ -1,17 +1,24 @@
 """One simulated process: its own clock, its own way to the store, its own caches (T1)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stillfresh.engine import Answer, Cache, Resource
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
-from stillfresh.testing.simulator.ledger import Reading, Version
+from stillfresh.testing.simulator.ledger import BrokenPromise, Reading, Version
 from stillfresh.testing.simulator.loop import WORLD
-from stillfresh.testing.simulator.promises import Broken
-from stillfresh.testing.simulator.wire import InlineWire, Wire
+from stillfresh.testing.simulator.wire import InlineWire, StoreWire
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.world import World
@@ -35,7 +42,7 @@ class Process:
         self.failure_rate = FAILS
         self.dice = world.plan.dice(f"upstream of {number}")
         """For what upstream does when this process asks it."""
-        self.store = Wire(world, self)
+        self.store = StoreWire(world, self)
         """The shared store, over a network."""
         self.file_store = InlineWire(world, self)
         """The same one, as a file that is read on the spot."""
@@ -177,22 +184,14 @@ class Process:
         for end in reversed(self._at_end):
             end()
 
-    def _noticing(self) -> "_Noticing":
-        return _Noticing(self.world)
-
-
-class _Noticing:
-    """A broken promise is the simulation's: what a loader raises is caught by the engine."""
-
-    def __init__(self, world: "World") -> None:
-        self._world = world
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Broken):
-            self._world.fail(error)
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """A broken promise is the simulation's: what a loader raises is caught by the engine."""
+        try:
+            yield
+        except BrokenPromise as exc:
+            self.world.fail(exc)
+            raise
 
 
 class Observed:

@@ -6,13 +6,13 @@ killed or paused does not take its requests back.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import Held, Lease, Newer
-from stillfresh.testing.simulator.faults import Trouble
-from stillfresh.testing.simulator.loop import WORLD
-from stillfresh.testing.simulator.promises import Broken
+from stillfresh.testing.simulator.faults import Blow, Plan, Strike, Trouble
+from stillfresh.testing.simulator.ledger import BrokenPromise
+from stillfresh.testing.simulator.loop import WORLD, VirtualLoop
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process
@@ -25,6 +25,52 @@ LATENCY: Final = (0.0005, 0.02)
 SLOW: Final = (1.0, 8.0)
 PATIENCE: Final = (0.05, 2.0)
 """Seconds until a sender without an answer gives up."""
+SLOWNESS: Final = 2.0
+"""Seconds that a slow store adds, at most, each way."""
+
+
+class Weather:
+    """What the store and the way to it are like now: slow, full, away; which request fails.
+
+    As planned; `dice` is the network's.
+    """
+
+    def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
+        self.dice = plan.dice("network")
+        self.requests = 0
+        self.faults = 0
+        """That came to pass so far."""
+        self._loop = loop
+        self._troubles = dict(plan.troubles)
+        self._until = {Blow.SLOW: 0.0, Blow.FULL: 0.0, Blow.AWAY: 0.0}
+
+    def next_request(self) -> tuple[int, Trouble | None]:
+        """Its number, and what happens to it."""
+        number, self.requests = self.requests, self.requests + 1
+        trouble = self._troubles.get(number)
+        self.faults += trouble is not None
+        return number, trouble
+
+    def strikes(self, strike: Strike) -> bool:
+        """False if the blow is a process's."""
+        self.faults += 1
+        if strike.blow in self._until:
+            self._until[strike.blow] = self._loop.time() + strike.amount
+        return strike.blow in self._until
+
+    def slowness(self) -> float:
+        return self.dice.uniform(0, SLOWNESS) if self._lasts(Blow.SLOW) else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        return self._lasts(Blow.FULL)
+
+    @property
+    def is_away(self) -> bool:
+        return self._lasts(Blow.AWAY)
+
+    def _lasts(self, blow: Blow) -> bool:
+        return self._loop.time() < self._until[blow]
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:
@@ -41,7 +87,7 @@ class NoAnswer(StoreError):
     """Whether the store did what it was asked is not known."""
 
 
-class Request:
+class StoreRequest(Generic[T]):
     """One on its way: what it does for which ids, and who waits for the answer."""
 
     def __init__(
@@ -49,7 +95,7 @@ class Request:
         step: str,
         kind: str,
         ids: Sequence[str],
-        effect: Callable[[Sequence[str]], Any],
+        effect: Callable[[Sequence[str]], T],
         tokens: Iterable[str] = (),
     ) -> None:
         self.step = step
@@ -70,7 +116,7 @@ class Sender:
         self._world = world
         self._process = process
 
-    async def ask(self, request: Request) -> Any:  # noqa: ANN401 (whatever the step answers)
+    async def ask(self, request: StoreRequest[T]) -> T:
         """Send it and wait; StoreError if there is no answer."""
         try:
             try:
@@ -84,18 +130,18 @@ class Sender:
             self.unanswered(request)
             raise
 
-    async def _ask(self, request: Request) -> Any:  # noqa: ANN401
+    async def _ask(self, request: StoreRequest[T]) -> T:
         world = self._world
         if world.is_over:
             raise StoreError("the simulation is over")
-        answer: asyncio.Future[Any] = world.loop.create_future()
+        answer: asyncio.Future[T] = world.loop.create_future()
         number, trouble = world.weather.next_request()
         if trouble is not None:
             world.note(self._process, f"request {number} ({request}) {trouble}")
         self._send(request, trouble, answer)
         return await answer
 
-    def unanswered(self, it: Request) -> None:
+    def unanswered(self, it: StoreRequest[Any]) -> None:
         ledger, number = self._world.ledger, self._process.number
         match it.step:
             case "acquire":
@@ -106,7 +152,7 @@ class Sender:
                 ledger.unstored(it.tokens)
 
     def _send(
-        self, request: Request, trouble: Trouble | None, answer: "asyncio.Future[Any]"
+        self, request: StoreRequest[Any], trouble: Trouble | None, answer: "asyncio.Future[Any]"
     ) -> None:
         weather = self._world.weather
         dice = weather.dice
@@ -134,7 +180,7 @@ class Sender:
 
     def _arrive(
         self,
-        request: Request,
+        request: StoreRequest[Any],
         some: Sequence[str],
         after: float,
         answer: "asyncio.Future[Any] | None",
@@ -143,7 +189,7 @@ class Sender:
             self._world.loop.call_later(after, self._take_effect, request, some, answer)
 
     def _take_effect(
-        self, request: Request, some: Sequence[str], answer: "asyncio.Future[Any] | None"
+        self, request: StoreRequest[Any], some: Sequence[str], answer: "asyncio.Future[Any] | None"
     ) -> None:
         world = self._world
         try:
@@ -152,7 +198,7 @@ class Sender:
             if answer is not None:
                 self._give_up(answer, world.weather.dice.uniform(*LATENCY), exc)
             return
-        except Broken as exc:
+        except BrokenPromise as exc:
             world.fail(exc)
             return
         if answer is not None:
@@ -160,7 +206,7 @@ class Sender:
             with world.loop.acting(self._process.number):
                 world.loop.call_later(back, _answered, answer, result)
 
-    def _done(self, request: Request, some: Sequence[str]) -> Any:  # noqa: ANN401
+    def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
         world = self._world
         if world.weather.is_away:
             raise StoreError("the store is away")

@@ -1,23 +1,30 @@
 """`simulate(scenario, seed=…)`: one run, exactly repeatable; a failing one made small (T1, T3)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import gc
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from stillfresh.checks import is_whole
 from stillfresh.errors import ConfigError, shown
 from stillfresh.testing.simulator.faults import Faults, Plan, planned
+from stillfresh.testing.simulator.files import inline_files
+from stillfresh.testing.simulator.ledger import BrokenPromise, Promise
 from stillfresh.testing.simulator.loop import Deadlock
-from stillfresh.testing.simulator.promises import Broken, Promise
-from stillfresh.testing.simulator.shrink import shrunk
-from stillfresh.testing.simulator.surroundings import alone
 from stillfresh.testing.simulator.world import World
 
 Scenario: TypeAlias = Callable[[World], Awaitable[object]]
 
 SHOWN: Final = 60
 """Lines of the trace that an error shows, the last ones."""
+MOST_RUNS: Final = 250
+"""To make a failing plan smaller."""
+SALTS: Final = 8
+"""Runs of a plan without faults: what is left to chance may have to be drawn more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class Simulated:
     faults: int
     """That came to pass, of those that were planned."""
     trace: tuple[str, ...]
-    broken: Broken | None = None
+    broken: BrokenPromise | None = None
 
 
 class SimulationFailed(AssertionError):
@@ -86,21 +93,21 @@ def run(scenario: Scenario, plan: Plan) -> Simulated:
             world.end()
 
 
-def _broken(world: World, scenario: Scenario) -> Broken | None:
+def _broken(world: World, scenario: Scenario) -> BrokenPromise | None:
     try:
         world.run(scenario)
     except Deadlock as exc:
-        return Broken(Promise.ALIVE, str(exc))
-    except Broken as exc:
+        return BrokenPromise(Promise.ALIVE, str(exc))
+    except BrokenPromise as exc:
         return exc
     except Exception as exc:  # noqa: BLE001 (whatever a scenario raises has failed it)
-        broken = Broken(Promise.WHOLE, f"the scenario failed: {exc!r}")
+        broken = BrokenPromise(Promise.WHOLE, f"the scenario failed: {exc!r}")
         broken.__cause__ = exc
         return broken
     return world.unheard()
 
 
-def _simulated(world: World, broken: Broken | None) -> Simulated:
+def _simulated(world: World, broken: BrokenPromise | None) -> Simulated:
     return Simulated(
         world.plan.seed,
         world.plan,
@@ -133,3 +140,121 @@ def _checked(scenario: object, seed: object, faults: object) -> int:
 
 def _count(plan: Plan) -> int:
     return plan.size[0]
+
+
+@contextmanager
+def alone(world: World) -> Iterator[None]:
+    """A run has dice, a log, garbage and files of its own; all is left as it was.
+
+    One at a time in a program: what is patched here is everybody's.
+    """
+    with seeded(world.plan.seed), listening(world), uncollected(), inline_files(world):
+        yield
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Dice that nobody was given come from the seed too."""
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+@contextmanager
+def listening(world: World) -> Iterator[None]:
+    """Warnings of a bad world stay inside; errors are the simulation's."""
+    log, listener = logging.getLogger("stillfresh"), LogListener(world)
+    propagates, log.propagate = log.propagate, False
+    log.addHandler(listener)
+    try:
+        yield
+    finally:
+        log.propagate = propagates
+        log.removeHandler(listener)
+
+
+class LogListener(logging.Handler):
+    """What stillfresh logs as an error of its own breaks the simulation."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._world.is_over:
+            broken = BrokenPromise(Promise.WHOLE, record.getMessage())
+            broken.__cause__ = record.exc_info[1] if record.exc_info else None
+            self._world.fail(broken)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Garbage is collected when a run ends: what it says of itself then, it says at the same step.
+
+    What was there before is passed over: collecting a simulation's own takes no time.
+    """
+    was_enabled, is_first = gc.isenabled(), not gc.get_freeze_count()
+    gc.disable()
+    if is_first:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if is_first:
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+    """Greedy: the first simpler plan that fails too is the next to be made simpler."""
+    runs = 0
+    found = True
+    while found:
+        found = False
+        for simpler in simpler_than(plan):
+            runs += 1
+            if runs > MOST_RUNS:
+                return plan
+            if fails(simpler):
+                plan, found = simpler, True
+                break
+    return plan
+
+
+def simpler_than(plan: Plan) -> Iterator[Plan]:
+    """The largest leaps first."""
+    for simpler in (*_without_faults(plan), *_fewer(plan)):
+        if simpler.size < plan.size:
+            yield simpler
+
+
+def _without_faults(plan: Plan) -> Iterator[Plan]:
+    quiet = (0.0,) * len(plan.skews)
+    for salt in range(SALTS):
+        yield replace(plan, troubles=(), strikes=(), skews=quiet, salt=salt)
+    yield replace(plan, troubles=())
+    yield replace(plan, strikes=())
+    yield replace(plan, skews=quiet)
+    half = len(plan.troubles) // 2
+    if half:
+        yield replace(plan, troubles=plan.troubles[:half])
+        yield replace(plan, troubles=plan.troubles[half:])
+    for at in range(len(plan.strikes)):
+        yield replace(plan, strikes=plan.strikes[:at] + plan.strikes[at + 1 :])
+    if len(plan.troubles) <= 16:
+        for at in range(len(plan.troubles)):
+            yield replace(plan, troubles=plan.troubles[:at] + plan.troubles[at + 1 :])
+
+
+def _fewer(plan: Plan) -> Iterator[Plan]:
+    for count in (1, 2, 3):
+        yield replace(plan, processes=count)
+    for count in (1, 2, 3, 5, 8, 13, 21):
+        for salt in range(SALTS):
+            yield replace(plan, steps=count, salt=salt)
+    yield replace(plan, resends=False)
+    yield replace(plan, shuffled=False)

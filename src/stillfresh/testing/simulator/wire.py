@@ -1,7 +1,8 @@
 """The shared store as one process sees it: over a network, or as a file (T1, S1)."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import (
@@ -14,11 +15,13 @@ from stillfresh.stores.contract import (
     Record,
     StoreStats,
 )
-from stillfresh.testing.simulator.sending import Request, Sender, finished
+from stillfresh.testing.simulator.sending import Sender, StoreRequest, finished
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process
     from stillfresh.testing.simulator.world import World
+
+T = TypeVar("T")
 
 
 class Asking:
@@ -60,7 +63,7 @@ class Asking:
         return finished(self.world.store.acquire(self.kind, asks, self._lease_for))
 
 
-class Wire:
+class StoreWire:
     """A store, as one process sees it over a network."""
 
     def __init__(self, world: "World", process: "Process") -> None:
@@ -80,15 +83,14 @@ class Wire:
         def effect(some: Sequence[str]) -> dict[str, Record]:
             return self._world.store.read_now(kind, some, known)
 
-        found: dict[str, Record] = await self._sender.ask(Request("read", kind, ids, effect))
-        return found
+        return await self._sender.ask(StoreRequest("read", kind, ids, effect))
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         asking = Asking(self._world, self._process, kind, asks, lease_for)
         ids = [ask.id for ask in asks]
         is_put = any(ask.take_over for ask in asks)
         step = "take over" if is_put else "acquire"
-        grants: dict[str, Grant] = await self._sender.ask(Request(step, kind, ids, asking.arrives))
+        grants = await self._sender.ask(StoreRequest(step, kind, ids, asking.arrives))
         if not is_put:
             self._world.ledger.granted(self._process.number, kind, grants)
         return grants
@@ -104,9 +106,8 @@ class Wire:
             return superseded
 
         tokens = [lease.token for lease, _ in copies.values()]
-        request = Request("publish", kind, list(copies), effect, tokens)
-        superseded: set[str] = await self._sender.ask(request)
-        return superseded
+        request = StoreRequest("publish", kind, list(copies), effect, tokens)
+        return await self._sender.ask(request)
 
     def _published(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         """Those of them that are there."""
@@ -122,8 +123,7 @@ class Wire:
             world.ledger.renewed(kind, those, lost, now + lease_for)
             return lost
 
-        lost: set[str] = await self._sender.ask(Request("renew", kind, _ids(leases), effect))
-        return lost
+        return await self._sender.ask(StoreRequest("renew", kind, _ids(leases), effect))
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
@@ -133,14 +133,14 @@ class Wire:
             finished(self._world.store.release(kind, those, failures))
             self._world.ledger.released(kind, those)
 
-        await self._sender.ask(Request("release", kind, _ids(leases), effect))
+        await self._sender.ask(StoreRequest("release", kind, _ids(leases), effect))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         def effect(some: Sequence[str]) -> None:
             finished(self._world.store.invalidate(kind, some, soft=soft))
             self._world.ledger.voided(kind, some)
 
-        await self._sender.ask(Request("invalidate", kind, ids, effect))
+        await self._sender.ask(StoreRequest("invalidate", kind, ids, effect))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         def effect(_: Sequence[str]) -> list[tuple[str, str]]:
@@ -149,31 +149,20 @@ class Wire:
                 self._world.ledger.voided(kind, [id_])
             return found
 
-        found: list[tuple[str, str]] = await self._sender.ask(
-            Request("invalidate_tag", tag, [], effect)
-        )
-        return found
+        return await self._sender.ask(StoreRequest("invalidate_tag", tag, [], effect))
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         def effect(some: Sequence[str]) -> None:
             finished(self._world.store.delete(kind, some))
             self._world.ledger.voided(kind, some)
 
-        await self._sender.ask(Request("delete", kind, ids, effect))
+        await self._sender.ask(StoreRequest("delete", kind, ids, effect))
 
     async def evict(self, before: float) -> int:
-        def effect(_: Sequence[str]) -> int:
-            return finished(self._world.store.evict(before))
-
-        dropped: int = await self._sender.ask(Request("evict", "", [], effect))
-        return dropped
+        return await self._whole("evict", lambda: self._world.store.evict(before))
 
     async def stats(self) -> StoreStats:
-        def effect(_: Sequence[str]) -> StoreStats:
-            return finished(self._world.store.stats())
-
-        found: StoreStats = await self._sender.ask(Request("stats", "", [], effect))
-        return found
+        return await self._whole("stats", self._world.store.stats)
 
     async def entries(
         self,
@@ -182,14 +171,15 @@ class Wire:
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        def effect(_: Sequence[str]) -> list[Entry]:
-            return finished(self._world.store.entries(kind, search, after, limit))
+        listed = partial(self._world.store.entries, kind, search, after, limit)
+        return await self._whole("entries", listed)
 
-        found: list[Entry] = await self._sender.ask(Request("entries", "", [], effect))
-        return found
+    async def _whole(self, step: str, effect: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """A step on the whole store."""
+        return await self._sender.ask(StoreRequest(step, "", [], lambda _: finished(effect())))
 
 
-class InlineWire(Wire):
+class InlineWire(StoreWire):
     """A store that is read on the spot, as a file is."""
 
     def read_now(
@@ -197,7 +187,7 @@ class InlineWire(Wire):
     ) -> dict[str, Record]:
         world = self._world
         if world.is_over or world.weather.is_away:
-            self._sender.unanswered(Request("read", kind, ids, len))
+            self._sender.unanswered(StoreRequest("read", kind, ids, len))
             raise StoreError("the store is away")
         return world.store.read_now(kind, ids, known)
 

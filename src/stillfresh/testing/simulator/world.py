@@ -13,12 +13,10 @@ from typing import Any, Final, NoReturn, TypeAlias
 from stillfresh.errors import ConfigError, shown
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing.simulator.faults import Blow, Plan, Strike
-from stillfresh.testing.simulator.ledger import Ledger
+from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise
 from stillfresh.testing.simulator.loop import WORLD, VirtualLoop
 from stillfresh.testing.simulator.process import Process
-from stillfresh.testing.simulator.promises import Broken, Promise
-from stillfresh.testing.simulator.sending import finished
-from stillfresh.testing.simulator.weather import Weather
+from stillfresh.testing.simulator.sending import Weather, finished
 
 App: TypeAlias = Callable[[Process], Coroutine[Any, Any, object]]
 
@@ -56,7 +54,7 @@ class World:
         self._jobs: dict[asyncio.Task[Any], Process | None] = {}
         self._apps: dict[Process, App] = {}
         self._changed = asyncio.Event()
-        self._broken: Broken | None = None
+        self._broken: BrokenPromise | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def time(self) -> float:
@@ -103,7 +101,7 @@ class World:
 
     def broken(self, promise: str, what: str) -> NoReturn:
         """Ends the simulation as failed, wherever it is noticed."""
-        broken = Broken(promise, what)
+        broken = BrokenPromise(promise, what)
         self.fail(broken)
         raise broken
 
@@ -121,7 +119,9 @@ class World:
                     await self._changed.wait()
         except TimeoutError:
             waiting = _named(self._busy())
-            raise Broken(Promise.ALIVE, f"after {within:g} s these wait still: {waiting}") from None
+            raise BrokenPromise(
+                Promise.ALIVE, f"after {within:g} s these wait still: {waiting}"
+            ) from None
 
     def _busy(self) -> list[asyncio.Task[Any]]:
         return [job for job, owner in self._jobs.items() if owner is None or owner.is_alive]
@@ -132,7 +132,7 @@ class World:
         self._folder = tempfile.TemporaryDirectory(prefix="stillfresh-simulation-")
         return Path(self._folder.name)
 
-    def fail(self, broken: Broken) -> None:
+    def fail(self, broken: BrokenPromise) -> None:
         """The first promise that was broken; the simulation ends with this step."""
         self._broken = self._broken or broken
 
@@ -145,9 +145,9 @@ class World:
         self._changed.set()
         if job.cancelled() or (error := job.exception()) is None:
             return
-        if not isinstance(error, Broken):
+        if not isinstance(error, BrokenPromise):
             who = "a restart" if process is None else f"process {process.number}"
-            broken = Broken(Promise.WHOLE, f"{who} failed: {error!r}")
+            broken = BrokenPromise(Promise.WHOLE, f"{who} failed: {error!r}")
             broken.__cause__ = error
             error = broken
         self.fail(error)
@@ -193,7 +193,7 @@ class World:
                 process.start(process.close())
             await self.joined()
         if left := self._tasks_of({process.number for process in self._living()}):
-            raise Broken(Promise.BOUND, f"left behind by close: {_named(left)}")
+            raise BrokenPromise(Promise.BOUND, f"left behind by close: {_named(left)}")
 
     def _tasks_of(self, owners: set[int]) -> list[asyncio.Task[Any]]:
         running = ((task, owner) for task, (_, owner) in self.loop.tasks.items() if not task.done())
@@ -213,28 +213,28 @@ class World:
             raise self._broken
         for promise, check in self._checks:
             if (what := check()) is not None:
-                raise Broken(promise, what)
+                raise BrokenPromise(promise, what)
         if self.loop.errors and (broken := self._heard()) is not None:
             raise broken
         if self.loop.steps % LOOK_EVERY == 0:
             self._look()
 
-    def unheard(self) -> Broken | None:
+    def unheard(self) -> BrokenPromise | None:
         """What was raised where nobody could hear it, as it is let go of."""
         gc.collect()
         return self._heard()
 
-    def _heard(self) -> Broken | None:
+    def _heard(self) -> BrokenPromise | None:
         for owner, error in self.loop.errors:
             if owner == WORLD or self.processes[owner - 1].is_alive:
-                return Broken(Promise.WHOLE, error)
+                return BrokenPromise(Promise.WHOLE, error)
         return None
 
     def _look(self) -> None:
         if len(self.loop.tasks) > MAX_TASKS:
-            raise Broken(Promise.BOUND, f"{len(self.loop.tasks)} tasks are running")
+            raise BrokenPromise(Promise.BOUND, f"{len(self.loop.tasks)} tasks are running")
         if (copies := finished(self.store.stats()).copies) > MAX_COPIES:
-            raise Broken(Promise.BOUND, f"the store holds {copies} copies")
+            raise BrokenPromise(Promise.BOUND, f"the store holds {copies} copies")
 
     def _living(self) -> list[Process]:
         return [process for process in self.processes if process.is_alive]
