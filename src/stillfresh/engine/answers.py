@@ -58,10 +58,10 @@ class Answers(Generic[K, V]):
     def now(self) -> float:
         return self._clock()
 
-    def hit(self, key: K, now: float, oldest: float = NEVER) -> Answer[V] | None:
-        """What memory can answer without asking the store, if it was fetched since `oldest`."""
+    def hit(self, key: K, now: float) -> Answer[V] | None:
+        """What memory can answer without asking the store."""
         entry = self.front.entries.get(key)
-        if entry is None or now >= entry.until or entry.copy.fetched_at < oldest:
+        if entry is None or now >= entry.until:
             return None
         entry.hits += 1
         return entry.answer

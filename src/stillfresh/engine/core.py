@@ -73,13 +73,9 @@ class Core(Generic[K, V]):
         self._runtime, self.puts = runtime, {}
         self._records = Records(self.spec, runtime, self.shelf, self._steps, self._check_open)
         tower = self._tower = self._new_tower()
+        queue, meter = tower.queue, self.shelf.meter
         loader = Loader(
-            self.spec,
-            runtime,
-            queue=tower.queue,
-            meter=self.shelf.meter,
-            land=tower.land,
-            look=tower.look,
+            self.spec, runtime, queue=queue, meter=meter, land=tower.land, look=tower.look
         )
         tower.open(loader.flush, self.on_landed, self.watcher.look_again)
 
@@ -129,8 +125,10 @@ class Core(Generic[K, V]):
         texts, oldest = dict[K, str](), now - max_age
         entries, text = self.shelf.front.entries, self.text
         for key in keys:
-            if key in entries and (answer := self.shelf.hit(key, now, oldest)) is not None:
-                held[key] = answer
+            entry = entries.get(key)
+            if entry is not None and now < entry.until and entry.copy.fetched_at >= oldest:
+                entry.hits += 1
+                held[key] = entry.answer
             else:
                 texts[key] = text(key)
         return texts
