@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BUDGET = {
-    "cold_sqlite_read": 26,
+    "cold_sqlite_read": 25,
     "stale_feed_list": 38,
     "viewport": 19,
     "page_request": 45,
