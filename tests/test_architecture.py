@@ -44,7 +44,7 @@ LAYERS = [
 ]
 """From the bottom up: a part may import itself and what stands in a line above its own."""
 
-PURE = re.compile(r"(^|/)(freshness|durations|checks|backoff|rules\w*|lane|model|keys)\.py$")
+PURE = re.compile(r"(^|/)(freshness|durations|checks|backoff|flight|rules\w*|lane|model|keys)\.py$")
 """Modules that decide and do nothing else."""
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}

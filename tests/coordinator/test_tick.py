@@ -15,7 +15,7 @@ from stillfresh.coordinator import Kind, TtlConfig
 from stillfresh.coordinator.rules import by_id, post_id, stale_at
 from stillfresh.coordinator.rules import milliseconds as to_ms
 from stillfresh.engine.lane import NEXT, Event, Lane, State
-from stillfresh.engine.results import results_of
+from stillfresh.engine.rules import results_of
 from stillfresh.testing import ManualClock
 
 

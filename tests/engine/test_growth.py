@@ -88,7 +88,7 @@ class TestE28Tags:
         told = ["eu"]
         prices = declare(cache, upstream, tags=lambda _: [told[0]])
         await prices("a")
-        prices._core.shelf.front.clear()
+        prices._core.memory.clear()
         told.clear()
         await prices("a")
         assert prices.peek("a") is not None
@@ -103,11 +103,11 @@ class TestE28Tags:
         await prices.get_many(MANY)
         await prices.invalidate(*MANY[-5:])
         await turns(1)
-        front = prices._core.shelf.front
-        assert len(front.tagged("all")) == len(front.entries) <= 10
-        assert sum(len(front.tagged(key)) for key in MANY) == len(front.entries)
-        front.clear()
-        assert not front.tagged("all")
+        memory = prices._core.memory
+        assert len(memory.tagged("all")) == len(memory.entries) <= 10
+        assert sum(len(memory.tagged(key)) for key in MANY) == len(memory.entries)
+        memory.clear()
+        assert not memory.tagged("all")
 
 
 class Node:

@@ -356,7 +356,7 @@ class TestE13Close:
         """What was read before is not served after."""
         goods = declare(shut, upstream, memory_for="1h")
         await goods("a")
-        goods._core.shelf.front.clear()
+        goods._core.memory.clear()
         store.hold("read:done")
         task = asyncio.create_task(outcome(goods.get("a")))
         await store.reached("read:done")

@@ -13,8 +13,8 @@ from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, 
 from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Cache, LoadFailed, Origin, Resource, ResourceStats, Verdict
-from stillfresh.engine.failing import Failing, Seen
 from stillfresh.engine.rules import age_bucket
+from stillfresh.engine.stats import Counts
 from stillfresh.stores.contract import Failure, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -91,12 +91,12 @@ class TestE9Memory:
         prices = declare(far, upstream, max_entries=10)
         hot = ["h1", "h2", "h3"]
         await prices.get_many(hot)
-        kept = dict(prices._core.shelf.front.entries)
+        kept = dict(prices._core.memory.entries)
         for number in range(50):
             await prices.get(str(number))
             for key in hot:
                 await prices.get(key)
-        assert all(prices._core.shelf.front.entries[key] is kept[key] for key in hot)
+        assert all(prices._core.memory.entries[key] is kept[key] for key in hot)
 
     async def test_private_fresh_does_not_ask_the_store(
         self, url: str, prices: Resource[str, Price], clock: ManualClock
@@ -345,10 +345,11 @@ class TestE12Stats:
 
     async def test_failures_that_are_remembered_are_few(self) -> None:
         """Of a flood the latest thousand are counted."""
-        failing = Failing()
+        counts = Counts()
         for number in range(3_000):
-            failing.failed(f"{number}", Failure(1, 10.0, f"error {number}"))
-        assert failing.seen(0.0) == Seen(1_000, 10.0, "error 2999")
+            counts.failed_with(f"{number}", Failure(1, 10.0, f"error {number}"))
+        told = counts.stats(0.0, entries=0, loading=0, queued=0, watched=0, max_batch=1)
+        assert (told.failing, told.retry_at, told.error) == (1_000, 10.0, "error 2999")
 
     async def test_asking_for_them_changes_nothing(
         self, prices: Resource[str, Price], cache: Cache

@@ -8,10 +8,8 @@ import pytest
 from engine_kit import Price, turns, until
 
 from stillfresh import Answer, Cache, LoadFailed, Verdict
+from stillfresh.engine import Core, Private, spec_of
 from stillfresh.engine.codec import MsgpackCodec
-from stillfresh.engine.core import Core
-from stillfresh.engine.model import Private
-from stillfresh.engine.options import spec_of
 from stillfresh.testing import ManualClock
 
 Load = Callable[[], Awaitable[object]]

@@ -92,7 +92,7 @@ class TestE4RemoteReads:
         await goods("a")
 
         async def after_a_drop() -> Price:
-            goods._core.shelf.front.drop("a")
+            goods._core.memory.drop("a")
             return await goods("a")
 
         one, other = await asyncio.gather(goods("a"), goods("a"))

@@ -133,7 +133,7 @@ class TestE9Dropped:
         for _ in range(5):
             await prices("a")
             await prices.invalidate("a")
-        ring = prices._core.shelf.front._ring
+        ring = prices._core.memory._ring
         assert not any(getattr(entry, name, None) for entry in ring for name in ("answer", "copy"))
 
 

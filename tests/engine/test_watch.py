@@ -40,7 +40,7 @@ async def settled(*resources: Resource[str, Price]) -> None:
 
 
 def is_settled(prices: Resource[str, Price]) -> bool:
-    lane, queue = prices._core.watcher._lane, prices._core._tower.queue
+    lane, queue = prices._core.watcher._lane, prices._core.loads.queue
     return not queue.flights and are_waiting(prices, *lane.subscribed)
 
 

@@ -248,7 +248,7 @@ class TestI24Credentials:
         visit = as_it_says(site, pages, credentials=["X-Mine"])
         texts = [(await visit(headers={"x-mine": it})).text for it in "aba"]
         assert texts == ["page 1", "page 2", "page 3"]
-        assert all("mine" not in key.id for key in pages.core.shelf.front.entries)
+        assert all("mine" not in key.id for key in pages.core.memory.entries)
 
     async def test_what_is_stored_is_for_cookies_too(self, pages: PageCache, site: Site) -> None:
         """A page made without a cookie serves visitors with one; credentials have their own."""

@@ -412,7 +412,7 @@ class TestI16Memory:
         async with PageCache("memory://", clock=clock) as pages:
             page = await pages.get("/a", lambda: Page(body), revalidate=60)
             assert page.body == body
-            (entry,) = pages.core.shelf.front.entries.values()
+            (entry,) = pages.core.memory.entries.values()
             runtime = await pages.cache.runtime()
             copy = (await runtime.store.read("page", ["/a"]))["/a"].copy
             assert copy is not None
@@ -426,5 +426,5 @@ class TestI16Memory:
         """Its body is not copied out of the row."""
         async with PageCache(f"sqlite:///{tmp_path}/pages.db", clock=clock) as pages:
             await pages.get("/a", lambda: Page(b"x"), revalidate=60)
-            (entry,) = pages.core.shelf.front.entries.values()
+            (entry,) = pages.core.memory.entries.values()
             assert isinstance(entry.answer.value.body, memoryview)

@@ -61,7 +61,7 @@ def dressed(
 def too_many(resource: Resource[str, Version], most: int) -> str | None:
     """E9: memory holds no more than it may; nothing that is under way is forgotten there."""
     core = resource._core
-    if (count := len(core.shelf.front.entries)) > most:
+    if (count := len(core.memory.entries)) > most:
         return f"memory holds {count} entries, {most} are allowed"
     if (count := len(core._steps)) > 20:
         return f"{count} reads of the store are under way"

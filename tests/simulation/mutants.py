@@ -9,13 +9,14 @@ import pytest
 from scenarios import SCENARIOS
 
 from stillfresh.coordinator.connection import Connection
-from stillfresh.engine import loader, reads
+from stillfresh.engine import load, read
 from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.core import Core
-from stillfresh.engine.flights import Flight
-from stillfresh.engine.front import Front
+from stillfresh.engine.flight import OVER, Batch, Flight, Joined, LoadState
 from stillfresh.engine.lane import Lane
+from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import Loader
+from stillfresh.engine.memory import Memory
 from stillfresh.engine.tasks import Tasks
 from stillfresh.engine.watcher import Watcher
 from stillfresh.feed.rows import FeedRows
@@ -70,8 +71,7 @@ def who_comes_late_is_given_the_overtaken_value(patch: pytest.MonkeyPatch) -> No
     """The oldest bug of the field: fill after invalidate."""
 
     def join(self: Flight[Any, Any], waiter: Any) -> None:
-        waiter.missing += 1
-        self.early.append(waiter)
+        self.waiters[waiter] = Joined.BEFORE
 
     patch.setattr(Flight, "join", join)
 
@@ -143,10 +143,10 @@ def a_lease_is_given_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
 def a_failed_load_is_tried_again_under_its_lease(patch: pytest.MonkeyPatch) -> None:
     before = Loader._call
 
-    async def call(self: Loader[Any, Any], flights: Any, leases: Any) -> Any:
-        results = await before(self, flights, leases)
+    async def call(self: Loader[Any, Any], batch: Any, leases: Any) -> Any:
+        results = await before(self, batch, leases)
         if any(isinstance(result, Exception) for result in results.values()):
-            results = await before(self, flights, leases)
+            results = await before(self, batch, leases)
         return results
 
     patch.setattr(Loader, "_call", call)
@@ -154,13 +154,17 @@ def a_failed_load_is_tried_again_under_its_lease(patch: pytest.MonkeyPatch) -> N
 
 @mutant(Promise.LOAD, "on_a_file")
 def who_is_denied_the_lease_loads_all_the_same(patch: pytest.MonkeyPatch) -> None:
-    before = Loader._acquire
+    before = Loads._acquire
 
-    async def acquire(self: Loader[Any, Any], flights: Any) -> Any:
-        leases = await before(self, flights)
-        return dict.fromkeys(flight.id for flight in flights) | leases
+    async def acquire(self: Loads[Any, Any], batch: Batch) -> Any:
+        asked = list(batch.flights)
+        leases = await before(self, batch)
+        batch.flights = [flight for flight in asked if flight.batch is not OVER]
+        for flight in batch.flights:
+            flight.batch = batch
+        return leases
 
-    patch.setattr(Loader, "_acquire", acquire)
+    patch.setattr(Loads, "_acquire", acquire)
 
 
 @mutant(Promise.LOST, "over_a_network")
@@ -196,13 +200,13 @@ def a_put_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.LOST, "on_a_file")
 def a_refused_publication_is_taken_for_done(patch: pytest.MonkeyPatch) -> None:
-    before = Loader._publish
+    before = Loader.publish
 
     async def publish(self: Loader[Any, Any], copies: Any) -> Any:
         _, stored = await before(self, copies)
         return set(), stored
 
-    patch.setattr(Loader, "_publish", publish)
+    patch.setattr(Loader, "publish", publish)
 
 
 @mutant(Promise.COUNTS, "of_a_hub")
@@ -262,7 +266,7 @@ def a_watcher_sleeps_on_after_a_load_landed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.BOUND, "from_memory")
 def memory_forgets_its_limit(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Front, "_seat", lambda self, entry: self._ring.append(entry))
+    patch.setattr(Memory, "_replace", lambda self, entry: self._ring.append(entry))
 
 
 @mutant(Promise.BOUND, "over_a_network")
@@ -276,9 +280,8 @@ def closing_leaves_tasks_behind(patch: pytest.MonkeyPatch) -> None:
 @mutant(Promise.ALIVE, "over_a_network")
 def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def join(self: Flight[Any, Any], waiter: Any) -> None:
-        waiter.missing += 1
-        if not self.began:
-            self.early.append(waiter)
+        if self.batch.state is LoadState.QUEUED:
+            self.waiters[waiter] = Joined.BEFORE
 
     patch.setattr(Flight, "join", join)
 
@@ -286,7 +289,7 @@ def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 @mutant(Promise.ALIVE, "on_a_file")
 def the_lease_of_the_dead_never_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "is_lease_over", lambda *_: False)
-    patch.setattr(loader, "plan_wait", lambda record, *_: None if record.held_until else 0)
+    patch.setattr(load, "plan_wait", lambda record, *_: None if record.held_until else 0)
 
 
 @mutant(Promise.ALIVE, "set_back")
@@ -299,4 +302,4 @@ def a_lease_is_believed_however_far_its_end_is(patch: pytest.MonkeyPatch) -> Non
 @mutant(Promise.WHOLE, "over_a_network")
 def a_read_fails_and_nobody_is_told(patch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: whoever asked had given up when the store failed."""
-    patch.setattr(reads, "looked_at", lambda _: None)
+    patch.setattr(read, "looked_at", lambda _: None)

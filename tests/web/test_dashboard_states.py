@@ -234,7 +234,7 @@ class TestG13Words:
     ) -> None:
         """A column ends where freshness does, several are before it, and one is behind."""
         world = World(kinds=[Kind("post", fetch=nothing, fresh_for=fresh_for)])
-        world.app.cache.cores["post"].shelf.meter.ages[0] += 1
+        world.app.cache.cores["post"].memory.counts.ages[0] += 1
         async with world.at() as url:
             page = await new_page()
             await page.goto(url)

@@ -21,10 +21,9 @@ from stillfresh.cli.output import (
 )
 from stillfresh.cli.places import about_names, looked_into, pages_of, say
 from stillfresh.cli.program import TEXT, Command
-from stillfresh.engine.explain import PAGE
+from stillfresh.engine import Explanation
+from stillfresh.engine.explain import PAGE, Listed, listed
 from stillfresh.engine.explain import explain as explained
-from stillfresh.engine.listing import Listed, listed
-from stillfresh.engine.model import Explanation
 from stillfresh.errors import without_password
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Record, StoreStats

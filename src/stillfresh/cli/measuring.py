@@ -20,7 +20,7 @@ import click
 from stillfresh.cli.output import as_json, print_json, print_table, working
 from stillfresh.cli.places import file_of
 from stillfresh.cli.program import Command
-from stillfresh.engine.cache import Cache
+from stillfresh.engine import Cache
 from stillfresh.errors import without_password
 from stillfresh.quiet import quietly
 from stillfresh.stores.urls import store_for

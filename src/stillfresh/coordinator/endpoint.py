@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.model import RetryAfter
+from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, LoadFailed, shown_address
 from stillfresh.wire import Unreadable, checked_headers, pause_of, whole
 

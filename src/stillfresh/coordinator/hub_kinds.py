@@ -8,7 +8,7 @@ import msgspec
 
 from stillfresh.coordinator.model import Kind
 from stillfresh.engine import Cache, Resource
-from stillfresh.engine.results import ABSENT, results_of
+from stillfresh.engine.rules import ABSENT, results_of
 from stillfresh.errors import ConfigError, shown
 
 

@@ -15,7 +15,7 @@ from stillfresh.coordinator.database import Database, decoded
 from stillfresh.coordinator.model import Kind, Outcome
 from stillfresh.coordinator.nexus_kinds import POST
 from stillfresh.coordinator.rules import milliseconds, original_of, owner_of
-from stillfresh.engine.results import ABSENT, results_of
+from stillfresh.engine.rules import ABSENT, results_of
 from stillfresh.errors import LoadFailed, StillfreshError
 
 

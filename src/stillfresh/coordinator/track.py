@@ -13,7 +13,7 @@ from stillfresh.coordinator.controller import TtlController
 from stillfresh.coordinator.model import Kind, Outcome
 from stillfresh.coordinator.rules import MISSING_ROW, milliseconds, stale_at
 from stillfresh.engine.lane import Lane
-from stillfresh.engine.results import pause_of
+from stillfresh.engine.rules import pause_of
 from stillfresh.errors import error_text
 
 LONGEST_COOLDOWN: Final = 300_000

@@ -1,29 +1,49 @@
-"""The engine: the read path that all systems share, and the one law."""
+"""The engine: the read path that all systems share, and the one law.
+
+Other packages come in through here, and through `keys`, `lane`, `rules`, `explain` and `tasks`.
+"""
 
 from stillfresh.engine.cache import Cache
 from stillfresh.engine.codec import Codec
-from stillfresh.engine.listing import Listed
-from stillfresh.engine.metrics import CacheStats, ResourceStats
-from stillfresh.engine.model import Answer, Explanation, Loaded, Origin, RetryAfter
-from stillfresh.engine.prometheus import prometheus_text
+from stillfresh.engine.core import Core
+from stillfresh.engine.explain import Listed
+from stillfresh.engine.memory import MemoryEntry
+from stillfresh.engine.model import (
+    HITS,
+    Answer,
+    Explanation,
+    Loaded,
+    Origin,
+    Outcome,
+    Private,
+    RetryAfter,
+)
 from stillfresh.engine.resource import Function, Handle, Resource
+from stillfresh.engine.spec import spec_of
+from stillfresh.engine.stats import CacheStats, ResourceStats, prometheus_text
 from stillfresh.engine.watch import Update, Watch
 
 __all__ = [
+    "HITS",
     "Answer",
     "Cache",
     "CacheStats",
     "Codec",
+    "Core",
     "Explanation",
     "Function",
     "Handle",
     "Listed",
     "Loaded",
+    "MemoryEntry",
     "Origin",
+    "Outcome",
+    "Private",
     "Resource",
     "ResourceStats",
     "RetryAfter",
     "Update",
     "Watch",
     "prometheus_text",
+    "spec_of",
 ]

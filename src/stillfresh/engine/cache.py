@@ -9,24 +9,22 @@ from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.answers import Answers
 from stillfresh.engine.codec import Codec, MsgpackCodec
 from stillfresh.engine.core import Core
+from stillfresh.engine.explain import Listed, listed
 from stillfresh.engine.keys import (
     Call,
     Signature,
     batch_types,
     checked_kind,
     checked_tags,
-    text_of,
 )
 from stillfresh.engine.lifecycle import Lifecycle
-from stillfresh.engine.listing import Listed, listed
-from stillfresh.engine.metrics import CacheStats
+from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Loaded
-from stillfresh.engine.options import spec_of
-from stillfresh.engine.resource import Function, Resource
-from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.resource import Function, Resource, text_of
+from stillfresh.engine.spec import Runtime, Spec, spec_of
+from stillfresh.engine.stats import CacheStats
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
@@ -274,16 +272,8 @@ class Cache:
         private: bool = False,
     ) -> Core[H, V]:
         """For systems on the engine: keys of any kind; `private`: our store."""
-        answers: Answers[H, V] = Answers(
-            spec.kind,
-            spec.codec,
-            self.clock,
-            max_entries=spec.max_entries,
-            memory_for=spec.memory_for,
-            private=self._private or private,
-            tags_of=None if spec.tags is None else spec.possible_tags,
-        )
-        core = Core(spec, self._life, answers, text=text, key=key)
+        memory: Memory[H, V] = Memory(spec, self.clock, private=self._private or private)
+        core = Core(spec, self._life, memory, text=text, key=key)
         self._cores[self._new_name(spec.kind)] = core
         if self._life.opened is not None:
             core.open(self._life.opened)

@@ -36,17 +36,6 @@ def checked_kind(name: str) -> str:
     return name
 
 
-def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]:
-    """`checked_text`, in one call for most keys."""
-
-    def text(key: object) -> str:
-        if type(key) is str is of and 0 < len(key) <= MAX_KEY and key.isascii():
-            return key
-        return checked_text(resource, key, of)
-
-    return text
-
-
 def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
     """The key as the store has it; a key of another type than declared is refused."""
     if not isinstance(key, of) or isinstance(key, bool):

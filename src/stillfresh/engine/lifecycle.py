@@ -2,19 +2,23 @@
 
 import asyncio
 import contextvars
+import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from stillfresh.clock import Clock
 from stillfresh.engine.core import Core
 from stillfresh.engine.spec import Runtime
 from stillfresh.engine.tasks import Tasks, looked_at
-from stillfresh.engine.upkeep import evict_now_and_then
-from stillfresh.errors import NotOpen, StillfreshError
+from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores.contract import Store
+
+EVICT_EVERY: Final = 3600.0
+
+logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
@@ -152,7 +156,7 @@ class Lifecycle:
         for core in self._cores.values():
             core.open(self.opened)
         if getattr(self._store, "needs_eviction", True) and not self._is_ended_loop():
-            self._tasks.spawn(evict_now_and_then(self._store, self._clock), None)
+            self._tasks.spawn(_evict_now_and_then(self._store, self._clock), None)
         await self._stay()
         self._opening = None
         return self.opened
@@ -222,3 +226,13 @@ class Lifecycle:
         if not self._outlives_loops:
             with suppress(RuntimeError):
                 await self._store.close()
+
+
+async def _evict_now_and_then(store: Store, clock: Clock) -> NoReturn:
+    """Until it is cancelled; a store that is away is tried again the next time."""
+    while True:
+        await asyncio.sleep(EVICT_EVERY)
+        try:
+            await store.evict(clock())
+        except StoreError as exc:
+            logger.warning("the store could not evict: %s", exc)

@@ -1,224 +1,220 @@
-"""From "somebody needs these keys" to copies in the store: leases, the load, the publication.
+"""The work of a load: leases, one call of the loader, publication (E3-E5, E7, E8, E25).
 
-One Loader for a resource (E3-E8). It holds no policy: `rules.py` decides what a failure or a
-foreign lease means, the store keeps the law, `flights.py` knows who is waiting.
+It knows no callers, and holds no policy: `rules.py` says what a failure, an absence or a value's
+own terms mean, and the store keeps the law.
 """
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, Hashable, Mapping
+from secrets import token_hex
 from typing import Any, Final, Generic, TypeVar
 
-from stillfresh.engine.flights import CURRENT, Batch, Flight, OwnLoad, Queue
-from stillfresh.engine.landing import Land, Landing, Landings, Look
-from stillfresh.engine.metrics import Meter
-from stillfresh.engine.results import results_of
-from stillfresh.engine.rules import absent_policy, plan_wait, stamped
+from msgspec import Struct
+
+from stillfresh.engine.flight import Batch, Flight
+from stillfresh.engine.model import OwnLoad, Private
+from stillfresh.engine.queue import CURRENT, Waiter
+from stillfresh.engine.rules import (
+    Absent,
+    absent_policy,
+    failed,
+    kept,
+    pause_of,
+    results_of,
+    stamped,
+)
 from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.stats import Counts
 from stillfresh.engine.tasks import looked_at
-from stillfresh.errors import LoadFailed, StoreError
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Newer, Record
+from stillfresh.errors import LoadFailed, StoreError, error_text
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-SHORTEST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 1.0
-"""E5: between two looks at another process's load; at most ten reads a second and key."""
-RENEWALS: Final = 3
-"""A lease is renewed when a third of it has passed, so that one lost renewal is survived."""
 PARTING: Final = 1.0
 """Seconds, within `grace`, that closing waits to hear whether a lease was granted."""
+NO_VALUE: Final = (Absent, Private, BaseException)
+RENEWALS: Final = 3
+"""A lease is renewed when a third of it has passed, so that one lost renewal is survived."""
 
 logger = logging.getLogger(__name__)
 
 
-class Loader(Generic[K, V]):
-    """Leads flights; `land` is told how each ended, `look` what another process has done."""
+class LoadResult(Struct, Generic[V], frozen=True):
+    """How a key's load ended: with a copy and its value, or with an error."""
 
-    def __init__(
-        self,
-        spec: Spec[K, V],
-        runtime: Runtime,
-        *,
-        queue: Queue[K, V],
-        meter: Meter,
-        land: Land[K, V],
-        look: Look[K, V],
-    ) -> None:
+    copy: Copy | None = None
+    value: V | None = None
+    failure: Failure | None = None
+    error: LoadFailed | None = None
+    is_kept: bool = True
+    """False: told to the callers that wait, and not published."""
+    private: Private[Any] | None = None
+    """For the caller whose loader gave it."""
+
+
+class Loader(Generic[K, V]):
+    """Asks the store and the loader of one resource; a store that fails is counted and logged."""
+
+    def __init__(self, spec: Spec[K, V], runtime: Runtime, counts: Counts) -> None:
         self._spec = spec
         self._runtime = runtime
-        self._queue = queue
-        self._meter = meter
-        self._land = land
-        self._look = look
-        self._landings = Landings(spec, runtime, meter)
+        self._counts = counts
 
-    def flush(self) -> None:
-        """Begin as many batches as there are places for."""
-        while (taken := self._queue.take())[0]:
-            self._runtime.spawn(self._lead(*taken), self._runtime.context)
+    async def results(self, batch: Batch, leases: Mapping[str, Lease]) -> dict[str, LoadResult[V]]:
+        """By id. What was sent now is published under these leases, which are kept alive."""
+        sent, counts = stamped(self._runtime.clock()), self._counts
+        flights: list[Flight[K, Any]] = batch.flights
+        counts.loads += 1
+        counts.loaded += len(flights)
+        counts.largest_batch = max(counts.largest_batch, len(flights))
+        said = await self._call(batch, list(leases.values()))
+        took = self._runtime.clock() - sent
+        self._report_slow(took)
+        results = self._results(flights, said, leases, sent, took)
+        if counts.failing:
+            counts.mended(id_ for id_, it in results.items() if it.error is None)
+        self._log(results)
+        return results
 
-    async def _lead(self, flights: list[Flight[K, V]], takes_place: bool) -> None:
-        try:
-            with self._told(flights):
-                leases = await self._acquire(self._asks(flights))
-                if mine := [flight for flight in flights if flight.id in leases]:
-                    await self._load(mine, {id_: lease for id_, lease in leases.items() if lease})
-        finally:
-            if takes_place:
-                self._queue.give_back()
-            self.flush()
-
-    @contextmanager
-    def _told(self, flights: list[Flight[K, V]]) -> Iterator[None]:
-        """E3: whatever ends this, nobody waits for ever."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            self._fail(flights, "the cache was closed")
-            raise
-        except Exception:
-            logger.exception("%s: stillfresh itself failed", self._spec.kind)
-            self._fail(flights, "stillfresh itself failed; see the log")
-        except BaseException:  # a signal's handler raises where it finds us; a task keeps it
-            self._fail(flights, "the load was interrupted")
-            raise
-
-    def _fail(self, flights: list[Flight[K, V]], why: str) -> None:
-        error = LoadFailed(f"{self._spec.kind}: {why}")
-        open_ = [it for it in flights if self._queue.flights.get(it.key) is it]
-        self._land(open_, dict.fromkeys((it.id for it in open_), Landing(error=error)))
-
-    def _asks(self, flights: list[Flight[K, V]]) -> dict[Flight[K, V], Ask]:
-        """E8: one whose tags cannot be said could not be invalidated by them: it fails, alone."""
-        asks: dict[Flight[K, V], Ask] = {}
-        landings: dict[str, Landing[V]] = {}
+    def _results(
+        self,
+        flights: list[Flight[K, Any]],
+        said: Mapping[K, object],
+        leases: Mapping[str, Lease],
+        sent: float,
+        took: float,
+    ) -> dict[str, LoadResult[V]]:
+        """What was said of each key, as a copy. E25: one that cannot be stored fails alone."""
+        terms, codec, dice = self._spec.terms, self._spec.codec, self._runtime.dice
+        gone: Policy | None = None
+        results: dict[str, LoadResult[V]] = {}
         for it in flights:
+            result, lease = said[it.key], leases.get(it.id)
+            generation = lease.token if lease is not None else token_hex(16)
             try:
-                asks[it] = Ask(it.id, it.seen, self._spec.tags_of(it.key), it.failures)
-            except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
-                landings[it.id] = self._landings.failed(it, exc, "its tags= failed")
-        self._landings.log(landings)
-        self._land([it for it in flights if it not in asks], landings)
-        return asks
+                if not isinstance(result, NO_VALUE):
+                    copy, value = kept(result, terms, codec, (generation, sent), dice)
+                    results[it.id] = LoadResult(copy, value)
+                elif isinstance(result, BaseException):
+                    results[it.id] = self._failed(it, result)
+                else:
+                    gone = gone or absent_policy(terms, took)
+                    copy = Copy(generation, sent, gone, None)
+                    results[it.id] = self._absent(it, result, copy)
+            except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
+                error = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
+                error.__cause__ = exc
+                results[it.id] = self._failed(it, error)
+        return results
 
-    async def _acquire(self, asks: dict[Flight[K, V], Ask]) -> dict[str, Lease | None]:
-        """The leases for what is ours to load; None for each if the store is away (S5)."""
-        if not asks:
-            return {}
-        since = self._runtime.clock()
+    def _absent(self, flight: Flight[K, Any], result: object, copy: Copy) -> LoadResult[V]:
+        self._counts.absent += 1
+        if not isinstance(result, Private):
+            return LoadResult(copy)
+        is_kept = result.is_noted or flight.seen is not None
+        return LoadResult(copy, is_kept=is_kept, private=result)
+
+    def _failed(
+        self, flight: Flight[K, Any], error: BaseException, what: str = "loading failed"
+    ) -> LoadResult[V]:
+        text, runtime = error_text(error), self._runtime
+        pause = pause_of(error)
+        failure = failed(flight.failure, text, runtime.clock(), runtime.dice(), pause)
+        self._counts.failed_with(flight.id, failure)
+        raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: {what}: {text}")
+        raised.__cause__ = error
+        return LoadResult(failure=failure, error=raised)
+
+    def _log(self, results: Mapping[str, LoadResult[V]]) -> None:
+        """E7: once for a batch."""
+        errors = [it.error for it in results.values() if it.error is not None]
+        if errors:
+            of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
+            logger.warning("%s%s", of, errors[0])
+
+    def store_failed(self, what: str, error: StoreError) -> None:
+        self._counts.store_errors += 1
+        logger.warning("%s: the store could not %s: %s", self._spec.kind, what, error)
+
+    def asks(self, batch: Batch) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
+        """E8: one whose tags cannot be said could not be invalidated by them: it fails, alone."""
+        asks: list[Ask] = []
+        failed: dict[str, LoadResult[V]] = {}
+        for it in batch.flights:
+            try:
+                tags = () if self._spec.tags is None else self._spec.tags_of(it.key)
+                asks.append(Ask(it.id, it.seen, tags, it.failures))
+            except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
+                failed[it.id] = self._failed(it, exc, "its tags= failed")
+        self._log(failed)
+        return asks, failed
+
+    async def acquire(self, asks: list[Ask]) -> dict[str, Grant] | None:
+        """None if the store is away (S5)."""
         try:
-            grants = await self._granted(list(asks.values()))
+            return await self._granted(asks)
         except StoreError as exc:
-            self._store_failed("lease", exc)
-            return dict.fromkeys(it.id for it in asks)
-        leases: dict[str, Lease | None] = {}
-        held = []
-        for flight in asks:
-            match grants[flight.id]:
-                case Lease() as lease:
-                    leases[flight.id] = lease
-                case Newer(record):
-                    self._look(flight, record, since)
-                case Held():
-                    held.append(flight)
-        self._meter.leases_won += len(leases)
-        self._meter.leases_denied += len(asks) - len(leases)
-        if held:
-            self._runtime.spawn(self._follow(held), self._runtime.context)
-        return leases
+            self.store_failed("lease", exc)
+            return None
 
     async def _granted(self, asks: list[Ask]) -> dict[str, Grant]:
         """E13, E21: what is granted while the cache or its loop ends is given back."""
         work = self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
-        step = self._runtime.step(work)
+        step: asyncio.Task[dict[str, Grant]] = self._runtime.step(work)
         try:
             return await asyncio.shield(step)
         except asyncio.CancelledError:
             await asyncio.wait([step], timeout=min(PARTING, self._runtime.grace / 2))
             if not step.cancel() and not step.cancelled() and step.exception() is None:
-                grants: dict[str, Grant] = step.result()
-                await self._release([it for it in grants.values() if isinstance(it, Lease)], {})
+                granted = step.result().values()
+                await self.release([it for it in granted if isinstance(it, Lease)], {})
             raise
 
-    async def _follow(self, flights: list[Flight[K, V]]) -> None:
-        """E5: another process loads these; look now and then, with growing, jittered pauses."""
-        pause, waiting = SHORTEST_PAUSE, flights
-        with self._told(flights):
-            while waiting := [flight for flight in waiting if self._is_waited_for(flight)]:
-                await self._runtime.sleep(pause * (1 + 0.5 * self._runtime.dice()))
-                pause = min(LONGEST_PAUSE, pause * 1.5)
-                waiting = await self._look_around(waiting)
-
-    async def _look_around(self, flights: list[Flight[K, V]]) -> list[Flight[K, V]]:
-        """Which of these have to wait on."""
-        for flight in flights:
-            flight.include_late()
-        since = self._runtime.clock()
+    async def publish(self, copies: dict[str, tuple[Lease, Copy]]) -> tuple[set[str], bool]:
+        """Which were superseded, and whether the store could be asked at all."""
+        if not copies:
+            return set(), True
         try:
-            ids = [flight.id for flight in flights]
-            records = await self._runtime.store.read(self._spec.kind, ids)
+            superseded = await self._runtime.store.publish(self._spec.kind, copies)
         except StoreError as exc:
-            self._store_failed("read", exc)
-            records = {}  # ask for the lease again, and load without one if that fails too
-        now, waiting = self._runtime.clock(), []
-        for flight in flights:
-            record = records.get(flight.id, Record())
-            if plan_wait(record, flight.seen, now, self._spec.lease_for) is None:
-                waiting.append(flight)
-            else:
-                self._look(flight, record, since, waited=True)
-        return waiting
+            self.store_failed("publish", exc)
+            return set(), False
+        self._counts.superseded += len(superseded)
+        return superseded, True
 
-    def _is_waited_for(self, flight: Flight[K, V]) -> bool:
-        if flight.waiters:
-            return True
-        self._queue.end(flight)
-        return False
-
-    async def _load(self, flights: list[Flight[K, V]], leases: dict[str, Lease]) -> None:
-        sent = stamped(self._runtime.clock())
-        self._meter.batch(len(flights))
+    async def release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
+        if not leases:
+            return
         try:
-            results = await self._call(flights, list(leases.values()))
-            took = self._runtime.clock() - sent
-            self._landings.report_slow(took)
-            gone, landing_of = absent_policy(self._spec.terms, took), self._landings.of
-            landings = {
-                it.id: landing_of(it, results[it.key], sent, leases.get(it.id), gone)
-                for it in flights
-            }
-        except (asyncio.CancelledError, Exception):
-            await self._release(list(leases.values()), {})
-            raise
-        self._meter.failing.ended(id_ for id_, it in landings.items() if it.error is None)
-        self._landings.log(landings)
-        await self._runtime.finish(self._settle(flights, leases, landings))
+            await self._runtime.store.release(self._spec.kind, leases, failures)
+        except StoreError as exc:
+            self.store_failed("release", exc)
 
-    async def _call(self, flights: list[Flight[K, V]], leases: list[Lease]) -> dict[K, object]:
+    async def _call(self, batch: Batch, leases: list[Lease]) -> dict[K, object]:
         """E3: to its end, to `load_timeout`, or until the cache closes, whatever the callers do."""
-        keys, batch = [flight.key for flight in flights], Batch()
-        for flight in flights:
-            flight.batch = batch
+        keys = [flight.key for flight in batch.flights]
         context = self._runtime.context.copy()
         context.run(CURRENT.set, batch)
-        load = self._runtime.child(self._work(flights, keys), context)
+        load = self._runtime.child(self._work(batch, keys), context)
         try:
             await asyncio.sleep(0)
             if not load.done():
                 await self._guarded(load, leases)
         finally:
-            load.cancel()
-            load.add_done_callback(looked_at)
-        return self._results(keys, load)
+            if load.done():
+                looked_at(load)
+            else:
+                load.cancel()
+                load.add_done_callback(looked_at)
+        return self._said(keys, load)
 
-    def _work(
-        self, flights: list[Flight[K, V]], keys: list[K]
-    ) -> Coroutine[Any, Any, Mapping[K, object]]:
+    def _work(self, batch: Batch, keys: list[K]) -> Coroutine[Any, Any, Mapping[K, object]]:
         """The resource's loader, or that of the caller: then the batch is of one key."""
-        by = flights[0].by
+        by: Waiter[K, V] | None = batch.flights[0].by
         if by is None or by.load is None:
             return self._spec.load(list(keys))
         return _alone(keys[0], by.load)
@@ -230,7 +226,19 @@ class Loader(Generic[K, V]):
         finally:
             guard.cancel()
 
-    def _results(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
+    async def _guard(self, leases: list[Lease]) -> None:
+        """Renew the leases while the load runs; ends when the load has run for too long."""
+        left, step = self._spec.load_timeout, self._spec.lease_for / RENEWALS
+        while left > 0:
+            await self._runtime.sleep(min(step, left))
+            left -= step
+            if leases and left > 0:
+                try:
+                    await self._runtime.store.renew(self._spec.kind, leases, self._spec.lease_for)
+                except StoreError as exc:
+                    self.store_failed("renew", exc)
+
+    def _said(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
         kind = self._spec.kind
         if not load.done():
             pause = self._spec.load_timeout
@@ -244,61 +252,19 @@ class Loader(Generic[K, V]):
         except Exception as exc:  # noqa: BLE001 (E25: a mapping of somebody else's)
             return dict.fromkeys(keys, exc)
 
-    async def _guard(self, leases: list[Lease]) -> None:
-        """Renew the leases while the load runs; ends when the load has run for too long."""
-        left, step = self._spec.load_timeout, self._spec.lease_for / RENEWALS
-        while left > 0:
-            await self._runtime.sleep(min(step, left))
-            left -= step
-            if leases and left > 0:
-                try:
-                    await self._runtime.store.renew(self._spec.kind, leases, self._spec.lease_for)
-                except StoreError as exc:
-                    self._store_failed("renew", exc)
-
-    async def _settle(
-        self,
-        flights: list[Flight[K, V]],
-        leases: dict[str, Lease],
-        landings: dict[str, Landing[V]],
-    ) -> None:
-        """Publish what came, release what failed, and tell those who wait."""
-        for flight in flights:
-            flight.sent = True
-        copies = {
-            id_: (lease, copy)
-            for id_, lease in leases.items()
-            if (copy := landings[id_].copy) and landings[id_].is_kept
-        }
-        since = self._runtime.clock()
-        superseded, stored = await self._publish(copies)
-        failures = {id_: it.failure for id_, it in landings.items() if it.failure is not None}
-        published = copies.keys() if stored else ()
-        await self._release([it for id_, it in leases.items() if id_ not in published], failures)
-        self._land(flights, landings, stored=published, superseded=superseded, since=since)
-
-    async def _publish(self, copies: dict[str, tuple[Lease, Copy]]) -> tuple[set[str], bool]:
-        if not copies:
-            return set(), True
-        try:
-            superseded = await self._runtime.store.publish(self._spec.kind, copies)
-        except StoreError as exc:
-            self._store_failed("publish", exc)
-            return set(), False
-        self._meter.superseded += len(superseded)
-        return superseded, True
-
-    async def _release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
-        if not leases:
-            return
-        try:
-            await self._runtime.store.release(self._spec.kind, leases, failures)
-        except StoreError as exc:
-            self._store_failed("release", exc)
-
-    def _store_failed(self, what: str, error: StoreError) -> None:
-        self._meter.store_errors += 1
-        logger.warning("%s: the store could not %s: %s", self._spec.kind, what, error)
+    def _report_slow(self, took: float) -> None:
+        """E16: once for a resource."""
+        fresh_for = self._spec.terms.policy.fresh_for
+        if 0 < fresh_for <= took and not self._counts.slow_reported:
+            self._counts.slow_reported = True
+            logger.warning(
+                "%s: the loader took %.3g s, and what it loads is fresh for %.3g s, which count "
+                "from when it was asked: nothing is fresh when it arrives. Make fresh_for longer, "
+                "or the loader faster.",
+                self._spec.kind,
+                took,
+                fresh_for,
+            )
 
 
 async def _alone(key: K, load: OwnLoad) -> dict[K, object]:

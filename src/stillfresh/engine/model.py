@@ -3,10 +3,10 @@
 Pure data: no clock is read here but through an answer's own `age`.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, TypedDict, TypeVar
+from typing import Any, Final, Generic, TypedDict, TypeVar, cast
 
 from msgspec import Struct
 
@@ -130,3 +130,52 @@ class Explanation:
 
     def __str__(self) -> str:
         return self.text
+
+
+Outcome = Answer[V] | LoadFailed
+Read = Answer[V] | Private[Any] | LoadFailed
+"""What a caller with a loader of its own is told: stored, private, or failed."""
+OwnLoad = Callable[[], Awaitable[object]]
+"""A loader that a caller brings for one key: its value, a `Loaded`, or a `Private`."""
+
+
+def answered(outcome: Outcome[V], clock: Callable[[], float]) -> Answer[V]:
+    """A failure as an answer that says why there is none."""
+    if not isinstance(outcome, LoadFailed):
+        return outcome
+    return Answer(
+        cast("V", None),
+        found=False,
+        verdict=Verdict.GONE,
+        fetched_at=clock(),
+        origin=Origin.LOADED,
+        clock=clock,
+        error=outcome,
+    )
+
+
+def all_answered(
+    outcomes: Mapping[T, Outcome[V]], clock: Callable[[], float]
+) -> dict[T, Answer[V]]:
+    return {
+        key: outcome if isinstance(outcome, Answer) else answered(outcome, clock)
+        for key, outcome in outcomes.items()
+    }
+
+
+def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Callable[[], float]) -> Answer[V]:
+    """What is left to show after a failure, and the failure with it."""
+    if known is None or isinstance(known, LoadFailed):
+        return answered(known or failure, clock)
+    if known.error is not None:
+        return known
+    return Answer(
+        known.value,
+        found=known.found,
+        verdict=known.verdict,
+        fetched_at=known.fetched_at,
+        origin=known.origin,
+        clock=clock,
+        error=failure,
+        unverified=known.unverified,
+    )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stillfresh.engine.core import Core
 from stillfresh.engine.model import Origin
-from stillfresh.engine.rules import at_arrival, stamped
+from stillfresh.engine.rules import kept, stamped, watched_until
 from stillfresh.engine.spec import Runtime, Spec
 from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import ConfigError, StoreError, error_text
@@ -45,7 +45,7 @@ def _known(
 ) -> Known[K, V]:
     """ConfigError if the value cannot be stored: the caller's mistake, and no failed load."""
     try:
-        copy, decoded = spec.kept(value, "", sent, dice)
+        copy, decoded = kept(value, spec.terms, spec.codec, ("", sent), dice)
     except Exception as exc:
         text = error_text(exc)
         raise ConfigError(f"{spec.kind} {key!r}: the value cannot be stored: {text}") from exc
@@ -69,7 +69,7 @@ async def put(core: Core[K, V], values: Iterable[tuple[K, object]]) -> None:
 
 async def _put(core: Core[K, V], runtime: Runtime, values: Sequence[Known[K, V]]) -> None:
     """E6: memory takes a value only if nothing overtook the put meanwhile."""
-    keys, shelf, entries = [it.key for it in values], core.shelf, core.shelf.front.entries
+    keys, memory, entries = [it.key for it in values], core.memory, core.memory.entries
     try:
         async with _in_turn(core.puts, keys):
             since = runtime.clock()
@@ -77,18 +77,19 @@ async def _put(core: Core[K, V], runtime: Runtime, values: Sequence[Known[K, V]]
             with core.overtaking(keys) as step:
                 stored = await _published(core.spec, runtime, values, seen)
     except StoreError:
-        shelf.meter.store_errors += 1
+        memory.counts.store_errors += 1
         raise
-    shelf.meter.puts += len(stored)
-    shelf.meter.superseded += len(values) - len(stored)
-    shelf.meter.failing.ended(stored)
+    memory.counts.puts += len(stored)
+    memory.counts.superseded += len(values) - len(stored)
+    memory.counts.mended(stored)
     for it in values if core.is_open(runtime) else ():
         if it.id in stored and it.key not in step.dirty:
             copy, value = stored[it.id], it.value
-            outlook = shelf.outlook(copy, shelf.now())
-            shelf.keep(it.key, copy, value, outlook, since)
-            answer = shelf.made(copy, value, at_arrival(outlook.verdict), Origin.LOADED)
-            core.on_landed(it.key, answer, copy)
+            outlook = memory.outlook(copy, memory.now())
+            memory.keep(it.key, copy, value, outlook, since)
+            answer = memory.made(copy, value, outlook.at_arrival, Origin.LOADED)
+            until = watched_until(copy, core.spec.terms)
+            core.watcher.landed(it.key, answer, until, outlook.now)
 
 
 @asynccontextmanager

@@ -10,10 +10,9 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.core import Core
-from stillfresh.engine.flights import Outcome, all_answered
-from stillfresh.engine.front import Entry
-from stillfresh.engine.keys import Call, Signature
-from stillfresh.engine.model import Answer, Explanation, Loaded, OwnTerms
+from stillfresh.engine.keys import MAX_KEY, Call, Signature, checked_text
+from stillfresh.engine.memory import MemoryEntry
+from stillfresh.engine.model import Answer, Explanation, Loaded, Outcome, OwnTerms, all_answered
 from stillfresh.engine.put import put
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.watch import Update, Watch
@@ -40,7 +39,7 @@ class Handle(Generic[V]):
 
     def peek(self) -> Answer[V] | None:
         """What memory holds; no await, no refresh."""
-        return self._core.shelf.peek(self._key)
+        return self._core.memory.peek(self._key)
 
     async def refresh(self) -> None:
         """Load it now, whatever its age; LoadFailed if that fails."""
@@ -81,7 +80,7 @@ class Resource(Generic[K, V]):
 
     def __init__(self, core: Core[K, V], clock: Clock) -> None:
         self._core = core
-        self._entries = core.shelf.front.entries
+        self._entries = core.memory.entries
         self._clock = clock
 
     async def __call__(self, key: K) -> V:
@@ -151,7 +150,7 @@ class Resource(Generic[K, V]):
             clock = self._clock
             if clock() < entry.until:
                 return entry.answer
-        return self._core.shelf.peek(key)
+        return self._core.memory.peek(key)
 
     async def refresh(self, *keys: K) -> None:
         """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
@@ -255,7 +254,7 @@ class Function(Generic[P, V]):
         self._core = core
         self._signature = signature
         self._clock = clock
-        self._by_arguments: dict[tuple[object, ...], Entry[Call[P], V]] = {}
+        self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
@@ -273,7 +272,7 @@ class Function(Generic[P, V]):
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         """The answer, from memory, the store or a load."""
         call = self._signature.call(*args, **kwargs)
-        entry = self._core.shelf.front.entries.get(call)
+        entry = self._core.memory.entries.get(call)
         if entry is not None and self._clock() < entry.until:
             entry.hits += 1
             self._shorten(args, kwargs, entry)
@@ -285,7 +284,7 @@ class Function(Generic[P, V]):
         return Handle(self._core, self._signature.call(*args, **kwargs))
 
     def _shorten(
-        self, args: tuple[object, ...], kwargs: dict[str, object], entry: Entry[Call[P], V]
+        self, args: tuple[object, ...], kwargs: dict[str, object], entry: MemoryEntry[Call[P], V]
     ) -> None:
         """Next time these very arguments lead straight to the entry."""
         if not kwargs and self._signature.is_plain:
@@ -299,6 +298,17 @@ class Function(Generic[P, V]):
 
 def _limit(max_age: Duration | None) -> float:
     return FOR_EVER if max_age is None else seconds(max_age, name="max_age")
+
+
+def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]:
+    """The name in the store of a key of this type; one call for most keys."""
+
+    def text(key: object) -> str:
+        if type(key) is str is of and 0 < len(key) <= MAX_KEY and key.isascii():
+            return key
+        return checked_text(resource, key, of)
+
+    return text
 
 
 def _is_hashable(key: object) -> bool:

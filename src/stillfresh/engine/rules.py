@@ -5,17 +5,22 @@ else may live here: no clock, no store, no asyncio.
 """
 
 from bisect import bisect_right
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from enum import Enum
 from math import floor
 from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from stillfresh.engine.model import Loaded
+from stillfresh.durations import seconds
+from stillfresh.engine.codec import Codec
+from stillfresh.engine.model import Loaded, RetryAfter
+from stillfresh.errors import LoadFailed, shown
 from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 NOTHING: Final = Record()
 FOR_EVER: Final = float("inf")
@@ -138,11 +143,6 @@ def plan_arrived(record: Record, seen: str | None, now: float, lease_for: float)
     return plan if copy.mark is Mark.HARD else Serve(copy, Verdict.STALE)
 
 
-def at_arrival(verdict: Verdict) -> Verdict:
-    """E16: of a value that was just loaded, to the callers that waited for it: STALE at worst."""
-    return verdict if verdict is Verdict.FRESH else Verdict.STALE
-
-
 def fresh_until(copy: Copy) -> float:
     """The end of its freshness; an invalidated copy has none left."""
     return copy.fetched_at + copy.policy.fresh_for if copy.mark is Mark.NONE else copy.fetched_at
@@ -220,6 +220,8 @@ class Outlook(Struct, frozen=True):
     mark: Mark
     now: float
     verdict: Verdict
+    at_arrival: Verdict
+    """E16: to the callers that waited for it: STALE at worst."""
     bucket: int
     """Of its age."""
     until: float
@@ -230,7 +232,8 @@ def outlook_of(copy: Copy, now: float) -> Outlook:
     policy, fetched_at, mark = copy.policy, copy.fetched_at, copy.mark
     bucket = age_bucket(age_of(fetched_at, now))
     verdict, until = verdict_of(copy, now), unchanged_until(copy, now)
-    return Outlook(policy, fetched_at, mark, now, verdict, bucket, until)
+    at_arrival = verdict if verdict is Verdict.FRESH else Verdict.STALE
+    return Outlook(policy, fetched_at, mark, now, verdict, at_arrival, bucket, until)
 
 
 def age_bucket(age: float) -> int:
@@ -257,6 +260,22 @@ def own_policy(terms: Terms, loaded: Loaded[Any]) -> Policy:
     return Policy(loaded.fresh_for, stale_for, error_for)
 
 
+def kept(
+    value: object, terms: Terms, codec: Codec[V], made: tuple[str, float], dice: Callable[[], float]
+) -> tuple[Copy, V]:
+    """A copy of the value, and the value through the codec and back, so that all see the same.
+
+    `made`: its generation, and when it was asked for. What the codec raises goes to the caller.
+    """
+    policy = terms.policy
+    if isinstance(value, Loaded):
+        policy, value = own_policy(terms, value), value.value
+    if terms.jitter:
+        policy = jittered(policy, terms.jitter, dice())
+    data = codec.encode(value)  # type: ignore[arg-type]  # an annotation is a promise
+    return Copy(*made, policy, data), codec.decode(data)
+
+
 def failed(
     before: Failure | None, error: str, now: float, dice: float, pause: float | None = None
 ) -> Failure:
@@ -266,3 +285,43 @@ def failed(
         doubled = min(LONGEST_COOLDOWN, FIRST_COOLDOWN * 2.0 ** min(count - 1, 10))
         pause = doubled * (1 - 0.1 * dice)
     return Failure(count, now + pause, error)
+
+
+class Absent(Enum):
+    """The upstream answered, and it has no such thing."""
+
+    ABSENT = 0
+
+
+ABSENT: Final = Absent.ABSENT
+
+
+def results_of(kind: str, keys: Sequence[K], answer: object) -> dict[K, object]:
+    """An id missing from the mapping is absent; one mapped to an exception failed alone.
+
+    Ids that nobody asked for, while some that were asked for are missing, are no absence but a
+    mistake: the loader names its keys in another way.
+    """
+    if not isinstance(answer, Mapping):
+        error = LoadFailed(
+            f"{kind}: the loader returned {type(answer).__name__}, not a mapping from key to value"
+        )
+        return dict.fromkeys(keys, error)
+    results: dict[K, object] = {key: answer.get(key, ABSENT) for key in keys}
+    missing = [key for key, result in results.items() if result is ABSENT]
+    if missing and len(answer) > len(keys) - len(missing):
+        extra = next(key for key in answer if key not in results)
+        for key in missing:
+            results[key] = LoadFailed(
+                f"{kind} {key!r}: the loader left it out and answered for {shown(extra)}, "
+                f"which nobody asked for"
+            )
+    return results
+
+
+def pause_of(error: object) -> float | None:
+    """E7: the seconds that a loader asked for, if it did, and if they are any."""
+    try:
+        return seconds(error.seconds) if isinstance(error, RetryAfter) else None
+    except Exception:  # noqa: BLE001 (a user's exception may be anything)
+        return None

@@ -1,4 +1,4 @@
-"""What a resource was declared to be, and what all resources of an open cache share."""
+"""What a resource was declared to be, checked, and what all resources of an open cache share."""
 
 import asyncio
 import contextvars
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from stillfresh.clock import Clock
+from stillfresh.durations import Duration, seconds
 from stillfresh.engine.codec import Codec
 from stillfresh.engine.keys import checked_tags
 from stillfresh.engine.model import Loaded, OwnTerms
-from stillfresh.engine.rules import Terms, jittered, own_policy
-from stillfresh.stores.contract import Copy, Record, Store
+from stillfresh.engine.rules import Terms, absent_believed_for
+from stillfresh.errors import ConfigError, shown
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Record, Store
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -46,27 +49,71 @@ class Spec(Generic[K, V]):
         own: OwnTerms = {"fresh_for": self.terms.policy.fresh_for, **terms}
         return Loaded(value, **own)  # type: ignore[arg-type]
 
-    def kept(
-        self, value: object, generation: str, sent: float, dice: Callable[[], float]
-    ) -> tuple[Copy, V]:
-        """A copy of the value, and the value through the codec and back, so that all see the same.
-
-        What the codec raises goes to the caller.
-        """
-        policy = self.terms.policy
-        if isinstance(value, Loaded):
-            policy, value = own_policy(self.terms, value), value.value
-        if self.terms.jitter:
-            policy = jittered(policy, self.terms.jitter, dice())
-        data = self.codec.encode(value)  # type: ignore[arg-type]  # an annotation is a promise
-        return Copy(generation, sent, policy, data), self.codec.decode(data)
-
     def possible_tags(self, key: K) -> tuple[str | None, ...]:
         """E8: the key's tags; None among them: any tag, since their function failed."""
         try:
             return self.tags_of(key)
         except Exception:  # noqa: BLE001 (a user's function may raise anything)
             return (None,)
+
+
+def spec_of(
+    kind: str,
+    load: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, Any]]],
+    codec: Codec[V],
+    tags: Callable[[K], Sequence[str]] | None,
+    *,
+    fresh_for: Duration,
+    stale_for: Duration,
+    error_for: Duration,
+    absent_for: Duration | None,
+    jitter: float,
+    max_batch: int,
+    concurrency: int,
+    max_entries: int,
+    memory_for: Duration,
+    lease_for: Duration,
+    load_timeout: Duration,
+) -> Spec[K, V]:
+    """What a declaration says as a `Spec`; each mistake names the resource and the option."""
+    policy = Policy(
+        seconds(fresh_for, name=f"{kind}: fresh_for"),
+        seconds(stale_for, name=f"{kind}: stale_for"),
+        seconds(error_for, name=f"{kind}: error_for"),
+    )
+    if absent_for is not None:
+        absent_for = seconds(absent_for, name=f"{kind}: absent_for")
+    _check(kind, jitter, tags, codec)
+    return Spec(
+        kind=kind,
+        load=load,
+        codec=codec,
+        terms=Terms(policy, absent_believed_for(policy.fresh_for, absent_for), jitter),
+        tags=tags,
+        max_batch=_count(kind, "max_batch", max_batch),
+        concurrency=_count(kind, "concurrency", concurrency),
+        max_entries=_count(kind, "max_entries", max_entries),
+        memory_for=seconds(memory_for, name=f"{kind}: memory_for"),
+        lease_for=seconds(lease_for, name=f"{kind}: lease_for", positive=True),
+        load_timeout=seconds(load_timeout, name=f"{kind}: load_timeout", positive=True),
+    )
+
+
+def _check(kind: str, jitter: float, tags: object, codec: object) -> None:
+    if not isinstance(jitter, float | int) or not 0 <= jitter < 1:
+        raise ConfigError(f"{kind}: jitter is a share from 0 to below 1, not {shown(jitter)}")
+    if tags is not None and not callable(tags):
+        raise ConfigError(f"{kind}: tags is a function of the key, not {shown(tags)}")
+    if not callable(getattr(codec, "encode", None)) or not callable(getattr(codec, "decode", None)):
+        raise ConfigError(f"{kind}: codec has encode and decode, which {shown(codec)} has not")
+
+
+def _count(kind: str, option: str, number: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(
+            f"{kind}: {option} must be a whole number of 1 or more, not {shown(number)}"
+        )
+    return number
 
 
 ReadLagging: TypeAlias = Callable[

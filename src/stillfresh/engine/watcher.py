@@ -11,10 +11,9 @@ from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from typing import Final, Generic, Protocol, TypeVar
 
-from stillfresh.engine.flights import Outcome, left_of
-from stillfresh.engine.front import NEVER
 from stillfresh.engine.lane import Lane, State
-from stillfresh.engine.model import Answer
+from stillfresh.engine.memory import NEVER
+from stillfresh.engine.model import Answer, Outcome, left_of
 from stillfresh.engine.spec import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError

@@ -25,7 +25,7 @@ import msgspec
 
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.model import RetryAfter
+from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.records import checked_comments, checked_topic, json_object

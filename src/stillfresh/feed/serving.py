@@ -13,8 +13,7 @@ import msgspec
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
-from stillfresh.engine.cache import Cache
-from stillfresh.engine.model import Answer, RetryAfter
+from stillfresh.engine import Answer, Cache, RetryAfter
 from stillfresh.engine.rules import cooling
 from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.errors import LoadFailed, StillfreshError, StoreError

@@ -9,7 +9,7 @@ from datetime import date
 from itertools import islice
 from typing import Final, Protocol
 
-from stillfresh.engine.model import RetryAfter
+from stillfresh.engine import RetryAfter
 from stillfresh.errors import LoadFailed, error_text
 from stillfresh.feed.model import Comment, Index, Topic, comments_key, index_of, subject
 from stillfresh.feed.records import checked_comments, checked_topic, checked_topics, each_of

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stillfresh.engine import Answer, Origin
-from stillfresh.engine.model import Private
+from stillfresh.engine import Answer, Origin, Private
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.isr import rules_storage as storage

@@ -7,7 +7,7 @@ that it rested on; when one of them is another than it was, the request goes the
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from stillfresh.engine.front import Entry
+from stillfresh.engine import MemoryEntry
 from stillfresh.freshness import Verdict
 from stillfresh.isr.answering import FoundPage
 from stillfresh.isr.model import PageKey, Stored
@@ -28,7 +28,7 @@ ON_CONDITIONS: Final = frozenset(
 PLAIN: Final = ON_CONDITIONS | {b"if-modified-since", b"if-none-match", b"if-range", b"range"}
 """And those that ask for the page on conditions, or for a part of it."""
 Line: TypeAlias = tuple[Any, ...]
-Step: TypeAlias = tuple[PageKey, Entry[PageKey, Stored], int]
+Step: TypeAlias = tuple[PageKey, MemoryEntry[PageKey, Stored], int]
 """An entry that was asked for, and which edition of it there was."""
 HasPlaces: TypeAlias = Callable[[PageAddress, Sequence[PageKey], float], bool]
 
@@ -53,7 +53,7 @@ class HotPages:
         self._marks = marks
         self._clock = pages.clock
         self._glance = pages.core.glance
-        self._entries = pages.core.shelf.front.entries
+        self._entries = pages.core.memory.entries
         self._most = pages.core.spec.max_entries
         self._known: dict[Line | None, Hot | frozenset[bytes]] = {}
         """By the line of a request; where its headers count, their names, and then by both."""
@@ -128,7 +128,7 @@ class HotPages:
         self._known[(line, words) if names else line] = hot
 
 
-def _uncount(hot: Hot, missed: Entry[PageKey, Stored] | None = None) -> None:
+def _uncount(hot: Hot, missed: MemoryEntry[PageKey, Stored] | None = None) -> None:
     """E12: the long way counts for itself what comes before the one that was missed."""
     for _, entry, _ in hot.steps:
         if entry is missed:

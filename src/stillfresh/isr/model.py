@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from stillfresh.engine.model import Answer, Private
+from stillfresh.engine import Answer, Private
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Verdict
 from stillfresh.isr.rules_fields import BAD, NAME, Raw

@@ -16,11 +16,8 @@ from msgspec import structs
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Answer, Cache, CacheStats, Explanation, Loaded
-from stillfresh.engine.core import Core
+from stillfresh.engine import Answer, Cache, CacheStats, Core, Explanation, Loaded, Private, spec_of
 from stillfresh.engine.keys import checked_id
-from stillfresh.engine.model import Private
-from stillfresh.engine.options import spec_of
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.isr.model import (
@@ -198,7 +195,7 @@ class PageCache:
 
     def known(self, key: PageKey) -> Answer[Stored] | None:
         """What can be answered on the spot."""
-        return self.core.shelf.hit(key, self.clock()) or self.core.glance(key)
+        return self.core.memory.hit(key, self.clock()) or self.core.glance(key)
 
     async def revalidate(self, path: str) -> None:
         """I11: stale from now, in every variant; rendered anew at the next visit.
@@ -265,7 +262,7 @@ class PageCache:
 
     def old(self, key: PageKey) -> Stored | None:
         """The page that memory has."""
-        entry = self.core.shelf.front.entries.get(key)
+        entry = self.core.memory.entries.get(key)
         return entry.answer.value if entry is not None and entry.answer.found else None
 
     def _loaded(self, load: PageLoad, made: Rendered) -> Loaded[Stored] | Private[Rendered]:

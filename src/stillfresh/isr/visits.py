@@ -95,7 +95,7 @@ class Visits(Answering):
         if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
             return answer
         if not visit.is_authorized or allows_authorized(answer.value.head.headers):
-            self._pages.core.shelf.count([answer], self._pages.clock())
+            self._pages.core.memory.count([answer], self._pages.clock())
         return answer
 
     def _varied(self, visit: Visit, vary: Sequence[str]) -> str | Reason:

@@ -7,11 +7,9 @@ of it; one that only lies in the store (of an older configuration) through the s
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from stillfresh.engine import Cache, Explanation
-from stillfresh.engine.core import Core
-from stillfresh.engine.explain import PAGE, explain
+from stillfresh.engine import Cache, Core, Explanation
+from stillfresh.engine.explain import PAGE, Listed, explain, listed
 from stillfresh.engine.keys import checked_id, checked_kind
-from stillfresh.engine.listing import Listed, listed
 from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.stores.contract import Entry, Record
 from stillfresh.web.replies import Problem

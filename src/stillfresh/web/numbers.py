@@ -13,8 +13,7 @@ from dataclasses import asdict
 from typing import Any, Final, NoReturn
 
 from stillfresh.clock import Clock
-from stillfresh.engine import Cache
-from stillfresh.engine.metrics import ResourceStats
+from stillfresh.engine import Cache, ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS, Terms
 from stillfresh.errors import StillfreshError
 from stillfresh.freshness import Verdict

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stillfresh.coordinator.model import Kind
 from stillfresh.durations import seconds
-from stillfresh.engine.model import HITS, Answer, Origin, RetryAfter
+from stillfresh.engine import HITS, Answer, Origin, RetryAfter
 from stillfresh.engine.rules import absent_believed_for
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict

@@ -1,4 +1,9 @@
-"""From copies to answers, and what memory keeps of them (E2, E6, E9, E11)."""
+"""Memory in front of a store: decoded entries, a bounded number of them, and their answers (E9).
+
+CLOCK: when it is full a hand goes round, passes over what was read since its last round, and
+takes the first that was not. A hit already counts on the entry (E12), and that count is the mark:
+nothing moves on a hit.
+"""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
@@ -6,61 +11,82 @@ from typing import Final, Generic, TypeVar
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
-from stillfresh.engine.codec import Codec
-from stillfresh.engine.front import NEVER, Front
-from stillfresh.engine.metrics import Meter
 from stillfresh.engine.model import Answer, Origin
-from stillfresh.engine.rules import (
-    Outlook,
-    Serve,
-    age_bucket,
-    outlook_of,
-    verdict_of,
-)
+from stillfresh.engine.rules import Outlook, Serve, age_bucket, outlook_of, verdict_of
+from stillfresh.engine.spec import Spec
+from stillfresh.engine.stats import Counts
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Record
+from stillfresh.tags import TagIndex
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+NEVER: Final = float("-inf")
 FRESH: Final = Verdict.FRESH
 UNSTORED_FOR: Final = 1.0
 """S5: while the store is away, a loaded value is served from memory for so long, if fresh."""
 
 
-class Answers(Generic[K, V]):
-    """Decodes, counts, and keeps in memory; decides nothing about loads."""
+class MemoryEntry(Generic[K, V]):
+    """A decoded copy and the answer that can be given as it stands while `now < until`.
 
-    def __init__(
-        self,
-        kind: str,
-        codec: Codec[V],
-        clock: Clock,
-        *,
-        max_entries: int,
-        memory_for: float,
-        private: bool,
-        tags_of: Callable[[K], Sequence[str | None]] | None = None,
+    No struct: a hit writes to it, and writing to a struct costs more.
+    """
+
+    __slots__ = (
+        "answer",
+        "bucket",
+        "copy",
+        "edition",
+        "hits",
+        "key",
+        "marked",
+        "stands",
+        "tags",
+        "until",
+    )
+
+    def __init__(  # noqa: PLR0917 (made for each key that is loaded)
+        self, key: K, copy: Copy, answer: Answer[V], until: float, stands: float, bucket: int
     ) -> None:
-        self.meter = Meter()
-        self.front: Front[K, V] = Front(max_entries, self.meter, tags_of)
-        self._kind = kind
-        self._codec = codec
-        self._clock = clock
-        self._memory_for = float("inf") if private else memory_for
+        self.key = key
+        self.copy = copy
+        self.answer = answer
+        self.until = until
+        """Memory answers by itself until then."""
+        self.stands = stands
+        """The answer is right until then, if the store still has this copy."""
+        self.bucket = bucket
+        self.hits = self.edition = 0
+        """`edition`: another one whenever the answer was changed, or taken away."""
+        self.marked = False
+        self.tags: Sequence[str | None] = ()
+
+
+class Memory(Generic[K, V]):
+    """The entries of one resource: decodes, counts and keeps; decides nothing about loads."""
+
+    def __init__(self, spec: Spec[K, V], clock: Clock, *, private: bool) -> None:
+        self.entries: dict[K, MemoryEntry[K, V]] = {}
+        self.counts = Counts()
+        self.now = clock
+        self._spec = spec
+        self._is_private = private
+        self._memory_for = float("inf") if private else spec.memory_for
         """E9: nobody else can change a private store, so memory need not ask it."""
         self._from_store = Origin.MEMORY if private else Origin.STORE
         self._kept_origin = Origin.MEMORY if self._memory_for else Origin.STORE
         """Without `memory_for`, what is kept is given only after the store was asked."""
         self._outlook: Outlook | None = None
-
-    def now(self) -> float:
-        return self._clock()
+        self._tagged: TagIndex[K] = TagIndex()
+        self._ring: list[MemoryEntry[K, V]] = []
+        self._hand = 0
 
     def hit(self, key: K, now: float) -> Answer[V] | None:
         """What memory can answer without asking the store."""
-        entry = self.front.entries.get(key)
+        entry = self.entries.get(key)
         if entry is None or now >= entry.until:
             return None
         entry.hits += 1
@@ -68,9 +94,9 @@ class Answers(Generic[K, V]):
 
     def peek(self, key: K) -> Answer[V] | None:
         """What memory holds, judged now, counted nowhere."""
-        if (entry := self.front.entries.get(key)) is None:
+        if (entry := self.entries.get(key)) is None:
             return None
-        now = self._clock()
+        now = self.now()
         if now < entry.until:
             return entry.answer
         verdict = verdict_of(entry.copy, now)
@@ -103,7 +129,7 @@ class Answers(Generic[K, V]):
         if verdict is Verdict.EXPIRED is not outlook.verdict:  # E18: too old for this call alone
             return self.made(copy, value, verdict, origin, error, unverified=unverified)
         if unverified:
-            return self._keep_unverified(key, copy, value, outlook)
+            return self._keep_unverified(key, copy, value, outlook, self._memory_for)
         kept = self.keep(key, copy, value, outlook, since, failure=failure, error=error)
         return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
 
@@ -144,9 +170,9 @@ class Answers(Generic[K, V]):
             until = NEVER
         elif (limit := since + self._memory_for) < until:
             until = limit
-        kept = self.made(copy, value, outlook.verdict, self._kept_origin, error)
-        bucket = outlook.bucket
-        self.front.put(key, _light(copy), kept, until=until, stands=stands, bucket=bucket)
+        found, at, origin = copy.value is not None, copy.fetched_at, self._kept_origin
+        kept: Answer[V] = Answer(value, found, outlook.verdict, at, origin, self.now, error)  # type: ignore[arg-type]
+        self.put(key, copy, kept, until, stands, outlook.bucket)
         return kept
 
     def keep_unstored(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:
@@ -154,18 +180,12 @@ class Answers(Generic[K, V]):
         self._keep_unverified(key, copy, value, outlook, UNSTORED_FOR)
 
     def _keep_unverified(
-        self,
-        key: K,
-        copy: Copy,
-        value: V | None,
-        outlook: Outlook,
-        lag: float | None = None,
+        self, key: K, copy: Copy, value: V | None, outlook: Outlook, lag: float
     ) -> Answer[V]:
-        """E26: the store did not confirm it; given for `lag` (`memory_for`) if it is fresh."""
-        lag = self._memory_for if lag is None else lag
+        """E26: the store did not confirm it; given for `lag` seconds if it is fresh."""
         kept = self.made(copy, value, outlook.verdict, Origin.MEMORY, unverified=True)
         until = min(outlook.now + lag, outlook.until) if outlook.verdict is FRESH and lag else NEVER
-        self.front.put(key, _light(copy), kept, until=until, bucket=outlook.bucket)
+        self.put(key, copy, kept, until, bucket=outlook.bucket)
         return kept
 
     def fallback(
@@ -175,8 +195,7 @@ class Answers(Generic[K, V]):
         readable, value = self._value(key, copy)
         if not readable:
             return None
-        kept = self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY)
-        self.front.put(key, _light(copy), kept)
+        self.put(key, copy, self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY))
         origin = Origin.MEMORY if unverified else self._from_store
         return lambda error: self.made(
             copy, value, Verdict.EXPIRED, origin, error, unverified=unverified
@@ -184,7 +203,7 @@ class Answers(Generic[K, V]):
 
     def count(self, outcomes: Iterable[Answer[V] | LoadFailed], now: float) -> None:
         """E12: one more read for each, by what it was given; what came together is of one age."""
-        reads, ages = self.meter.reads, self.meter.ages
+        reads, ages = self.counts.reads, self.counts.ages
         fetched_at, bucket = now, age_bucket(0.0)
         for outcome in outcomes:
             if isinstance(outcome, LoadFailed):
@@ -199,7 +218,7 @@ class Answers(Generic[K, V]):
     def cooling(self, key: K, failure: Failure, now: float) -> LoadFailed:
         """E7: what is remembered of the last failure."""
         error = LoadFailed(
-            f"{self._kind} {key!r}: not tried again for {failure.retry_at - now:.1f} s, "
+            f"{self._spec.kind} {key!r}: not tried again for {failure.retry_at - now:.1f} s, "
             f"since loading failed: {failure.error}"
         )
         error.retry_at = failure.retry_at
@@ -216,7 +235,7 @@ class Answers(Generic[K, V]):
         unverified: bool = False,
     ) -> Answer[V]:
         found = copy.value is not None
-        at, clock = copy.fetched_at, self._clock
+        at, clock = copy.fetched_at, self.now
         return Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
 
     def readable(self, texts: Mapping[K, str], records: Mapping[str, Record]) -> dict[str, Record]:
@@ -231,19 +250,89 @@ class Answers(Generic[K, V]):
         """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""
         if copy.value is None:
             return True, None
-        entry = self.front.entries.get(key)
+        entry = self.entries.get(key)
         if entry is not None and entry.copy.generation == copy.generation:
             return True, entry.answer.value
         if copy.value is UNREAD:
             return False, None
         try:
-            return True, self._codec.decode(copy.value)
+            return True, self._spec.codec.decode(copy.value)
         except Exception:  # noqa: BLE001 (a codec may raise anything)
             return False, None
 
+    def put(  # noqa: PLR0917 (called for each key that is loaded)
+        self,
+        key: K,
+        copy: Copy,
+        answer: Answer[V],
+        until: float = NEVER,
+        stands: float = NEVER,
+        bucket: int = 0,
+    ) -> None:
+        """Keep the copy and the answer; an entry that is there is changed.
 
-def _light(copy: Copy) -> Copy:
-    """Memory holds the decoded value; the bytes stay in the store."""
-    if copy.value is UNREAD or copy.value is None:
-        return copy
-    return Copy(copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark)
+        Without the bytes, unless they are those that the private store holds.
+        """
+        if not self._is_private and copy.value is not None and copy.value is not UNREAD:
+            copy = Copy(copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark)
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = MemoryEntry(key, copy, answer, until, stands, bucket)
+            if self._spec.tags is not None:
+                entry.tags = self._spec.possible_tags(key)
+                self._tagged.add(key, entry.tags)
+            if len(self._ring) < self._spec.max_entries:
+                self._ring.append(entry)
+            else:
+                self._replace(entry)
+            return
+        self.fold(entry)
+        entry.marked = True
+        entry.copy, entry.answer, entry.bucket = copy, answer, bucket
+        entry.until, entry.stands = until, stands
+        entry.edition += 1
+
+    def drop(self, key: K) -> None:
+        """Nothing is served from this entry any more, by whoever still holds it."""
+        if (entry := self.entries.pop(key, None)) is not None:
+            self.fold(entry)
+            self._tagged.remove(key, entry.tags)
+            entry.until = NEVER
+            entry.edition += 1
+            del entry.answer, entry.copy  # the ring keeps the entry a while, not what it held
+
+    def tagged(self, tag: str) -> set[K]:
+        """E8: the entries that have this tag, or may have it."""
+        return {*self._tagged.keys(tag), *self._tagged.keys(None)}
+
+    def clear(self) -> None:
+        for key in list(self.entries):
+            self.drop(key)
+        self._ring.clear()
+        self._hand = 0
+
+    def fold(self, entry: MemoryEntry[K, V]) -> None:
+        """Hand the entry's hits over to the counts."""
+        if entry.hits:
+            answer = entry.answer
+            self.counts.read(answer.origin, answer.verdict, entry.bucket, entry.hits)
+            entry.hits = 0
+            entry.marked = True
+
+    def fold_all(self) -> None:
+        for entry in self.entries.values():
+            self.fold(entry)
+
+    def _replace(self, entry: MemoryEntry[K, V]) -> None:
+        """Memory is full: into the place of the first entry that was not read since."""
+        while True:
+            self._hand = (self._hand + 1) % len(self._ring)
+            other = self._ring[self._hand]
+            if self.entries.get(other.key) is not other:
+                break
+            self.fold(other)
+            if not other.marked:
+                self.drop(other.key)
+                break
+            other.marked = False
+        self._ring[self._hand] = entry

@@ -1,0 +1,349 @@
+"""From "somebody needs these keys" to copies in the store and answers to all callers (E3-E8).
+
+The driver of `flight.py`: it asks for leases, has the loader called, publishes, and does what the
+tables say of each end. It holds no policy: `rules.py` decides what a foreign lease or a failure
+means, and the store keeps the law.
+"""
+
+import asyncio
+import logging
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, Generic, TypeVar
+
+from stillfresh.engine.flight import (
+    COOLING,
+    FAILED,
+    FOUND,
+    FOUND_STALE,
+    GIVEN_UP,
+    LOADED,
+    OVER,
+    SUPERSEDED,
+    Batch,
+    End,
+    Ended,
+    Flight,
+    LoadEvent,
+    LoadState,
+)
+from stillfresh.engine.loader import Loader, LoadResult
+from stillfresh.engine.memory import NEVER, Memory
+from stillfresh.engine.model import Answer, Origin, Outcome
+from stillfresh.engine.queue import Queue, Waiter
+from stillfresh.engine.rules import (
+    NOTHING,
+    Fail,
+    Load,
+    Outlook,
+    Serve,
+    cooling,
+    plan_arrived,
+    plan_read,
+    plan_wait,
+    watched_until,
+)
+from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.watcher import Watcher
+from stillfresh.errors import LoadFailed, StoreError
+from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import Copy, Held, Lease, Newer, Record
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+SHORTEST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 1.0
+"""E5: between two looks at another process's load; at most ten reads a second and key."""
+OWN, ANOTHER, STALE = Origin.LOADED, Origin.ANOTHER, Verdict.STALE
+
+logger = logging.getLogger(__name__)
+
+
+class Loads(Generic[K, V]):
+    """The loads of one resource, from the first caller that asks to the last that is told."""
+
+    def __init__(self, spec: Spec[K, V], memory: Memory[K, V], watcher: Watcher[K, V]) -> None:
+        self.queue: Queue[K, V] = Queue(spec, memory.counts)
+        self._spec = spec
+        self._memory = memory
+        self._watcher = watcher
+        self._is_open = self._is_flushing = False
+        self._runtime: Runtime
+        self._loader: Loader[K, V]
+
+    def open(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._loader = Loader(self._spec, runtime, self._memory.counts)
+        self._is_open = True
+
+    def close(self) -> None:
+        """Nobody waits for ever."""
+        self._is_open = False
+        closed = LoadFailed(f"{self._spec.kind}: the cache was closed")
+        for flight in self.queue.clear():
+            _settle(flight.key, flight.waiters, closed)
+
+    def is_loading(self, key: K) -> bool:
+        """By this process; not if another one holds the lease."""
+        flight = self.queue.flights.get(key)
+        states = (LoadState.LOADING, LoadState.PUBLISHING)
+        return flight is not None and flight.batch.state in states
+
+    async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
+        """Until the loads that the caller has joined have ended."""
+        if waiter.missing:
+            self.flush_soon()
+            await self.queue.wait(waiter, keys)
+
+    def refresh(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> None:
+        """Load it with nobody waiting, behind an answer that is served."""
+        if self.queue.has_room_behind():
+            self.queue.add(key, id_, record, by).wanted = True
+            self.flush_soon()
+
+    def give_fallback(
+        self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False
+    ) -> None:
+        """E2: EXPIRED is served if the load fails."""
+        if (old := self._memory.fallback(key, copy, unverified=unverified)) is not None:
+            for waiter in waiters:
+                waiter.fallbacks[key] = old
+
+    def flush_soon(self) -> None:
+        """E4: what is asked for in one turn of the loop goes together."""
+        if not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Begin as many batches as there are places for."""
+        self._is_flushing = False
+        while self._is_open and (taken := self.queue.take()) is not None:
+            self._runtime.spawn(self._lead(*taken), self._runtime.context)
+
+    async def _lead(self, batch: Batch, takes_place: bool) -> None:
+        try:
+            with self._told(batch):
+                leases = await self._acquire(batch)
+                if batch.flights:
+                    await self._load(batch, leases)
+        finally:
+            if takes_place:
+                self.queue.give_back()
+            self._flush()
+
+    @contextmanager
+    def _told(self, batch: Batch) -> Iterator[None]:
+        """E3: whatever ends this, nobody waits for ever."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._fail(batch, "the cache was closed")
+            raise
+        except Exception:
+            logger.exception("%s: stillfresh itself failed", self._spec.kind)
+            self._fail(batch, "stillfresh itself failed; see the log")
+        except BaseException:  # a signal's handler raises where it finds us; a task keeps it
+            self._fail(batch, "the load was interrupted")
+            raise
+
+    def _fail(self, batch: Batch, why: str) -> None:
+        failed = LoadResult[V](error=LoadFailed(f"{self._spec.kind}: {why}"))
+        self._end(batch.flights, {it.id: failed for it in batch.flights})
+
+    async def _acquire(self, batch: Batch) -> dict[str, Lease]:
+        """The leases of what is ours to load; none if the store is away, and all is ours (S5)."""
+        asks, failed = self._loader.asks(batch)
+        if failed:
+            self._end([it for it in batch.flights if it.id in failed], failed)
+            batch.flights = [it for it in batch.flights if it.id not in failed]
+        since = self._runtime.clock()
+        grants = await self._loader.acquire(asks) if asks else {}
+        if grants is None:
+            batch.step(LoadEvent.GRANT)
+            return {}
+        leases: dict[str, Lease] = {}
+        held: list[Flight[K, Waiter[K, V]]] = []
+        for flight in batch.flights:
+            match grants[flight.id]:
+                case Lease() as lease:
+                    leases[flight.id] = lease
+                case Newer(record):
+                    self._look(flight, record, since)
+                case Held():
+                    held.append(flight)
+        self._memory.counts.leases_won += len(leases)
+        self._memory.counts.leases_denied += len(asks) - len(leases)
+        if held:
+            following = self._follow(batch.split(held, LoadEvent.DENY))
+            self._runtime.spawn(following, self._runtime.context)
+        batch.flights = [flight for flight in batch.flights if flight.id in leases]
+        batch.step(LoadEvent.GRANT)
+        return leases
+
+    async def _follow(self, batch: Batch) -> None:
+        """E5: another process loads these; look now and then, with growing, jittered pauses."""
+        pause = SHORTEST_PAUSE
+        with self._told(batch):
+            self.queue.drop_unwaited(batch)
+            while batch.flights:
+                await self._runtime.sleep(pause * (1 + 0.5 * self._runtime.dice()))
+                pause = min(LONGEST_PAUSE, pause * 1.5)
+                await self._look_around(batch)
+                self.queue.drop_unwaited(batch)
+
+    async def _look_around(self, batch: Batch) -> None:
+        """Those of the batch that have to wait on are left in it."""
+        batch.step(LoadEvent.LOOK)
+        since = self._runtime.clock()
+        try:
+            ids = [flight.id for flight in batch.flights]
+            records = await self._runtime.store.read(self._spec.kind, ids)
+        except StoreError as exc:
+            self._loader.store_failed("read", exc)
+            records = {}  # ask for the lease again, and load without one if that fails too
+        now = self._runtime.clock()
+        for flight in batch.flights:
+            record = records.get(flight.id, NOTHING)
+            if (
+                flight.batch is batch
+                and plan_wait(record, flight.seen, now, self._spec.lease_for) is not None
+            ):
+                self._look(flight, record, since, waited=True)
+        batch.flights = [flight for flight in batch.flights if flight.batch is batch]
+        batch.step(LoadEvent.WAIT)
+
+    def _look(
+        self, flight: Flight[K, Waiter[K, V]], record: Record, since: float, *, waited: bool = False
+    ) -> None:
+        """E5: another has published, failed or gone: answer from that, or ask again.
+
+        `waited`: a copy that was not seen before came while the callers waited (E16).
+        """
+        memory, key, seen = self._memory, flight.key, flight.seen
+        flight.saw(record)
+        if (entry := memory.entries.get(key)) and entry.copy.generation == flight.seen:
+            flight.batch.overtaken.discard(key)  # E17: by a put, whose value this is
+        now, lease_for = memory.now(), self._spec.lease_for
+        plan = plan_read(record, now, lease_for)
+        if waited:
+            plan = plan_arrived(record, seen, now, lease_for)
+        match plan:
+            case Serve(copy) if flight.takes(copy, seen) and (
+                answer := memory.serve(key, plan, now, ANOTHER, since)
+            ):
+                ended = self._over(flight, FOUND_STALE if plan.refresh else FOUND)
+                _settle(key, ended.told, answer)
+                self._watcher.landed(key, answer, watched_until(copy, self._spec.terms), now)
+            case Fail(failure):
+                self._tell_failure(flight, COOLING, memory.cooling(key, failure, now))
+            case Serve() if flight.is_bound and (pause := cooling(record.failure, now)):
+                # Its copy cannot be read.
+                self._tell_failure(flight, COOLING, memory.cooling(key, pause, now))
+            case plan:
+                if isinstance(plan, Load) and plan.fallback is not None:
+                    self.give_fallback(key, plan.fallback, flight.waiters)
+                self._over(flight, GIVEN_UP)
+
+    async def _load(self, batch: Batch, leases: dict[str, Lease]) -> None:
+        try:
+            results = await self._loader.results(batch, leases)
+        except (asyncio.CancelledError, Exception):
+            await self._loader.release(list(leases.values()), {})
+            raise
+        await self._runtime.finish(self._finish(batch, leases, results))
+
+    async def _finish(
+        self, batch: Batch, leases: dict[str, Lease], results: dict[str, LoadResult[V]]
+    ) -> None:
+        """Publish what came, release what failed, and tell the callers."""
+        batch.step(LoadEvent.SEND)
+        copies = {
+            id_: (lease, copy)
+            for id_, lease in leases.items()
+            if (copy := (it := results[id_]).copy) is not None and it.is_kept
+        }
+        since = self._runtime.clock()
+        superseded, is_stored = await self._loader.publish(copies)
+        published: Container[str] = copies if is_stored else ()
+        if not is_stored or len(copies) < len(leases):
+            failures = {id_: it.failure for id_, it in results.items() if it.failure is not None}
+            unused = [lease for id_, lease in leases.items() if id_ not in published]
+            await self._loader.release(unused, failures)
+        self._end(batch.flights, results, published, superseded, since)
+
+    def _end(
+        self,
+        flights: Iterable[Flight[K, Waiter[K, V]]],
+        results: Mapping[str, LoadResult[V]],
+        published: Container[str] = (),
+        superseded: Container[str] = (),
+        since: float = NEVER,
+    ) -> None:
+        """Each has ended as its result says; all at one time.
+
+        The store was asked at `since` to keep them: what it was told later is not known.
+        """
+        now, entries = self._memory.now(), self._memory.entries
+        outlook: Outlook | None = None
+        for flight in flights:
+            if flight.batch is OVER:
+                continue  # the cache was closed
+            id_, result = flight.id, results[flight.id]
+            if flight.by is not None:
+                flight.by.private = result.private
+            if (error := result.error) is not None:
+                if (entry := entries.get(flight.key)) is not None:
+                    entry.until = NEVER
+                self._tell_failure(flight, FAILED, error)
+            elif (copy := result.copy) is not None:
+                how = SUPERSEDED if id_ in superseded else LOADED
+                kept = since if id_ in published else None
+                if outlook is None or copy.policy is not outlook.policy:
+                    outlook = self._memory.outlook(copy, now)
+                self._tell_value(flight, how, copy, result.value, outlook, kept)
+
+    def _tell_value(  # noqa: PLR0917 (called for each key that is loaded)
+        self,
+        flight: Flight[K, Waiter[K, V]],
+        how: End,
+        copy: Copy,
+        value: V | None,
+        outlook: Outlook,
+        since: float | None,
+    ) -> None:
+        """`since` None: the store does not have it."""
+        ended, key, memory = self._over(flight, how), flight.key, self._memory
+        verdict = STALE if ended.is_overtaken else outlook.at_arrival
+        found, at, clock, origin = copy.value is not None, copy.fetched_at, memory.now, OWN
+        for waiter in ended.told:  # the first had it loaded, the others share it
+            waiter.settle(key, Answer(value, found, verdict, at, origin, clock))  # type: ignore[arg-type]
+            origin = ANOTHER
+        if ended.is_overtaken:
+            return
+        if since is None:
+            memory.keep_unstored(key, copy, value, outlook)
+        else:
+            memory.keep(key, copy, value, outlook, since)
+        if key in self._watcher.watches:
+            answer = memory.made(copy, value, verdict, OWN)
+            until = watched_until(copy, self._spec.terms)
+            self._watcher.landed(key, answer, until, outlook.now)
+
+    def _tell_failure(self, flight: Flight[K, Waiter[K, V]], how: End, error: LoadFailed) -> None:
+        _settle(flight.key, self._over(flight, how).told, error)
+        if flight.key in self._watcher.watches:
+            self._watcher.look_again([flight.key])
+
+    def _over(self, flight: Flight[K, Waiter[K, V]], how: End) -> Ended[Waiter[K, V]]:
+        """The next load follows at once, if one does (E6)."""
+        ended = self.queue.end(flight, how)
+        if ended.again:
+            self.flush_soon()
+        return ended
+
+
+def _settle(key: K, waiters: Iterable[Waiter[K, V]], outcome: Outcome[V]) -> None:
+    for waiter in waiters:
+        waiter.settle(key, outcome)

@@ -1,0 +1,329 @@
+"""The read path of one resource: from a key to an answer (E2-E6, E26).
+
+Reads the clock once for an operation and does what `rules.py` decided. A key is whatever the
+resource's callers use; `text` is its name in the store.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from stillfresh.engine.load import Loads
+from stillfresh.engine.memory import Memory
+from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
+from stillfresh.engine.queue import Waiter
+from stillfresh.engine.rules import (
+    FOR_EVER,
+    NOTHING,
+    Fail,
+    Load,
+    Serve,
+    cooling,
+    plan_read,
+    verdict_of,
+)
+from stillfresh.engine.spec import Owner, Runtime, Spec
+from stillfresh.engine.tasks import looked_at
+from stillfresh.errors import NotOpen, StoreError
+from stillfresh.freshness import MAX_SKEW, Verdict
+from stillfresh.stores.contract import Copy, Record
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class ReadStep(Generic[K]):
+    """A read of the store under way, and which of its keys were invalidated meanwhile (E6)."""
+
+    __slots__ = ("dirty", "keys")
+
+    def __init__(self, keys: Iterable[K]) -> None:
+        self.keys = frozenset(keys)
+        self.dirty: set[K] = set()
+
+
+class Question:
+    """The ids that one turn of the loop asks a store for, in one go (E4).
+
+    With the generations that all callers know. A store that reads on the spot has no use for it.
+    """
+
+    __slots__ = ("ids", "known", "task")
+
+    def __init__(self) -> None:
+        self.ids: dict[str, None] = {}
+        self.known: dict[str, str] = {}
+        self.task: asyncio.Task[dict[str, Record]]
+
+    def add(self, ids: Iterable[str], known: Mapping[str, str]) -> None:
+        for id_ in ids:
+            generation = known.get(id_)
+            if id_ not in self.ids:
+                self.ids[id_] = None
+                if generation is not None:
+                    self.known[id_] = generation
+            elif self.known.get(id_) != generation:
+                self.known.pop(id_, None)
+
+
+class Reads(Generic[K, V]):
+    """What a resource answers, from memory, the store or a load."""
+
+    def __init__(
+        self, spec: Spec[K, V], owner: Owner, memory: Memory[K, V], text: Callable[[K], str]
+    ) -> None:
+        self.spec = spec
+        self.memory = memory
+        self.loads: Loads[K, V]
+        self.text = text
+        self._owner = owner
+        self._runtime: Runtime | None = None
+        self._steps: set[ReadStep[K]] = set()
+        self._question: Question | None = None
+
+    async def read(self, key: K, load: OwnLoad, *, anew: bool = False) -> Read[V]:
+        """E2 by a loader for this read (`max_batch` is 1); a load under way is waited for."""
+        waiter: Waiter[K, V] = Waiter((await self.ready()).loop.create_future(), load)
+        outcomes = await (self.reload([key], waiter) if anew else self.answers([key], waiter))
+        return outcomes[key] if waiter.private is None else waiter.private
+
+    async def answers(
+        self, keys: Sequence[K], waiter: Waiter[K, V] | None = None, max_age: float = FOR_EVER
+    ) -> dict[K, Outcome[V]]:
+        """E2, for each key; those that need a load are loaded together."""
+        runtime = await self.ready()
+        now = runtime.clock()
+        waiter = waiter or Waiter(runtime.loop.create_future(), max_age=max_age)
+        if texts := self._unheld(keys, now, waiter.outcomes, max_age):
+            unread: set[K] = set()
+            records = await self._records(runtime, texts, unread)
+            for key, id_ in texts.items() if records else ():
+                if (record := records.get(id_)) is not None:
+                    self._answer(key, id_, record, now, waiter, unverified=key in unread)
+                else:
+                    self._join(key, id_, NOTHING, waiter)
+            if not records:
+                self._drop_deleted(texts)
+                self.loads.queue.join_missing(texts, waiter)
+            await self.loads.wait(waiter, texts)
+            self.memory.count([waiter.outcomes[key] for key in texts], runtime.clock())
+        return {key: waiter.outcomes[key] for key in keys}
+
+    def _answer(
+        self,
+        key: K,
+        id_: str,
+        record: Record,
+        now: float,
+        waiter: Waiter[K, V],
+        *,
+        unverified: bool,
+    ) -> None:
+        match plan_read(record, now, self.spec.lease_for, waiter.max_age):
+            case Serve() as plan if served := self.memory.serve(
+                key, plan, now, unverified=unverified
+            ):
+                if plan.refresh:
+                    self.loads.refresh(key, id_, record, waiter)
+                waiter.outcomes[key] = served
+            case Serve() if failure := cooling(record.failure, now):
+                waiter.outcomes[key] = self.memory.cooling(key, failure, now)
+            case Fail(failure):
+                waiter.outcomes[key] = self.memory.cooling(key, failure, now)
+            case Serve():
+                self._join(key, id_, record, waiter)
+            case Load(fallback):
+                if fallback is not None:
+                    self.loads.give_fallback(key, fallback, [waiter], unverified=unverified)
+                self._join(key, id_, record, waiter, forced=waiter.max_age < FOR_EVER)
+
+    def _join(
+        self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False
+    ) -> None:
+        if record.copy is None:
+            self._drop_deleted([key])
+        self.loads.queue.join(key, id_, record, waiter, forced=forced)
+
+    def _drop_deleted(self, keys: Iterable[K]) -> None:
+        """The store has no copy of these: deleted, by whatever process."""
+        if entries := self.memory.entries:
+            for key in keys:
+                if key in entries and key not in self.loads.queue.flights:
+                    self.memory.drop(key)
+
+    def _unheld(
+        self, keys: Iterable[K], now: float, held: dict[K, Outcome[V]], max_age: float
+    ) -> dict[K, str]:
+        """Notes in `held` what memory can answer; the names of the others."""
+        texts, oldest = dict[K, str](), now - max_age
+        entries, text = self.memory.entries, self.text
+        for key in keys:
+            entry = entries.get(key)
+            if entry is not None and now < entry.until and entry.copy.fetched_at >= oldest:
+                entry.hits += 1
+                held[key] = entry.answer
+            else:
+                texts[key] = text(key)
+        return texts
+
+    def glance(self, key: K) -> Answer[V] | None:
+        """E9, E14: the row is read on the spot; if it has not changed, nor has the answer."""
+        entry, runtime = self.memory.entries.get(key), self._runtime
+        if entry is None or runtime is None or runtime.read_now is None:
+            return None
+        copy, id_, now = entry.copy, self.text(key), runtime.clock()
+        is_right = copy.fetched_at - MAX_SKEW <= now < entry.stands
+        if not is_right or runtime.loop is not asyncio.get_running_loop():
+            return None
+        try:
+            record = runtime.read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_)
+        except StoreError:
+            return None
+        if record is None or record.copy is None or record.failure is not None:
+            return None
+        if record.copy.generation != copy.generation or record.copy.mark != copy.mark:
+            return None
+        entry.hits += 1
+        return entry.answer
+
+    async def known(
+        self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
+    ) -> dict[K, Outcome[V]]:
+        """What can be said of each without a load; a key that needs one is left out."""
+        runtime = await self.ready()
+        now, found = runtime.clock(), dict[K, Outcome[V]]()
+        texts = self._unheld(keys, now, found, max_age)
+        unread = set() if unread is None else unread
+        records = await self._records(runtime, texts, unread) if texts else {}
+        for key, id_ in texts.items():
+            match plan_read(records.get(id_, NOTHING), now, max_age=max_age):
+                case Serve() as plan if answer := self.memory.serve(
+                    key, plan, now, unverified=key in unread
+                ):
+                    found[key] = answer
+                case Fail(failure):
+                    found[key] = self.memory.cooling(key, failure, now)
+        self.memory.count([found[key] for key in texts if key in found], now)
+        return found
+
+    async def look(self, key: K) -> Answer[V] | None:
+        """What there is, however old, unless it is GONE; nothing is loaded."""
+        runtime, id_ = await self.ready(), self.text(key)
+        unread: set[K] = set()
+        copy = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING).copy
+        now = runtime.clock()
+        if copy is None or (verdict := verdict_of(copy, now)) is Verdict.GONE:
+            return None
+        return self.memory.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
+
+    async def reload(
+        self, keys: Sequence[K], waiter: Waiter[K, V] | None = None
+    ) -> dict[K, Outcome[V]]:
+        """Now, whatever the age and the cooldown; a load under way counts."""
+        runtime = await self.ready()
+        texts = {key: self.text(key) for key in keys}
+        records = await self._records(runtime, texts)
+        waiter = waiter or Waiter(runtime.loop.create_future())
+        for key, id_ in texts.items():
+            self._join(key, id_, records.get(id_, NOTHING), waiter, forced=True)
+        await self.loads.wait(waiter, texts)
+        return waiter.outcomes
+
+    def check(self, keys: Iterable[K]) -> None:
+        """ConfigError if one is no key."""
+        for key in keys:
+            self.text(key)
+
+    async def ready(self) -> Runtime:
+        """E13: a cache belongs to the loop that opened it."""
+        runtime = self._runtime
+        if runtime is None or runtime.loop is not asyncio.get_running_loop():
+            runtime = await self._owner.runtime()
+            self._check_open(runtime)
+        return runtime
+
+    def is_open(self, runtime: Runtime) -> bool:
+        return self._runtime is runtime
+
+    def _check_open(self, runtime: Runtime) -> None:
+        """Closed while we waited: what we have in hand belongs to a life that has ended."""
+        if not self.is_open(runtime):
+            raise NotOpen(f"{self.spec.kind}: the cache is closed")
+
+    async def _records(
+        self, runtime: Runtime, texts: Mapping[K, str], unread: set[K] | None = None
+    ) -> dict[str, Record]:
+        """What the store has, without the values that memory has.
+
+        While it is away: what memory has. The keys that could not be asked for go to `unread`.
+        """
+        entries = self.memory.entries
+        held = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
+        known = {id_: copy.generation for id_, copy in held.items()}
+        try:
+            if runtime.read_now is not None:
+                return runtime.read_now(self.spec.kind, list(texts.values()), known)
+            return await self._read(runtime, texts, known, held)
+        except StoreError:
+            self._check_open(runtime)
+            self.memory.counts.store_errors += 1
+            if unread is not None:
+                unread.update(texts)
+            return {id_: Record(copy) for id_, copy in held.items()}
+
+    async def _read(
+        self, runtime: Runtime, texts: Mapping[K, str], known: dict[str, str], held: dict[str, Copy]
+    ) -> dict[str, Record]:
+        """E6: what was invalidated while it was read is taken for missing, in memory as well."""
+        step = ReadStep(texts)
+        self._steps.add(step)
+        entries = self.memory.entries
+        pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
+        try:
+            records = await self._asked(runtime, list(texts.values()), known)
+        finally:
+            self._steps.discard(step)
+            for key in step.dirty:
+                held.pop(texts[key], None)
+        self._check_open(runtime)
+        for key in step.dirty:
+            records.pop(texts[key], None)
+        for key in pinned.keys() - entries.keys() - step.dirty:
+            self.memory.put(key, *pinned[key])  # pushed out while the store was asked
+        return records
+
+    async def _asked(
+        self, runtime: Runtime, ids: list[str], known: Mapping[str, str]
+    ) -> dict[str, Record]:
+        """With all that this turn of the loop asks; a caller that leaves takes nobody along."""
+        if (question := self._question) is None:
+            question = self._question = Question()
+            question.task = runtime.spawn(self._ask(runtime, question), runtime.context)
+            question.task.add_done_callback(looked_at)
+        question.add(ids, known)
+        try:
+            records = await asyncio.shield(question.task)
+        except asyncio.CancelledError:
+            if question.task.cancelled() and not _is_cancelled():
+                raise NotOpen(f"{self.spec.kind}: the cache is closed") from None
+            raise
+        return {id_: records[id_] for id_ in ids if id_ in records}
+
+    async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
+        """Begins when the turn is over. E9, I7: who allows a lag is read for at a lower price."""
+        if self._question is question:
+            self._question = None
+        kind, ids, known, lag = (
+            self.spec.kind,
+            list(question.ids),
+            question.known,
+            self.spec.memory_for,
+        )
+        if lag and runtime.read_lagging is not None:
+            return await runtime.read_lagging(kind, ids, known, lag)
+        return await runtime.store.read(kind, ids, known)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,221 @@
+"""What happened, counted exactly and without a lock, and as text for Prometheus (E12).
+
+Hits are counted on the entry itself and folded in here when its verdict or its age's bucket
+changes, so that a hit costs one addition.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from stillfresh.engine.model import HITS, Origin
+from stillfresh.engine.rules import AGE_BUCKETS, LONGEST_COOLDOWN
+from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import Failure, StoreStats
+
+MOST_FAILING: Final = 1_000
+"""Keys that are remembered as failing; beyond that the oldest are forgotten."""
+COUNTERS: Final = (
+    ("loads", "Calls of the loader."),
+    ("loaded", "Keys asked of the loader."),
+    ("failed", "Keys whose load failed."),
+    ("absent", "Keys that the upstream does not have."),
+    ("coalesced", "Reads that joined a load under way."),
+    ("puts", "Keys whose value a caller published."),
+    ("superseded", "Loads overtaken by an invalidation or another holder."),
+    ("leases_won", "Leases that were granted."),
+    ("leases_denied", "Leases that were not."),
+    ("store_errors", "Steps that the store failed."),
+)
+GAUGES: Final = (
+    ("entries", "Decoded values in memory."),
+    ("loading", "Keys being loaded or waited for."),
+    ("queued", "Keys whose load has not begun."),
+    ("watched", "Keys that somebody watches."),
+    ("failing", "Keys whose last load failed."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStats:
+    """Counts since the cache was made. `ages` are reads by age at serving, bucket by bucket."""
+
+    reads_by_origin: dict[Origin, dict[Verdict, int]]
+    """A read that failed counts as loaded, and GONE."""
+    ages: tuple[int, ...]
+    loads: int
+    """Calls of the loader."""
+    loaded: int
+    """Keys that were asked of it."""
+    largest_batch: int
+    failed: int
+    """Keys whose load failed."""
+    absent: int
+    coalesced: int
+    """Reads that joined a load which another had asked for."""
+    puts: int
+    """Keys whose value a caller published by `put`."""
+    superseded: int
+    """Loads overtaken by an invalidation or by another holder."""
+    leases_won: int
+    leases_denied: int
+    store_errors: int
+    entries: int
+    """In memory now."""
+    loading: int
+    """Keys being loaded, or waited for, now."""
+    queued: int
+    """Those of them whose load has not begun."""
+    watched: int
+    """Keys that somebody watches now."""
+    failing: int
+    """Keys whose last load here failed, and was not made good since."""
+    retry_at: float | None
+    """When the first of them that is left alone may be asked for again."""
+    error: str | None
+    """What the last of them said."""
+    max_batch: int
+    """The most keys that one call of the loader may be given."""
+
+    @property
+    def reads(self) -> dict[Verdict, int]:
+        """By verdict alone."""
+        origins = self.reads_by_origin.values()
+        return {verdict: sum(reads[verdict] for reads in origins) for verdict in Verdict}
+
+    @property
+    def hits(self) -> int:
+        """Reads that needed no load; divided by all reads, the hit ratio."""
+        return sum(sum(self.reads_by_origin[origin].values()) for origin in HITS)
+
+    def age_quantile(self, share: float) -> float:
+        """The age (a bucket's upper bound) that this share of all reads was no older than."""
+        wanted, seen = share * sum(self.ages), 0
+        for bound, count in zip((*AGE_BUCKETS, float("inf")), self.ages, strict=True):
+            seen += count
+            if seen >= wanted:
+                return bound
+        return float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Every resource, and the store they share; `store` is None where it could not be asked."""
+
+    resources: dict[str, ResourceStats]
+    store: StoreStats | None
+
+
+class Counts:
+    """The running counts of one resource."""
+
+    def __init__(self) -> None:
+        self.reads = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
+        self.ages = [0] * (len(AGE_BUCKETS) + 1)
+        self.loads = self.loaded = self.largest_batch = self.failed = self.absent = 0
+        self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
+        self.store_errors = self.puts = 0
+        self.slow_reported = False
+        self.failing: dict[str, Failure] = {}
+        """Ids whose last load failed, the latest at the end; bounded. For people who look at the
+        whole of it: the store alone decides about cooldowns (E7)."""
+
+    def read(self, origin: Origin, verdict: Verdict, bucket: int, count: int) -> None:
+        """So many answers of this origin, verdict and age went out."""
+        self.reads[origin][verdict] += count
+        self.ages[bucket] += count
+
+    def failed_with(self, id_: str, failure: Failure) -> None:
+        """A key's load failed."""
+        self.failed += 1
+        self.failing.pop(id_, None)
+        self.failing[id_] = failure
+        if len(self.failing) > MOST_FAILING:
+            del self.failing[next(iter(self.failing))]
+
+    def mended(self, ids: Iterable[str]) -> None:
+        """They were loaded, or deleted."""
+        for id_ in ids:
+            self.failing.pop(id_, None)
+
+    def _failing_at(self, now: float) -> list[Failure]:
+        """One that nobody asked for again, long after it might have been, is forgotten."""
+        for id_, failure in list(self.failing.items()):
+            if failure.retry_at + LONGEST_COOLDOWN < now:
+                del self.failing[id_]
+        return list(self.failing.values())
+
+    def stats(
+        self, now: float, *, entries: int, loading: int, queued: int, watched: int, max_batch: int
+    ) -> ResourceStats:
+        """A frozen picture, with what the resource holds at this moment."""
+        failures = self._failing_at(now)
+        pauses = [failure.retry_at for failure in failures if failure.retry_at > now]
+        return ResourceStats(
+            reads_by_origin={origin: dict(reads) for origin, reads in self.reads.items()},
+            ages=tuple(self.ages),
+            loads=self.loads,
+            loaded=self.loaded,
+            largest_batch=self.largest_batch,
+            failed=self.failed,
+            absent=self.absent,
+            coalesced=self.coalesced,
+            puts=self.puts,
+            superseded=self.superseded,
+            leases_won=self.leases_won,
+            leases_denied=self.leases_denied,
+            store_errors=self.store_errors,
+            entries=entries,
+            loading=loading,
+            queued=queued,
+            watched=watched,
+            failing=len(failures),
+            retry_at=min(pauses, default=None),
+            error=failures[-1].error if failures else None,
+            max_batch=max_batch,
+        )
+
+
+def prometheus_text(stats: CacheStats) -> str:
+    """For a `/metrics` page: `prometheus_text(await cache.stats())`."""
+    return "".join(f"{line}\n" for line in _lines(stats))
+
+
+def _lines(stats: CacheStats) -> Iterator[str]:
+    resources = stats.resources.items()
+    yield from _head("stillfresh_reads_total", "counter", "Reads by origin and verdict.")
+    for name, one in resources:
+        yield from _reads(name, one)
+    for field, what in COUNTERS:
+        yield from _head(f"stillfresh_{field}_total", "counter", what)
+        for name, one in resources:
+            yield f'stillfresh_{field}_total{{resource="{name}"}} {getattr(one, field)}'
+    for field, what in GAUGES:
+        yield from _head(f"stillfresh_{field}", "gauge", what)
+        for name, one in resources:
+            yield f'stillfresh_{field}{{resource="{name}"}} {getattr(one, field)}'
+    yield from _head("stillfresh_age_seconds", "histogram", "Age at serving.")
+    for name, one in resources:
+        yield from _histogram(name, one)
+
+
+def _reads(name: str, one: ResourceStats) -> Iterator[str]:
+    """The hit ratio: those of origin memory and store, divided by all."""
+    for origin, reads in one.reads_by_origin.items():
+        labels = f'resource="{name}",origin="{origin}"'
+        for verdict, count in reads.items():
+            yield f'stillfresh_reads_total{{{labels},verdict="{verdict}"}} {count}'
+
+
+def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
+    """Without a sum: ages are counted by bucket."""
+    bounds = [*(f"{bound:g}" for bound in AGE_BUCKETS), "+Inf"]
+    for bound, count in zip(bounds, accumulate(one.ages), strict=True):
+        yield f'stillfresh_age_seconds_bucket{{resource="{name}",le="{bound}"}} {count}'
+    yield f'stillfresh_age_seconds_count{{resource="{name}"}} {sum(one.ages)}'
+
+
+def _head(name: str, kind: str, what: str) -> Iterator[str]:
+    yield f"# HELP {name} {what}"
+    yield f"# TYPE {name} {kind}"
