@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUDGET = {
     "cold_sqlite_read": 25,
-    "stale_feed_list": 38,
+    "stale_feed_list": 37,
     "viewport": 19,
     "page_request": 45,
     "browser_watch": 48,

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError, StoreError
 from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.feed.http import HttpFeedSource
-from stillfresh.feed.records import DEEPEST, NAMED, JsonRecords
+from stillfresh.feed.rules import DEEPEST, NAMED, JsonRecords
 from stillfresh.feed.store import FeedStore
 from stillfresh.testing import ManualClock
 

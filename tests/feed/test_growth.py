@@ -25,7 +25,7 @@ from feed_kit import (
 from stillfresh import Verdict
 from stillfresh.feed import FeedCache, FeedEngine, Topic
 from stillfresh.feed.reading import FeedMemory
-from stillfresh.feed.records import JsonRecords
+from stillfresh.feed.rules import JsonRecords
 from stillfresh.testing import ManualClock
 
 LONG = 3_000

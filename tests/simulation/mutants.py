@@ -19,7 +19,7 @@ from stillfresh.engine.loader import Loader
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.tasks import Tasks
 from stillfresh.engine.watcher import Watcher
-from stillfresh.feed.rows import FeedRows
+from stillfresh.feed.rows import Writes
 from stillfresh.stores import memory
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryRow, MemoryStore
@@ -116,7 +116,7 @@ def a_page_is_purged_here_only(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.FRESH, "of_a_feed")
 def news_of_a_comment_changes_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FeedRows, "forget", lambda *_: None)
+    patch.setattr(Writes, "forget", lambda *_: None)
 
 
 @mutant(Promise.FRESH, "of_games")

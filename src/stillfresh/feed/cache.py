@@ -32,10 +32,16 @@ from stillfresh.feed.model import (
     whole_days,
 )
 from stillfresh.feed.reading import FeedMemory, FoundRows, Sliced, finished
-from stillfresh.feed.records import checked_comments, checked_topic, checked_topics
-from stillfresh.feed.rules import DAY, is_stale, window
+from stillfresh.feed.rows import Writes
+from stillfresh.feed.rules import (
+    DAY,
+    checked_comments,
+    checked_topic,
+    checked_topics,
+    is_stale,
+    window,
+)
 from stillfresh.feed.store import FeedTables, counted
-from stillfresh.feed.writes import Writes
 from stillfresh.stores.sqlite.store import SLICE
 
 T = TypeVar("T")

@@ -8,10 +8,9 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, cast
 
-import msgspec
-
+from stillfresh.checks import checked_function, checked_whole
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration
 from stillfresh.engine.tasks import looked_at
@@ -35,22 +34,13 @@ from stillfresh.feed.model import (
     topic_key,
 )
 from stillfresh.feed.reading import FoundRows, ListedTopics
-from stillfresh.feed.records import checked_comments, checked_topic, json_object
-from stillfresh.feed.rows import Change
-from stillfresh.feed.rules import Fetched, listed
+from stillfresh.feed.rows import Change, Writes
+from stillfresh.feed.rules import checked_comments, checked_topic
 from stillfresh.feed.serving import FeedServing
 from stillfresh.feed.source import FeedSource
-from stillfresh.feed.writes import Writes
 
-T = TypeVar("T")
-
-AT_ONCE: Final = 16
-"""Keys fetched side by side."""
-MAX_KEYS: Final = 1_000
-"""Keys of which anything is remembered: refreshed behind a reader, unreadable still, owed news."""
 GRACE: Final = 5.0
-MAX_OVERTAKEN: Final = 3
-"""F8: fetches that a miss waits for, if each is overtaken by a write."""
+"""Seconds in which everything ends when the engine is closed."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +58,7 @@ class FeedEngine:
         load_timeout: Duration = "30s",
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        if not isinstance(lookups, int) or isinstance(lookups, bool) or lookups < 1:
-            raise ConfigError(f"lookups: must be a whole number of 1 or more, not {shown(lookups)}")
+        checked_whole("lookups", lookups)
         if not isinstance(cache, FeedCache):
             raise ConfigError(f"cache: a FeedCache, by FeedCache.open(path), not {shown(cache)}")
         if not callable(getattr(source, "day_index", None)) or isinstance(source, type):
@@ -110,32 +99,22 @@ class FeedEngine:
     async def get_topic(self, uuid: str) -> TopicAnswer:
         """The whole topic."""
         found, freshness = await self._served(topic_key(checked_uuid(uuid)))
-        if isinstance(found, Fetched):
-            return TopicAnswer(found.topics[0] if found.topics else None, freshness)
         return TopicAnswer(found.value, freshness)
 
     async def get_comments(self, uuid: str) -> CommentsAnswer:
         """All comments of a topic."""
         found, freshness = await self._served(comments_key(checked_uuid(uuid)))
-        comments = found.comments if isinstance(found, Fetched) else found.value
-        return CommentsAnswer(list(comments), freshness)
+        return CommentsAnswer(list(found.value), freshness)
 
     async def _feed(self, index: Index) -> Feed:
         found, freshness = await self._served(index.key)
-        if isinstance(found, Fetched):
-            return Feed(listed(found, index, self._clock()), freshness)
         return Feed(list(found.value), freshness)
 
     async def _json(self, index: Index) -> FeedJson:
         found, freshness = await self._served(index.key, raw=True)
-        if isinstance(found, Fetched):
-            topics = listed(found, index, self._clock())
-            return FeedJson(msgspec.json.encode([*map(json_object, topics)]), freshness)
         return cast("ListedTopics", found).as_json(freshness)
 
-    async def _served(
-        self, key: str, *, raw: bool = False
-    ) -> tuple[FoundRows[Any] | Fetched, Freshness]:
+    async def _served(self, key: str, *, raw: bool = False) -> tuple[FoundRows[Any], Freshness]:
         self._check_open()
         return await self._serving.served(key, raw=raw)
 
@@ -220,8 +199,7 @@ class FeedEngine:
 
     def on_updated(self, listener: Callable[[FeedCacheUpdated], object]) -> Unsubscribe:
         """Told, by call or as a coroutine, after each revalidation that was stored."""
-        if not callable(listener):
-            raise ConfigError(f"on_updated: takes a function of the event, not {shown(listener)}")
+        checked_function("on_updated", listener, "a function of the event")
         if inspect.iscoroutinefunction(listener):
             return self._updated.subscribe(lambda event: self._tell_later(listener, event))
         return self._updated.subscribe(listener)

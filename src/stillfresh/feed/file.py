@@ -5,8 +5,9 @@ that another process has replaced, is opened anew by the writer (F12); readers f
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,6 @@ import apsw
 
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed.reading import FeedMemory, Sliced
-from stillfresh.feed.rows import usable
 from stillfresh.feed.schema import FEED, completed
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores.sqlite.connection import (
@@ -30,6 +30,15 @@ from stillfresh.stores.sqlite.store import LOOK_EVERY
 from stillfresh.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
+
+
+@contextmanager
+def usable() -> Iterator[None]:
+    """Rows of others may hold what no step can use: a StoreError, not a bug."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise StoreError(f"the feed's rows hold what cannot be used: {exc!r}") from exc
 
 
 class FeedReader:

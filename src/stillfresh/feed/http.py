@@ -28,7 +28,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.feed.model import Comment, Topic
-from stillfresh.feed.records import checked_comments, checked_topic, json_object
+from stillfresh.feed.rules import checked_comments, checked_topic, json_object
 from stillfresh.feed.wire import (
     FeedHttpError,
     FeedRequest,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import apsw
+from msgspec import json
 
 from stillfresh.feed.model import (
     Comment,
@@ -23,8 +24,7 @@ from stillfresh.feed.model import (
     subject,
     topic_key,
 )
-from stillfresh.feed.records import UNREADABLE, JsonRecords
-from stillfresh.feed.rules import DAY, window
+from stillfresh.feed.rules import DAY, UNREADABLE, Fetched, JsonRecords, json_object, listed, window
 from stillfresh.stores.contract import Failure
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ SLICE: Final = 4_000_000
 """F18: what one slice of a list may cost: a few milliseconds."""
 ROW_COST: Final = 2_000
 """What a row costs besides its bytes."""
+NOTHING: Final = (None,) * 5
+"""The state of a key of which nothing is known."""
 INFINITY: Final = float("inf")
 
 # Cast, since SQLite lets another implementation put any type into any column.
@@ -225,11 +227,11 @@ class FeedMemory:
 
     def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Sliced[bool]:
         """The hot loop of a read: known bytes are known topics. False if ties are in disorder."""
-        known, topics, texts, broken = self._known, found.value, found.texts, []
+        topics, texts, broken = found.value, found.texts, []
         last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
         cost, pause_at = 0, SLICE
         for uuid, text, created_at, cached_at in rows:
-            kept = known.get(uuid)
+            kept = self._known.get(uuid)
             if kept is None or kept[1] != text:
                 kept = self._learn(uuid, text, topics)
             topic = kept[0]
@@ -252,21 +254,19 @@ class FeedMemory:
         found.cached_at = int(oldest) if topics else None
         return is_ordered
 
-    def _learn(self, uuid: bytes, text: bytes, listed: list[Topic]) -> tuple[Topic | None, bytes]:
+    def _learn(self, uuid: bytes, text: bytes, topics: list[Topic]) -> tuple[Topic | None, bytes]:
         """Decode a row, and keep it if there is room, made by dropping what is not in this list."""
-        known = self._known
+        known, size = self._known, len(text)
         if (old := known.pop(uuid, None)) is not None:
             self.kept -= len(old[1])
-        if self.kept + len(text) > MAX_BYTES and len(known) > len(listed):
-            names = [topic.topic_uuid.encode() for topic in listed]
-            stays = {name: known[name] for name in names if name in known}
-            known.clear()
-            known.update(stays)
-            self.kept = sum(len(kept) for _, kept in stays.values())
+        if self.kept + size > MAX_BYTES and len(known) > len(topics):
+            names = [topic.topic_uuid.encode() for topic in topics]
+            self._known = {name: known[name] for name in names if name in known}
+            self.kept = sum(len(kept) for _, kept in self._known.values())
         learned = self._decoded(text), text
-        if self.kept + len(text) <= MAX_BYTES:
-            known[uuid] = learned
-            self.kept += len(text)
+        if self.kept + size <= MAX_BYTES:
+            self._known[uuid] = learned
+            self.kept += size
         return learned
 
     def _decoded(self, text: bytes) -> Topic | None:
@@ -295,6 +295,18 @@ class FeedMemory:
                 return None
 
         return _one(connection.execute(_COMMENTS, (comments_key(uuid), uuid)).get, [], read)
+
+
+def unstored(key: str, fetched: Fetched, now: float) -> FoundRows[Any]:
+    """What was fetched and could not be stored, as it would have been found."""
+    if (index := index_of(key)) is not None:
+        found = ListedTopics(NOTHING, now, raw=True)
+        found.value = listed(fetched, index, now)
+        found.texts = [json.encode(json_object(topic)) for topic in found.value]
+        return found
+    if key == comments_key(subject(key)):
+        return FoundRows(list(fetched.comments), None, NOTHING)
+    return FoundRows(fetched.topics[0] if fetched.topics else None, None, NOTHING)
 
 
 def _one(row: tuple[Any, ...], nothing: T, read: Callable[[bytes], T | None]) -> FoundRows[T]:

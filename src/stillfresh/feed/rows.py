@@ -1,21 +1,22 @@
-"""Rows of the seed's tables, meta rows, and notes of local writes: one at a time (F1, F8-F10).
+"""The feed's writes, each inside one transaction: by callers, and by a fetch (F1, F2, F6-F10).
 
-A note says what was written or deleted here, which upstream may not show yet. Each write leaves
-its own token on its note, so that undoing one write never undoes another's. A row that cannot be
-read counts as none (F12). All of it inside the transaction of the step that calls it.
+What changes what a key would show voids the lease of the load under way: the law. A note says what
+was written or deleted here: for `fresh_for` no fetch overwrites, deletes or brings it back. Each
+write leaves its own token on its note, so that undoing one write never undoes another's. A row
+that cannot be read counts as none (F12).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from secrets import token_hex
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import apsw
 import msgspec
 from msgspec import Struct
 
-from stillfresh.errors import StoreError
+from stillfresh.feed import schema as sql
 from stillfresh.feed.model import (
+    Comment,
     Topic,
     category_of,
     comments_key,
@@ -24,73 +25,22 @@ from stillfresh.feed.model import (
     subject,
     topic_key,
 )
-from stillfresh.feed.records import UNREADABLE, Row, loaded
-from stillfresh.feed.rules import is_news, merged
+from stillfresh.feed.rules import (
+    UNREADABLE,
+    Fetched,
+    Row,
+    Window,
+    comment_rows,
+    is_news,
+    loaded,
+    merged,
+    with_comment,
+    without_comment,
+)
 from stillfresh.freshness import MAX_SKEW
 
 Stored: TypeAlias = tuple[Any, ...]
 """A whole row, column by column."""
-
-# In and out as bytes: text that is no UTF-8 would raise before it can be replaced.
-TOPIC: Final = """
-    SELECT topic_uuid, CAST(topic_json AS BLOB), CAST(category_id AS BLOB), created_at, deleted,
-        cached_at
-    FROM feed_topics WHERE topic_uuid = ?
-"""
-COMMENTS: Final = """
-    SELECT topic_uuid, CAST(comments_json AS BLOB), comment_count, cached_at
-    FROM feed_comments WHERE topic_uuid = ?
-"""
-PUT_TOPIC: Final = """
-    INSERT INTO feed_topics(topic_uuid, topic_json, category_id, created_at, deleted, cached_at)
-    VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?, ?)
-    ON CONFLICT(topic_uuid) DO UPDATE SET topic_json = excluded.topic_json,
-        category_id = excluded.category_id, created_at = excluded.created_at,
-        deleted = excluded.deleted, cached_at = excluded.cached_at
-"""
-PUT_COMMENTS: Final = """
-    INSERT INTO feed_comments(topic_uuid, comments_json, comment_count, cached_at)
-    VALUES (?, CAST(? AS TEXT), ?, ?)
-    ON CONFLICT(topic_uuid) DO UPDATE SET comments_json = excluded.comments_json,
-        comment_count = excluded.comment_count, cached_at = excluded.cached_at
-"""
-PUT_META: Final = """
-    INSERT INTO feed_cache_meta(cache_key, last_fetched) VALUES (?, ?)
-    ON CONFLICT(cache_key) DO UPDATE SET last_fetched = excluded.last_fetched
-"""
-DROP_TOPIC: Final = "DELETE FROM feed_topics WHERE topic_uuid = ?"
-DROP_COMMENTS: Final = "DELETE FROM feed_comments WHERE topic_uuid = ?"
-DROP_META: Final = "DELETE FROM feed_cache_meta WHERE cache_key = ?"
-_VOID: Final = "UPDATE stillfresh_feed_times SET lease_token = NULL WHERE id = ?"
-_LISTS: Final = """
-    SELECT CAST(cache_key AS BLOB) FROM feed_cache_meta
-    WHERE cache_key >= 'index:' AND cache_key < 'index;'
-    UNION SELECT CAST(id AS BLOB) FROM stillfresh_feed_times WHERE id >= 'index:' AND id < 'index;'
-"""
-LEAVE: Final = """
-    INSERT OR REPLACE INTO stillfresh_writes(topic_uuid, comment_uuid, written_at, deleted, token)
-    VALUES (?, ?, ?, ?, ?)
-"""
-_NOTES: Final = """
-    SELECT topic_uuid, comment_uuid, written_at, deleted, token FROM stillfresh_writes
-    WHERE topic_uuid = ?1 AND (?2 IS NULL OR comment_uuid = ?2)
-"""
-TAKE_OFF: Final = """
-    DELETE FROM stillfresh_writes WHERE topic_uuid = ?1 AND (?2 IS NULL OR comment_uuid = ?2)
-"""
-_NOTED: Final = """
-    SELECT topic_uuid FROM stillfresh_writes
-    WHERE comment_uuid = '' AND deleted = ? AND written_at > ? AND written_at <= ?
-"""
-
-
-@contextmanager
-def usable() -> Iterator[None]:
-    """Rows of others may hold what no step can use: a StoreError, not a bug."""
-    try:
-        yield
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise StoreError(f"the feed's rows hold what cannot be used: {exc!r}") from exc
 
 
 class Change(Struct, frozen=True):
@@ -111,8 +61,8 @@ class Change(Struct, frozen=True):
     is_deletion: bool = False
 
 
-class FeedRows:
-    """The rows of one file, in one transaction.
+class Writes:
+    """Steps on the rows of one file, in one transaction.
 
     `at` is what new rows are stamped with: now, or when a fetch was sent. Notes left since
     `at - fresh_for` count, but none from after `now`: those are from before a clock was set back.
@@ -130,33 +80,194 @@ class FeedRows:
         self.at = at
         self.since = (at - fresh_for, (at if now is None else now) + MAX_SKEW)
 
+    def put_topic(self, topic: Topic) -> Change:
+        """A full topic and its meta row; loads of lists that show it began too early."""
+        uuid = topic.topic_uuid
+        before, notes = self.row(sql.SELECT_TOPIC, uuid), self.notes(uuid, "")
+        self.put_row(topic)
+        token = self.leave(uuid, "", deleted=False)
+        self.mark(topic_key(uuid))
+        categories = {category_of(topic.category_id), *([spelled(before[2])] if before else [])}
+        self.void(self.lists(frozenset(categories)))
+        return Change(uuid, "", token, notes, before, categories=frozenset(categories))
+
+    def create_topic(self, topic: Topic) -> Change:
+        """F10: shown at once; its lists are stale."""
+        change = self.put_topic(topic)
+        self.forget(self.lists(change.categories))
+        return change
+
+    def delete_topic(self, uuid: str) -> Change:
+        """F10: the row, its comments and meta rows go; a note stays that it must not come back."""
+        notes = self.notes(uuid, None)
+        topic, comments = self.row(sql.SELECT_TOPIC, uuid), self.row(sql.SELECT_COMMENTS, uuid)
+        self.drop_topics([uuid])
+        self.run(sql.TAKE_NOTE_OFF, (uuid, None))
+        token = self.leave(uuid, "", deleted=True)
+        categories = frozenset([spelled(topic[2])] if topic else [])
+        self.forget([topic_key(uuid), comments_key(uuid), *self.lists(categories)])
+        return Change(uuid, "", token, notes, topic, comments, None, categories, is_deletion=True)
+
+    def put_comments(self, uuid: str, comments: Sequence[Comment]) -> None:
+        self.put_array(uuid, comment_rows(self.comment_array(uuid) or (), comments))
+        self.mark(comments_key(uuid))
+
+    def add_comment(self, comment: Comment) -> Change:
+        """F10: shown at once, to be revalidated."""
+        uuid, name = comment.topic_uuid, comment.comment_uuid
+        notes, before = self.notes(uuid, name), self.comment_array(uuid)
+        self.put_array(uuid, with_comment(before or [], comment))
+        token = self.leave(uuid, name, deleted=False)
+        self.forget([comments_key(uuid)])
+        return Change(uuid, name, token, notes, array=before)
+
+    def settle(self, change: Change, again: Callable[["Writes"], Change]) -> None:
+        """Upstream accepted it: done again if a refresh, meanwhile, undid it."""
+        if self._shows(change) is change.is_deletion and self.is_last(change):
+            again(self)
+        self.forget(self._shown_by(change))
+
+    def undo(self, change: Change) -> None:
+        """Upstream refused it: as it was before, unless another write came since."""
+        uuid = change.uuid
+        if self.is_last(change):
+            self.run(sql.TAKE_NOTE_OFF, (uuid, change.comment_uuid))
+            self.file.executemany(sql.LEAVE_NOTE, change.notes)
+            if change.comment_uuid:
+                self._take_out(change)
+            elif not change.is_deletion:
+                self.run(sql.DROP_TOPIC, (uuid,))
+            if change.topic is not None and self.row(sql.SELECT_TOPIC, uuid) is None:
+                self.run(sql.PUT_TOPIC, change.topic)
+            if change.comments is not None and self.row(sql.SELECT_COMMENTS, uuid) is None:
+                self.run(sql.PUT_COMMENTS, change.comments)
+        own = [topic_key(uuid), *([comments_key(uuid)] if change.is_deletion else [])]
+        self.forget([*([] if change.comment_uuid else own), *self._shown_by(change)])
+
+    def _take_out(self, change: Change) -> None:
+        """A comment; what came since stays."""
+        uuid, before, now = change.uuid, change.array, self.comment_array(change.uuid)
+        rows = without_comment(now or [], change.comment_uuid, before or [])
+        if rows or before is not None:
+            self.put_array(uuid, rows)
+        else:
+            self.run(sql.DROP_COMMENTS, (uuid,))
+
+    def _shows(self, change: Change) -> bool:
+        """What was written, or deleted, is there."""
+        if change.comment_uuid:
+            rows = self.comment_array(change.uuid) or []
+            return any(row.get("comment_uuid") == change.comment_uuid for row in rows)
+        is_left = change.is_deletion and self.row(sql.SELECT_COMMENTS, change.uuid) is not None
+        return is_left or self.row(sql.SELECT_TOPIC, change.uuid) is not None
+
+    def _shown_by(self, change: Change) -> list[str]:
+        """The keys that show it besides its own."""
+        return [comments_key(change.uuid)] if change.comment_uuid else self.lists(change.categories)
+
+    def put_topics(self, topics: Sequence[Topic], key: str, covers: Window | None) -> None:
+        """An index result that a caller puts here: it is newer than what was noted."""
+        for topic in topics:
+            self.run(sql.TAKE_NOTE_OFF, (topic.topic_uuid, ""))
+            self._put_listed(topic)
+        self._drop_gone(topics, key, covers)
+        self.mark(key)
+
+    def store(self, key: str, fetched: Fetched) -> bool:
+        """What a fetch of the whole key brought, and its meta row; True if it was news."""
+        changed = self._store(key, fetched)
+        if changed is not None:
+            self.run(sql.PUT_META, (key, int(self.at)))
+        return bool(changed)
+
+    def store_part(self, key: str, fetched: Fetched) -> bool:
+        """F6: what some days brought, without a meta row; nothing if a newer fetch was whole."""
+        last_fetched: int | None = self.run(sql.SELECT_META, (key,)).get
+        return (last_fetched or 0) < int(self.at) and bool(self._store(key, fetched))
+
+    def _store(self, key: str, fetched: Fetched) -> bool | None:
+        """None: F8, nothing of a topic that was deleted here comes back."""
+        uuid, deleted = subject(key), self.noted(deleted=True)
+        if index_of(key) is not None:
+            return self._store_list(key, fetched, deleted)
+        if uuid in deleted:
+            return None
+        if key == comments_key(uuid):
+            noted = self.run(sql.SELECT_NOTED_ON, (uuid, *self.since))
+            kept = [str(name) for (name,) in noted]
+            rows = comment_rows(self.comment_array(uuid) or (), fetched.comments, kept)
+            return self.put_array(uuid, rows)
+        if uuid in self.noted(deleted=False):
+            return False
+        if fetched.topics:
+            return self.put_row(fetched.topics[0])
+        is_there = self.row(sql.SELECT_TOPIC, uuid) is not None
+        self.drop_topics([uuid] if is_there else [])
+        return is_there
+
+    def _store_list(self, key: str, fetched: Fetched, deleted: set[str]) -> bool:
+        written = self.noted(deleted=False)
+        news = [
+            self._put_listed(topic, is_index=True)
+            for topic in {topic.topic_uuid: topic for topic in fetched.topics}.values()
+            if topic.topic_uuid not in written | deleted
+        ]
+        gone = self._drop_gone(fetched.topics, key, fetched.covers)
+        return any(news) or gone
+
+    def _put_listed(self, topic: Topic, *, is_index: bool = False) -> bool:
+        """What is listed now is not absent, whatever was said before."""
+        key = (topic_key(topic.topic_uuid),)
+        if self.row(sql.SELECT_TOPIC, topic.topic_uuid) is None:
+            self.run(sql.DROP_META, key)
+        is_full = self.run(sql.SELECT_META, key).get is not None
+        return self.put_row(topic, is_index=is_index, is_full=is_full)
+
+    def _drop_gone(self, topics: Iterable[Topic], key: str, covers: Window | None) -> bool:
+        """F9: what upstream no longer has, of the time asked for; by row, for odd uuids."""
+        if covers is None:
+            return False
+        index = index_of(key)
+        category = None if index is None else index.category
+        stays = {topic.topic_uuid for topic in topics} | self.noted(deleted=False)
+        kept = {uuid.encode() for uuid in stays}
+        gone = [
+            (rowid, uuid)
+            for rowid, uuid, name in self.run(sql.SELECT_COVERED, (covers.since, covers.until))
+            if uuid not in kept and category in {None, spelled(name)}
+        ]
+        by_row = "DELETE FROM feed_topics WHERE rowid = ?"
+        self.file.executemany(by_row, [(rowid,) for rowid, _ in gone])
+        self.drop_topics([uuid.decode(errors="replace") for _, uuid in gone])
+        return bool(gone)
+
     def forget(self, keys: Iterable[str]) -> None:
         """Stale from now on, and a load under way began too early."""
         rows = [(key,) for key in keys]
-        self.file.executemany(DROP_META, rows)
-        self.file.executemany(_VOID, rows)
+        self.file.executemany(sql.DROP_META, rows)
+        self.file.executemany(sql.VOID_LEASE, rows)
 
     def erase(self, keys: Iterable[str]) -> None:
         """All that is known of them; topics that a list shows are not its own, and stay."""
         for key in keys:
-            self.run(DROP_META, (key,))
+            self.run(sql.DROP_META, (key,))
             uuid = subject(key)
             if key == topic_key(uuid):
                 self.drop_topics([uuid])
             elif key == comments_key(uuid):
-                self.run(DROP_COMMENTS, (uuid,))
+                self.run(sql.DROP_COMMENTS, (uuid,))
 
     def mark(self, key: str) -> None:
         """Fetched just now, by a caller without a lease: a load under way began earlier."""
-        self.run(PUT_META, (key, int(self.at)))
+        self.run(sql.PUT_META, (key, int(self.at)))
         self.void([key])
 
     def void(self, keys: Iterable[str]) -> None:
-        self.file.executemany(_VOID, [(key,) for key in keys])
+        self.file.executemany(sql.VOID_LEASE, [(key,) for key in keys])
 
     def lists(self, categories: frozenset[str]) -> list[str]:
         """F10: of the categories and of "all", whatever their days; all there are, if none."""
-        keys = [key.decode(errors="replace") for (key,) in self.run(_LISTS)]
+        keys = [key.decode(errors="replace") for (key,) in self.run(sql.SELECT_LISTS)]
         shown = {None, *categories}
         return [
             key
@@ -170,11 +281,11 @@ class FeedRows:
 
     def put_row(self, topic: Topic, *, is_index: bool = False, is_full: bool = False) -> bool:
         """Merged with the row there is (`is_full`: read as a whole); whether it is news."""
-        before = self.row(TOPIC, topic.topic_uuid)
+        before = self.row(sql.SELECT_TOPIC, topic.topic_uuid)
         old = None if before is None else _loaded(before[1], dict)
         new = merged(old, topic, is_index=is_index, is_full=is_full)
         self.run(
-            PUT_TOPIC,
+            sql.PUT_TOPIC,
             (
                 topic.topic_uuid,
                 msgspec.json.encode(new),
@@ -188,29 +299,30 @@ class FeedRows:
 
     def comment_array(self, uuid: str) -> list[Row] | None:
         """The array as it stands; None if there is none."""
-        row = self.row(COMMENTS, uuid)
+        row = self.row(sql.SELECT_COMMENTS, uuid)
         found = None if row is None else _loaded(row[1], list)
         return found if found is not None and all(map(_has_uuid, found)) else None
 
     def put_array(self, uuid: str, rows: Sequence[Row]) -> bool:
-        before, text = self.row(COMMENTS, uuid), msgspec.json.encode(rows)
-        self.run(PUT_COMMENTS, (uuid, text, len(rows), int(self.at)))
+        before, text = self.row(sql.SELECT_COMMENTS, uuid), msgspec.json.encode(rows)
+        self.run(sql.PUT_COMMENTS, (uuid, text, len(rows), int(self.at)))
         return before is None or before[1] != text
 
     def drop_topics(self, uuids: Sequence[str]) -> None:
         """With their comments and their own meta rows."""
         rows = [(uuid,) for uuid in uuids]
         keys = [(key(uuid),) for uuid in uuids for key in (topic_key, comments_key)]
-        for sql, gone in ((DROP_TOPIC, rows), (DROP_COMMENTS, rows), (DROP_META, keys)):
-            self.file.executemany(sql, gone)
+        self.file.executemany(sql.DROP_TOPIC, rows)
+        self.file.executemany(sql.DROP_COMMENTS, rows)
+        self.file.executemany(sql.DROP_META, keys)
 
     def notes(self, uuid: str, comment_uuid: str | None) -> list[Stored]:
         """On a topic, or on one comment of it; None: on all of it."""
-        return self.run(_NOTES, (uuid, comment_uuid)).fetchall()
+        return self.run(sql.SELECT_NOTES, (uuid, comment_uuid)).fetchall()
 
     def leave(self, uuid: str, comment_uuid: str, *, deleted: bool) -> str:
         token = token_hex(8)
-        self.run(LEAVE, (uuid, comment_uuid, self.at, int(deleted), token))
+        self.run(sql.LEAVE_NOTE, (uuid, comment_uuid, self.at, int(deleted), token))
         return token
 
     def is_last(self, change: Change) -> bool:
@@ -220,11 +332,7 @@ class FeedRows:
 
     def noted(self, *, deleted: bool) -> set[str]:
         """F9: the topics written, or deleted, here."""
-        return {uuid for (uuid,) in self.run(_NOTED, (int(deleted), *self.since))}
-
-
-def categories_of(row: Stored | None) -> list[str]:
-    return [] if row is None else [spelled(row[2])]
+        return {uuid for (uuid,) in self.run(sql.SELECT_NOTED, (int(deleted), *self.since))}
 
 
 def _loaded(text: bytes, kind: type) -> Any:  # noqa: ANN401 (an object, or a list of them)

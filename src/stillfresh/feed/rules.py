@@ -1,17 +1,201 @@
-"""What a feed decides: what is stale, which days to ask for, what a new row keeps of the old one.
+"""What a feed decides, and what its records are in JSON: rows and times in, decisions out.
 
-Pure (F3, F4, F6, F8, F9; seed 001): rows and times in, decisions out; `now` is an argument.
+What is stale, which days to ask for, what a new row keeps of the old one (F3, F4, F6, F9); and what
+may enter the file (F2, F12, F15): fields that have names here stand beside those of others. A bad
+record is a ConfigError for a caller, and a failed call for a network. Pure: `now` is an argument.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
-from typing import Final
+from typing import Any, Final, Generic, TypeVar, cast
 
-from msgspec import Struct, ValidationError
+import msgspec
+from msgspec import UNSET, Raw, Struct, ValidationError, convert, defstruct, field, json
+from msgspec.structs import astuple, fields, replace
 
-from stillfresh.feed.model import Comment, Index, Topic, category_of
-from stillfresh.feed.records import NAMED, Row, json_object, record_of
+from stillfresh.errors import ConfigError, shown
+from stillfresh.feed.model import EXTRA, Comment, Index, Topic, category_of, checked_uuid
 from stillfresh.freshness import is_fresh_inclusive
+
+R = TypeVar("R", Topic, Comment)
+Row = dict[str, Any]
+"""A JSON object as a row holds it."""
+
+DEEPEST: Final = 100
+"""Levels of lists and objects in a field of others; far below Python's own limit."""
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+LARGEST: Final = 2**63
+"""SQLite's whole numbers are below this."""
+NAMED: Final = {kind: frozenset(kind.__struct_fields__) - {"extra"} for kind in (Topic, Comment)}
+"""The fields that have names here."""
+
+
+def _twin(kind: type[Topic | Comment]) -> type[Struct]:
+    """The named fields alone, in their order."""
+    made: Any = field
+    found = [
+        (it.name, it.type, made(default=it.default, default_factory=it.default_factory))
+        for it in fields(kind)
+        if it.name in NAMED[kind]
+    ]
+    return defstruct(f"Named{kind.__name__}", found, frozen=True)
+
+
+_TWINS: Final[dict[Any, Any]] = {kind: _twin(kind) for kind in NAMED}
+_MANY: Final[dict[Any, Any]] = {kind: list[twin] for kind, twin in _TWINS.items()}  # type: ignore[valid-type]
+_RAW: Final = json.Decoder(dict[str, Raw] | list[dict[str, Raw]])
+
+
+class JsonRecords(Generic[R]):
+    """Reads JSON as records of one kind; `strict` as `msgspec` means it, whose errors it raises."""
+
+    def __init__(self, kind: type[R], *, strict: bool) -> None:
+        name = f"Exact{kind.__name__}"
+        exact: Any = defstruct(
+            name, [], bases=(_TWINS[kind],), forbid_unknown_fields=True, frozen=True
+        )
+        self._kind: Any = kind
+        self._strict = strict
+        self._exact = json.Decoder(exact, strict=strict).decode
+        self._exact_all: Any = json.Decoder(list[exact], strict=strict).decode
+        self._has_others = False
+        """Whether the last one had fields of others: the next one is read as if it had, too."""
+
+    def one(self, text: bytes) -> R:
+        if not self._has_others:
+            try:
+                return self._kind(*astuple(self._exact(text)))  # type: ignore[no-any-return]
+            except ValidationError:
+                pass  # a field of others, or a wrong one
+        return self._noted([record_of(loaded(text), self._kind, strict=self._strict)])[0]
+
+    def all(self, text: bytes) -> list[R]:
+        """Those of an array."""
+        if not self._has_others:
+            try:
+                return [self._kind(*astuple(found)) for found in self._exact_all(text)]
+            except ValidationError:
+                pass
+        return self._noted(_records_of(loaded(text), self._kind, strict=self._strict))
+
+    def _noted(self, found: list[R]) -> list[R]:
+        self._has_others = any(record.extra for record in found)
+        return found
+
+
+def loaded(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON can say)
+    """Without the fields of an object that Python cannot hold: a number out of range, for one."""
+    try:
+        return json.decode(text)
+    except (ValidationError, RecursionError):
+        pass
+    text.decode()  # no decoder looks at the bytes of a field that it skips
+    split = _RAW.decode(text)
+    return _held(split) if isinstance(split, dict) else [_held(it) for it in split]
+
+
+def _held(split: dict[str, Raw]) -> Row:
+    row = {}
+    for name, raw in split.items():
+        with suppress(ValidationError, RecursionError):
+            row[name] = json.decode(raw)
+    return row
+
+
+def is_shallow(value: object, levels: int = DEEPEST) -> bool:
+    """Whether lists and objects stand in one another to so many levels at most."""
+    if type(value) is dict:
+        return levels > 0 and all(is_shallow(item, levels - 1) for item in value.values())
+    if type(value) is list:
+        return levels > 0 and all(is_shallow(item, levels - 1) for item in value)
+    return True
+
+
+def record_of(row: object, kind: type[R], *, strict: bool = True) -> R:
+    """Of a JSON object; raises ValidationError."""
+    found: R = _joined(convert(row, _TWINS[kind], strict=strict), row, kind)
+    return found
+
+
+def _records_of(rows: object, kind: type[R], *, strict: bool) -> list[R]:
+    named: list[Struct] = convert(rows, _MANY[kind], strict=strict)
+    return [_joined(it, row, kind) for it, row in zip(named, cast("Any", rows), strict=True)]
+
+
+def _joined(named: Struct, row: Any, kind: Any) -> Any:  # noqa: ANN401 (R, and its object)
+    names = NAMED[kind]
+    extra = {name: it for name, it in row.items() if name not in names and is_shallow(it)}
+    return kind(*astuple(named), extra=extra or UNSET)
+
+
+def json_object(record: Topic | Comment) -> Row:
+    """All its fields side by side, in their order."""
+    kind = Topic if isinstance(record, Topic) else Comment
+    named = {name: getattr(record, name) for name in _TWINS[kind].__struct_fields__}
+    return named | record.extra
+
+
+def checked_topic(topic: object) -> Topic:
+    """With its category normalised, so that here and upstream it has one name."""
+    kept = _checked(topic, Topic)
+    checked_uuid(kept.topic_uuid)
+    return replace(kept, category_id=category_of(kept.category_id))
+
+
+def checked_topics(topics: Iterable[object]) -> list[Topic]:
+    return [checked_topic(topic) for topic in each_of(topics, Topic)]
+
+
+def checked_comments(uuid: str, comments: Iterable[object]) -> list[Comment]:
+    """All of them on this topic."""
+    kept = [_checked(comment, Comment) for comment in each_of(comments, Comment)]
+    for comment in kept:
+        checked_uuid(comment.comment_uuid)
+        if comment.topic_uuid != uuid:
+            raise ConfigError(
+                f"comment {shown(comment.comment_uuid)}: is on topic {shown(comment.topic_uuid)}, "
+                f"not on {shown(uuid)}"
+            )
+    return kept
+
+
+def each_of(records: object, kind: type[R]) -> Iterable[object]:
+    if not isinstance(records, Iterable) or isinstance(records, str | bytes):
+        raise ConfigError(f"expected several {kind.__name__}s, not {shown(records)}")
+    return records
+
+
+def _checked(record: object, kind: type[R]) -> R:
+    """Of the right types, and text that UTF-8 can say; a subclass's own fields are extras (F15)."""
+    if not isinstance(record, kind):
+        raise ConfigError(f"expected a {kind.__name__}, not {shown(record)}")
+    try:
+        plain = msgspec.to_builtins(record, builtin_types=(bytes, bytearray, memoryview))
+        kept = msgspec.convert(plain, kind)
+        msgspec.json.encode(kept)
+        extra = _extra_of(plain, kind)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as exc:
+        name = record.topic_uuid if isinstance(record, Topic) else record.comment_uuid
+        raise ConfigError(f"{kind.__name__} with the uuid {shown(name)}: {exc}") from exc
+    if not -LARGEST <= kept.created_at < LARGEST:
+        raise ConfigError(f"{kind.__name__}: created_at is too large a number")
+    return replace(kept, extra=extra) if extra else kept
+
+
+def _extra_of(plain: Row, kind: type[Topic | Comment]) -> Row:
+    """As they will come back from JSON; raises ValueError."""
+    own = {name: value for name, value in plain.items() if name not in NAMED[kind]}
+    if not own:
+        return {}
+    given = own.pop(EXTRA, {})
+    if taken := sorted(given.keys() & (NAMED[kind] | own.keys())):
+        raise ValueError(f"extra: {', '.join(taken)} is a field of its own; set that one instead")
+    extra: Row = msgspec.json.decode(msgspec.json.encode(own | given))
+    if not all(map(is_shallow, extra.values())):
+        raise ValueError(f"extra: lists and objects may be {DEEPEST} levels deep at most")
+    return extra
+
 
 DAY: Final = 86_400
 ENRICHED: Final = ("body", "tags", "verified")

@@ -65,6 +65,67 @@ TABLES: Final = {
     "feed_cache_meta": {"cache_key", "last_fetched"},
 }
 
+# In and out as bytes: text that is no UTF-8 would raise before it can be replaced.
+SELECT_TOPIC: Final = """
+    SELECT topic_uuid, CAST(topic_json AS BLOB), CAST(category_id AS BLOB), created_at, deleted,
+        cached_at
+    FROM feed_topics WHERE topic_uuid = ?
+"""
+SELECT_COMMENTS: Final = """
+    SELECT topic_uuid, CAST(comments_json AS BLOB), comment_count, cached_at
+    FROM feed_comments WHERE topic_uuid = ?
+"""
+PUT_TOPIC: Final = """
+    INSERT INTO feed_topics(topic_uuid, topic_json, category_id, created_at, deleted, cached_at)
+    VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?, ?)
+    ON CONFLICT(topic_uuid) DO UPDATE SET topic_json = excluded.topic_json,
+        category_id = excluded.category_id, created_at = excluded.created_at,
+        deleted = excluded.deleted, cached_at = excluded.cached_at
+"""
+PUT_COMMENTS: Final = """
+    INSERT INTO feed_comments(topic_uuid, comments_json, comment_count, cached_at)
+    VALUES (?, CAST(? AS TEXT), ?, ?)
+    ON CONFLICT(topic_uuid) DO UPDATE SET comments_json = excluded.comments_json,
+        comment_count = excluded.comment_count, cached_at = excluded.cached_at
+"""
+PUT_META: Final = """
+    INSERT INTO feed_cache_meta(cache_key, last_fetched) VALUES (?, ?)
+    ON CONFLICT(cache_key) DO UPDATE SET last_fetched = excluded.last_fetched
+"""
+DROP_TOPIC: Final = "DELETE FROM feed_topics WHERE topic_uuid = ?"
+DROP_COMMENTS: Final = "DELETE FROM feed_comments WHERE topic_uuid = ?"
+DROP_META: Final = "DELETE FROM feed_cache_meta WHERE cache_key = ?"
+VOID_LEASE: Final = "UPDATE stillfresh_feed_times SET lease_token = NULL WHERE id = ?"
+SELECT_LISTS: Final = """
+    SELECT CAST(cache_key AS BLOB) FROM feed_cache_meta
+    WHERE cache_key >= 'index:' AND cache_key < 'index;'
+    UNION SELECT CAST(id AS BLOB) FROM stillfresh_feed_times WHERE id >= 'index:' AND id < 'index;'
+"""
+LEAVE_NOTE: Final = """
+    INSERT OR REPLACE INTO stillfresh_writes(topic_uuid, comment_uuid, written_at, deleted, token)
+    VALUES (?, ?, ?, ?, ?)
+"""
+SELECT_NOTES: Final = """
+    SELECT topic_uuid, comment_uuid, written_at, deleted, token FROM stillfresh_writes
+    WHERE topic_uuid = ?1 AND (?2 IS NULL OR comment_uuid = ?2)
+"""
+TAKE_NOTE_OFF: Final = """
+    DELETE FROM stillfresh_writes WHERE topic_uuid = ?1 AND (?2 IS NULL OR comment_uuid = ?2)
+"""
+SELECT_NOTED: Final = """
+    SELECT topic_uuid FROM stillfresh_writes
+    WHERE comment_uuid = '' AND deleted = ? AND written_at > ? AND written_at <= ?
+"""
+SELECT_META: Final = "SELECT CAST(last_fetched AS INTEGER) FROM feed_cache_meta WHERE cache_key = ?"
+SELECT_COVERED: Final = """
+    SELECT rowid, coalesce(CAST(topic_uuid AS BLOB), x''), coalesce(CAST(category_id AS BLOB), x'')
+    FROM feed_topics WHERE created_at >= ? AND created_at < ?
+"""
+SELECT_NOTED_ON: Final = """
+    SELECT comment_uuid FROM stillfresh_writes
+    WHERE topic_uuid = ? AND comment_uuid <> '' AND written_at > ? AND written_at <= ?
+"""
+
 
 def _is_feed(connection: apsw.Connection, path: Path) -> bool:
     """By its tables: files of other implementations of the same design carry no mark."""

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, cast
 import apsw
 import msgspec
 
+from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
 from stillfresh.engine import Answer, Cache, RetryAfter
@@ -19,11 +20,11 @@ from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.errors import LoadFailed, StillfreshError, StoreError
 from stillfresh.feed.cache import FeedCache
 from stillfresh.feed.model import FeedCacheUpdated, Freshness
-from stillfresh.feed.reading import FoundRows, Sliced
+from stillfresh.feed.reading import FoundRows, Sliced, unstored
+from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched, is_stale
 from stillfresh.feed.source import FeedSource, fetch
 from stillfresh.feed.store import IN_ROWS, KIND, FeedStore, fetched_of
-from stillfresh.feed.writes import Writes
 from stillfresh.freshness import MAX_SKEW, Verdict, last_end
 from stillfresh.stores.sqlite.writer import MAX_QUEUED
 
@@ -95,14 +96,12 @@ class FeedServing:
         """F18: long lists that are being built."""
         self._misses: dict[str, int] = {}
         """How many callers wait for a key: they get the answer, and need no event."""
-        self._owed: set[str] = set()
+        self._owed: BoundedDict[str, None] = BoundedDict(MAX_KEYS)
         """Keys whose answer was overtaken: the next one is news."""
-        self._broken: dict[str, frozenset[bytes]] = {}
+        self._broken: BoundedDict[str, frozenset[bytes]] = BoundedDict(MAX_KEYS)
         """F12: the unreadable rows that a refetch of a key has not replaced."""
 
-    async def served(
-        self, key: str, *, raw: bool = False
-    ) -> tuple[FoundRows[Any] | Fetched, Freshness]:
+    async def served(self, key: str, *, raw: bool = False) -> tuple[FoundRows[Any], Freshness]:
         """F6: the data first; then, if it is stale, one revalidation behind it."""
         now = self._clock()
         found = await self._find(key, now, raw=raw)
@@ -122,7 +121,7 @@ class FeedServing:
 
     async def _missed(
         self, key: str, *, forces: bool, raw: bool
-    ) -> tuple[FoundRows[Any] | Fetched, Freshness]:
+    ) -> tuple[FoundRows[Any], Freshness]:
         """Fetched: as it stands in the file, or as it came if it could not be stored."""
         self._misses[key] = self._misses.get(key, 0) + 1
         answer, error = None, None
@@ -142,10 +141,11 @@ class FeedServing:
         if answer is None:
             if (part := _part_of(error)) is None:
                 raise error or LoadFailed(f"{key}: nothing came")
-            return part, self._freshness(Verdict.STALE, now, error)
+            return unstored(key, part, now), self._freshness(Verdict.STALE, now, error)
         if answer.value == IN_ROWS:
             raise LoadFailed(f"{key}: its rows cannot be read")
-        return fetched_of(answer.value), self._freshness(answer.verdict, answer.fetched_at)
+        freshness = self._freshness(answer.verdict, answer.fetched_at)
+        return unstored(key, fetched_of(answer.value), now), freshness
 
     async def _loaded(self, key: str, *, forces: bool) -> Answer[bytes]:
         """`forces`: the engine takes for fresh, or for failed, what is not."""
@@ -171,9 +171,7 @@ class FeedServing:
                 return
             await self.keys.refresh(key)
             if found.broken and (again := await self._find(key, self._clock())) is not None:
-                self._broken[key] = again.broken
-                if len(self._broken) > MAX_KEYS:
-                    self._broken.clear()
+                self._broken.note(key, again.broken)
         except StillfreshError as exc:
             logger.debug("%s: not refreshed: %s", key, exc)  # the engine has said why
         finally:
@@ -203,12 +201,11 @@ class FeedServing:
         """F7: unless all who are interested wait for the answer itself."""
         key = event.cache_key
         if key in self._owed or key not in self._misses:
-            self._owed.discard(key)
+            self._owed.pop(key, None)
             self._emit(event)
 
     def _owe(self, key: str) -> None:
-        if len(self._owed) < MAX_KEYS:
-            self._owed.add(key)
+        self._owed.note(key, None)
 
     def _is_fresh(self, key: str, found: FoundRows[Any], now: float) -> bool:
         """F3; F12: unreadable rows are refetched, once; F8: what was deleted here stays away."""

@@ -6,14 +6,21 @@ A cold list costs one slow lookup, not one for each day: days are looked up side
 import asyncio
 from collections.abc import Sequence
 from datetime import date
-from itertools import islice
 from typing import Final, Protocol
 
 from stillfresh.engine import RetryAfter
 from stillfresh.errors import LoadFailed, error_text
 from stillfresh.feed.model import Comment, Index, Topic, comments_key, index_of, subject
-from stillfresh.feed.records import checked_comments, checked_topic, checked_topics, each_of
-from stillfresh.feed.rules import Fetched, buckets, covered
+from stillfresh.feed.rules import (
+    Fetched,
+    buckets,
+    checked_comments,
+    checked_topic,
+    checked_topics,
+    covered,
+    each_of,
+)
+from stillfresh.slices import sliced
 
 SLICE: Final = 250
 """F18: topics that are checked in one turn of the loop."""
@@ -64,7 +71,8 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
 
     async def look_up(day: date) -> Sequence[Topic]:
         async with places:
-            return await _checked(await source.day_index(day, index.category))
+            found = each_of(await source.day_index(day, index.category), Topic)
+            return [topic async for some in sliced(found, SLICE) for topic in checked_topics(some)]
 
     answers = await asyncio.gather(*map(look_up, days), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -80,14 +88,3 @@ async def _fetch_list(source: FeedSource, index: Index, *, now: float, lookups: 
     failed = f"{len(errors)} of {len(days)} days failed; the first: {error_text(errors[0])}"
     pause = None if longest is None else longest.seconds
     return Fetched(tuple(topics), failed=failed, pause=pause)
-
-
-async def _checked(topics: object) -> list[Topic]:
-    """F18: a long day leaves the loop to others between slices."""
-    kept: list[Topic] = []
-    left = iter(each_of(topics, Topic))
-    while some := list(islice(left, SLICE)):
-        if kept:
-            await asyncio.sleep(0)
-        kept += checked_topics(some)
-    return kept

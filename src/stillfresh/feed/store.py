@@ -19,11 +19,11 @@ import msgspec
 
 from stillfresh.clock import Clock
 from stillfresh.errors import NotOpen, StoreError
+from stillfresh.feed.file import usable
 from stillfresh.feed.model import FeedCacheUpdated, FeedStats, canonical
-from stillfresh.feed.rows import usable
+from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
-from stillfresh.feed.writes import Writes
 from stillfresh.stores.contract import Copy, Lease, Record
 from stillfresh.stores.sqlite.format import Format
 from stillfresh.stores.sqlite.schema import TIMES, Statements, statements_on

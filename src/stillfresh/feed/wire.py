@@ -11,7 +11,7 @@ import msgspec
 
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.feed.model import Comment, Topic
-from stillfresh.feed.records import JsonRecords
+from stillfresh.feed.rules import JsonRecords
 from stillfresh.wire import Unreadable
 
 T = TypeVar("T")
