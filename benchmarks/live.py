@@ -158,7 +158,9 @@ async def held(server: Server, viewers: int) -> Held:
     connected = []
     for number in range(viewers):
         made = await loop.create_connection(
-            partial(Viewer, load, reads=number < READERS), "127.0.0.1", server.port
+            partial(Viewer, load, reads=number % (viewers // READERS or 1) == 0),
+            "127.0.0.1",
+            server.port,
         )
         connected.append(made[1])
         await made[1].ready
@@ -206,11 +208,12 @@ def section(progress: Progress) -> Section:
             ),
             Row("G4", "connections held", VIEWERS, unit=""),
             Row("G4", "updates a second, to all of them together", many.updates, unit="/ s"),
-            Row("G4", "memory for each connection", per_connection, unit="KiB"),
+            Row("G20", "memory for each connection", per_connection, 60, unit="KiB"),
             Row(
-                "G4",
+                "G20",
                 "p99 from the upstream's answer to the viewer",
                 1000 * percentile(answer, 0.99),
+                100,
                 unit="ms",
             ),
             Row(
@@ -236,6 +239,7 @@ def section(progress: Progress) -> Section:
         notes=(
             f"One process serves {VIEWERS:,} WebSocket viewers who all look at the same "
             f"{len(IDS)} ids, fresh for {FRESH_FOR:g} s; the load is another process. "
-            f"{READERS} of the viewers read and time every message, the others count them."
+            f"{READERS} of the viewers, evenly among them, read and time every message, the others "
+            "count them."
         ),
     )

@@ -17,6 +17,7 @@ import uvicorn
 
 from stillfresh.coordinator import Kind
 from stillfresh.web import gateway
+from stillfresh.web.serving import server_config
 
 __all__: list[str] = []
 
@@ -68,10 +69,7 @@ async def main(fresh_for: float) -> None:
     kind = Kind("post", fetch=upstream.fetch, fresh_for=fresh_for, max_batch=50)
     app = gateway("memory://", kinds=[kind])
     listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, ws_per_message_deflate=False, ws_ping_interval=None
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     print(listening.getsockname()[1], flush=True)
     loop = asyncio.get_running_loop()

@@ -37,6 +37,7 @@ LAYERS = [
     {"stores"},
     {"engine"},
     {"coordinator", "feed", "waiting", "isr"},
+    {"live"},
     {"web"},
     {"demo"},
     {"cli"},
@@ -178,7 +179,7 @@ class Refuse:
         if top not in allowed:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
-import stillfresh, stillfresh.coordinator, stillfresh.testing
+import stillfresh, stillfresh.coordinator, stillfresh.live, stillfresh.testing
 import stillfresh.waiting, stillfresh.waiting.backend
 assert threading.active_count() == 1
 """

@@ -18,6 +18,7 @@ import stillfresh.demo
 import stillfresh.feed
 import stillfresh.feed.http
 import stillfresh.isr
+import stillfresh.live
 import stillfresh.stores.dynamodb
 import stillfresh.testing
 import stillfresh.web
@@ -38,6 +39,7 @@ PACKAGES = (
     stillfresh.feed,
     stillfresh.feed.http,
     stillfresh.isr,
+    stillfresh.live,
     stillfresh.stores.dynamodb,
     stillfresh.testing,
     stillfresh.web,

@@ -64,7 +64,7 @@ class Site:
         return {
             id_
             for session in self.gateway.live._sessions
-            for _, id_ in session.viewing.connection.subscribed
+            for _, id_ in session.connection.subscribed
         }
 
 

@@ -14,13 +14,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from stillfresh.coordinator import Kind
-from stillfresh.web.live import Live
+from stillfresh.live import Live
+from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 
 __all__ = [
     "Start",
     "Upstream",
     "Viewer",
     "free_socket",
+    "games",
     "handshaken",
     "never",
     "sent_raw",
@@ -72,6 +74,14 @@ class Upstream:
     def asked(self) -> set[str]:
         """Every id that was ever asked for."""
         return {id_ for ids in self.calls for id_ in ids}
+
+
+def games(live: Live) -> Live:
+    """With the notices of the games' service (contract W)."""
+    for notice in (YourTurnNews, GameStateNews):
+        live.register(notice, newest_of=["game_id"])
+    live.register(InvalidatedNews)
+    return live
 
 
 def free_socket(port: int = 0) -> socket.socket:

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stillfresh.coordinator import Kind
+from stillfresh.live.messages import Code
 from stillfresh.web import gateway
 from stillfresh.web.app import Gateway
-from stillfresh.web.messages import Code
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from scenarios import SCENARIOS
 
-from stillfresh.coordinator.connection import Connection
 from stillfresh.engine import load, read
 from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.core import Core
@@ -20,6 +19,7 @@ from stillfresh.engine.memory import Memory
 from stillfresh.engine.tasks import Tasks
 from stillfresh.engine.watcher import Watcher
 from stillfresh.feed.rows import Writes
+from stillfresh.live import Connection
 from stillfresh.stores import memory
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryRow, MemoryStore
@@ -212,7 +212,7 @@ def a_refused_publication_is_taken_for_done(patch: pytest.MonkeyPatch) -> None:
 @mutant(Promise.COUNTS, "of_a_hub")
 def a_viewer_who_hides_is_watched_for_still(patch: pytest.MonkeyPatch) -> None:
     def set_visible(self: Connection, visible: bool) -> None:
-        self._is_visible = visible
+        self.is_visible = visible
 
     patch.setattr(Connection, "set_visible", set_visible)
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import cache
 from math import ceil
 
-from stillfresh.coordinator import Database, Hub, Kind, TtlConfig, TtlController, TtlCoordinator
-from stillfresh.coordinator.connection import Connection
-from stillfresh.coordinator.hub_kinds import joined
+from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.live import Connection, Hub
+from stillfresh.live.hub import joined
 from stillfresh.testing.simulator import Observed, Process, Promise, Version, World
 
 IDS = ("a", "b", "c", "d", "e")
@@ -65,17 +65,17 @@ class Viewer:
 
 
 def watched(hub: Hub, viewers: list[Viewer], kind: str) -> str | None:
-    """C14: what the resource watches is what the visible viewers hold, as often as they do."""
+    """C14: what the visible viewers hold is watched, once, and each of them is told of it."""
     expected: dict[str, int] = {}
     for viewer in viewers:
         if viewer.is_visible:
             for key in viewer.keys(kind):
                 expected[key] = expected.get(key, 0) + 1
-    watcher = hub.resource(kind)._core.watcher
-    actual = {key: len(watches) for key, watches in watcher.watches.items()}
-    if actual != expected:
-        return f"{kind}: the viewers hold {expected}, watched are {actual}"
-    if (lane := watcher._lane.subscribed) != expected:
+    told = {key: len(it.viewers) for key, it in hub._viewed[kind].items() if it.viewers}
+    if told != expected:
+        return f"{kind}: the viewers hold {expected}, told are {told}"
+    lane = hub.resource(kind)._core.watcher._lane.subscribed
+    if lane != dict.fromkeys(expected, 1):
         return f"{kind}: the viewers hold {expected}, the lane has {lane}"
     return None
 

@@ -26,10 +26,7 @@ from stillfresh import (
     Watch,
 )
 from stillfresh.coordinator import (
-    Connection,
     Database,
-    Hub,
-    HubUpdate,
     Kind,
     NexusClient,
     Snapshot,
@@ -38,6 +35,7 @@ from stillfresh.coordinator import (
     TtlCoordinator,
 )
 from stillfresh.events import Events, Unsubscribe
+from stillfresh.live import Connection, Hub, HubUpdate
 from stillfresh.testing import Explored, ManualClock, explore
 from stillfresh.waiting import GameId, Navigation, State, WaitingCache
 from stillfresh.waiting import Snapshot as PoolSnapshot

@@ -8,12 +8,10 @@ telephone. A test fails at its end if a page of it wrote an error to the console
 host than this one. `expected_errors` takes the parts of console errors that a test provokes.
 """
 
-import logging
 import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,12 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from client_kit import Site
-from live_kit import Start, Upstream, served
+from live_kit import Upstream
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
-
-from stillfresh import Cache
-from stillfresh.coordinator import Hub
-from stillfresh.web.live import Live
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS: Final = [
@@ -164,40 +158,3 @@ async def site() -> AsyncIterator[Site]:
     await site.start()
     yield site
     await site.stop()
-
-
-@pytest.fixture
-def upstream() -> Upstream:
-    return Upstream()
-
-
-@pytest.fixture
-async def cache() -> AsyncIterator[Cache]:
-    async with Cache("memory://") as cache:
-        yield cache
-
-
-@pytest.fixture
-async def hub(cache: Cache, upstream: Upstream) -> Hub:
-    return Hub(cache, kinds=upstream.kinds())
-
-
-@pytest.fixture
-async def start(hub: Hub) -> AsyncIterator[Start]:
-    """`live, port = await start(heartbeat=5)`"""
-    async with AsyncExitStack() as stack:
-
-        async def started(**options: Any) -> tuple[Live, int]:
-            live = Live(hub, **options)
-            port = await stack.enter_async_context(served(live, lifespan="off"))
-            stack.push_async_callback(live.close)
-            return live, port
-
-        yield started
-
-
-@pytest.fixture
-def nothing_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Whatever a viewer does is no error of the server's."""
-    yield
-    assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []

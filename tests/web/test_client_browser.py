@@ -212,7 +212,7 @@ async def set_hidden(page: Page, *, hidden: bool) -> None:
 
 
 def visible(site: Site) -> bool:
-    return any(session.viewing.connection.is_visible for session in site.gateway.live._sessions)
+    return any(session.connection.is_visible for session in site.gateway.live._sessions)
 
 
 class TestG5Reconnect:

@@ -8,7 +8,7 @@ from client_kit import Site, show, text_is
 from live_kit import until
 from playwright.async_api import Page, WebSocketRoute
 
-from stillfresh.web.rules_live import Close
+from stillfresh.live.messages import Close
 
 QUICK = "{minPause: 20, maxPause: 100}"
 
@@ -30,7 +30,7 @@ def said(sent: list[Any], type_: str) -> list[dict[str, Any]]:
 
 
 def viewers(site: Site) -> list[str | None]:
-    return [session.viewer_id for session in site.gateway.live._sessions]
+    return [session.connection.viewer_id for session in site.gateway.live._sessions]
 
 
 def cut_off(site: Site) -> None:

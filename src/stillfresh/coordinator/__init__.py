@@ -6,24 +6,18 @@
 from typing import TYPE_CHECKING, Any
 
 from stillfresh.coordinator.config import TtlConfig
-from stillfresh.coordinator.connection import Connection
 from stillfresh.coordinator.controller import TtlController
 from stillfresh.coordinator.coordinator import TtlCoordinator
 from stillfresh.coordinator.database import Database
-from stillfresh.coordinator.hub import Hub
 from stillfresh.coordinator.manager import CoordinatorsManager
 from stillfresh.coordinator.model import Kind, Snapshot
-from stillfresh.coordinator.news import HubUpdate
 
 if TYPE_CHECKING:
     from stillfresh.coordinator.nexus import NexusClient
 
 __all__ = [
-    "Connection",
     "CoordinatorsManager",
     "Database",
-    "Hub",
-    "HubUpdate",
     "Kind",
     "NexusClient",
     "Snapshot",

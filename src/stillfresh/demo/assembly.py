@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from stillfresh.coordinator import Hub, Kind, NexusClient
+from stillfresh.coordinator import Kind, NexusClient
 from stillfresh.coordinator.rules import by_id, post_id, user_id
 from stillfresh.demo.guard import Guard
 from stillfresh.demo.pace import Pace
@@ -33,6 +33,7 @@ from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.feed.http import HttpFeedSource
 from stillfresh.feed.source import FeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.live import Hub
 from stillfresh.waiting.backend import Games
 from stillfresh.waiting.messages import InvalidatedNews
 from stillfresh.web import gateway
@@ -143,6 +144,7 @@ async def site_of(
                 authenticate=visitors.authenticate,
                 hosts=hosts,
             )
+            made.app.live.register(InvalidatedNews)
             async with made.app, running(ticks(made)), running(wakings(made)):
                 try:
                     yield made

@@ -4,8 +4,8 @@
 Needs `stillfresh[web]`.
 """
 
+from stillfresh.live import Live
 from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.dashboard import Dashboard
-from stillfresh.web.live import Live
 
 __all__ = ["Dashboard", "Gateway", "Live", "gateway"]

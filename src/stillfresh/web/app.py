@@ -13,21 +13,22 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stillfresh.clock import Clock
-from stillfresh.coordinator import Hub, Kind
+from stillfresh.coordinator import Kind
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError
 from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import PageCache
+from stillfresh.live import Hub, Live
+from stillfresh.live.sign_in import Authenticate
 from stillfresh.web.dashboard import Dashboard
 from stillfresh.web.files import send_file
 from stillfresh.web.guard import SECRET, bearer, is_called_rightly
 from stillfresh.web.health import Health
 from stillfresh.web.life import Life, NotStarted
-from stillfresh.web.live import Live
 from stillfresh.web.openapi import openapi
 from stillfresh.web.origins import checked_hosts, checked_origins
 from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply
-from stillfresh.web.rest import Authenticate, Rest
+from stillfresh.web.rest import Rest
 from stillfresh.web.signing import Authority
 
 FILES: Final = {"/stillfresh.js": "stillfresh.js", "/stillfresh.d.ts": "stillfresh.d.ts"}

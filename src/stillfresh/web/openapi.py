@@ -6,7 +6,8 @@ Made of the kinds that there are; a test compares it with what `rest` really doe
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stillfresh.web.rules_rest import ID, MAX_ID, MAX_IDS
+from stillfresh.live.messages import ID, MAX_ID
+from stillfresh.web.rules_rest import MAX_IDS
 
 Schema = dict[str, Any]
 

@@ -3,17 +3,19 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from stillfresh.clock import Clock
-from stillfresh.coordinator import Hub, Kind
+from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, StoreError
 from stillfresh.isr.rules_validation import etag_of, not_modified
+from stillfresh.live import Hub
+from stillfresh.live.messages import NO_ID, is_id
+from stillfresh.live.sign_in import Authenticate
 from stillfresh.web.guard import bearer
 from stillfresh.web.replies import (
     READING,
@@ -27,15 +29,11 @@ from stillfresh.web.replies import (
 )
 from stillfresh.web.rules_rest import (
     MAX_IDS,
-    NO_ID,
     freshness_headers,
     is_failed,
-    is_id,
     item_of,
     pause_after,
 )
-
-Authenticate: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 
 MAX_BODY: Final = 1_048_576
 BODY_WITHIN: Final = 30.0

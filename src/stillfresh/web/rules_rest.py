@@ -1,11 +1,10 @@
-"""What a read over HTTP says of itself, and what is no id (G2).
+"""What a read over HTTP says of itself (G2).
 
 Pure: an answer and a time in, header fields out. RFC 9111 (Age, Cache-Control), RFC 9211
 (Cache-Status), RFC 9110 §10.2.3 (Retry-After).
 """
 
 import math
-import re
 from typing import Any, Final
 
 from stillfresh.coordinator.model import Kind
@@ -16,23 +15,11 @@ from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.isr.rules_freshness import PageTerms, cache_control, cache_status
 
-MAX_ID: Final = 1_000
 MAX_IDS: Final = 200
-ID: Final = re.compile(r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$")
-"""No control characters and no line ends: an id is written into logs, paths and pages. What emoji
-and careful typing need (U+200D, U+00A0) may stand in it."""
-NO_ID: Final = (
-    f"an id is text of 1 to {MAX_ID:,} characters, none of them a control character or a line end"
-)
 RETRY_AFTER: Final = 5.0
 """Seconds, where nobody said when to come back."""
 FAILED: Final = "the upstream could not say"
 """What exactly went wrong there is the operator's to know, not every reader's."""
-
-
-def is_id(text: str) -> bool:
-    """The same over HTTP and over the socket."""
-    return len(text) <= MAX_ID and ID.fullmatch(text) is not None
 
 
 def freshness_headers(kind: Kind, answer: Answer[Any], age: float) -> dict[str, str]:

@@ -5,10 +5,12 @@ parts of a message without end, is let go. Needs `stillfresh[web]`.
 """
 
 import asyncio
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -95,6 +97,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: "ASGISendEvent") -> None:
         """A close has happened when the connection is gone: till then it is counted as one."""
+        if message["type"] == "websocket.send" and (text := message.get("text")) is not None:
+            await self.writable.wait()
+            if self.conn.state is State.OPEN and not (self.close_sent or self.conn.extensions):
+                self.transport.write(framed(text))
+                return
         is_open = self.handshake_complete
         if message["type"] == "websocket.close":
             self._linger()
@@ -123,3 +130,9 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self.frames = []
         self.conn.fail(code, reason)
         self.handle_parser_exception()
+
+
+@lru_cache(maxsize=32)
+def framed(text: str) -> bytes:
+    """A server's frames are not masked: what many clients are sent is encoded once (E28)."""
+    return Frame(Opcode.TEXT, text.encode()).serialize(mask=False)

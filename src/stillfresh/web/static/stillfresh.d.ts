@@ -147,6 +147,8 @@ export interface ErrorMessage {
   /** All items that were not subscribed: `too_many_subscriptions`, `sign_in_unavailable`. */
   items?: [kind: string, id: string][];
 }
+// Notices: an application registers their types at the server (docs/live.md) and extends `Notices` with its own.
+
 export interface YourTurnMessage {
   type: "your_turn";
   game_id: string;
@@ -161,6 +163,12 @@ export interface GameStateMessage {
   my_turn: boolean;
   version: number;
 }
+export interface Notices {
+  your_turn: YourTurnMessage;
+  long_wait_invalidated: LongWaitInvalidatedMessage;
+  game_state: GameStateMessage;
+}
+
 export interface StatsMessage {
   type: "stats";
   [figure: string]: unknown;
@@ -171,22 +179,17 @@ export type ServerMessage =
   | UpdateMessage
   | AbsentMessage
   | ErrorMessage
-  | YourTurnMessage
-  | LongWaitInvalidatedMessage
-  | GameStateMessage
+  | Notices[keyof Notices]
   | StatsMessage
   | PingMessage
   | PongMessage;
 
-export interface Events {
+export interface Events extends Notices {
   state: StateEvent;
   welcome: WelcomeMessage;
   update: UpdateMessage;
   absent: AbsentMessage;
   error: ErrorMessage;
-  your_turn: YourTurnMessage;
-  long_wait_invalidated: LongWaitInvalidatedMessage;
-  game_state: GameStateMessage;
   stats: StatsMessage;
 }
 

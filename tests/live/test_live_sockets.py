@@ -9,10 +9,9 @@ from live_kit import PATIENCE, Upstream, handshaken, never, sent_raw, served, un
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from stillfresh.coordinator import Hub
+from stillfresh.live import Hub, Live
 from stillfresh.testing import ManualClock
 from stillfresh.web import sockets
-from stillfresh.web.live import Live
 from stillfresh.web.sockets import BURST, MOST_PARTS, SocketProtocol
 
 pytestmark = pytest.mark.usefixtures("nothing_logged")
@@ -172,3 +171,39 @@ class TestG3Frames:
             assert b"\x03\xeftext is UTF-8" in await told_to_close(raw)
             raw.close()
         await live.close()
+
+
+class TestE28Bytes:
+    async def test_what_many_are_sent_is_encoded_once(
+        self, hub: Hub, made: list[SocketProtocol], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The same bytes, not equal ones, are written to each; they are a whole frame."""
+        live = Live(hub, sleep=never)
+        written: list[bytes] = []
+        async with (
+            served(live, lifespan="off", ws=SocketProtocol) as port,
+            viewing(port, compression=None) as one,
+            viewing(port, compression=None),
+        ):
+            for protocol in made:
+                spy = _Spy(protocol.transport, written)
+                monkeypatch.setattr(protocol, "transport", spy)
+                await protocol.send({"type": "websocket.send", "text": '["é", "shared"]'})
+            assert written[0] is written[1]
+            assert await one.hear() == ["é", "shared"]  # type: ignore[comparison-overlap]
+        await live.close()
+
+
+class _Spy:
+    """A transport that notes what is written to it."""
+
+    def __init__(self, transport: Any, written: list[bytes]) -> None:
+        self._transport = transport
+        self._written = written
+
+    def write(self, data: bytes) -> None:
+        self._written.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from stillfresh import Cache
-from stillfresh.coordinator import Hub, Kind
+from stillfresh.coordinator import Kind
+from stillfresh.live import Hub
 
 
 async def main(file: str, log: str) -> None:

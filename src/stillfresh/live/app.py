@@ -1,47 +1,35 @@
 """`WS /v1/live`: what a viewer looks at, pushed when it changes (G3, G4).
 
-A plain ASGI app: lets viewers in, knows who is here, and lets them go. One viewer is `session.py`.
+A plain ASGI app: lets viewers in, knows them all, and lets them go. One viewer is `session.py`.
 """
 
 import asyncio
-import inspect
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Final
+from typing import Any, Final, get_args
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
+from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
-from stillfresh.coordinator import Hub
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
-from stillfresh.web.frames import Frames
-from stillfresh.web.messages import Notice
-from stillfresh.web.replies import header
-from stillfresh.web.rest import Authenticate
-from stillfresh.web.rules_live import Close, Limits, is_allowed_origin
-from stillfresh.web.session import House, Session
-from stillfresh.web.standing import SignInFailed, SignInUnavailable
+from stillfresh.live.hub import Hub
+from stillfresh.live.messages import Close, ServerMessage, encode, is_allowed_origin
+from stillfresh.live.outbox import Frames
+from stillfresh.live.session import Receive, Scope, Send, Session
+from stillfresh.live.sign_in import Authenticate, Tokens
 
-MAX_BAD: Final = 10
-RATE, BURST = 100.0, 1_000.0
-"""Messages a second, and at once: who scrolls sends one a frame, sixty a second, and a network
-that held them up delivers those of several seconds together."""
-SIGN_IN_TIMEOUT: Final = 5.0
-CHECK_EVERY: Final = 45.0
 LOOKED_EVERY: Final = 5.0
-"""Seconds between two looks for tokens to check: with the hook's 5 s, a revoked token is noticed
-within a minute."""
+"""Seconds between two looks for tokens to check."""
 CHECKS_AT_ONCE: Final = 100
-UNCONFIRMED_FOR: Final = 300.0
-"""Seconds that viewers stay signed in while the hook fails."""
 STATS_EVERY: Final = 1.0
 GRACE: Final = 2.0
 """Seconds that viewers have to read what is left when we close."""
+RESERVED: Final = {it.__struct_config__.tag for it in get_args(ServerMessage)} | {"stats", "state"}
+"""Names of messages, and of the client's own events, that are no application's."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,51 +53,31 @@ class Live:
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        for name, number in (
-            ("max_message", max_message),
-            ("max_subscriptions", max_subscriptions),
-            ("max_connections", max_connections),
-        ):
-            _check_number(name, number)
         if isinstance(origins, str):
             raise ConfigError(f"origins: takes a list of origins; write [{origins!r}]")
-        limits = Limits(
-            max_message=max_message,
-            max_subscriptions=max_subscriptions,
-            max_bad=MAX_BAD,
-            rate=RATE,
-            burst=BURST,
-            heartbeat=seconds(heartbeat, name="heartbeat", positive=True),
-            patience=seconds(patience, name="patience", positive=True),
-            sign_in_timeout=SIGN_IN_TIMEOUT,
-            check_every=CHECK_EVERY,
-            unconfirmed_for=UNCONFIRMED_FOR,
-        )
-        self._authenticate = authenticate
+        self.hub = hub
+        self.own_kinds = tuple(filter(hub.is_per_viewer, hub.kinds))
+        self.max_message = checked_whole("max_message", max_message)
+        most = checked_whole("max_subscriptions", max_subscriptions)
+        self.max_subscriptions = min(most, hub.max_subscriptions)
+        self.heartbeat = seconds(heartbeat, name="heartbeat", positive=True)
+        self.patience = seconds(patience, name="patience", positive=True)
+        self.clock = clock
+        self.frames = Frames()
+        self.tokens = Tokens(authenticate, clock)
+        self._has_tokens = authenticate is not None
         self._origins = frozenset(origins)
         self._stats = stats
         self._is_operator = is_operator
-        self._max_connections = max_connections
-        self._clock = clock
+        self._max_connections = checked_whole("max_connections", max_connections)
         self._sleep = sleep
+        self._notices: dict[type, tuple[str, ...]] = {}
         self._sessions: set[Session] = set()
         self._by_viewer: dict[str, set[Session]] = {}
         self._watching_stats: set[Session] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._nobody = asyncio.Event()
         self._is_closing = False
-        self._is_hook_failing = False
-        self._house = House(
-            hub=hub,
-            own_kinds=tuple(filter(hub.is_per_viewer, hub.kinds)),
-            frames=Frames(),
-            limits=limits,
-            clock=clock,
-            viewer_of=self._viewer_of,
-            is_operator=self._may_see_stats,
-            moved=self._moved,
-            figures=self._show_stats,
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (await receive())["type"] != "websocket.connect":
@@ -118,15 +86,14 @@ class Live:
             await _refuse(scope, send, *refusal)
             return
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-        together = query.get("batch") == ["1"]
         try:
-            session = Session(self._house, scope, together=together)
+            session = Session(self, scope, together=query.get("batch") == ["1"])
         except NotOpen:
             await _refuse(scope, send, 503, "closed")
             return
         self._sessions.add(session)
         self._keep("pulse", self._check_pulses)
-        if self._authenticate is not None:
+        if self._has_tokens:
             self._keep("tokens", self._check_tokens)
         try:
             await send({"type": "websocket.accept"})
@@ -136,41 +103,59 @@ class Live:
         finally:
             self._forget(session)
 
-    def push(self, viewer_id: str, notice: Notice) -> int:
-        """To that viewer's connections, of which the number is returned; the newest of each kind
-        and game, where a connection does not keep up."""
-        if not isinstance(notice, Notice):
+    def register(self, notice: type[msgspec.Struct], *, newest_of: Iterable[str] = ()) -> None:
+        """Let the application push messages of this type: a Struct whose tag is their `type`.
+
+        A viewer that does not keep up is sent the newest of each; `newest_of` names the fields that
+        tell one from another.
+        """
+        is_struct = isinstance(notice, type) and issubclass(notice, msgspec.Struct)
+        tag = notice.__struct_config__.tag if is_struct else None
+        if not isinstance(tag, str) or tag in RESERVED:
             raise ConfigError(
-                f"push: takes a YourTurnNews, InvalidatedNews or GameStateNews, not {shown(notice)}"
+                f"register: takes a msgspec.Struct with a tag of its own, not {shown(notice)}; "
+                f"reserved are: {', '.join(sorted(RESERVED))}"
             )
+        names = (newest_of,) if isinstance(newest_of, str) else tuple(newest_of)
+        if unknown := set(names) - set(notice.__struct_fields__):
+            raise ConfigError(f"register: {tag!r} has no field {', '.join(sorted(unknown))}")
+        self._notices[notice] = names
+
+    def push(self, viewer_id: str, notice: msgspec.Struct) -> int:
+        """Send a notice to that viewer's connections; returns how many there are."""
+        names = self._notices.get(type(notice))
+        if names is None:
+            known = ", ".join(it.__name__ for it in self._notices) or "none"
+            raise ConfigError(
+                f"push: takes a notice of a registered type ({known}), not {shown(notice)}; "
+                "call register() with its type first"
+            )
+        key = (type(notice), *(getattr(notice, name) for name in names))
+        text = encode(notice).decode()
         told = self._by_viewer.get(viewer_id, set())
         for session in told:
-            if not session.outbox.notify(notice):
+            if not session.outbox.notify(key, text):
                 session.end(Close.SILENT, "too much was left unread", within=0)
         return len(told)
 
     def snapshot(self) -> dict[str, Any]:
-        """How many are connected, signed in, and looking at what."""
-        subscriptions: Counter[str] = Counter(dict.fromkeys(self._house.hub.kinds, 0))
-        for session in self._sessions:
-            subscriptions.update(session.viewing.connection.sizes)
+        """Count the connections, those that are signed in, and the subscriptions of each kind."""
         return {
             "connections": len(self._sessions),
             "signed_in": sum(map(len, self._by_viewer.values())),
-            "subscriptions": dict(subscriptions),
+            "subscriptions": dict(self.hub.subscriptions),
         }
 
     def tick(self) -> None:
         """Look after every session once; a timer does it four times a heartbeat, or more often."""
-        now = self._clock()
+        now = self.clock()
         for session in tuple(self._sessions):
-            session.check_pulse(now)
-            session.check_standing(now)
+            session.check(now)
 
     async def check_tokens(self) -> None:
         """Check every token whose turn it is, some at once; a timer does it every 5 s (G12)."""
-        now = self._clock()
-        due = [session for session in self._sessions if session.standing.is_due(now)]
+        now = self.clock()
+        due = [it for it in self._sessions if it.sign_in is not None and it.sign_in.is_due(now)]
         waiting = iter(due)
 
         async def check_one_after_another() -> None:
@@ -182,7 +167,7 @@ class Live:
                 group.create_task(check_one_after_another())
 
     async def close(self) -> None:
-        """Everybody is told to come again, and nothing of ours runs any more."""
+        """Tell all viewers to come again; nothing of ours runs after that."""
         self._is_closing = True
         try:
             for session in tuple(self._sessions):
@@ -197,22 +182,8 @@ class Live:
         finally:
             self._is_closing = False
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        origin, host = header(scope, b"origin"), header(scope, b"host")
-        if not is_allowed_origin(origin, host, self._origins):
-            return 403, "pages of this origin may not connect"
-        if self._is_closing or len(self._sessions) >= self._max_connections:
-            return 503, "no place; try again later"
-        return None
-
-    def _forget(self, session: Session) -> None:
-        session.viewing.connection.close()
-        self._sessions.discard(session)
-        self._watching_stats.discard(session)
-        if not self._sessions:
-            self._nobody.set()
-
-    def _moved(self, session: Session, before: str | None, now: str | None) -> None:
+    def moved(self, session: Session, before: str | None, now: str | None) -> None:
+        """A session has another viewer."""
         if before is not None and (of_viewer := self._by_viewer.get(before)) is not None:
             of_viewer.discard(session)
             if not of_viewer:
@@ -220,33 +191,30 @@ class Live:
         if now is not None:
             self._by_viewer.setdefault(now, set()).add(session)
 
-    async def _viewer_of(self, token: str) -> str | None:
-        """What the application's hook says, in time."""
-        if self._authenticate is None:
-            raise SignInFailed("nobody can sign in here")
-        try:
-            async with asyncio.timeout(self._house.limits.sign_in_timeout):
-                found = self._authenticate(token)
-                viewer_id = await found if inspect.isawaitable(found) else found
-            _check_viewer(viewer_id)
-        except Exception as exc:
-            if not self._is_hook_failing:  # once, not for each viewer every minute
-                logger.exception("authenticate failed")
-            self._is_hook_failing = True
-            raise SignInUnavailable("signing in failed; try again later") from exc
-        self._is_hook_failing = False
-        return viewer_id
-
-    def _may_see_stats(self, scope: Scope, token: str | None) -> bool:
-        return (
-            self._stats is not None
-            and self._is_operator is not None
-            and self._is_operator(scope, token)
-        )
-
-    def _show_stats(self, session: Session) -> None:
+    def show_stats(self, session: Session, scope: Scope, token: str | None) -> bool:
+        """Send the operator's figures from now on; False: this viewer is no operator."""
+        if self._stats is None or self._is_operator is None or not self._is_operator(scope, token):
+            return False
         self._watching_stats.add(session)
         self._keep("stats", self._send_stats)
+        return True
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        if not is_allowed_origin(
+            headers.get(b"origin", ""), headers.get(b"host", ""), self._origins
+        ):
+            return 403, "pages of this origin may not connect"
+        if self._is_closing or len(self._sessions) >= self._max_connections:
+            return 503, "no place; try again later"
+        return None
+
+    def _forget(self, session: Session) -> None:
+        session.connection.close()
+        self._sessions.discard(session)
+        self._watching_stats.discard(session)
+        if not self._sessions:
+            self._nobody.set()
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Running while somebody is here."""
@@ -256,7 +224,7 @@ class Live:
 
     async def _check_pulses(self) -> None:
         while self._sessions:
-            await self._sleep(min(self._house.limits.heartbeat / 4, LOOKED_EVERY))
+            await self._sleep(min(self.heartbeat / 4, LOOKED_EVERY))
             self.tick()
 
     async def _check_tokens(self) -> None:
@@ -267,13 +235,12 @@ class Live:
     async def _send_stats(self) -> None:
         while self._watching_stats and self._stats is not None:
             try:
-                figures = {"type": "stats", **await self._stats()}
-                text = msgspec.json.encode(figures).decode()
+                text = encode({"type": "stats", **await self._stats()}).decode()
             except StillfreshError as exc:
                 logger.warning("the figures could not be taken: %s", exc)
             else:
                 for session in self._watching_stats:
-                    if session.viewing.connection.is_visible:
+                    if session.connection.is_visible:
                         session.outbox.show_figures(text)
             await self._sleep(STATS_EVERY)
 
@@ -289,13 +256,3 @@ async def _refuse(scope: Scope, send: Send, status: int, reason: str) -> None:
         await send({"type": "websocket.http.response.body", "body": reason.encode()})
     except OSError:  # gone already
         pass
-
-
-def _check_viewer(viewer_id: object) -> None:
-    if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
-        raise ConfigError(f"authenticate: gives a viewer's id or None, not {shown(viewer_id)}")
-
-
-def _check_number(name: str, number: object) -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ConfigError(f"{name}: a whole number of 1 or more, not {shown(number)}")

@@ -11,26 +11,23 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from stillfresh.web.messages import (
-    Absent,
+from stillfresh.live.messages import (
+    MAX_ID,
     ClientMessage,
+    Close,
     Code,
-    Error,
-    Notice,
-    Ping,
-    Pong,
-    Update,
-    Welcome,
+    ServerMessage,
+    UpdateMessage,
+    is_id,
 )
-from stillfresh.web.rules_live import Close
-from stillfresh.web.rules_rest import MAX_ID, is_id
+from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 
 ROOT = Path(__file__).parent.parent.parent
 STATIC = ROOT / "src" / "stillfresh" / "web" / "static"
 SAID = {tag.__struct_config__.tag: tag for tag in get_args(ClientMessage)}
 HEARD = {
     tag.__struct_config__.tag: tag
-    for tag in (Welcome, Update, Absent, Error, Ping, Pong, *get_args(Notice))
+    for tag in (*get_args(ServerMessage), YourTurnNews, InvalidatedNews, GameStateNews)
 }
 
 
@@ -49,7 +46,7 @@ console.log(JSON.stringify([refused, allowed]));
 
 def fields_of(message: Any) -> set[str]:
     names = {field.encode_name for field in msgspec.structs.fields(message)}
-    return names | {"age"} if message is Update else names
+    return names | {"age"} if message is UpdateMessage else names
 
 
 def typed(part: str) -> dict[str, set[str]]:

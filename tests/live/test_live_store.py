@@ -8,8 +8,7 @@ import pytest
 from live_kit import Upstream, served, viewing
 
 from stillfresh import Cache, StoreError
-from stillfresh.coordinator import Hub, unread
-from stillfresh.web.live import Live
+from stillfresh.live import Hub, Live, connection
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ async def fail_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(runtime.store, "read", reads)
     object.__setattr__(runtime, "read_now", reads_now)
-    monkeypatch.setattr(unread, "SHORTEST_PAUSE", 0.01)
+    monkeypatch.setattr(connection, "SHORTEST_PAUSE", 0.01)
     return left
 
 

@@ -8,28 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.coordinator import HubUpdate
+from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.engine.model import Origin
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.testing import ManualClock
-from stillfresh.web.frames import LARGEST_FRAME, Frames, batched
-from stillfresh.web.messages import Ping, Refused, SignOut, Subscribe, items_of, read
-from stillfresh.web.rules_live import Limits, Pace, Pulse, is_allowed_origin, pulse
-
-LIMITS = Limits(
-    max_message=1_000,
-    max_subscriptions=10,
-    max_bad=10,
-    rate=10.0,
-    burst=20.0,
-    heartbeat=25.0,
-    patience=20.0,
-    sign_in_timeout=5.0,
-    check_every=45.0,
-    unconfirmed_for=300.0,
+from stillfresh.live.hub import Viewed
+from stillfresh.live.messages import (
+    BURST,
+    RATE,
+    BadMessage,
+    MessageRate,
+    PingMessage,
+    Pulse,
+    SignOutMessage,
+    SubscribeMessage,
+    is_allowed_origin,
+    items_of,
+    pulse,
+    read,
 )
+from stillfresh.live.outbox import FULL_FRAME, MOST_FRAMES, Frames, text_of
+from stillfresh.testing import ManualClock
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=10), inner),
@@ -40,10 +41,10 @@ TYPES = ["subscribe", "unsubscribe", "visible", "route", "sign_in", "sign_out", 
 class TestG3Messages:
     def test_one_or_several(self) -> None:
         """A frame is a message, or an array of them."""
-        assert read('{"type":"ping"}') == [Ping()]
-        assert read('[{"type":"ping"},{"type":"sign_out"}]') == [Ping(), SignOut()]
+        assert read('{"type":"ping"}') == [PingMessage()]
+        assert read('[{"type":"ping"},{"type":"sign_out"}]') == [PingMessage(), SignOutMessage()]
         [message] = read('{"type":"subscribe","items":[["price","a"],["price","b",1.5]]}')
-        assert message == Subscribe((("price", "a"), ("price", "b", 1.5)))
+        assert message == SubscribeMessage((("price", "a"), ("price", "b", 1.5)))
         assert items_of([message]) == 2
 
     @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ class TestG3Messages:
     )
     def test_rubbish_is_refused_with_a_reason(self, text: str | None) -> None:
         """Whatever it is: one error, one sentence."""
-        with pytest.raises(Refused, match="not a message: "):
+        with pytest.raises(BadMessage, match="not a message: "):
             read(text)
 
     def test_of_an_array_each_is_refused_by_itself(self) -> None:
@@ -86,13 +87,13 @@ class TestG3Messages:
         route = {"type": "route", "path": "/" * 3_000}
         items = {"type": "subscribe", "items": [["price", 1]]}
         first, second, third = read(json.dumps([route, {"type": "ping"}, items]))
-        assert (type(first), second, type(third)) == (Refused, Ping(), Refused)
+        assert (type(first), second, type(third)) == (BadMessage, PingMessage(), BadMessage)
         assert "path" in str(first)
 
     @given(st.text() | JSON.map(json.dumps))
     def test_anything_is_a_message_or_refused(self, text: str) -> None:
         """Nothing else is ever raised."""
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(BadMessage):
             read(text)
 
     @given(st.sampled_from(TYPES), st.dictionaries(st.sampled_from(["items", "path"]), JSON))
@@ -102,7 +103,7 @@ class TestG3Messages:
         """What was accepted can be unpacked: kinds and ids are text."""
         try:
             messages = read(json.dumps({"type": type_, **fields}))
-        except Refused:
+        except BadMessage:
             return
         for message in messages:
             for kind, id_, *_ in getattr(message, "items", ()):
@@ -112,22 +113,22 @@ class TestG3Messages:
 
 class TestG3Pace:
     def test_a_burst_then_the_rate(self) -> None:
-        """Twenty at once, then ten a second; time that passes refills it, up to the burst."""
-        pace = Pace(LIMITS, now=0.0)
-        assert all(pace.spend(0, 0.0) for _ in range(20))
-        assert not pace.spend(0, 0.0)
-        pace = Pace(LIMITS, now=0.0)
-        assert all(pace.spend(0, second / 10) for second in range(1_000))
+        """A thousand at once, then a hundred a second; time that passes refills it."""
+        rate = MessageRate(now=0.0)
+        assert all(rate.spend(0, 0.0) for _ in range(int(BURST)))
+        assert not rate.spend(0, 0.0)
+        rate = MessageRate(now=0.0)
+        assert all(rate.spend(0, number / RATE) for number in range(3 * int(BURST)))
 
     def test_items_count(self) -> None:
-        """A message of four hundred items is worth more than one of one."""
-        pace = Pace(LIMITS, now=0.0)
-        assert not pace.spend(400, 0.0)
+        """A message of many items is worth more than one of one."""
+        rate = MessageRate(now=0.0)
+        assert not rate.spend(20 * int(BURST), 0.0)
 
     def test_a_clock_set_back_takes_nothing_away(self) -> None:
         """Only time that passed counts."""
-        pace = Pace(LIMITS, now=100.0)
-        assert all(pace.spend(0, 50.0) for _ in range(20))
+        rate = MessageRate(now=100.0)
+        assert all(rate.spend(0, 50.0) for _ in range(int(BURST)))
 
 
 class TestG3Pulse:
@@ -150,7 +151,9 @@ class TestG3Pulse:
         self, heard: float, asked: float | None, sending: float | None, now: float, expected: Pulse
     ) -> None:
         """Asked after a heartbeat, gone after two; who does not read is gone sooner."""
-        assert pulse(heard, asked, sending, LIMITS, now) is expected
+        since_asked = None if asked is None else now - asked
+        since_sent = None if sending is None else now - sending
+        assert pulse(now - heard, since_asked, since_sent, 25.0, 20.0) is expected
 
 
 class TestG3Origin:
@@ -192,12 +195,19 @@ def made(value: object, clock: ManualClock, **options: Any) -> Answer[Any]:
     return Answer(value, clock=clock, **given_)
 
 
+def viewed(id_: str = "a") -> Viewed:
+    async def fetch(_: list[str]) -> dict[str, Any]:
+        return {}
+
+    return Viewed(Kind("price", fetch=fetch, fresh_for=1), id_, id_)
+
+
 class TestG4Frames:
     def test_a_view_is_written_once_for_all(self) -> None:
         """The same text, not an equal one, for every viewer of the same copy."""
-        clock, frames = ManualClock(100.0), Frames()
+        clock, price = ManualClock(100.0), viewed()
         answer = made({"n": 1}, clock)
-        texts = [frames.text(HubUpdate("price", "a", answer), 0.0) for _ in range(3)]
+        texts = [text_of(price, answer, 0.0) for _ in range(3)]
         assert texts[0] is texts[1] is texts[2]
         assert json.loads(texts[0]) == {
             "type": "update",
@@ -211,15 +221,15 @@ class TestG4Frames:
 
     def test_the_age_is_that_of_sending(self) -> None:
         """A copy sent later is older."""
-        clock, frames = ManualClock(100.0), Frames()
-        news = HubUpdate("price", "a", made(1, clock))
-        frames.text(news, 0.0)
+        clock, price = ManualClock(100.0), viewed()
+        answer = made(1, clock)
+        text_of(price, answer, 0.0)
         clock.advance(10)
-        assert json.loads(frames.text(news, 10.0))["age"] == 11.5
+        assert json.loads(text_of(price, answer, 10.0))["age"] == 11.5
 
     def test_another_copy_is_written_anew(self) -> None:
         """By time, verdict, error or value."""
-        clock, frames = ManualClock(100.0), Frames()
+        clock, price = ManualClock(100.0), viewed()
         same = {"n": 1}
         changes: list[dict[str, Any]] = [
             {},
@@ -227,48 +237,51 @@ class TestG4Frames:
             {"verdict": Verdict.STALE},
             {"error": LoadFailed("secret")},
         ]
-        texts = [
-            frames.text(HubUpdate("price", "a", made(same, clock, **change)), 0.0)
-            for change in changes
-        ]
+        texts = [text_of(price, made(same, clock, **change), 0.0) for change in changes]
         assert len(set(texts)) == 4
         assert "secret" not in "".join(texts)
         assert "error" in json.loads(texts[3])
 
     def test_what_is_not_there(self) -> None:
         """Absent, failed, or no JSON at all."""
-        clock, frames = ManualClock(100.0), Frames()
+        clock, price = ManualClock(100.0), viewed()
         absent = made(None, clock, found=False)
         failed = made(None, clock, found=False, error=LoadFailed("secret"))
         strange = made(object(), clock)
-        said = [
-            json.loads(frames.text(HubUpdate("price", "a", it), 0.0))
-            for it in (absent, failed, strange)
-        ]
+        said = [json.loads(text_of(price, it, 0.0)) for it in (absent, failed, strange)]
         assert said[0] == {"type": "absent", "kind": "price", "id": "a", "fetched_at": 98.5}
         assert [it.get("code") for it in said[1:]] == ["load_failed"] * 2
         assert "secret" not in str(said)
 
-    def test_what_is_kept_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In number and in size; the newest stays."""
-        clock, frames = ManualClock(100.0), Frames()
-        monkeypatch.setattr("stillfresh.web.frames.MOST", 10)
-        monkeypatch.setattr("stillfresh.web.frames.MOST_CHARACTERS", 5_000)
-        for number in range(100):
-            frames.text(HubUpdate("price", str(number), made(number, clock)), 0.0)
-        assert len(frames._made) == 10
-        for number in range(100):
-            frames.text(HubUpdate("price", "large", made("x" * 1_000 + str(number), clock)), 0.0)
-        assert frames._characters == sum(len(it.head) for it in frames._made.values())
-        frames.text(HubUpdate("price", "huge", made("x" * 10_000, clock)), 0.0)
-        assert list(frames._made) == [("price", "huge")]
-
-    @given(st.lists(st.integers(1, LARGEST_FRAME), max_size=8))
+    @given(st.lists(st.integers(1, FULL_FRAME), min_size=1, max_size=8))
     def test_frames_hold_everything_in_order(self, sizes: list[int]) -> None:
-        """And none is larger than allowed, unless one message is."""
-        texts = ["1" * size for size in sizes]
-        frames = list(batched(texts, together=True))
-        assert [it for frame in frames for it in frame[1:-1].split(",") if it] == texts
-        for frame in frames:
-            assert len(frame) <= LARGEST_FRAME + len(texts) + 2 or "," not in frame
-        assert list(batched(texts, together=False)) == texts
+        """Each is closed as soon as it is full."""
+        clock, frames = ManualClock(100.0), Frames()
+        waiting = {viewed(str(n)): made("1" * size, clock) for n, size in enumerate(sizes)}
+        heard = []
+        while waiting:
+            text, count = frames.of(waiting, 0.0)
+            heard += [len(it["value"]) for it in json.loads(text)]
+            held = sum(heard[-count:-1])
+            assert held < FULL_FRAME
+            for done in list(waiting)[:count]:
+                del waiting[done]
+        assert heard == sizes
+
+
+class TestE28Frames:
+    def test_viewers_that_are_sent_the_same_share_one_frame(self) -> None:
+        """The same text for each, as long as its ages are as good as the same."""
+        clock, frames = ManualClock(100.0), Frames()
+        news = {viewed(str(n)): made(n, clock) for n in range(3)}
+        first, again, late = (frames.of(dict(news), now)[0] for now in (0.0, 0.04, 0.06))
+        assert first is again
+        assert late is not first
+        assert frames.of(dict(list(news.items())[:2]), 0.0)[0] != first
+
+    def test_frames_that_are_kept_are_few(self) -> None:
+        """However many viewers are sent something of their own."""
+        clock, frames = ManualClock(100.0), Frames()
+        for number in range(1_000):
+            frames.of({viewed(str(number)): made(number, clock)}, 0.0)
+        assert len(frames._frames) == MOST_FRAMES

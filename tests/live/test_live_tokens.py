@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from engine_kit import Sleeper
-from live_kit import Start, Upstream, Viewer, until, viewing
+from live_kit import Start, Upstream, Viewer, games, until, viewing
 
-from stillfresh.coordinator import Hub
+from stillfresh.live import Hub, Live
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
-from stillfresh.web.live import Live
 
 MINUTE = 60.0
 BOUND = 300.0
@@ -71,7 +70,7 @@ def time() -> Time:
 @pytest.fixture
 async def live(hub: Hub, people: People, time: Time) -> Live:
     options: dict[str, Any] = {"heartbeat": 3600, "patience": 3600}
-    return Live(hub, authenticate=people, clock=time, sleep=time.sleep, **options)
+    return games(Live(hub, authenticate=people, clock=time, sleep=time.sleep, **options))
 
 
 async def signed_in(viewer: Viewer, token: str = "a") -> None:  # noqa: S107 (of a test)
@@ -385,7 +384,7 @@ class TestG12Unavailable:
         how: str,
     ) -> None:
         """Refused by name; what was subscribed stays, and so does what is for all."""
-        monkeypatch.setattr("stillfresh.web.live.SIGN_IN_TIMEOUT", 0.05)
+        monkeypatch.setattr("stillfresh.live.sign_in.SIGN_IN_TIMEOUT", 0.05)
         live, port = await start(authenticate=people)
         async with viewing(port) as viewer:
             await signed_in(viewer)
@@ -482,4 +481,4 @@ class TestG12OneCheck:
         await staying.leaves()
         await until(lambda: asyncio.all_tasks() == before)
         assert people.at_once == 0
-        assert len(live._house.hub) == 0
+        assert len(live.hub) == 0

@@ -13,9 +13,11 @@ from engine_kit import Sleeper, until
 from ttl_kit import START, turns
 
 from stillfresh import Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
-from stillfresh.coordinator import Hub, HubUpdate, Kind
-from stillfresh.coordinator.hub_kinds import joined
+from stillfresh.coordinator import Kind
 from stillfresh.engine.lane import State
+from stillfresh.live import Connection, Hub, HubUpdate
+from stillfresh.live import hub as live_hub
+from stillfresh.live.hub import joined
 from stillfresh.testing import ManualClock
 
 WORKER = Path(__file__).parent / "hub_worker.py"
@@ -50,6 +52,11 @@ class Upstream:
 @pytest.fixture
 def upstream() -> Upstream:
     return Upstream()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
 
 
 @pytest.fixture
@@ -355,6 +362,25 @@ class TestC14Hub:
             hub.connect("ann")
         assert len(hub) == 0
 
+    def test_a_hub_outlives_its_event_loop(self, upstream: Upstream) -> None:
+        """Connections of a loop that was closed are over; others come on the next one."""
+        hub = Hub(Cache("memory://"), kinds=upstream.kinds())
+        left: list[Connection] = []
+
+        async def look() -> dict[str, Any]:
+            left.append(hub.connect())
+            left[-1].subscribe("price", "a")
+            await hub.resource("price").refresh("a")
+            return await news(left[-1])
+
+        for _ in range(2):
+            loop = asyncio.new_event_loop()  # closed without a word to what runs on it
+            assert loop.run_until_complete(look()) == {"a": 1}
+            loop.close()
+        assert (len(hub), hub.subscriptions["price"], left[0].is_open) == (1, 1, False)
+        left[0].close()
+        assert len(hub) == 1
+
     async def test_what_is_not_text_is_refused(self, hub: Hub) -> None:
         """Viewers, ids and kinds, wherever they are named."""
         bad: Any
@@ -414,20 +440,35 @@ async def comes(is_so: Callable[[], object]) -> None:
 
 class TestC14Take:
     async def test_all_the_news_at_once(self, hub: Hub, upstream: Upstream) -> None:
-        """Who wants to be told is told, and takes the newest of each, some at a time."""
+        """A listener is told once, and takes the newest of each, some at a time."""
         told: list[None] = []
         with hub.connect(tell=lambda: told.append(None)) as connection:
             for id_ in ("a", "b", "c"):
                 connection.subscribe("price", id_)
-            await comes(lambda: len(told) == 3)
+            await comes(lambda: len(connection.waiting) == 3)
+            assert len(told) == 1
             upstream.version = 2
             await hub.resource("price").refresh("a")
-            assert told
+            await turns()
             first = connection.take(2)
             taken = {update.id: update.answer.value for update in first + connection.take(2)}
             assert len(first) == 2
             assert taken == {"a": 2, "b": 1, "c": 1}
             assert connection.take(2) == []
+
+    async def test_a_listener_that_raises_breaks_nothing(
+        self, hub: Hub, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is logged, and the others are told."""
+        told: list[None] = []
+        with hub.connect(tell=lambda: 1 / 0) as one, hub.connect(tell=lambda: told.append(None)):
+            one.subscribe("price", "a")
+            await comes(lambda: one.waiting)
+            await turns()
+            with hub.connect(tell=lambda: told.append(None)) as other:
+                other.subscribe("price", "b")
+                await comes(lambda: told)
+        assert "ZeroDivisionError" in caplog.text
 
     async def test_what_there_is_is_shown(self, hub: Hub) -> None:
         """Without a load; not the copy that the viewer has, and not what is not subscribed."""
@@ -436,55 +477,122 @@ class TestC14Take:
         with hub.connect() as connection:
             for id_ in ("a", "b", "new"):
                 connection.subscribe("price", id_)
-            await connection.show("price", {"a": fetched_at, "b": None, "new": None, "no": None})
-            assert [update.id for update in connection.take(9)] == ["b"]
-            assert await news(connection) == {"new": 1}
+            had = {"a": fetched_at, "b": None, "new": None, "no": None}
+            for id_, since in had.items():
+                connection.show(hub.find("price", id_, None), since)
+            assert await news(connection, 2) == {"b": 1, "new": 1}
+            assert connection.take(9) == []
 
     async def test_a_failure_is_told_to_who_takes(self, hub: Hub, upstream: Upstream) -> None:
-        """Once for a row of them, with the view that is left; who iterates sees views only."""
+        """Once for a row of them, with the view that is left."""
         with hub.connect("ann") as ann:
             ann.subscribe("inbox", "1")
             assert await news(ann) == {"1": "ann's 1"}
             upstream.failing = {"ann"}
             for _ in range(2):
                 await hub.resource("inbox").invalidate(joined("ann", "1"))
-                await comes(lambda: ann._news.failed["inbox"])
+                await comes(lambda: ann.waiting)
             await turns()
             [failed] = ann.take(9)
             assert failed.answer.value == "ann's 1"
             assert failed.answer.error is not None
             upstream.failing = set()
             await hub.resource("inbox").refresh(joined("ann", "1"))
+            await turns()
             [well] = ann.take(9)
             assert well.answer.error is None
 
-    async def test_what_is_for_all_is_taken_over(self, hub: Hub, upstream: Upstream) -> None:
-        """Who signs in keeps what they look at, and its news; nothing that was another's."""
-        with hub.connect("ann") as ann, hub.connect("bob") as bob:
-            ann.subscribe("price", "a")
-            ann.subscribe("price", "a")
+    async def test_who_iterates_sees_views_only(self, hub: Hub, upstream: Upstream) -> None:
+        """A failure is passed over, and takes no view away that was not seen yet."""
+        with hub.connect("ann") as ann:
             ann.subscribe("inbox", "1")
-            await comes(lambda: ann._news.fresh["price"] and ann._news.fresh["inbox"])
-            bob.take_over(ann)
-            ann.close()
-            assert bob.subscribed == {("price", "a"): 2}
-            assert [(it.kind, it.answer.value) for it in bob.take(9)] == [("price", 1)]
+            await comes(lambda: ann.waiting)
+            upstream.failing = {"ann"}
+            await hub.resource("inbox").invalidate(joined("ann", "1"))
+            await comes(lambda: len(upstream.inboxes) == 2)
+            await turns()
+            assert await news(ann) == {"1": "ann's 1"}
+            upstream.failing = set()
+            seen = asyncio.ensure_future(anext(ann))
+            await hub.resource("inbox").refresh(joined("ann", "1"))
+            assert (await seen).answer.error is None
+
+    async def test_what_is_for_all_goes_on_as_another(self, hub: Hub, upstream: Upstream) -> None:
+        """A viewer that signs in keeps what is for all, and its news; nothing of another's."""
+        with hub.connect("ann") as viewer:
+            viewer.subscribe("price", "a")
+            viewer.subscribe("price", "a")
+            viewer.subscribe("inbox", "1")
+            await comes(lambda: len(viewer.waiting) == 2)
+            viewer.become("bob")
+            assert viewer.subscribed == {("price", "a"): 2}
+            assert [(it.kind, it.answer.value) for it in viewer.take(9)] == [("price", 1)]
             upstream.version = 2
             await hub.resource("price").refresh("a")
-            assert [it.answer.value for it in bob.take(9)] == [2]
+            await turns()
+            assert [it.answer.value for it in viewer.take(9)] == [2]
+        assert hub.subscriptions == {"price": 0, "inbox": 0}
 
     async def test_who_catches_up_goes_on_as_another(self, hub: Hub, upstream: Upstream) -> None:
-        """What changed while nobody looked is told to who they are now."""
-        with hub.connect("ann") as ann, hub.connect("bob") as bob:
-            ann.subscribe("price", "a")
-            assert await news(ann) == {"a": 1}
-            ann.set_visible(False)
+        """What changed while nobody looked is told to the new viewer; nothing private is."""
+        with hub.connect("ann") as viewer:
+            viewer.subscribe("price", "a")
+            viewer.subscribe("inbox", "1")
+            await news(viewer, 2)
+            viewer.set_visible(False)
             upstream.version = 2
             await hub.resource("price").refresh("a")
-            ann.set_visible(True)
-            bob.take_over(ann)
-            ann.close()
-            assert await news(bob) == {"a": 2}
+            await hub.resource("inbox").refresh(joined("ann", "1"))
+            viewer.set_visible(True)
+            viewer.become("bob")
+            assert await news(viewer) == {"a": 2}
+            await turns()
+            assert viewer.take(9) == []
+
+
+class TestE28Viewers:
+    async def test_a_viewer_is_told_the_news_of_one_moment_at_once(self, hub: Hub) -> None:
+        """However many ids it looks at, and however many look at them."""
+        told: list[int] = []
+        ids = [f"p{number}" for number in range(5)]
+
+        def connected() -> Connection:
+            connection = hub.connect(tell=lambda: told.append(len(connection.waiting)))
+            return connection
+
+        viewers = [connected() for _ in range(120)]
+        for viewer in viewers:
+            for id_ in ids:
+                viewer.subscribe("price", id_)
+        await comes(lambda: len(told) == 120)
+        assert told == [5] * 120
+        for viewer in viewers:
+            viewer.close()
+
+    async def test_no_turn_of_the_loop_is_long(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So many viewers are found, and so many told, in a turn; others run in between."""
+        monkeypatch.setattr(live_hub, "FOUND", 40)
+        monkeypatch.setattr(live_hub, "TOLD", 7)
+        turn, told = 0, dict[int, int]()
+
+        def tell() -> None:
+            told[turn] = told.get(turn, 0) + 1
+
+        viewers = [hub.connect(tell=tell) for _ in range(30)]
+        for viewer in viewers:
+            for number in range(5):
+                viewer.subscribe("price", f"p{number}")
+        while not hub._coming:
+            await asyncio.sleep(0)
+        while hub._spreading is not None and not hub._spreading.done():
+            turn += 1
+            await asyncio.sleep(0)
+        assert list(told.values()) == [7, 7, 7, 7, 2]
+        assert min(told) >= 3  # 150 viewers of new copies were found in three turns before
+        for viewer in viewers:
+            viewer.close()
 
 
 class TestC14Processes:

@@ -1,19 +1,21 @@
 """G3, G4: the live socket on a real port: what is told to whom, and when."""
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 from live_kit import Start, Upstream, until, viewing
 from websockets.exceptions import InvalidStatus
 
 from stillfresh import Cache, ConfigError
-from stillfresh.coordinator import Hub
+from stillfresh.live import Hub, Live
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
-from stillfresh.web.live import Live
 
 TOKEN = "t"  # noqa: S105 (of a test)
 
@@ -238,7 +240,7 @@ class TestG3SignIn:
         self, start: Start, answer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Signing in fails, in time, and the connection goes on as a guest's."""
-        monkeypatch.setattr("stillfresh.web.live.SIGN_IN_TIMEOUT", 0.05)
+        monkeypatch.setattr("stillfresh.live.sign_in.SIGN_IN_TIMEOUT", 0.05)
 
         async def hook(token: str) -> Any:
             if answer == "raises":
@@ -290,6 +292,84 @@ class TestG3Push:
             await viewer.sign_in("a")
             await viewer.hear()
         await until(lambda: live.push("ann", InvalidatedNews()) == 0)
+
+
+class Shipped(msgspec.Struct, frozen=True, tag="order_shipped"):
+    """An application's own notice."""
+
+    order_id: str
+    carrier: str = "post"
+
+
+class Untagged(msgspec.Struct):
+    """Nobody could tell it from others."""
+
+
+class Faked(msgspec.Struct, tag="update"):
+    """A name of the protocol's own."""
+
+
+class TestG3Notices:
+    async def test_a_registered_type_is_pushed_as_it_is(self, start: Start) -> None:
+        """Its tag is the message's type, its fields are the message's fields."""
+        live, port = await start(authenticate=ann_or_bob)
+        live.register(Shipped, newest_of="order_id")
+        async with viewing(port) as viewer:
+            await viewer.sign_in("a")
+            await viewer.hear()
+            assert live.push("ann", Shipped("7")) == 1
+            told = {"type": "order_shipped", "order_id": "7", "carrier": "post"}
+            assert await viewer.hear() == told
+
+    async def test_the_newest_of_each_is_sent(self, hub: Hub) -> None:
+        """By the fields that were named; without any, the newest of the type."""
+        sent: dict[tuple[str, ...], list[str]] = {}
+        for names in (("order_id",), ()):
+            live = Live(hub, authenticate=ann_or_bob, sleep=never)
+            live.register(Shipped, newest_of=names)
+            inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+            reads, texts = asyncio.Event(), list[str]()
+            reads.set()
+
+            async def send(
+                message: Any, texts: list[str] = texts, reads: asyncio.Event = reads
+            ) -> None:
+                texts.append(message.get("text", ""))
+                await reads.wait()
+
+            inbox.put_nowait({"type": "websocket.connect"})
+            sign_in = json.dumps({"type": "sign_in", "token": "a"})
+            inbox.put_nowait({"type": "websocket.receive", "text": sign_in})
+            scope: Any = {"type": "websocket", "headers": [], "query_string": b""}
+            serving = asyncio.create_task(live(scope, inbox.get, send))
+            await until(lambda: live.snapshot()["signed_in"] == 1)  # noqa: B023
+            await until(lambda: len(texts) == 3)  # noqa: B023
+            reads.clear()
+            live.push("ann", Shipped("first"))
+            await until(lambda: len(texts) == 4)  # noqa: B023
+            for order, carrier in (("1", "a"), ("2", "a"), ("1", "b")):
+                live.push("ann", Shipped(order, carrier))
+            reads.set()
+            inbox.put_nowait({"type": "websocket.disconnect", "code": 1001})
+            await serving
+            sent[names] = [f"{it['order_id']}{it['carrier']}" for it in map(json.loads, texts[4:])]
+        assert sent == {("order_id",): ["2a", "1b"], (): ["1b"]}
+
+    @pytest.mark.parametrize("strange", [Untagged, Faked, dict, "your_turn", None])
+    async def test_what_is_no_notice_is_refused(self, hub: Hub, strange: Any) -> None:
+        """No Struct, none with a tag, and no name of the protocol's own."""
+        with pytest.raises(ConfigError, match="register: takes"):
+            Live(hub).register(strange)
+
+    async def test_fields_that_there_are_not_are_refused(self, hub: Hub) -> None:
+        """Their names are in the error."""
+        with pytest.raises(ConfigError, match=r"order_shipped.*no field game_id"):
+            Live(hub).register(Shipped, newest_of=["order_id", "game_id"])
+
+    async def test_a_type_that_was_not_registered_is_refused(self, hub: Hub) -> None:
+        """The error says what to do."""
+        with pytest.raises(ConfigError, match="call register"):
+            Live(hub).push("ann", Shipped("7"))
 
 
 class TestG3Doors:
@@ -486,3 +566,52 @@ class TestG4OneRefresh:
                     heard = await viewer.hear_all(200)
                     assert {it["value"]["n"] for it in heard} == {2}
         assert len(upstream.calls) == 2 * one
+
+
+class TestG20Memory:
+    async def test_a_session_that_looks_at_two_hundred_ids(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Takes at most 28 KiB of ours: 60 KiB with what the server has for a connection."""
+        monkeypatch.setattr("stillfresh.live.outbox.MOST_FRAMES", 1)
+        live = Live(hub, sleep=never)
+        text = json.dumps({"type": "subscribe", "items": [["price", f"p{n}"] for n in range(200)]})
+        scope: Any = {"type": "websocket", "headers": [], "query_string": b"batch=1"}
+        told, leave = 0, asyncio.Event()
+
+        async def viewed() -> None:
+            said = iter(
+                [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": text}]
+            )
+
+            async def receive() -> Any:
+                for message in said:
+                    return message
+                await leave.wait()
+                return {"type": "websocket.disconnect", "code": 1001}
+
+            async def send(message: Any) -> None:
+                nonlocal told
+                told += message.get("text", "").count('"type":"update"')
+
+            await live(scope, receive, send)
+
+        async def connected(count: int) -> list[asyncio.Task[None]]:
+            before = told
+            made = [asyncio.create_task(viewed()) for _ in range(count)]
+            await until(lambda: told == before + 200 * count)
+            await hub.resource("price").refresh(*(f"p{n}" for n in range(200)))
+            await until(lambda: told == before + 200 * count + 200 * len(live._sessions))
+            return made
+
+        serving, used = list[asyncio.Task[None]](), list[int]()
+        tracemalloc.start()
+        for _ in range(2):
+            serving += await connected(50)
+            gc.collect()
+            used.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert (used[1] - used[0]) / 50 / 1024 < 28
+        leave.set()
+        await asyncio.gather(*serving)
+        await live.close()

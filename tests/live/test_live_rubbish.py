@@ -9,13 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_kit import Start, Upstream, handshaken, never, sent_raw, until, viewing
 
-from stillfresh.coordinator import Hub
+from stillfresh.live import Hub, Live
+from stillfresh.live.messages import BURST, ErrorMessage, PongMessage
+from stillfresh.live.outbox import MOST_BEATS, MOST_NOTICES, MOST_REPLIES, Frames, Outbox
 from stillfresh.testing import ManualClock
-from stillfresh.waiting.messages import YourTurnNews
-from stillfresh.web.frames import Frames
-from stillfresh.web.live import BURST, Live
-from stillfresh.web.messages import Error, Pong
-from stillfresh.web.outbox import MOST_BEATS, MOST_NOTICES, MOST_REPLIES, Outbox
 
 pytestmark = pytest.mark.usefixtures("nothing_logged")
 
@@ -204,8 +201,7 @@ class TestG3SlowReaders:
                 await asyncio.sleep(0.01)
             for _ in range(20):
                 await hub.resource("word").refresh(*ids)
-            connection = session.viewing.connection
-            assert len(connection._news.fresh["word"]) <= 100
+            assert len(session.connection.waiting) <= 100
             clock.advance(20)
             live.tick()
             await until(lambda: live.snapshot()["connections"] == 0)
@@ -234,8 +230,8 @@ class TestG3SlowReaders:
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They have a moment, and no more."""
-        monkeypatch.setattr("stillfresh.web.live.GRACE", 0.05)
-        monkeypatch.setattr("stillfresh.web.session.CLOSING", 0.05)
+        monkeypatch.setattr("stillfresh.live.app.GRACE", 0.05)
+        monkeypatch.setattr("stillfresh.live.session.CLOSING", 0.05)
         live = Live(hub, sleep=never)
         inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         stuck = asyncio.Event()
@@ -297,33 +293,37 @@ class TestG3SlowReaders:
             assert asyncio.all_tasks() == before
 
     async def test_what_waits_for_a_viewer_is_bounded(self, hub: Hub) -> None:
-        """Pongs: the newest; notices: the newest of each game; and of all only so many."""
-        outbox = Outbox(Frames())
+        """Pongs: so many; notices: the newest of each key, and so many."""
+        outbox = Outbox(Frames(), together=False)
         for _ in range(1_000):
-            outbox.beat(Pong())
-        assert all(outbox.reply(Error("bad_message", "")) for _ in range(MOST_REPLIES))
-        assert not outbox.reply(Error("bad_message", "one too many"))
+            outbox.beat(PongMessage())
+        assert all(outbox.reply(ErrorMessage("bad_message", "")) for _ in range(MOST_REPLIES))
+        assert not outbox.reply(ErrorMessage("bad_message", "one too many"))
         for version in range(1_000):
-            assert outbox.notify(YourTurnNews("same", version))
-        assert all(outbox.notify(YourTurnNews(f"g{n}", 1)) for n in range(MOST_NOTICES - 1))
-        assert not outbox.notify(YourTurnNews("one too many", 1))
+            assert outbox.notify("same", f"version {version}")
+        assert all(outbox.notify(f"g{n}", "1") for n in range(MOST_NOTICES - 1))
+        assert not outbox.notify("one too many", "1")
         with hub.connect() as connection:
-            texts = list(outbox.take(connection, 0.0, together=False))
+            texts = list(iter(lambda: outbox.frame(connection, 0.0), None))
         assert len(texts) == MOST_REPLIES + MOST_BEATS + MOST_NOTICES
-        assert json.loads(texts[MOST_REPLIES + MOST_BEATS])["version"] == 999
+        assert texts[MOST_REPLIES + MOST_BEATS] == "version 999"
 
     async def test_answers_do_not_wait_behind_news(self, hub: Hub) -> None:
         """Nor does the end, however much is new."""
-        outbox = Outbox(Frames())
+        outbox = Outbox(Frames(), together=False)
         with hub.connect() as connection:
             for number in range(200):
                 connection.subscribe("word", str(number))
-            await until(lambda: len(connection._news.fresh["word"]) == 200)
-            frames = outbox.take(connection, 0.0, together=False)
-            assert json.loads(next(frames))["type"] == "update"
-            outbox.beat(Pong())
-            assert json.loads(next(frames))["type"] == "pong"
-            assert json.loads(next(frames))["type"] == "update"
+            await until(lambda: len(connection.waiting) == 200)
+
+            def next_type() -> str:
+                return str(json.loads(outbox.frame(connection, 0.0) or "{}")["type"])
+
+            assert next_type() == "update"
+            outbox.beat(PongMessage())
+            assert [next_type(), next_type()] == ["pong", "update"]
+            outbox.is_ending = True
+            assert outbox.frame(connection, 0.0) is None
 
     async def test_a_slow_reader_that_reads_is_there(self, hub: Hub) -> None:
         """What it reads late is a sign of life, though it never says a word."""

@@ -1,0 +1,333 @@
+"""Connection: one viewer's subscriptions, and the news that the viewer has not read yet (C14).
+
+One set of subscriptions: each id with what the viewer was told of it last. Of several new views of
+an id the newest is kept: what waits for a slow reader never grows past what it looks at.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import msgspec
+
+from stillfresh.backoff import pause_after
+from stillfresh.engine import Answer
+from stillfresh.errors import NotOpen, StillfreshError, StoreError
+from stillfresh.freshness import Verdict
+
+if TYPE_CHECKING:
+    from stillfresh.live.hub import Hub, Viewed
+
+READ: Final = 50
+"""Views read at once for a viewer that looks again."""
+SHORTEST_PAUSE: Final = 0.25
+LONGEST_PAUSE: Final = 5.0
+"""Seconds after a store could not be read; twice as long each time."""
+Had: TypeAlias = Answer[Any] | float | None
+"""What a viewer has of an id: an answer, or a copy that was fetched at this time, or nothing."""
+
+logger = logging.getLogger(__name__)
+
+
+class HubUpdate(msgspec.Struct, frozen=True):
+    """A new view of something that this viewer looks at."""
+
+    kind: str
+    id: str
+    answer: Answer[Any]
+    """`value` is the view; `found` is False if it does not exist (any more)."""
+
+
+class Connection:
+    """What one viewer looks at; iterate to see each new view, the newest of each id only."""
+
+    def __init__(
+        self,
+        hub: "Hub",
+        viewer_id: str | None,
+        *,
+        visible: bool,
+        tell: Callable[[], object] | None = None,
+    ) -> None:
+        self.viewer_id = viewer_id
+        self.is_visible = visible
+        self.is_open = True
+        self.waiting: dict[Viewed, Answer[Any]] = {}
+        """The newest of each id that was not read yet."""
+        self._hub = hub
+        self._had: dict[Viewed, Had] = {}
+        """All that is subscribed, with what was told, or got, of it last."""
+        self._more: dict[Viewed, int] = {}
+        """How often a counted one was subscribed after the first time."""
+        self._behind: dict[Viewed, None] = {}
+        """To be read from memory or the store."""
+        self._reader: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._changed = asyncio.Event() if tell is None else None
+        self._tell = tell
+
+    def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
+        """On this viewer's screen from now on; counted if the kind is."""
+        viewed = self._hub.find(kind, id, self.viewer_id)
+        if viewed not in self:
+            self.add(viewed)
+        elif viewed.kind.counted:
+            self._more[viewed] = self._more.get(viewed, 0) + 1
+
+    def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
+        """End one subscription; unknown ones change nothing."""
+        viewed = self._hub.find(kind, id, self.viewer_id)
+        if self._more.get(viewed):
+            self._more[viewed] -= 1
+        elif viewed in self:
+            self._drop(viewed)
+
+    @property
+    def subscribed(self) -> dict[tuple[str, str], int]:
+        """Each kind and id, and how often."""
+        return {(it.kind.name, it.id): 1 + self._more.get(it, 0) for it in self._had}
+
+    @property
+    def size(self) -> int:
+        """How many ids are subscribed."""
+        return len(self._had)
+
+    def __contains__(self, viewed: "Viewed") -> bool:
+        return viewed in self._had
+
+    def add(self, viewed: "Viewed") -> None:
+        """Subscribe to one that is not subscribed yet."""
+        self._check_open()
+        if self.size >= self._hub.max_subscriptions:
+            raise StillfreshError(
+                f"this viewer has {self.size} subscriptions, the most that are allowed"
+            )
+        self._hub.hold(viewed)
+        self._had[viewed] = None
+        if self.is_visible:
+            self._hub.enter(viewed, self)
+
+    def show(self, viewed: "Viewed", since: float | None = None) -> None:
+        """Tell the view that there is, unless it is fresh and the viewer's copy is of `since`.
+
+        Nothing is loaded for that; what has to be loaded is told when it comes.
+        """
+        if viewed in self:
+            self._had[viewed] = since
+            self._read([viewed])
+
+    def set_visible(self, visible: bool) -> None:
+        """Hidden, nothing is refreshed for this viewer; the subscriptions stay.
+
+        A viewer that looks again is told what has changed since.
+        """
+        self._check_open()
+        if visible == self.is_visible:
+            return
+        self.is_visible = visible
+        for viewed in self._had:
+            (self._hub.enter if visible else self._hub.leave)(viewed, self)
+        if visible:
+            self._read(self._had)
+
+    def become(self, viewer_id: str | None) -> None:
+        """Be another viewer, or a guest: all that differs by viewer ends, the rest goes on."""
+        if viewer_id != self.viewer_id:
+            self.viewer_id = viewer_id
+            for viewed in [it for it in self._had if it.kind.per_viewer]:
+                self._drop(viewed)
+
+    def reset(self) -> None:
+        """Another route: nothing is subscribed any more."""
+        for viewed in list(self._had):
+            self._drop(viewed)
+
+    async def get(self, kind: str, id: str) -> Answer[Any]:  # noqa: A002 (as it is called)
+        """Read the view as it is now; load it if there is none."""
+        self._check_open()
+        viewed = self._hub.find(kind, id, self.viewer_id)
+        answer = await self._hub.resource(kind).get(viewed.key)
+        if viewed in self:
+            self._had[viewed] = answer
+        return answer
+
+    def take(self, limit: int) -> list[HubUpdate]:
+        """Take up to so many news, and failures to refresh: there `answer.error` says why."""
+        news = list(islice(self.waiting.items(), limit))
+        self.took(len(news))
+        return [HubUpdate(viewed.kind.name, viewed.id, answer) for viewed, answer in news]
+
+    def took(self, count: int) -> None:
+        """The first so many that wait are told."""
+        if count == len(self.waiting):
+            self._had.update(self.waiting)
+            self.waiting.clear()
+            return
+        for viewed in list(islice(self.waiting, count)):
+            self._had[viewed] = self.waiting.pop(viewed)
+
+    def note(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
+        """Keep it until it is read, if it is news; True if nothing waited before.
+
+        The first of a row of failures is news, and the first time that it does not exist. A view
+        that was not read yet stays: the next failure is told.
+        """
+        had = self.waiting.get(viewed) or self._had[viewed]
+        is_repeated = isinstance(had, Answer) and is_same_trouble(had, answer)
+        if is_repeated or (answer.error is not None and viewed in self.waiting):
+            return False
+        is_first = not self.waiting
+        self.waiting[viewed] = answer
+        return is_first
+
+    def hear(self, moment: "dict[Viewed, Answer[Any]]") -> None:
+        """Keep all new copies of what this viewer looks at, and tell."""
+        if self._had.keys() >= moment.keys():
+            self.waiting.update(moment)
+        elif len(self._had) < len(moment):
+            self.waiting.update((it, moment[it]) for it in self._had if it in moment)
+        else:
+            self.waiting.update((it, moment[it]) for it in moment if it in self._had)
+        if self.waiting:
+            self.tell()
+
+    def tell(self) -> None:
+        """There is something to take, or the end has come."""
+        try:
+            if self._changed is not None:
+                self._changed.set()
+            elif self._tell is not None:
+                self._tell()
+        except Exception:
+            logger.exception("listener %r failed", self._tell)
+
+    def close(self) -> None:
+        """The viewer has gone, and the subscriptions with it."""
+        if self.is_open:
+            for viewed in self._had:
+                self._let_go(viewed)
+            self.end()
+            self._hub.disconnect(self)
+
+    def end(self) -> None:
+        """Nothing comes any more; an iteration still sees what waits."""
+        self.is_open = False
+        self._had.clear()
+        self._behind.clear()
+        if self._reader is not None:
+            self._reader.cancel()
+        self.tell()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncIterator[HubUpdate]:
+        return self
+
+    async def __anext__(self) -> HubUpdate:
+        """Failures are for callers of `take`."""
+        if self._changed is None:
+            raise StillfreshError("this connection has a `tell`: take the news when it is called")
+        while self.is_open or self.waiting:
+            for update in self.take(1):
+                if update.answer.error is None:
+                    return update
+            if self.is_open and not self.waiting:
+                self._changed.clear()
+                await self._changed.wait()
+        raise StopAsyncIteration
+
+    def _drop(self, viewed: "Viewed") -> None:
+        del self._had[viewed]
+        self._more.pop(viewed, None)
+        self._behind.pop(viewed, None)
+        self.waiting.pop(viewed, None)
+        self._let_go(viewed)
+
+    def _let_go(self, viewed: "Viewed") -> None:
+        if self.is_visible:
+            self._hub.leave(viewed, self)
+        self._hub.release(viewed)
+
+    def _read(self, behind: "Iterable[Viewed]") -> None:
+        """Read these from memory or the store, and tell what is news."""
+        self._behind.update((it, None) for it in behind if it in self)
+        if self._reader is None and self._behind:
+            self._reader = asyncio.get_running_loop().create_task(self._read_all())
+
+    async def _read_all(self) -> None:
+        try:
+            while self._behind:
+                kind = next(iter(self._behind)).kind
+                await self._read_some(
+                    kind.name, list(islice((it for it in self._behind if it.kind is kind), READ))
+                )
+        except NotOpen:  # the cache closes, and this connection with it
+            pass
+        finally:
+            self._reader = None
+            self._behind.clear()  # which frees its memory: deleting from it does not
+
+    async def _read_some(self, kind: str, some: "list[Viewed]") -> None:
+        """What a store that is away could not say is asked for again, after a pause."""
+        keys = [viewed.key for viewed in some]
+        for viewed in some:
+            del self._behind[viewed]
+        known, unread = dict[str, Answer[Any]](), set[str]()
+        try:
+            known = await self._hub.resource(kind).known(keys, unread=unread)
+        except StoreError:
+            unread.update(keys)
+        is_told = False
+        for viewed in some:
+            if viewed in self and viewed.key in known:
+                is_told |= self._note_known(viewed, known[viewed.key])
+        if is_told:
+            self.tell()
+        self._failures = self._failures + 1 if unread else 0
+        if unread:
+            pause = pause_after(self._failures, first=SHORTEST_PAUSE, longest=LONGEST_PAUSE)
+            again = [viewed for viewed in some if viewed.key in unread]
+            asyncio.get_running_loop().call_later(pause, self._read, again)
+
+    def _note_known(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
+        """True: it is told. What is newer, and came meanwhile, is told instead."""
+        if viewed in self.waiting or self._hub.is_coming(viewed, self):
+            return False
+        if is_news(self._had[viewed], answer):
+            self.waiting[viewed] = answer
+            return True
+        if answer.error is None:
+            self._had[viewed] = answer
+        return False
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise NotOpen("this connection is closed")
+
+
+def is_same_trouble(had: Answer[Any], now: Answer[Any]) -> bool:
+    """It failed and fails, or did not exist and does not."""
+    if had.error is not None:
+        return now.error is not None
+    return now.error is None and not (had.found or now.found)
+
+
+def is_news(had: Had, now: Answer[Any]) -> bool:
+    """True if it is another copy, or not as fresh as the viewer may think."""
+    if not isinstance(had, Answer):
+        return now.fetched_at != had or now.error is not None or now.verdict is not Verdict.FRESH
+    if (now.error is not None and not now.found) or is_same_trouble(had, now):
+        return False
+    is_older = now.fetched_at < had.fetched_at and not had.error
+    return not is_older and (had.fetched_at, had.found, had.value) != (
+        now.fetched_at,
+        now.found,
+        now.value,
+    )

@@ -1,0 +1,312 @@
+"""Hub: the ids that many viewers look at, over one cache (C14).
+
+Each kind is a resource of the engine, with one watch. An id that any number of viewers look at is
+one key of that watch: it is refreshed once, and once for all processes that share the store (E5).
+New copies are passed on in slices, and a viewer is told the news of one moment at once (E28). The
+views of a kind that is per viewer are keyed by viewer and id, and never shown to another viewer.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stillfresh.checks import checked_whole
+from stillfresh.coordinator import Kind
+from stillfresh.engine import Answer, Cache, Resource, Update, Watch
+from stillfresh.engine.keys import checked_id, checked_text
+from stillfresh.engine.rules import ABSENT, results_of
+from stillfresh.errors import ConfigError, StillfreshError, shown
+from stillfresh.live.connection import Connection
+from stillfresh.slices import sliced
+
+if TYPE_CHECKING:
+    from stillfresh.live.outbox import ViewText
+
+FOUND: Final = 20_000
+"""Viewers of new copies found in one turn of the loop: a millisecond or two."""
+TOLD: Final = 50
+"""Viewers told in one turn of the loop: each then sends a frame."""
+
+
+class Viewed:
+    """One id that viewers look at: what they share."""
+
+    __slots__ = ("absent", "holders", "id", "key", "kind", "text", "viewers")
+
+    def __init__(self, kind: Kind, id_: str, key: str) -> None:
+        self.kind = kind
+        self.id = id_
+        self.key = key
+        self.holders = 0
+        """Connections that subscribe to it, visible or not."""
+        self.viewers: dict[Connection, None] = {}
+        """Those that are visible: they are told what comes."""
+        self.absent: Answer[Any] | None = None
+        """What came last, if it does not exist: told to viewers that come later."""
+        self.text: ViewText | None = None
+
+
+class Hub:
+    """`Hub(cache, kinds=[Kind("price", fetch=…, fresh_for="30s")])`, one for a process."""
+
+    def __init__(
+        self, cache: Cache, *, kinds: Iterable[Kind], max_subscriptions: int = 1_000
+    ) -> None:
+        self.max_subscriptions = checked_whole("max_subscriptions", max_subscriptions)
+        self._kinds = by_name(kinds)
+        self._resources = {name: resource_for(cache, kind) for name, kind in self._kinds.items()}
+        self._connections: dict[Connection, None] = {}
+        self._viewed: dict[str, dict[str, Viewed]] = {name: {} for name in self._kinds}
+        """By key; everything that is subscribed."""
+        self._watches: dict[str, Watch[str, Any]] = {}
+        """Open while somebody is connected."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._coming: dict[Viewed, Answer[Any]] = {}
+        self._moment: dict[Viewed, Answer[Any]] = {}
+        """What came, and is passed on now."""
+        self._untold: dict[Connection, None] = {}
+        """Those that look at something of it, and were not told yet."""
+        self._spreading: asyncio.Task[None] | None = None
+        self.subscriptions = dict.fromkeys(self._kinds, 0)
+        """How many there are of each kind, over all viewers."""
+
+    def connect(
+        self,
+        viewer_id: str | None = None,
+        *,
+        visible: bool = True,
+        tell: Callable[[], object] | None = None,
+    ) -> Connection:
+        """Connect a viewer or, without an id, a guest; `with hub.connect("ann") as connection:`
+
+        `tell` is called when there is something to `take`.
+        """
+        if viewer_id is not None:
+            viewer_id = checked_text("viewer_id", viewer_id, str)
+        self._begin()
+        connection = Connection(self, viewer_id, visible=visible, tell=tell)
+        self._connections[connection] = None
+        return connection
+
+    def __len__(self) -> int:
+        """Count the connections."""
+        return len(self._connections)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self._kinds)
+
+    def kind(self, name: str, viewer_id: str | None) -> Kind:
+        """Return the kind; ConfigError if there is none, or this viewer may not look at it."""
+        if not isinstance(name, str) or (kind := self._kinds.get(name)) is None:
+            known = ", ".join(self._kinds) or "none"
+            raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
+        if kind.per_viewer and viewer_id is None:
+            raise ConfigError(f"kind {name!r}: differs by viewer, and a guest is none; sign in")
+        return kind
+
+    def is_per_viewer(self, name: str) -> bool:
+        """True if its views differ by viewer."""
+        return self._kinds[name].per_viewer
+
+    def named(self, kind: str, id_: object, viewer_id: str | None) -> tuple[Kind, str, str]:
+        """Return the kind, the id and the key, all checked."""
+        known, text = self.kind(kind, viewer_id), checked_text(kind, id_, str)
+        key = joined(str(viewer_id), text) if known.per_viewer else text
+        return known, text, checked_id(kind, key)
+
+    def resource(self, name: str) -> Resource[str, Any]:
+        return self._resources[name]
+
+    async def get(self, kind: str, id: str, viewer_id: str | None = None) -> Answer[Any]:  # noqa: A002 (as it is called)
+        """Read one view, as this viewer sees it, without a connection; load it if there is none."""
+        _, _, key = self.named(kind, id, viewer_id)
+        return await self._resources[kind].get(key)
+
+    async def get_many(
+        self, kind: str, ids: Iterable[str], viewer_id: str | None = None
+    ) -> dict[str, Answer[Any]]:
+        """Read many of one kind; one whose load failed has `error`."""
+        keys = {self.named(kind, id_, viewer_id)[2]: id_ for id_ in ids}
+        self.kind(kind, viewer_id)
+        answers = await self._resources[kind].get_many(list(keys))
+        return {keys[key]: answer for key, answer in answers.items()}
+
+    def find(self, kind: str, id_: object, viewer_id: str | None) -> Viewed:
+        """Return what the viewers of this id share; a new one if nobody has subscribed to it."""
+        known, text, key = self.named(kind, id_, viewer_id)
+        return self._viewed[kind].get(key) or Viewed(known, text, key)
+
+    def hold(self, viewed: Viewed) -> None:
+        """Count one more connection that subscribes to it, visible or not."""
+        viewed.holders += 1
+        self._viewed[viewed.kind.name][viewed.key] = viewed
+        self.subscriptions[viewed.kind.name] += 1
+
+    def release(self, viewed: Viewed) -> None:
+        """Count one less."""
+        viewed.holders -= 1
+        self.subscriptions[viewed.kind.name] -= 1
+        if not viewed.holders:
+            self._viewed[viewed.kind.name].pop(viewed.key, None)
+
+    def enter(self, viewed: Viewed, connection: Connection) -> None:
+        """Keep it fresh, and tell this connection."""
+        if not viewed.viewers:
+            self._watches[viewed.kind.name].add(viewed.key)
+        viewed.viewers[connection] = None
+        if viewed.absent is not None and connection.note(viewed, viewed.absent):
+            connection.tell()
+
+    def leave(self, viewed: Viewed, connection: Connection) -> None:
+        """Tell this connection no longer; unwatch what no connection looks at."""
+        viewed.viewers.pop(connection, None)
+        if not viewed.viewers:
+            self._watches[viewed.kind.name].discard(viewed.key)
+            viewed.absent = None
+
+    def disconnect(self, connection: Connection) -> None:
+        """Forget a connection that was closed; without any, nothing is watched."""
+        self._connections.pop(connection, None)
+        if not self._connections:
+            self._end()
+
+    def _begin(self) -> None:
+        """Watch each kind, for the first that connects; StillfreshError where that cannot be."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise StillfreshError("connect inside a running event loop") from None
+        if self._connections and self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise StillfreshError("viewers are connected on another event loop; connect there")
+            for connection in self._connections:  # E21: nobody of that loop can be told
+                connection.is_open = False
+            self._forget()
+        if not self._connections:
+            self._watches = {name: self._watched(name) for name in self._kinds}
+            self._loop = loop
+
+    def _watched(self, name: str) -> Watch[str, Any]:
+        viewed = self._viewed[name]
+
+        def tell(update: Update[str, Any]) -> None:
+            self._landed(viewed[update.key], update.answer)
+
+        return self._resources[name].watch(tell=tell, fail=tell, end=self._end).__enter__()
+
+    def _end(self) -> None:
+        """The cache closes, or the last viewer has gone."""
+        watches, connections, spreading = self._watches, self._connections, self._spreading
+        self._forget()
+        if spreading is not None:
+            spreading.cancel()
+        for watch in watches.values():
+            watch.close()
+        for connection in connections:
+            connection.end()
+
+    def _forget(self) -> None:
+        self._watches, self._connections, self._spreading = {}, {}, None
+        self._coming, self._moment, self._untold = {}, {}, {}
+        self._viewed = {name: {} for name in self._kinds}
+        self.subscriptions = dict.fromkeys(self._kinds, 0)
+
+    def is_coming(self, viewed: Viewed, connection: Connection) -> bool:
+        """The newest copy is here, and this connection will be told."""
+        return viewed in self._coming or (viewed in self._moment and connection in self._untold)
+
+    def _landed(self, viewed: Viewed, answer: Answer[Any]) -> None:
+        """A copy has come, or a refresh has failed: `answer.error` says why."""
+        if answer.error is None:
+            viewed.absent = None if answer.found else answer
+        elif viewed in self._coming:  # a view is worth more; the next failure is told
+            return
+        self._coming[viewed] = answer
+        if (self._spreading is None or self._spreading.done()) and self._loop is not None:
+            self._spreading = self._loop.create_task(self._spread())
+
+    async def _spread(self) -> None:
+        """Pass on what came, moment by moment; no turn of the loop is long (E28)."""
+        while self._coming:
+            self._moment, self._coming = self._coming, {}
+            found = 0
+            for viewed, answer in tuple(self._moment.items()):
+                found += len(viewed.viewers)
+                if answer.found and answer.error is None:
+                    self._untold.update(viewed.viewers)
+                else:
+                    del self._moment[viewed]
+                    self._untold.update(
+                        (it, None) for it in viewed.viewers if it.note(viewed, answer)
+                    )
+                if found >= FOUND:
+                    found = 0
+                    await asyncio.sleep(0)
+            async for some in sliced(tuple(self._untold), TOLD):
+                for connection in some:
+                    del self._untold[connection]
+                    connection.hear(self._moment)
+        self._moment = {}
+
+
+def joined(viewer_id: str, id_: str) -> str:
+    """Return the key of one viewer's own view."""
+    return msgspec.json.encode((viewer_id, id_)).decode()
+
+
+def by_name(kinds: Iterable[Kind]) -> dict[str, Kind]:
+    found = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
+    if not all(isinstance(kind, Kind) for kind in found):
+        raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
+    by_name: dict[str, Kind] = {}
+    for kind in found:
+        if kind.name in by_name:
+            raise ConfigError(f"kinds: two are named {kind.name!r}; each has a name of its own")
+        by_name[kind.name] = kind
+    return by_name
+
+
+def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
+    async def shared(ids: list[str]) -> dict[str, Any]:
+        return await kind.fetch(ids)  # type: ignore[return-value]  # the engine checks what it is
+
+    async def per_viewer(keys: list[str]) -> dict[str, Any]:
+        """Send one request for each viewer among them; one that fails, fails its own."""
+        asked: dict[str, list[str]] = {}
+        for key in keys:
+            viewer_id, id_ = msgspec.json.decode(key, type=tuple[str, str])
+            asked.setdefault(viewer_id, []).append(id_)
+        answers = await asyncio.gather(
+            *(_fetched(kind, ids, viewer_id) for viewer_id, ids in asked.items()),
+            return_exceptions=True,
+        )
+        return {
+            joined(viewer_id, id_): found
+            for (viewer_id, ids), answer in zip(asked.items(), answers, strict=True)
+            for id_, found in _each(ids, answer).items()
+        }
+
+    declare = cache.batched(
+        kind.name,
+        fresh_for=kind.fresh_for,
+        stale_for=kind.stale_for,
+        error_for=kind.error_for,
+        absent_for=kind.absent_for,
+        memory_for=kind.memory_for,
+        max_batch=kind.max_batch,
+    )
+    return declare(per_viewer if kind.per_viewer else shared)
+
+
+async def _fetched(kind: Kind, ids: list[str], viewer_id: str) -> dict[str, object]:
+    """Call and check in a task of its own: nothing that it raises reaches another viewer."""
+    return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id))
+
+
+def _each(ids: list[str], answer: dict[str, object] | BaseException) -> dict[str, object]:
+    if isinstance(answer, BaseException):
+        return dict.fromkeys(ids, answer)
+    return {id_: found for id_, found in answer.items() if found is not ABSENT}

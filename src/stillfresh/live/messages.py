@@ -1,0 +1,308 @@
+"""What may go over `WS /v1/live`: messages field by field, ids, origins, and how much (G3).
+
+Pure: text and times in, messages and decisions out. Every message is a JSON object told apart by
+`type`; docs/live.md and stillfresh.d.ts list the same fields.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from enum import IntEnum, StrEnum
+from typing import Annotated, Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta, Struct
+
+from stillfresh.errors import StillfreshError
+
+Code: TypeAlias = Literal[
+    "bad_message",
+    "unknown_kind",
+    "bad_id",
+    "sign_in_needed",
+    "sign_in_failed",
+    "sign_in_unavailable",
+    "signed_out",
+    "too_many_subscriptions",
+    "load_failed",
+    "forbidden",
+    "flood",
+]
+"""What an `error` is about."""
+
+MOST_TOGETHER: Final = 100
+"""Messages of a viewer in one frame."""
+LONGEST_PATH: Final = 2_000
+LONGEST_TOKEN: Final = 8_000
+LONGEST_REASON: Final = 200
+"""Characters of the reason why a message was refused."""
+RATE, BURST = 100.0, 1_000.0
+"""Messages a second, and at once: a page that scrolls sends one a frame, sixty a second, and a
+network that held them up delivers those of several seconds together."""
+MAX_ID: Final = 1_000
+ID: Final = re.compile(r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$")
+"""No control characters and no line ends: an id is written into logs, paths and pages. What emoji
+and careful typing need (U+200D, U+00A0) may stand in it."""
+NO_ID: Final = (
+    f"an id is text of 1 to {MAX_ID:,} characters, none of them a control character or a line end"
+)
+PORTS: Final = {"http": 80, "https": 443}
+UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
+"""The last for half a character, which JSON cannot say and a server may still hand over."""
+
+
+class SubscribeMessage(Struct, frozen=True, tag="subscribe", forbid_unknown_fields=True):
+    """These are on screen from now on; the view that there is of each comes at once.
+
+    An item is a kind, an id and, if the viewer has a copy already, that copy's `fetched_at`.
+    """
+
+    items: tuple[tuple[Any, ...], ...]
+
+
+class UnsubscribeMessage(Struct, frozen=True, tag="unsubscribe", forbid_unknown_fields=True):
+    """These are not on screen any more."""
+
+    items: tuple[tuple[Any, ...], ...]
+
+
+class VisibleMessage(Struct, frozen=True, tag="visible", forbid_unknown_fields=True):
+    """The page is looked at, or it is hidden: then nothing is refreshed for it."""
+
+    visible: bool
+
+
+class RouteMessage(Struct, frozen=True, tag="route", forbid_unknown_fields=True):
+    """The page's path; another one than before ends all subscriptions (C8)."""
+
+    path: Annotated[str, Meta(min_length=1, max_length=LONGEST_PATH)]
+
+
+class SignInMessage(Struct, frozen=True, tag="sign_in", forbid_unknown_fields=True):
+    """Answered by `welcome` with the viewer's id, or by an error."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=LONGEST_TOKEN)]
+
+
+class SignOutMessage(Struct, frozen=True, tag="sign_out", forbid_unknown_fields=True):
+    """A guest again: subscriptions to kinds that differ by viewer end."""
+
+
+class AskStatsMessage(Struct, frozen=True, tag="stats", forbid_unknown_fields=True):
+    """The operator's figures, now and then every second."""
+
+    token: Annotated[str, Meta(max_length=LONGEST_TOKEN)] | None = None
+
+
+class PingMessage(Struct, frozen=True, tag="ping", forbid_unknown_fields=True):
+    """Answered by `pong`, by either side."""
+
+
+class PongMessage(Struct, frozen=True, tag="pong", forbid_unknown_fields=True):
+    """Still here."""
+
+
+class WelcomeMessage(Struct, frozen=True, tag="welcome"):
+    """The viewer's id now: first of all, and after each change."""
+
+    viewer_id: str | None
+    kinds: tuple[str, ...]
+    per_viewer: tuple[str, ...]
+    """Those of the kinds whose views differ by viewer."""
+    heartbeat: float
+    """Seconds of silence after which either side asks whether the other is there."""
+    max_subscriptions: int
+
+
+class UpdateMessage(Struct, frozen=True, tag="update", omit_defaults=True):
+    """The newest view of something on screen; `age` comes last, written when it is sent."""
+
+    kind: str
+    id: str
+    value: Any
+    fetched_at: float
+    verdict: str
+    error: str | None = None
+
+
+class AbsentMessage(Struct, frozen=True, tag="absent"):
+    """It does not exist, or not any more."""
+
+    kind: str
+    id: str
+    fetched_at: float
+
+
+class ErrorMessage(Struct, frozen=True, tag="error", omit_defaults=True):
+    """Something was refused or went wrong."""
+
+    code: Code
+    message: str
+    kind: str | None = None
+    id: str | None = None
+    items: tuple[tuple[str, str], ...] | None = None
+    """All items that were not subscribed: too many, or the viewer could not be confirmed."""
+
+
+ClientMessage: TypeAlias = (
+    SubscribeMessage
+    | UnsubscribeMessage
+    | VisibleMessage
+    | RouteMessage
+    | SignInMessage
+    | SignOutMessage
+    | AskStatsMessage
+    | PingMessage
+    | PongMessage
+)
+ServerMessage: TypeAlias = (
+    WelcomeMessage | UpdateMessage | AbsentMessage | ErrorMessage | PingMessage | PongMessage
+)
+"""An application registers more: its notices (`Live.register`)."""
+
+encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(ClientMessage).decode
+_apart: Final = msgspec.json.Decoder(
+    Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MOST_TOGETHER)]
+).decode
+
+
+class BadMessage(StillfreshError):
+    """What a viewer sent is no message: says why."""
+
+
+def read(text: str | None) -> Sequence[ClientMessage | BadMessage]:
+    """Return the viewer's message, or those of an array; None stands for binary data.
+
+    Of an array each is refused by itself, unless all are: one mistake does not undo the rest.
+    """
+    if text is None:
+        raise BadMessage("not a message: send text, not binary data")
+    if not text.lstrip(" \t\r\n").startswith("["):
+        return [_read(text)]
+    try:
+        parts = _apart(text)
+    except UNREADABLE as exc:
+        raise _bad(exc) from None
+    messages: list[ClientMessage | BadMessage] = []
+    for part in parts:
+        try:
+            messages.append(_read(part))
+        except BadMessage as exc:
+            messages.append(exc)
+    if all(isinstance(it, BadMessage) for it in messages):
+        raise _bad(messages[0])
+    return messages
+
+
+def _read(text: str | msgspec.Raw) -> ClientMessage:
+    try:
+        message: ClientMessage = _decode(text)
+    except UNREADABLE as exc:
+        raise _bad(exc) from None
+    if isinstance(message, SubscribeMessage | UnsubscribeMessage):
+        for item in message.items:
+            _check(item)
+    return message
+
+
+def _bad(error: object) -> BadMessage:
+    """What is repeated of a message is cut: it may be as long as one."""
+    return BadMessage(f"not a message: {str(error)[:LONGEST_REASON]}")
+
+
+def _check(item: tuple[Any, ...]) -> None:
+    """Here and not by type: an unknown kind is another error than a list of numbers."""
+    match item:
+        case (str(), str()) | (str(), str(), None | float() | int()):
+            return
+        case _:
+            raise BadMessage(
+                "not a message: an item is [kind, id] or [kind, id, fetched_at], "
+                "text, text and a number"
+            )
+
+
+def items_of(messages: Sequence[ClientMessage | BadMessage]) -> int:
+    """Count what is asked for."""
+    listing = (it for it in messages if isinstance(it, SubscribeMessage | UnsubscribeMessage))
+    return len(messages) - 1 + sum(len(it.items) for it in listing)
+
+
+def is_id(text: str) -> bool:
+    """The same over HTTP and over the socket."""
+    return len(text) <= MAX_ID and ID.fullmatch(text) is not None
+
+
+class Close(IntEnum):
+    """Why a connection was closed, as a client sees it."""
+
+    POLICY = 1008
+    """Ten bad messages, or a flood."""
+    TOO_BIG = 1009
+    BROKEN = 1011
+    """A mistake of ours."""
+    RESTART = 1012
+    """Come again in a moment."""
+    FULL = 1013
+    SILENT = 4408
+    """Nothing was heard, or nothing was read, for too long."""
+
+
+class MessageRate:
+    """How much a viewer may still say: refilled steadily, up to a burst."""
+
+    def __init__(self, now: float) -> None:
+        self._left = BURST
+        self._at = now
+
+    def spend(self, items: int, now: float) -> bool:
+        """False: too much. Twenty items count as one message more."""
+        self._left = min(BURST, self._left + max(0.0, now - self._at) * RATE)
+        self._at = now
+        self._left -= 1 + items // 20
+        return self._left >= 0
+
+
+class Pulse(StrEnum):
+    """What to do about a connection that may be gone."""
+
+    FINE = "fine"
+    ASK = "ask"
+    GONE = "gone"
+
+
+def pulse(
+    heard: float, asked: float | None, sending: float | None, heartbeat: float, patience: float
+) -> Pulse:
+    """Seconds since each: silent for a heartbeat is asked; for as long again, or not reading, gone.
+
+    `sending` is how long what was sent has been left unread.
+    """
+    if sending is not None and sending >= patience:
+        return Pulse.GONE
+    if heard < heartbeat:
+        return Pulse.FINE
+    if asked is None or asked >= heard:
+        return Pulse.ASK
+    if sending is not None:  # a viewer that reads, however slowly, is there
+        return Pulse.FINE
+    return Pulse.GONE if asked >= heartbeat else Pulse.FINE
+
+
+def is_allowed_origin(origin: str, host: str, origins: Collection[str]) -> bool:
+    """A page of this very host or of a named one, or no browser: that sends no origin."""
+    if not origin or origin in origins:
+        return True
+    try:
+        here, there = urlsplit(origin), urlsplit(f"//{host}")
+        default = PORTS.get(here.scheme)
+        ports = (here.port or default, there.port or default)
+    except ValueError:
+        return False
+    return (
+        default is not None
+        and here.hostname is not None
+        and here.hostname == there.hostname
+        and ports[0] == ports[1]
+    )

@@ -1,0 +1,194 @@
+"""What waits to be sent to one viewer, as frames: bounded, whatever the viewer does (G3).
+
+Answers come first, in their order; then the newest of each of an application's notices, the last
+figures, and the newest view of each id. A view is encoded when the first viewer needs it; viewers
+that are sent the same at one moment share one frame (E28, G4).
+"""
+
+import asyncio
+import logging
+from collections.abc import Hashable
+from itertools import islice
+from typing import Any, Final
+
+from stillfresh.bounded import BoundedDict
+from stillfresh.engine import Answer
+from stillfresh.live.connection import Connection
+from stillfresh.live.hub import Viewed
+from stillfresh.live.messages import (
+    AbsentMessage,
+    ErrorMessage,
+    PingMessage,
+    PongMessage,
+    UpdateMessage,
+    WelcomeMessage,
+    encode,
+)
+
+MOST_BEATS: Final = 100
+"""Pings and pongs; beyond, further ones are dropped: the viewer asks without reading."""
+MOST_REPLIES: Final = 1_000
+"""Welcomes and errors; beyond, the connection has missed something."""
+MOST_NOTICES: Final = 100
+"""Of an application, to one connection; beyond, the connection has missed something."""
+MOST_FRAMES: Final = 32
+"""Kept for the next viewer that is sent the same."""
+FULL_FRAME: Final = 256_000
+"""Characters after which a frame is closed."""
+SAME_AGE: Final = 0.05
+"""Seconds: an age this much older is not written anew."""
+FAILED: Final = "the last refresh failed; it is tried again"
+"""Why is for the operator: an upstream's error may name what visitors should not see."""
+
+logger = logging.getLogger(__name__)
+
+
+class Frames:
+    """What was encoded of late, for all viewers."""
+
+    def __init__(self) -> None:
+        self._frames: BoundedDict[tuple[object, ...], tuple[str, int, float]]
+        self._frames = BoundedDict(MOST_FRAMES)
+
+    def of(self, waiting: dict[Viewed, Answer[Any]], now: float) -> tuple[str, int]:
+        """An array of as many as fit, and how many that are."""
+        key = (*waiting, *waiting.values())
+        kept = self._frames.get(key)
+        if kept is None or not 0 <= now - kept[2] < SAME_AGE:
+            texts, size = [], 0
+            for viewed, answer in waiting.items():
+                texts.append(text := text_of(viewed, answer, now))
+                if (size := size + len(text)) >= FULL_FRAME:
+                    break
+            kept = f"[{','.join(texts)}]", len(texts), now
+            self._frames.note(key, kept)
+        return kept[:2]
+
+
+class Outbox:
+    """Filled by everything that has something to say, emptied by the session that sends."""
+
+    def __init__(self, frames: Frames, *, together: bool) -> None:
+        self.wake = asyncio.Event()
+        self.is_ending = False
+        """Only answers are sent any more."""
+        self._frames = frames
+        self._together = together
+        """Several messages in one frame, as an array."""
+        self._replies: list[str] = []
+        self._beats: list[str] = []
+        self._notices: dict[Hashable, str] = {}
+        self._figures: str | None = None
+
+    def beat(self, message: PingMessage | PongMessage) -> None:
+        if len(self._beats) < MOST_BEATS:
+            self._beats.append(encode(message).decode())
+        self.wake.set()
+
+    def reply(self, message: WelcomeMessage | ErrorMessage) -> bool:
+        """False if too many wait already, of which none may be lost."""
+        if len(self._replies) >= MOST_REPLIES:
+            return False
+        self._replies.append(encode(message).decode())
+        self.wake.set()
+        return True
+
+    def notify(self, key: Hashable, text: str) -> bool:
+        """Of notices of one key the newest is sent. False if too many wait: this one is lost."""
+        self._notices.pop(key, None)
+        if len(self._notices) >= MOST_NOTICES:
+            return False
+        self._notices[key] = text
+        self.wake.set()
+        return True
+
+    def forget_notices(self) -> None:
+        """The viewer is somebody else now: the notices were for the viewer before (G12)."""
+        self._notices.clear()
+
+    def show_figures(self, text: str) -> None:
+        self._figures = text
+        self.wake.set()
+
+    def frame(self, connection: Connection, now: float) -> str | None:
+        """Take the next frame; None: nothing waits. News never hold up an answer, or the end.
+
+        G12: what is not taken yet can still be dropped, when the viewer becomes somebody else.
+        """
+        if (reply := self._answer()) is not None:
+            return self._with_more(reply) if self._together else reply
+        if self.is_ending or not connection.is_open or not connection.waiting:
+            return None
+        if self._together:
+            text, count = self._frames.of(connection.waiting, now)
+        else:
+            [(viewed, answer)] = islice(connection.waiting.items(), 1)
+            text, count = text_of(viewed, answer, now), 1
+        connection.took(count)
+        return text
+
+    def _with_more(self, first: str) -> str:
+        texts, size = [first], len(first)
+        while size < FULL_FRAME and (text := self._answer()) is not None:
+            texts.append(text)
+            size += len(text)
+        return f"[{','.join(texts)}]"
+
+    def _answer(self) -> str | None:
+        """The next message that is not news."""
+        for waiting in (self._replies, self._beats):
+            if waiting:
+                return waiting.pop(0)
+        if self._notices:
+            return self._notices.pop(next(iter(self._notices)))
+        figures, self._figures = self._figures, None
+        return figures
+
+
+class ViewText:
+    """The newest view of an id as text, shared by all that look at it."""
+
+    def __init__(self, viewed: Viewed, answer: Answer[Any]) -> None:
+        error = None if answer.error is None else FAILED
+        verdict, kind = answer.verdict.value, viewed.kind.name
+        message = UpdateMessage(kind, viewed.id, answer.value, answer.fetched_at, verdict, error)
+        self.answer = answer
+        self.head = encode(message)[:-1].decode()
+        self.text = ""
+        self.at = float("-inf")
+
+    def aged(self, now: float) -> str:
+        """The whole message, with the age at this moment."""
+        if not 0 <= now - self.at < SAME_AGE:
+            self.at = now
+            self.text = f'{self.head},"age":{self.answer.age:.3f}}}'
+        return self.text
+
+
+def text_of(viewed: Viewed, answer: Answer[Any], now: float) -> str:
+    """A message: `update`, `absent` or, where there is nothing to show, `error`."""
+    if not answer.found:
+        if answer.error is not None:
+            return _failed(viewed, FAILED)
+        return encode(AbsentMessage(viewed.kind.name, viewed.id, answer.fetched_at)).decode()
+    if viewed.text is None or not _is_same(viewed.text.answer, answer):
+        try:
+            viewed.text = ViewText(viewed, answer)
+        except (TypeError, ValueError, RecursionError) as exc:
+            logger.warning("%s %r: its value is no JSON: %s", viewed.kind.name, viewed.id, exc)
+            return _failed(viewed, "its value is no JSON")
+    return viewed.text.aged(now)
+
+
+def _failed(viewed: Viewed, why: str) -> str:
+    return encode(ErrorMessage("load_failed", why, viewed.kind.name, viewed.id)).decode()
+
+
+def _is_same(a: Answer[Any], b: Answer[Any]) -> bool:
+    """Not by comparing values: the same copy is the same object, wherever it was served from."""
+    return a is b or (
+        a.value is b.value
+        and a.fetched_at == b.fetched_at
+        and a.verdict is b.verdict
+        and (a.error is None) is (b.error is None)
+    )

@@ -1,0 +1,344 @@
+"""One viewer on `WS /v1/live`: what is heard is done, what is new is sent (G3).
+
+Two tasks: the server's own sends, one more listens. `messages.py` says what is a message and what
+is allowed, the outbox has what waits to be sent, and a connection of the hub the subscriptions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from stillfresh.errors import ConfigError, NotOpen
+from stillfresh.live.hub import Viewed
+from stillfresh.live.messages import (
+    NO_ID,
+    AskStatsMessage,
+    BadMessage,
+    ClientMessage,
+    Close,
+    Code,
+    ErrorMessage,
+    MessageRate,
+    PingMessage,
+    PongMessage,
+    Pulse,
+    RouteMessage,
+    SignInMessage,
+    SignOutMessage,
+    SubscribeMessage,
+    UnsubscribeMessage,
+    VisibleMessage,
+    WelcomeMessage,
+    is_id,
+    items_of,
+    pulse,
+    read,
+)
+from stillfresh.live.outbox import Outbox
+from stillfresh.live.sign_in import UNCONFIRMED_FOR, SignIn, SignInFailed, SignInUnavailable
+
+if TYPE_CHECKING:
+    from stillfresh.live.app import Live
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Items: TypeAlias = tuple[tuple[Any, ...], ...]
+
+MAX_BAD: Final = 10
+CLOSING = 3.0
+"""Seconds that saying goodbye may take."""
+WAITED: Final = 0.01
+"""Seconds: sending took longer, so the viewer reads."""
+IN_A_TURN: Final = 10
+"""Frames to one viewer, after which it is the others' turn: sending need not wait for anything."""
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One WebSocket, from its acceptance to its end."""
+
+    def __init__(self, live: "Live", scope: Scope, *, together: bool) -> None:
+        self._live = live
+        self._scope = scope
+        self.outbox = Outbox(live.frames, together=together)
+        self.connection = live.hub.connect(tell=self.outbox.wake.set)
+        self.sign_in: SignIn | None = None
+        self._path: str | None = None
+        self._bad = 0
+        self._heard_at = live.clock()
+        self._rate = MessageRate(self._heard_at)
+        self._asked_at: float | None = None
+        self._sending_since: float | None = None
+        self._ends: tuple[Close, str] | None = None
+        self._is_gone = False
+        self._patience = asyncio.timeout(None)
+        self._is_sending = False
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Until either side has had enough."""
+        self._welcome()
+        listening = asyncio.create_task(self._listen(receive))
+        try:
+            async with self._patience:
+                self._is_sending = True
+                await self._send_all(send)
+        except (TimeoutError, OSError):  # it does not read, or has gone
+            pass
+        finally:
+            self._is_sending = False
+            listening.cancel()
+            self.sign_in = None
+            self.connection.close()
+            self._live.moved(self, self.connection.viewer_id, None)
+            await asyncio.gather(listening, return_exceptions=True)
+        await self._say_goodbye(send)
+
+    def end(self, code: Close, reason: str, *, within: float | None = None) -> None:
+        """Answers that wait are still sent, if the viewer reads them `within` so many seconds."""
+        if self._ends is None:
+            self._ends = code, reason
+            self.outbox.is_ending = True
+            self.outbox.wake.set()
+        if within is not None and self._is_sending and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time() + within)
+
+    def check(self, now: float) -> None:
+        """Ask a silent viewer whether it is there; let go of one that is not.
+
+        G12: an outage of the identity service is bridged for a while, and no longer.
+        """
+        if self.sign_in is not None and self.sign_in.has_lapsed(now):
+            minutes = UNCONFIRMED_FOR / 60
+            why = f"your sign-in could not be confirmed for {minutes:g} minutes; sign in again"
+            self._complain("sign_in_unavailable", why)
+            self._become(None)
+        asked = None if self._asked_at is None else now - self._asked_at
+        sending = None if self._sending_since is None else now - self._sending_since
+        live = self._live
+        match pulse(now - self._heard_at, asked, sending, live.heartbeat, live.patience):
+            case Pulse.ASK:
+                self._asked_at = now
+                self.outbox.beat(PingMessage())
+            case Pulse.GONE:
+                self.end(Close.SILENT, "nothing was heard, or read, for too long", within=0)
+            case Pulse.FINE:
+                pass
+
+    async def check_token(self) -> bool:
+        """G12: a revoked token makes the viewer a guest. False: nobody could say whose it is."""
+        if (sign_in := self.sign_in) is None:
+            return True
+        try:
+            is_good = await sign_in.check()
+        except SignInFailed:
+            return sign_in is not self.sign_in
+        if not is_good and sign_in is self.sign_in:  # else: signed in anew, or out, meanwhile
+            self._complain("signed_out", "your sign-in is not valid any more; sign in again")
+            self._become(None)
+        return True
+
+    async def _send_all(self, send: Send) -> None:
+        outbox, connection, clock = self.outbox, self.connection, self._live.clock
+        while not self._is_gone:
+            await outbox.wake.wait()
+            outbox.wake.clear()
+            now, count = clock(), 0
+            while (frame := outbox.frame(connection, now)) is not None:
+                self._sending_since = now
+                await _sent(send, {"type": "websocket.send", "text": frame})
+                begin, now, count = now, clock(), count + 1
+                if now - begin >= WAITED:  # it waited for room, and found it: a sign of life
+                    self._heard_at = now
+                if count % IN_A_TURN == 0:
+                    await asyncio.sleep(0)
+            if not connection.is_open:
+                self.end(Close.RESTART, "the service restarts")
+            if self._ends is not None:
+                return
+            self._sending_since = None
+
+    async def _say_goodbye(self, send: Send) -> None:
+        if self._is_gone or self._ends is None:
+            return
+        code, reason = self._ends
+        with suppress(TimeoutError, OSError):  # it has gone already
+            async with asyncio.timeout(CLOSING):
+                await _sent(send, {"type": "websocket.close", "code": int(code), "reason": reason})
+
+    async def _listen(self, receive: Receive) -> None:
+        try:
+            while self._ends is None and not self._is_gone:
+                await self._hear(await receive())
+        except NotOpen:  # the cache closes, and this connection with it
+            self.end(Close.RESTART, "the service restarts")
+        except Exception:
+            logger.exception("a live connection broke")
+            self.end(Close.BROKEN, "a mistake of ours")
+
+    async def _hear(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "websocket.disconnect":
+            self._is_gone = True
+            self.outbox.wake.set()
+            return
+        self._heard_at = self._live.clock()
+        text, most = message.get("text"), self._live.max_message
+        if _size(text or message.get("bytes") or b"") > most:
+            self.end(Close.TOO_BIG, f"a message has at most {most:,} bytes")
+            return
+        try:
+            heard = read(text)
+        except BadMessage as exc:
+            heard = [exc]
+        if not self._rate.spend(items_of(heard), self._heard_at):
+            self._complain("flood", "too many messages; slow down")
+            self.end(Close.POLICY, "too many messages")
+            return
+        for it in heard:
+            if self._ends is None:
+                await self._do(it)
+
+    async def _do(self, message: ClientMessage | BadMessage) -> None:
+        match message:
+            case BadMessage():
+                self._complain("bad_message", str(message), is_bad=True)
+            case SubscribeMessage(items):
+                self._subscribe(await self._allowed(items))
+            case SignInMessage(token):
+                await self._sign_in(token)
+            case SignOutMessage():
+                self._become(None)
+            case AskStatsMessage(token):
+                if not self._live.show_stats(self, self._scope, token):
+                    self._complain("forbidden", "the figures are for the operator", is_bad=True)
+            case PingMessage():
+                self.outbox.beat(PongMessage())
+            case _:
+                self._look(message)
+
+    def _look(
+        self, message: UnsubscribeMessage | VisibleMessage | RouteMessage | PongMessage
+    ) -> None:
+        match message:
+            case UnsubscribeMessage(items):
+                for kind, id_, *_ in items:
+                    with suppress(ConfigError):  # it was never subscribed
+                        self.connection.unsubscribe(kind, id_)
+            case VisibleMessage(visible):
+                self.connection.set_visible(visible)
+            case RouteMessage(path):
+                if self._path not in {None, path}:  # C8: the first path resets nothing
+                    self.connection.reset()
+                self._path = path
+            case PongMessage():
+                pass
+
+    async def _allowed(self, items: Items) -> Items:
+        """G12: nothing private is subscribed unless the token was confirmed just now."""
+        own = [it for it in items if it[0] in self._live.own_kinds]
+        if not own or await self.check_token():
+            return items
+        why = "your sign-in could not be confirmed just now; try again later"
+        self._complain("sign_in_unavailable", why, items=[(it[0], it[1]) for it in own])
+        return tuple(it for it in items if it[0] not in self._live.own_kinds)
+
+    def _subscribe(self, items: Items) -> None:
+        """A screen shows it or does not: twice is once. What there is of each is shown."""
+        connection, most = self.connection, self._live.max_subscriptions
+        refused = {kind for kind in {item[0] for item in items} if not self._may_see(kind)}
+        too_many: dict[tuple[str, str], None] = {}
+        for kind, id_, *since in items:
+            if kind in refused or (viewed := self._found(kind, id_)) is None:
+                continue
+            if viewed not in connection and connection.size >= most:
+                too_many[kind, id_] = None
+                continue
+            if viewed not in connection:
+                connection.add(viewed)
+            connection.show(viewed, since[0] if since else None)
+        if too_many:
+            why = f"a viewer has at most {most:,} subscriptions"
+            self._complain("too_many_subscriptions", why, items=too_many)
+
+    def _found(self, kind: str, id_: str) -> Viewed | None:
+        try:
+            if is_id(id_):
+                return self._live.hub.find(kind, id_, self.connection.viewer_id)
+            why = NO_ID
+        except ConfigError as exc:
+            why = str(exc)
+        self._complain("bad_id", why, kind, id_[:100], is_bad=True)
+        return None
+
+    def _may_see(self, kind: str) -> bool:
+        hub = self._live.hub
+        if kind not in hub.kinds:
+            why = f"no such kind; there are: {', '.join(hub.kinds) or 'none'}"
+            self._complain("unknown_kind", why, kind[:100], is_bad=True)
+        elif hub.is_per_viewer(kind) and self.connection.viewer_id is None:
+            self._complain("sign_in_needed", "its views differ by viewer: sign in first", kind)
+        else:
+            return True
+        return False
+
+    async def _sign_in(self, token: str) -> None:
+        try:
+            sign_in = await self._live.tokens.sign_in(token)
+        except SignInUnavailable as exc:
+            self._complain("sign_in_unavailable", str(exc))
+        except SignInFailed as exc:
+            self._complain("sign_in_failed", str(exc), is_bad=exc.is_bad)
+        else:
+            self._become(sign_in)
+
+    def _become(self, sign_in: SignIn | None) -> None:
+        before, now = self.connection.viewer_id, sign_in.viewer_id if sign_in else None
+        self.sign_in = sign_in
+        if now != before:
+            self.outbox.forget_notices()
+        self.connection.become(now)
+        self._live.moved(self, before, now)
+        self._welcome()
+
+    def _welcome(self) -> None:
+        live, viewer_id = self._live, self.connection.viewer_id
+        kinds, own, most = live.hub.kinds, live.own_kinds, live.max_subscriptions
+        self._reply(WelcomeMessage(viewer_id, kinds, own, live.heartbeat, most))
+
+    def _complain(
+        self,
+        code: Code,
+        why: str,
+        kind: str | None = None,
+        id_: str | None = None,
+        *,
+        items: Iterable[tuple[str, str]] = (),
+        is_bad: bool = False,
+    ) -> None:
+        """A mistake of the viewer's (`is_bad`): so many are forgiven."""
+        self._reply(ErrorMessage(code, why, kind, id_, tuple(items) or None))
+        self._bad += is_bad
+        if self._bad >= MAX_BAD:
+            self.end(Close.POLICY, "too many bad messages")
+
+    def _reply(self, message: WelcomeMessage | ErrorMessage) -> None:
+        if not self.outbox.reply(message):
+            self.end(Close.SILENT, "too much was left unread", within=0)
+
+
+def _size(message: str | bytes) -> int:
+    """Bytes."""
+    if isinstance(message, bytes) or message.isascii():
+        return len(message)
+    return len(message.encode(errors="surrogatepass"))
+
+
+async def _sent(send: Send, message: MutableMapping[str, Any]) -> None:
+    """A server that has closed by itself, before we heard of it, says so in its own way."""
+    try:
+        await send(message)
+    except RuntimeError as exc:
+        raise ConnectionResetError("the server has closed this connection") from exc

@@ -1,0 +1,127 @@
+"""Whose token a live session holds, and whether it still holds good (G12).
+
+The application's hook is asked again at least every minute, and before each subscription to a
+per-viewer kind.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+from stillfresh.clock import Clock
+from stillfresh.errors import StillfreshError, shown
+
+Authenticate: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
+"""The application's hook: the viewer that a token belongs to, or None."""
+
+SIGN_IN_TIMEOUT: Final = 5.0
+CHECK_EVERY: Final = 45.0
+"""Seconds between two checks of a token: with the hook's 5 s, and 5 s between two looks for tokens
+to check, a revoked token is noticed within a minute."""
+UNCONFIRMED_FOR: Final = 300.0
+"""Seconds that viewers stay signed in while the hook fails: an outage of the identity service signs
+nobody out at once, but does in the end."""
+
+logger = logging.getLogger(__name__)
+
+
+class SignInFailed(StillfreshError):
+    """Nobody can sign in with this token."""
+
+    is_bad = False
+    """The viewer's mistake: the token belongs to nobody."""
+
+
+class SignInUnavailable(SignInFailed):
+    """Nobody could say whose the token is: the hook failed, or took too long."""
+
+
+class Tokens:
+    """The application's hook, within a time limit."""
+
+    def __init__(self, authenticate: Authenticate | None, clock: Clock) -> None:
+        self.clock = clock
+        self._authenticate = authenticate
+        self._is_failing = False
+
+    async def sign_in(self, token: str) -> "SignIn":
+        """SignInFailed if the token belongs to nobody, or nobody could say."""
+        asked_at = self.clock()
+        if (viewer_id := await self.viewer_of(token)) is None:
+            failed = SignInFailed("nobody is known by this token")
+            failed.is_bad = True
+            raise failed
+        return SignIn(self, token, viewer_id, asked_at)
+
+    async def viewer_of(self, token: str) -> str | None:
+        """Ask the hook; None for a token that belongs to nobody."""
+        if self._authenticate is None:
+            raise SignInFailed("nobody can sign in here")
+        try:
+            async with asyncio.timeout(SIGN_IN_TIMEOUT):
+                found = self._authenticate(token)
+                viewer_id = await found if inspect.isawaitable(found) else found
+            _check(viewer_id)
+        except Exception as exc:
+            if not self._is_failing:  # once, not for each viewer every minute
+                logger.exception("authenticate failed")
+            self._is_failing = True
+            raise SignInUnavailable("signing in failed; try again later") from exc
+        self._is_failing = False
+        return viewer_id
+
+
+class SignIn:
+    """One viewer's token, from the sign-in to the sign-out."""
+
+    def __init__(self, tokens: Tokens, token: str, viewer_id: str, asked_at: float) -> None:
+        self.viewer_id = viewer_id
+        self._tokens = tokens
+        self._token = token
+        self._asked_at = self._confirmed_at = asked_at
+        self._spared_until = 0.0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def is_due(self, now: float) -> bool:
+        """The token has to be checked, and no check is under way."""
+        return self._idle.is_set() and now - self._asked_at >= CHECK_EVERY
+
+    def has_lapsed(self, now: float) -> bool:
+        """Nobody has confirmed the token for too long."""
+        return now - self._confirmed_at >= UNCONFIRMED_FOR
+
+    async def check(self) -> bool:
+        """Ask whose the token is now; SignInUnavailable if nobody could say.
+
+        One check at a time: one that begins while another is under way waits for it, and then asks
+        as well, since the token may have been revoked after the first one began. After a check that
+        failed, nobody is asked for as long as it took: a hook that hangs holds up what is for all
+        half of the time.
+        """
+        while not self._idle.is_set():
+            await self._idle.wait()
+        clock = self._tokens.clock
+        asked_at = clock()
+        if asked_at < self._spared_until:
+            raise SignInUnavailable("signing in failed a moment ago")
+        self._idle.clear()
+        self._asked_at = asked_at
+        try:
+            is_good = await self._tokens.viewer_of(self._token) == self.viewer_id
+        except SignInFailed:
+            now = clock()
+            self._spared_until = now + (now - asked_at)
+            raise
+        finally:
+            self._idle.set()
+        if is_good:
+            self._confirmed_at = asked_at
+        return is_good
+
+
+def _check(viewer_id: object) -> None:
+    if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
+        raise TypeError(f"authenticate: gives a viewer's id or None, not {shown(viewer_id)}")
