@@ -65,7 +65,6 @@ class Live:
         self.clock = clock
         self.frames = Frames()
         self.tokens = Tokens(authenticate, clock)
-        self._has_tokens = authenticate is not None
         self._origins = frozenset(origins)
         self._stats = stats
         self._is_operator = is_operator
@@ -93,8 +92,6 @@ class Live:
             return
         self._sessions.add(session)
         self._keep("pulse", self._check_pulses)
-        if self._has_tokens:
-            self._keep("tokens", self._check_tokens)
         try:
             await send({"type": "websocket.accept"})
             await session.run(receive, send)
@@ -226,11 +223,7 @@ class Live:
         while self._sessions:
             await self._sleep(min(self.heartbeat / 4, LOOKED_EVERY))
             self.tick()
-
-    async def _check_tokens(self) -> None:
-        while self._sessions:
-            await self._sleep(LOOKED_EVERY)
-            await self.check_tokens()
+            self._keep("tokens", self.check_tokens)  # unless the last check is still under way
 
     async def _send_stats(self) -> None:
         while self._watching_stats and self._stats is not None:

@@ -6,7 +6,7 @@ Pure: text and times in, messages and decisions out. Every message is a JSON obj
 
 import re
 from collections.abc import Collection, Sequence
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -264,30 +264,22 @@ class MessageRate:
         return self._left >= 0
 
 
-class Pulse(StrEnum):
-    """What to do about a connection that may be gone."""
-
-    FINE = "fine"
-    ASK = "ask"
-    GONE = "gone"
-
-
 def pulse(
     heard: float, asked: float | None, sending: float | None, heartbeat: float, patience: float
-) -> Pulse:
+) -> Literal["fine", "ask", "gone"]:
     """Seconds since each: silent for a heartbeat is asked; for as long again, or not reading, gone.
 
     `sending` is how long what was sent has been left unread.
     """
     if sending is not None and sending >= patience:
-        return Pulse.GONE
+        return "gone"
     if heard < heartbeat:
-        return Pulse.FINE
+        return "fine"
     if asked is None or asked >= heard:
-        return Pulse.ASK
+        return "ask"
     if sending is not None:  # a viewer that reads, however slowly, is there
-        return Pulse.FINE
-    return Pulse.GONE if asked >= heartbeat else Pulse.FINE
+        return "fine"
+    return "gone" if asked >= heartbeat else "fine"
 
 
 def is_allowed_origin(origin: str, host: str, origins: Collection[str]) -> bool:

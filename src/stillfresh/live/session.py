@@ -11,33 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stillfresh.errors import ConfigError, NotOpen
+from stillfresh.live import messages
 from stillfresh.live.hub import Viewed
-from stillfresh.live.messages import (
-    NO_ID,
-    AskStatsMessage,
-    BadMessage,
-    ClientMessage,
-    Close,
-    Code,
-    ErrorMessage,
-    MessageRate,
-    PingMessage,
-    PongMessage,
-    Pulse,
-    RouteMessage,
-    SignInMessage,
-    SignOutMessage,
-    SubscribeMessage,
-    UnsubscribeMessage,
-    VisibleMessage,
-    WelcomeMessage,
-    is_id,
-    items_of,
-    pulse,
-    read,
-)
+from stillfresh.live.messages import BadMessage, Close, Code, ErrorMessage, PingMessage, PongMessage
 from stillfresh.live.outbox import Outbox
-from stillfresh.live.sign_in import UNCONFIRMED_FOR, SignIn, SignInFailed, SignInUnavailable
+from stillfresh.live.sign_in import UNCONFIRMED_FOR, SignIn, SignInFailed
 
 if TYPE_CHECKING:
     from stillfresh.live.app import Live
@@ -70,7 +48,7 @@ class Session:
         self._path: str | None = None
         self._bad = 0
         self._heard_at = live.clock()
-        self._rate = MessageRate(self._heard_at)
+        self._rate = messages.MessageRate(self._heard_at)
         self._asked_at: float | None = None
         self._sending_since: float | None = None
         self._ends: tuple[Close, str] | None = None
@@ -119,14 +97,12 @@ class Session:
         asked = None if self._asked_at is None else now - self._asked_at
         sending = None if self._sending_since is None else now - self._sending_since
         live = self._live
-        match pulse(now - self._heard_at, asked, sending, live.heartbeat, live.patience):
-            case Pulse.ASK:
+        match messages.pulse(now - self._heard_at, asked, sending, live.heartbeat, live.patience):
+            case "ask":
                 self._asked_at = now
                 self.outbox.beat(PingMessage())
-            case Pulse.GONE:
+            case "gone":
                 self.end(Close.SILENT, "nothing was heard, or read, for too long", within=0)
-            case Pulse.FINE:
-                pass
 
     async def check_token(self) -> bool:
         """G12: a revoked token makes the viewer a guest. False: nobody could say whose it is."""
@@ -190,10 +166,10 @@ class Session:
             self.end(Close.TOO_BIG, f"a message has at most {most:,} bytes")
             return
         try:
-            heard = read(text)
+            heard = messages.read(text)
         except BadMessage as exc:
             heard = [exc]
-        if not self._rate.spend(items_of(heard), self._heard_at):
+        if not self._rate.spend(messages.items_of(heard), self._heard_at):
             self._complain("flood", "too many messages; slow down")
             self.end(Close.POLICY, "too many messages")
             return
@@ -201,17 +177,17 @@ class Session:
             if self._ends is None:
                 await self._do(it)
 
-    async def _do(self, message: ClientMessage | BadMessage) -> None:
+    async def _do(self, message: messages.ClientMessage | BadMessage) -> None:
         match message:
             case BadMessage():
                 self._complain("bad_message", str(message), is_bad=True)
-            case SubscribeMessage(items):
+            case messages.SubscribeMessage(items):
                 self._subscribe(await self._allowed(items))
-            case SignInMessage(token):
+            case messages.SignInMessage(token):
                 await self._sign_in(token)
-            case SignOutMessage():
+            case messages.SignOutMessage():
                 self._become(None)
-            case AskStatsMessage(token):
+            case messages.AskStatsMessage(token):
                 if not self._live.show_stats(self, self._scope, token):
                     self._complain("forbidden", "the figures are for the operator", is_bad=True)
             case PingMessage():
@@ -219,22 +195,18 @@ class Session:
             case _:
                 self._look(message)
 
-    def _look(
-        self, message: UnsubscribeMessage | VisibleMessage | RouteMessage | PongMessage
-    ) -> None:
+    def _look(self, message: messages.ClientMessage) -> None:
         match message:
-            case UnsubscribeMessage(items):
+            case messages.UnsubscribeMessage(items):
                 for kind, id_, *_ in items:
                     with suppress(ConfigError):  # it was never subscribed
                         self.connection.unsubscribe(kind, id_)
-            case VisibleMessage(visible):
+            case messages.VisibleMessage(visible):
                 self.connection.set_visible(visible)
-            case RouteMessage(path):
+            case messages.RouteMessage(path):
                 if self._path not in {None, path}:  # C8: the first path resets nothing
                     self.connection.reset()
                 self._path = path
-            case PongMessage():
-                pass
 
     async def _allowed(self, items: Items) -> Items:
         """G12: nothing private is subscribed unless the token was confirmed just now."""
@@ -265,9 +237,9 @@ class Session:
 
     def _found(self, kind: str, id_: str) -> Viewed | None:
         try:
-            if is_id(id_):
+            if messages.is_id(id_):
                 return self._live.hub.find(kind, id_, self.connection.viewer_id)
-            why = NO_ID
+            why = messages.NO_ID
         except ConfigError as exc:
             why = str(exc)
         self._complain("bad_id", why, kind, id_[:100], is_bad=True)
@@ -287,10 +259,8 @@ class Session:
     async def _sign_in(self, token: str) -> None:
         try:
             sign_in = await self._live.tokens.sign_in(token)
-        except SignInUnavailable as exc:
-            self._complain("sign_in_unavailable", str(exc))
         except SignInFailed as exc:
-            self._complain("sign_in_failed", str(exc), is_bad=exc.is_bad)
+            self._complain(exc.code, str(exc), is_bad=exc.is_bad)
         else:
             self._become(sign_in)
 
@@ -306,7 +276,7 @@ class Session:
     def _welcome(self) -> None:
         live, viewer_id = self._live, self.connection.viewer_id
         kinds, own, most = live.hub.kinds, live.own_kinds, live.max_subscriptions
-        self._reply(WelcomeMessage(viewer_id, kinds, own, live.heartbeat, most))
+        self._reply(messages.WelcomeMessage(viewer_id, kinds, own, live.heartbeat, most))
 
     def _complain(
         self,
@@ -324,7 +294,7 @@ class Session:
         if self._bad >= MAX_BAD:
             self.end(Close.POLICY, "too many bad messages")
 
-    def _reply(self, message: WelcomeMessage | ErrorMessage) -> None:
+    def _reply(self, message: messages.WelcomeMessage | ErrorMessage) -> None:
         if not self.outbox.reply(message):
             self.end(Close.SILENT, "too much was left unread", within=0)
 

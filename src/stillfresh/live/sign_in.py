@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from stillfresh.clock import Clock
 from stillfresh.errors import StillfreshError, shown
+from stillfresh.live.messages import Code
 
 Authenticate: TypeAlias = Callable[[str], str | Awaitable[str | None] | None]
 """The application's hook: the viewer that a token belongs to, or None."""
@@ -28,14 +29,15 @@ logger = logging.getLogger(__name__)
 
 
 class SignInFailed(StillfreshError):
-    """Nobody can sign in with this token."""
+    """Nobody can sign in with this token, or nobody could say: the hook failed or was slow."""
 
-    is_bad = False
-    """The viewer's mistake: the token belongs to nobody."""
-
-
-class SignInUnavailable(SignInFailed):
-    """Nobody could say whose the token is: the hook failed, or took too long."""
+    def __init__(
+        self, why: str, code: Code = "sign_in_unavailable", *, is_bad: bool = False
+    ) -> None:
+        super().__init__(why)
+        self.code = code
+        self.is_bad = is_bad
+        """The viewer's mistake."""
 
 
 class Tokens:
@@ -50,15 +52,13 @@ class Tokens:
         """SignInFailed if the token belongs to nobody, or nobody could say."""
         asked_at = self.clock()
         if (viewer_id := await self.viewer_of(token)) is None:
-            failed = SignInFailed("nobody is known by this token")
-            failed.is_bad = True
-            raise failed
+            raise SignInFailed("nobody is known by this token", "sign_in_failed", is_bad=True)
         return SignIn(self, token, viewer_id, asked_at)
 
     async def viewer_of(self, token: str) -> str | None:
         """Ask the hook; None for a token that belongs to nobody."""
         if self._authenticate is None:
-            raise SignInFailed("nobody can sign in here")
+            raise SignInFailed("nobody can sign in here", "sign_in_failed")
         try:
             async with asyncio.timeout(SIGN_IN_TIMEOUT):
                 found = self._authenticate(token)
@@ -68,7 +68,7 @@ class Tokens:
             if not self._is_failing:  # once, not for each viewer every minute
                 logger.exception("authenticate failed")
             self._is_failing = True
-            raise SignInUnavailable("signing in failed; try again later") from exc
+            raise SignInFailed("signing in failed; try again later") from exc
         self._is_failing = False
         return viewer_id
 
@@ -94,7 +94,7 @@ class SignIn:
         return now - self._confirmed_at >= UNCONFIRMED_FOR
 
     async def check(self) -> bool:
-        """Ask whose the token is now; SignInUnavailable if nobody could say.
+        """Ask whose the token is now; SignInFailed if nobody could say.
 
         One check at a time: one that begins while another is under way waits for it, and then asks
         as well, since the token may have been revoked after the first one began. After a check that
@@ -106,7 +106,7 @@ class SignIn:
         clock = self._tokens.clock
         asked_at = clock()
         if asked_at < self._spared_until:
-            raise SignInUnavailable("signing in failed a moment ago")
+            raise SignInFailed("signing in failed a moment ago")
         self._idle.clear()
         self._asked_at = asked_at
         try:
