@@ -22,12 +22,10 @@ from stillfresh.stores.contract import Costs, StoreStats
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from stillfresh.web import Gateway, gateway
-from stillfresh.web.entries import CHUNK
-from stillfresh.web.guard import is_operator
+from stillfresh.web.entries import CHUNK, MOST_DECODED, MOST_SHOWN, shown_value
+from stillfresh.web.guard import MOST_ADDRESSES, Operators, is_operator
 from stillfresh.web.numbers import KEPT, Gauge, Numbers
-from stillfresh.web.operators import MOST_ADDRESSES, Operators
 from stillfresh.web.replies import Problem
-from stillfresh.web.values import MOST_DECODED, MOST_SHOWN, shown_value
 
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

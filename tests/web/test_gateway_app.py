@@ -491,7 +491,7 @@ class TestG7Health:
 
     async def test_a_silent_store_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It has a time to answer."""
-        monkeypatch.setattr("stillfresh.web.health.READY_WITHIN", 0.05)
+        monkeypatch.setattr("stillfresh.web.numbers.READY_WITHIN", 0.05)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             app: Gateway = gateway(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
             async with asked(app) as client:

@@ -210,11 +210,11 @@ class TestG1GoodFile:
         assert settings.server == ServerSettings(
             "127.0.0.1",
             9000,
+            ("gateway.example.com",),
             ("https://example.com",),
             "hush-hush",
             "http://127.0.0.1:8080/who",
             500,
-            ("gateway.example.com",),
         )
 
     def test_little_is_enough(self) -> None:

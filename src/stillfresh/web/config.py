@@ -4,6 +4,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import MAX_BODY
 from stillfresh.isr.rules_routes import CREDENTIALS, Forward, Route
 from stillfresh.web import fields
-from stillfresh.web.fields import Field, read_table
+from stillfresh.web.fields import REQUIRED, Field, Reader, read_table
 
 TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
 LONGEST: Final = 1_000_000
@@ -34,29 +35,40 @@ def _line(text: str) -> str:
     return "".join(it if it.isprintable() else "�" for it in text)
 
 
+def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
+    """A key of a table: how it is read, and what it is where it is not written."""
+    made: dict[str, Any] = {} if default is REQUIRED else {"default_factory": lambda: default}
+    return field(metadata={"key": Field(read, default)}, repr=not secret, **made)
+
+
+def keys_of(table: type) -> dict[str, Field]:
+    """All keys of a table, by name."""
+    return {it.name: it.metadata["key"] for it in dataclass_fields(table) if it.metadata}
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """`[store]`: where entities and pages are kept."""
 
-    url: str = "memory://"
-    memory_for: float = 0.0
+    url: str = key(fields.store_url, "memory://")
+    memory_for: float = key(fields.duration, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class PagesSettings:
     """`[pages]`: a site whose pages are cached."""
 
-    upstream: str
-    routes: Mapping[str, float | Route] = field(default_factory=dict)
-    query: tuple[str, ...] = ()
-    site_hosts: tuple[str, ...] = ()
-    tenant: str | None = None
-    max_body: int = MAX_BODY
-    timeout: float = 30.0
-    trusted_proxies: tuple[str, ...] = ()
-    forward: Forward | None = None
-    credentials: tuple[str, ...] = CREDENTIALS
-    absent_for: float = 10.0
+    upstream: str = key(fields.upstream)
+    routes: Mapping[str, float | Route] = key(fields.routes, {})
+    query: tuple[str, ...] = key(fields.texts, ())
+    site_hosts: tuple[str, ...] = key(fields.hosts, ())
+    tenant: str | None = key(fields.tenant, None)
+    max_body: int = key(fields.whole(1, 2**30), MAX_BODY)
+    timeout: float = key(fields.positive(3_600), 30.0)
+    trusted_proxies: tuple[str, ...] = key(fields.networks, ())
+    forward: Forward | None = key(fields.forward, None)  # noqa: RUF009 (a field)
+    credentials: tuple[str, ...] = key(fields.credentials, CREDENTIALS)
+    absent_for: float = key(fields.duration, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +76,33 @@ class KindSettings:
     """`[kinds.NAME]`: entities of an upstream API."""
 
     name: str
-    batch_url: str
-    fresh_for: float
-    ids_field: str = "ids"
-    id: str = "{id}"
-    list_field: str | None = None
-    stale_for: float = 86_400.0
-    error_for: float = 86_400.0
-    absent_for: float | None = None
-    max_batch: int = 20
-    timeout: float = 10.0
-    max_bytes: int = 8 * 1024 * 1024
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    per_viewer: bool = False
-    viewer_field: str = "viewer_id"
+    batch_url: str = key(fields.url)
+    fresh_for: float = key(fields.positive(10 * 365 * 86_400))
+    ids_field: str = key(fields.text, "ids")
+    id: str = key(fields.template, "{id}")
+    list_field: str | None = key(fields.path, None)
+    stale_for: float = key(fields.duration, 86_400.0)
+    error_for: float = key(fields.duration, 86_400.0)
+    absent_for: float | None = key(fields.duration, None)
+    max_batch: int = key(fields.whole(1, 1_000), 20)
+    timeout: float = key(fields.positive(30), 10.0)
+    max_bytes: int = key(fields.whole(1, 2**30), 8 * 1024 * 1024)
+    headers: Mapping[str, str] = key(fields.headers, {}, secret=True)
+    per_viewer: bool = key(fields.flag, default=False)
+    viewer_field: str = key(fields.text, "viewer_id")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """`[server]`: where it listens, and to whom."""
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    origins: tuple[str, ...] = ()
-    token: str | None = field(default=None, repr=False)
-    authenticate_url: str | None = None
-    max_connections: int = 10_000
-    hosts: tuple[str, ...] = ()
+    host: str = key(fields.host, "127.0.0.1")
+    port: int = key(fields.whole(0, 65_535), 8080)
+    hosts: tuple[str, ...] = key(fields.hosts, ())
+    origins: tuple[str, ...] = key(fields.origins, ())
+    token: str | None = key(fields.secret, None, secret=True)
+    authenticate_url: str | None = key(fields.url, None)
+    max_connections: int = key(fields.whole(1, 1_000_000), 10_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,49 +115,10 @@ class Settings:
     server: ServerSettings = ServerSettings()
 
 
-STORE: Final = {
-    "url": Field(fields.store_url, "memory://"),
-    "memory_for": Field(fields.duration, 0.0),
-}
-PAGES: Final = {
-    "upstream": Field(fields.upstream),
-    "routes": Field(fields.routes, {}),
-    "query": Field(fields.texts, ()),
-    "site_hosts": Field(fields.hosts, ()),
-    "tenant": Field(fields.tenant, None),
-    "max_body": Field(fields.whole(1, 2**30), MAX_BODY),
-    "timeout": Field(fields.positive(3_600), 30.0),
-    "trusted_proxies": Field(fields.networks, ()),
-    "forward": Field(fields.forward, None),
-    "credentials": Field(fields.credentials, CREDENTIALS),
-    "absent_for": Field(fields.duration, 10.0),
-}
-KIND: Final = {
-    "batch_url": Field(fields.url),
-    "fresh_for": Field(fields.positive(10 * 365 * 86_400)),
-    "ids_field": Field(fields.text, "ids"),
-    "id": Field(fields.template, "{id}"),
-    "list_field": Field(fields.path, None),
-    "stale_for": Field(fields.duration, 86_400.0),
-    "error_for": Field(fields.duration, 86_400.0),
-    "absent_for": Field(fields.duration, None),
-    "max_batch": Field(fields.whole(1, 1_000), 20),
-    "timeout": Field(fields.positive(30), 10.0),
-    "max_bytes": Field(fields.whole(1, 2**30), 8 * 1024 * 1024),
-    "headers": Field(fields.headers, {}),
-    "per_viewer": Field(fields.flag, False),  # noqa: FBT003 (its default)
-    "viewer_field": Field(fields.text, "viewer_id"),
-}
-SERVER: Final = {
-    "host": Field(fields.host, "127.0.0.1"),
-    "port": Field(fields.whole(0, 65_535), 8080),
-    "hosts": Field(fields.hosts, ()),
-    "origins": Field(fields.origins, ()),
-    "token": Field(fields.secret, None),
-    "token_file": Field(fields.text, None),
-    "authenticate_url": Field(fields.url, None),
-    "max_connections": Field(fields.whole(1, 1_000_000), 10_000),
-}
+STORE: Final = keys_of(StoreSettings)
+PAGES: Final = keys_of(PagesSettings)
+KIND: Final = keys_of(KindSettings)
+SERVER: Final = {**keys_of(ServerSettings), "token_file": Field(fields.text, None)}
 TABLES: Final = ("store", "pages", "kinds", "server")
 
 

@@ -4,16 +4,19 @@ A kind that was declared is asked for through its resource, so that memory and l
 of it; one that only lies in the store (of an older configuration) through the store.
 """
 
+import codecs
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from stillfresh.engine import Cache, Core, Explanation
 from stillfresh.engine.explain import PAGE, Listed, explain, listed
 from stillfresh.engine.keys import checked_id, checked_kind
 from stillfresh.errors import ConfigError, LoadFailed
+from stillfresh.isr import Page, page_in
 from stillfresh.stores.contract import Entry, Record
 from stillfresh.web.replies import Problem
-from stillfresh.web.values import shown_value
 
 ACTIONS: Final = ("refresh", "invalidate", "delete")
 PAGES: Final = "pages"
@@ -23,12 +26,16 @@ CHUNK: Final = 100
 """Entries asked of a store at once."""
 MOST_CHUNKS: Final = 100
 """For one page: of a store that another cache has filled with its own."""
+MOST_DECODED: Final = 1_000_000
+"""Bytes of a value; a larger one is only counted."""
+MOST_SHOWN: Final = 20_000
+"""Characters of a value: nobody reads a megabyte in a panel."""
 
 Place: TypeAlias = tuple[str, str, str]
 """A cache's name, a kind and an id: where a page of entries ended."""
 
 
-class Page:
+class ListingPage:
     """Entries for one look at a listing."""
 
     def __init__(self, limit: int) -> None:
@@ -74,7 +81,7 @@ class Shelves:
 
         What another cache looks after, perhaps on the same store, is passed over.
         """
-        page = Page(limit)
+        page = ListingPage(limit)
         for name in self._from(after):
             cache, begin = self._caches[name], after[1:] if after and after[0] == name else None
             now = (await cache.runtime()).clock()
@@ -223,3 +230,44 @@ def _terms(record: Record) -> dict[str, float] | None:
         "stale_for": policy.stale_for,
         "error_for": policy.error_for,
     }
+
+
+def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
+    """A value as an operator can read it: JSON, a page's text, or how many bytes.
+
+    `kind` is json, page, bytes or absent; `text` is at most 20,000 characters of it.
+    """
+    if value is None:
+        return {"kind": "absent"}
+    if not isinstance(value, bytes):
+        return {"kind": "unread"}
+    if len(value) > MOST_DECODED:
+        return _counted(value)
+    try:
+        return _page(page_in(value)) if is_page else _json(value)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return _counted(value)
+
+
+def _json(value: bytes) -> dict[str, Any]:
+    plain = msgspec.json.encode(msgspec.msgpack.decode(value))
+    text = msgspec.json.format(plain).decode()
+    is_cut = len(text) > MOST_SHOWN
+    return {"kind": "json", "size": len(value), "text": text[:MOST_SHOWN], "is_cut": is_cut}
+
+
+def _page(page: Page) -> dict[str, Any]:
+    headers = [[name.decode("latin-1"), it.decode("latin-1")] for name, it in page.headers.raw]
+    told = {"kind": "page", "size": len(page.body), "status": page.status, "headers": headers}
+    body = page.body[: MOST_SHOWN * 4]
+    is_whole = len(body) == len(page.body)
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(body, final=is_whole)
+    except UnicodeDecodeError:
+        return {**told, "text": None, "is_cut": False}
+    is_cut = len(text) > MOST_SHOWN or not is_whole
+    return {**told, "text": text[:MOST_SHOWN], "is_cut": is_cut}
+
+
+def _counted(value: bytes) -> dict[str, Any]:
+    return {"kind": "bytes", "size": len(value)}

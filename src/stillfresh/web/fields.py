@@ -23,8 +23,7 @@ from stillfresh.isr.rules_routes import Forward, Route, Routes, checked_credenti
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores.tenants import checked_tenant, for_tenant
 from stillfresh.stores.urls import store_for
-from stillfresh.web.guard import SECRET
-from stillfresh.web.origins import checked_origins
+from stillfresh.web.guard import SECRET, checked_origins
 from stillfresh.wire import checked_headers
 
 Reader: TypeAlias = Callable[[Any, str], Any]
@@ -136,21 +135,19 @@ def positive(most: float) -> Reader:
     return read
 
 
-def _keyed(key: str, check: Callable[[], Any]) -> Any:  # noqa: ANN401 (what it returns)
-    """A check that names what it checks in its own way is told its key here, once."""
+def _keyed(key: str, check: Callable[[], Any], own: str = "") -> Any:  # noqa: ANN401 (its result)
+    """A check that names what it checks in its `own` way is told its key here, once."""
     try:
         return check()
     except ConfigError as exc:
-        own = f"{key.rpartition('.')[2]}: "
-        raise ConfigError(f"{key}: {str(exc).removeprefix(own)}") from exc
+        named = f"{own or key.rpartition('.')[2]}: "
+        raise ConfigError(f"{key}: {str(exc).removeprefix(named)}") from exc
 
 
 def url(value: object, key: str) -> str:
     address = text(value, key)
-    try:
-        return checked_url(address)
-    except ConfigError as exc:
-        raise ConfigError(f"{key}: {str(exc).removeprefix('url: ')}") from exc
+    found: str = _keyed(key, lambda: checked_url(address), "url")
+    return found
 
 
 def is_at(url: str, host: str, port: int) -> bool:

@@ -3,16 +3,25 @@
 Without a token only loopback peers under a loopback name are operators: a page of another site that
 points its own name at 127.0.0.1 comes with its own Host. Neither is who came through a proxy that
 says so: its peer is this machine, its visitor is not.
+
+Guesses at the token are limited by the address of the connection's peer (G12). `X-Forwarded-For` is
+not read: anybody can write it, so a guesser would have a new address for each guess.
 """
 
 import hmac
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sized
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from stillfresh.web.replies import header
+from stillfresh.clock import Clock, monotonic
+from stillfresh.errors import ConfigError, shown
+from stillfresh.ttl_cache import TtlCache
+from stillfresh.web.replies import Problem, header
 
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
 """What a token is made of: anything that a header field can carry whole."""
@@ -25,6 +34,14 @@ PASSED_ON_BY: Final = re.compile(rb"x-forwarded.*|.*-(client|connecting|real|rem
 """Fields by which proxies say that they are one; an empty one says it as well."""
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of this page's own requests, and of an address typed in."""
+NAME: Final = re.compile(r"(\*\.)?[\w.-]+|\[?[\da-fA-F:.]+(%\w+)?\]?")
+MOST_GUESSES: Final = 10
+"""Wrong tokens of one address in `COUNTED_FOR` seconds."""
+COUNTED_FOR: Final = 60.0
+MOST_ADDRESSES: Final = 10_000
+"""Addresses whose guesses are counted; beyond, the oldest are forgotten."""
+IPV6_SHARED: Final = 64
+"""Leading bits of an IPv6 address that one customer has."""
 
 
 def bearer(scope: Scope) -> str | None:
@@ -86,3 +103,102 @@ def _host_name(scope: Scope) -> str | None:
     told = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
     found = HOST.fullmatch(told[0]) if len(told) == 1 else None
     return found[1].strip("[]") if found is not None else None
+
+
+class Guesses:
+    """The wrong tokens of one address, by their hashes."""
+
+    __slots__ = ("began_at", "wrong")
+
+    def __init__(self, began_at: float) -> None:
+        self.began_at = began_at
+        self.wrong: set[int] = set()
+
+
+class Operators(Sized):
+    """Compares tokens, and refuses an address that has sent too many wrong ones."""
+
+    def __init__(self, token: str | None, *, clock: Clock = monotonic) -> None:
+        self._token = token
+        self._clock = clock
+        self._guesses: TtlCache[str, Guesses] = TtlCache(
+            COUNTED_FOR, max_entries=MOST_ADDRESSES, clock=clock
+        )
+
+    @property
+    def has_token(self) -> bool:
+        return self._token is not None
+
+    def admits(self, scope: Scope, given: str | None) -> bool:
+        """True for an operator; raises a `Problem` (429) for an address that guesses too often.
+
+        The right token is refused as well then: else a guesser could go on, and see which it is.
+        The same wrong token, sent again, is not another guess.
+        """
+        if self._token is None or given is None:
+            return is_operator(scope, self._token, given)
+        address = address_of(scope)
+        guesses = self._guesses.get(address)
+        if guesses is not None and len(guesses.wrong) >= MOST_GUESSES:
+            raise self._refused(guesses)
+        if is_operator(scope, self._token, given):
+            return True
+        if guesses is None:
+            guesses = Guesses(self._clock())
+            self._guesses.insert(address, guesses)
+        guesses.wrong.add(hash(given))
+        return False
+
+    def __len__(self) -> int:
+        """Addresses whose guesses are counted now."""
+        return len(self._guesses)
+
+    def _refused(self, guesses: Guesses) -> Problem:
+        left = max(1, math.ceil(guesses.began_at + COUNTED_FOR - self._clock()))
+        said = f"too many wrong tokens from this address; try again in {left} s"
+        return Problem(429, "too_many_guesses", "Too many guesses", said, retry_after=f"{left}")
+
+
+def address_of(scope: Scope) -> str:
+    """The peer; of IPv6 its network. Peers without an address are counted together."""
+    peer = str((scope.get("client") or ("",))[0])
+    try:
+        address = ip_address(peer)
+    except ValueError:
+        return peer
+    if not isinstance(address, IPv6Address):
+        return peer
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ip_network((int(address), IPV6_SHARED), strict=False))
+
+
+def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
+    """As a browser's Origin header has them: scheme, host, perhaps a port; nothing behind."""
+    if isinstance(origins, str):
+        raise ConfigError(f"origins: takes a list of origins; write [{origins!r}]")
+    found = tuple(origins)
+    for origin in found:
+        if not isinstance(origin, str) or not _is_origin(origin):
+            raise ConfigError(f"origins: write 'https://host' or with a port, not {shown(origin)}")
+    return found
+
+
+def checked_hosts(hosts: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Names without a port: example.com, or *.example.com for all below it."""
+    if isinstance(hosts, str):
+        raise ConfigError(f"hosts: takes a list of names; write [{hosts!r}]")
+    found = None if hosts is None else tuple(hosts)
+    for host in found or ():
+        if not isinstance(host, str) or not NAME.fullmatch(host):
+            raise ConfigError(f"hosts: write example.com or *.example.com, not {shown(host)}")
+    return found
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        is_site = parts.scheme in {"http", "https"} and parts.hostname and parts.username is None
+        return bool(is_site) and text == f"{parts.scheme}://{parts.netloc}".lower()
+    except ValueError:
+        return False

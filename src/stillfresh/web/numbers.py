@@ -1,23 +1,25 @@
-"""The numbers of a gateway at one moment, for its dashboard (G6).
+"""The numbers of a gateway: at one moment, for its dashboard (G6), and `/metrics` (G7).
 
 Counting costs a pass over what memory holds, so it is done at most twice a second, however many
 look; the stores are asked less often, and least those that are paid by the request. Of the last
-minutes a few numbers are kept, for who opens the page when something has happened.
+minutes a few numbers are kept, for an operator that opens the page when something has happened.
+`/metrics`, `/healthz` and `/readyz` are cheap enough to be asked every second.
 """
 
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final, NoReturn
 
 from stillfresh.clock import Clock
-from stillfresh.engine import Cache, ResourceStats
+from stillfresh.engine import Cache, CacheStats, ResourceStats, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS, Terms
 from stillfresh.errors import StillfreshError
 from stillfresh.freshness import Verdict
 from stillfresh.isr import PageCache
+from stillfresh.web.replies import Reply, json_reply
 
 COUNTED_EVERY: Final = 0.5
 ASKED_EVERY: Final = 5.0
@@ -30,6 +32,11 @@ NOTED_EVERY: Final = 5.0
 KEPT: Final = 60
 """Notes of the last minutes: five of them."""
 NOTED: Final = ("loads", "failed", "store_errors")
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+READY_WITHIN: Final = 2.0
+"""Seconds that a store has to answer."""
+NOBODY: Final = "stillfresh:ready"
+"""An id that nothing is kept under."""
 
 
 class Numbers:
@@ -54,9 +61,6 @@ class Numbers:
         self._counted: tuple[float, list[dict[str, Any]]] | None = None
         self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
-    def _bypassed(self) -> dict[str, int]:
-        return {} if self._pages is None else self._pages.bypassed()
-
     async def snapshot(self) -> dict[str, Any]:
         """Totals since the start; who looks makes rates of them."""
         looked = await asyncio.gather(*(gauge.look() for gauge in self._gauges.values()))
@@ -67,7 +71,7 @@ class Numbers:
             "resources": self._resources(),
             "stores": dict(zip(self._gauges, looked, strict=True)),
             "live": self._live(),
-            "bypassed": self._bypassed(),
+            "bypassed": _bypassed(self._pages),
         }
 
     def history(self) -> list[dict[str, Any]]:
@@ -87,7 +91,7 @@ class Numbers:
         ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
         sums = {name: sum(row[name] for row in rows) for name in NOTED}
         kinds = {f"{row['cache']} {row['kind']}": _noted(row) for row in rows}
-        noted = {"reads": dict(reads), "ages": ages, "bypassed": self._bypassed()}
+        noted = {"reads": dict(reads), "ages": ages, "bypassed": _bypassed(self._pages)}
         self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
 
     def _resources(self) -> list[dict[str, Any]]:
@@ -161,3 +165,68 @@ def _plain(stats: ResourceStats) -> dict[str, Any]:
 
 def _texts(reads: Mapping[Verdict, int]) -> dict[str, int]:
     return {str(verdict): count for verdict, count in reads.items()}
+
+
+class Health:
+    """Of these caches, by name; `live` tells who is connected, `pages` what was not cached."""
+
+    def __init__(
+        self,
+        caches: Mapping[str, Cache],
+        live: Callable[[], dict[str, Any]],
+        pages: PageCache | None = None,
+    ) -> None:
+        self._caches = caches
+        self._live = live
+        self._pages = pages
+
+    async def healthz(self) -> Reply:
+        """Alive: it answers."""
+        return json_reply({"status": "alive"}, cache_control="no-store")
+
+    async def readyz(self) -> Reply:
+        """Ready: every store answers, and in time."""
+        found = await asyncio.gather(*map(_reached, self._caches.values()))
+        stores = dict(zip(self._caches, found, strict=True))
+        is_ready = set(found) == {"reachable"}
+        told = {"status": "ready" if is_ready else "not ready", "stores": stores}
+        return json_reply(told, 200 if is_ready else 503, cache_control="no-store")
+
+    async def metrics(self) -> Reply:
+        """Of every resource; nothing is asked of the stores."""
+        cores = [it for cache in self._caches.values() for it in cache.cores.items()]
+        counts = CacheStats({kind: core.stats() for kind, core in cores}, None)
+        lines = (*_connected(self._live()), *_passed(_bypassed(self._pages)))
+        text = prometheus_text(counts) + "".join(f"{it}\n" for it in lines)
+        return Reply(200, text.encode(), TEXT, {"cache-control": "no-store"})
+
+
+async def _reached(cache: Cache) -> str:
+    try:
+        async with asyncio.timeout(READY_WITHIN):
+            store = (await cache.runtime()).store
+            await store.read(next(iter(cache.cores), "ready"), [NOBODY])
+    except (StillfreshError, TimeoutError):
+        return "unreachable"
+    return "reachable"
+
+
+def _connected(live: dict[str, Any]) -> Iterator[str]:
+    yield "# HELP stillfresh_connections Viewers that are connected."
+    yield "# TYPE stillfresh_connections gauge"
+    yield f"stillfresh_connections {live['connections']}"
+    yield "# HELP stillfresh_subscriptions Ids that viewers look at, each viewer's counted."
+    yield "# TYPE stillfresh_subscriptions gauge"
+    for kind, count in live["subscriptions"].items():
+        yield f'stillfresh_subscriptions{{resource="{kind}"}} {count}'
+
+
+def _passed(bypassed: Mapping[str, int]) -> Iterator[str]:
+    yield "# HELP stillfresh_bypassed_total Requests that passed through uncached, by reason (I28)."
+    yield "# TYPE stillfresh_bypassed_total counter"
+    for reason, count in bypassed.items():
+        yield f'stillfresh_bypassed_total{{reason="{reason}"}} {count}'
+
+
+def _bypassed(pages: PageCache | None) -> dict[str, int]:
+    return {} if pages is None else pages.bypassed()
