@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stillfresh import TtlCache
 from stillfresh.testing import ManualClock
-from stillfresh.ttl_cache import Entry
+from stillfresh.ttl_cache import TtlEntry
 
 TTL = 10
 KEYS = st.integers(0, 5)
 
 
-def walked(cache: TtlCache[Any, Any], way: str) -> list[Entry[Any, Any]]:
+def walked(cache: TtlCache[Any, Any], way: str) -> list[TtlEntry[Any, Any]]:
     """All entries in the ring, from its beginning or from its end."""
     found, entry = [], getattr(cache._ring, way)
     while entry is not cache._ring:

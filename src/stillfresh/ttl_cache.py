@@ -37,7 +37,7 @@ DROPPED_PER_INSERT: Final = 2
 logger = logging.getLogger(__name__)
 
 
-class Entry(Generic[K, V]):
+class TtlEntry(Generic[K, V]):
     """A value, its end, and its place in the ring; `older` is None while it has none."""
 
     __slots__ = ("expires_at", "key", "newer", "older", "value")
@@ -46,8 +46,8 @@ class Entry(Generic[K, V]):
         self.key = key
         self.value = value
         self.expires_at = expires_at
-        self.newer: Entry[K, V] | None = None
-        self.older: Entry[K, V] | None = None
+        self.newer: TtlEntry[K, V] | None = None
+        self.older: TtlEntry[K, V] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class TtlCache(Generic[K, V]):
         self._read_clock: Clock = self._counter or clock
         self._on_evict = _checked_callback(on_evict)
         self._lock = RLock()
-        self._data: dict[K, Entry[K, V]] = {}
-        self._ring: Entry[K, V] = _new_ring()
+        self._data: dict[K, TtlEntry[K, V]] = {}
+        self._ring: TtlEntry[K, V] = _new_ring()
         self._telling: dict[int, deque[tuple[K, V, EvictReason]]] = {}
         self._inserted = self._expired = self._evicted = 0
 
@@ -138,7 +138,7 @@ class TtlCache(Generic[K, V]):
         """Store or replace, and restart the TTL (M1)."""
         with self._lock:
             now = self._clock()
-            entry = Entry(key, value, now + self._ttl)
+            entry = TtlEntry(key, value, now + self._ttl)
             old = self._data.get(key)
             self._data[key] = entry
             if old is not None:
@@ -279,7 +279,7 @@ class TtlCache(Generic[K, V]):
                 gone.append((entry.key, entry.value, "full"))
         return gone
 
-    def _take(self, entry: Entry[K, V]) -> bool:
+    def _take(self, entry: TtlEntry[K, V]) -> bool:
         """Take this very entry out; False if foreign code came first and its key has another."""
         found = self._data.pop(entry.key, None)
         if found is not None and found is not entry:
@@ -307,14 +307,14 @@ class TtlCache(Generic[K, V]):
             del self._telling[me]
 
 
-def _new_ring() -> Entry[Any, Any]:
+def _new_ring() -> TtlEntry[Any, Any]:
     """The entry before the oldest and after the newest, which never expires: an empty ring."""
-    ring: Entry[Any, Any] = Entry(None, None, inf)
+    ring: TtlEntry[Any, Any] = TtlEntry(None, None, inf)
     ring.newer = ring.older = ring
     return ring
 
 
-def _link(ring: Entry[K, V], entry: Entry[K, V]) -> None:
+def _link(ring: TtlEntry[K, V], entry: TtlEntry[K, V]) -> None:
     newest = ring.older
     if newest is not None:
         entry.newer = ring
@@ -323,7 +323,7 @@ def _link(ring: Entry[K, V], entry: Entry[K, V]) -> None:
         ring.older = entry
 
 
-def _unlink(entry: Entry[K, V]) -> None:
+def _unlink(entry: TtlEntry[K, V]) -> None:
     """Once; it still knows its newer neighbour, for whoever is walking past it."""
     older, newer = entry.older, entry.newer
     if older is not None and newer is not None:

@@ -16,7 +16,7 @@ from stillfresh.demo.upstream import PLAYER
 from stillfresh.engine import Answer, Cache, Function, RetryAfter
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.feed.model import Dated
-from stillfresh.waiting.cache import WaitingCache
+from stillfresh.waiting import WaitingCache
 from stillfresh.waiting.client import WaitingClient
 
 PATIENCE: Final = "2s"

@@ -14,8 +14,7 @@ from typing import Any, Final
 from stillfresh.clock import Clock
 from stillfresh.demo import rules
 from stillfresh.errors import StillfreshError
-from stillfresh.waiting.backend import Games, Player
-from stillfresh.waiting.backend.steps import GameError
+from stillfresh.waiting.backend import GameError, Games, Player
 
 BOTS: Final = ("Ada", "Bo", "Cleo", "Dex", "Edda", "Fin")
 MOST_PLAYERS: Final = 64
