@@ -51,7 +51,7 @@ PURE = re.compile(r"(^|/)(freshness|durations|checks|backoff|flight|rules\w*|lan
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}
 
-LINES = 36_810
+LINES = 36_760
 NAMES_USED_TWICE = 15
 DOORS = {
     "stores": 17,
@@ -60,7 +60,7 @@ DOORS = {
     "feed": 5,
     "waiting": 5,
     "isr": 6,
-    "web": 3,
+    "web": 5,
     "demo": 0,
 }
 

@@ -5,18 +5,18 @@ so it turns no switch here, also not by a name that it made point at this machin
 """
 
 from collections.abc import Iterable
-from ipaddress import ip_address
 from typing import Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.web.files import POLICY
+from stillfresh.web.guard import LOCAL_NAMES, host_name, is_address, is_of_this_page
+from stillfresh.web.replies import header
 
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without being asked by the browser whether it may."""
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
 SAFE: Final = frozenset({"GET", "HEAD"})
 SAID: Final = {
@@ -35,7 +35,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
         self._app = app
-        self._hosts = LOOPBACK | set(hosts)
+        self._hosts = LOCAL_NAMES | set(hosts)
         self._by_address = bool(self._hosts & EVERYWHERE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,30 +47,13 @@ class Guard:
             await self._app(scope, receive, _saying(send))
 
     def _refusal(self, scope: Scope) -> str | None:
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        name = _name(host)
-        if name not in self._hosts and not (self._by_address and _is_address(name)):
+        name = host_name(scope) or ""
+        if name not in self._hosts and not (self._by_address and is_address(name)):
             return "this demo is not called by that name"
-        if scope["method"] in SAFE:
-            return None
-        origin = headers.get("origin")
-        is_ours = origin is None or origin.partition("://")[2] == host
-        if not is_ours or headers.get(HEADER) != "1":
-            return "only this demo's own page may do that"
-        return None
-
-
-def _name(host: str) -> str:
-    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
+        is_ours = is_of_this_page(scope) and header(scope, HEADER.encode()) == "1"
+        return (
+            None if scope["method"] in SAFE or is_ours else "only this demo's own page may do that"
+        )
 
 
 def _saying(send: Send) -> Send:

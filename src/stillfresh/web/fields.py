@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from string import Formatter
 from typing import Any, Final, TypeAlias
 
@@ -23,7 +22,7 @@ from stillfresh.isr.rules_routes import Forward, Route, Routes, checked_credenti
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores.tenants import checked_tenant, for_tenant
 from stillfresh.stores.urls import store_for
-from stillfresh.web.guard import SECRET, checked_origins
+from stillfresh.web.guard import SECRET, checked_origins, is_address
 from stillfresh.wire import checked_headers
 
 Reader: TypeAlias = Callable[[Any, str], Any]
@@ -144,41 +143,37 @@ def _keyed(key: str, check: Callable[[], Any], own: str = "") -> Any:  # noqa: A
         raise ConfigError(f"{key}: {str(exc).removeprefix(named)}") from exc
 
 
-def url(value: object, key: str) -> str:
-    address = text(value, key)
-    found: str = _keyed(key, lambda: checked_url(address), "url")
-    return found
+def _checked(read: Reader, check: Callable[[Any], object], own: str = "") -> Reader:
+    """What `read` makes of a value, if `check` takes it."""
+
+    def checked(value: object, key: str) -> object:
+        found: object = read(value, key)
+        _keyed(key, lambda: check(found), own)
+        return found
+
+    return checked
+
+
+url: Final = _checked(text, checked_url, "url")
+upstream: Final = _checked(text, checked_upstream)
+store_url: Final = _checked(text, lambda it: store_for(it, time.time))
+tenant: Final = _checked(text, checked_tenant)
+credentials: Final = _checked(texts, checked_credentials)
+networks: Final = _checked(texts, checked_networks)
+origins: Final = _checked(texts, checked_origins)
 
 
 def is_at(url: str, host: str, port: int) -> bool:
-    """Whether who asks there asks who listens here."""
+    """True if a request to this URL reaches the gateway itself."""
     parts = httpx.URL(url)
     here = LOOPBACK | EVERYWHERE
     names = here if host in here else {host}
     return parts.scheme == "http" and parts.host in names and (parts.port or 80) == port
 
 
-def upstream(value: object, key: str) -> str:
-    site = text(value, key)
-    _keyed(key, lambda: checked_upstream(site))
-    return site
-
-
-def store_url(value: object, key: str) -> str:
-    address = text(value, key)
-    _keyed(key, lambda: store_for(address, time.time))
-    return address
-
-
 def one_tenant(url: str, tenant: str, key: str) -> None:
     """I17: where the store's address names a tenant too, it is this one."""
     _keyed(key, lambda: for_tenant(store_for(url, time.time), tenant))
-
-
-def tenant(value: object, key: str) -> str:
-    name = text(value, key)
-    _keyed(key, lambda: checked_tenant(name))
-    return name
 
 
 def headers(value: object, key: str) -> dict[str, str]:
@@ -211,12 +206,6 @@ def forward(value: object, key: str) -> Forward | None:
     return checked_forward(value or "", key)
 
 
-def credentials(value: object, key: str) -> tuple[str, ...]:
-    found = texts(value, key)
-    _keyed(key, lambda: checked_credentials(found))
-    return found
-
-
 def hosts(value: object, key: str) -> tuple[str, ...]:
     found = texts(value, key)
     for host in found:
@@ -229,28 +218,9 @@ def host(value: object, key: str) -> str:
     """Of a machine: a name, or an address that is one."""
     name = text(value, key)
     is_number = ":" in name or NUMBERS.fullmatch(name) is not None
-    if not (_is_address(name) if is_number else NAME.fullmatch(name)):
+    if not (is_address(name) if is_number else NAME.fullmatch(name)):
         raise ConfigError(f"{key}: must be a host's name or address, not {shown(name)}")
     return name
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def networks(value: object, key: str) -> tuple[str, ...]:
-    found = texts(value, key)
-    _keyed(key, lambda: checked_networks(found))
-    return found
-
-
-def origins(value: object, key: str) -> tuple[str, ...]:
-    found: tuple[str, ...] = _keyed(key, lambda: checked_origins(texts(value, key)))
-    return found
 
 
 def path(value: object, key: str) -> str:

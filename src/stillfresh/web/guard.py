@@ -60,7 +60,7 @@ def is_operator(scope: Scope, token: str | None, given: str | None) -> bool:
 def is_local(scope: Scope) -> bool:
     peer = (scope.get("client") or ("",))[0]
     is_passed_on = any(_is_of_proxy(name) for name, _ in scope["headers"])
-    return _is_loopback(peer) and _host_name(scope) in LOCAL_NAMES and not is_passed_on
+    return _is_loopback(peer) and host_name(scope) in LOCAL_NAMES and not is_passed_on
 
 
 def is_called_rightly(scope: Scope, hosts: Collection[str]) -> bool:
@@ -68,7 +68,7 @@ def is_called_rightly(scope: Scope, hosts: Collection[str]) -> bool:
 
     A browser here is led to 127.0.0.1 by any name whose owner wishes it.
     """
-    peer, name = (scope.get("client") or ("",))[0], _host_name(scope)
+    peer, name = (scope.get("client") or ("",))[0], host_name(scope)
     if not _is_loopback(peer) or name in LOCAL_NAMES:
         return True
     return name is not None and any(_is_named(name, host.lower()) for host in hosts)
@@ -98,7 +98,7 @@ def _is_named(name: str, host: str) -> bool:
     return name.endswith(host[1:]) if host.startswith("*.") else name == host.strip("[]")
 
 
-def _host_name(scope: Scope) -> str | None:
+def host_name(scope: Scope) -> str | None:
     """Of one Host, and of one that is nothing but a name and a port."""
     told = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
     found = HOST.fullmatch(told[0]) if len(told) == 1 else None
@@ -157,6 +157,14 @@ class Operators(Sized):
         left = max(1, math.ceil(guesses.began_at + COUNTED_FOR - self._clock()))
         said = f"too many wrong tokens from this address; try again in {left} s"
         return Problem(429, "too_many_guesses", "Too many guesses", said, retry_after=f"{left}")
+
+
+def is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def address_of(scope: Scope) -> str:
