@@ -113,8 +113,6 @@ class Sweeper:
 
 
 class _Swept:
-    """One cache, and how it is cleaned up."""
-
     def __init__(self, cache: Sweepable) -> None:
         self.cache = cache
         self.clean, self.takes_limit = _checked(cache)

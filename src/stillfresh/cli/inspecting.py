@@ -36,8 +36,6 @@ AT_ONCE: Final = MOST_LISTED
 
 @dataclass
 class Inspected:
-    """What was found in a store."""
-
     stats: StoreStats
     entries: list[Listed] = field(default_factory=list)
     """The first ones."""

@@ -39,8 +39,6 @@ Step: TypeAlias = Callable[[str], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One operation on one store, in microseconds."""
-
     store: str
     operation: str
     times: int

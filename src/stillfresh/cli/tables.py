@@ -60,7 +60,6 @@ def describe(*, is_json: bool, **options: str | None) -> None:
 
 
 def show(step: str, options: dict[str, str | None], *, is_json: bool) -> None:
-    """Field by field."""
     made = asdict(asyncio.run(done(step, options)))
     if is_json:
         print_json(made)

@@ -158,7 +158,6 @@ NO_KEEPING: Final = httpx.Limits(max_connections=100, max_keepalive_connections=
 
 
 def kinds_of(nexus: NexusClient, pace: Pace) -> list[Kind]:
-    """Posts and users, the same for every visitor."""
     pause = pace.seconds_of("retry_after")
 
     async def posts(ids: list[str]) -> dict[str, object]:

@@ -47,7 +47,6 @@ class Pace:
             _check_span(name, getattr(self, name))
 
     def faster(self, times: float) -> "Pace":
-        """All of it, so many times as fast."""
         is_number = isinstance(times, int | float) and not isinstance(times, bool)
         if not is_number or not 0.1 <= times <= 100:
             raise ConfigError(f"speed: a number from 0.1 to 100, not {shown(times)}")

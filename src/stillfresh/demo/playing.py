@@ -33,8 +33,6 @@ class MoveRefused(StillfreshError):
 
 
 def boards_of(cache: Cache, http: httpx.AsyncClient, pause: float) -> Boards:
-    """The boards, each by its player and its id."""
-
     @cache.cached("board", fresh_for="10s", stale_for="1h", error_for="1h", max_entries=1_000)
     async def board(user: str, game_id: str) -> dict[str, Any]:
         try:

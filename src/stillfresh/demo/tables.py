@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class BotGame:
-    """One game: its board, and when the bot does something next."""
-
     game_id: str
     user: str
     seat: int
@@ -108,7 +106,6 @@ class Tables:
         await self._moved(table)
 
     async def run(self) -> None:
-        """The bots; until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
             now = self._clock()

@@ -151,7 +151,6 @@ class BreakableUpstream:
 
 
 def upstream_app(world: UpstreamData, games: Games, tables: Tables) -> Starlette:
-    """One ASGI app, to be made breakable."""
     it = _Backend(world, tables)
     routes = [
         Route("/v0/stream/posts/by_ids", it.posts, methods=["POST"]),

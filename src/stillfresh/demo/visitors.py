@@ -41,8 +41,6 @@ ASKS: Final = (
 
 
 class Approval(NamedTuple):
-    """A request that waits for the visitor's word."""
-
     who: str
     what: str
     asked_at: float

@@ -120,8 +120,6 @@ class AwsPlace:
 
 
 class AwsService:
-    """One client, and how it is asked."""
-
     def __init__(
         self,
         client: Any,  # noqa: ANN401 (made from the service's description when it is opened)

@@ -66,8 +66,6 @@ class Opaque:
 
 
 class S3Bodies:
-    """Objects of one bucket."""
-
     def __init__(self, service: AwsService, bucket: str) -> None:
         self._service = service
         self._bucket = bucket

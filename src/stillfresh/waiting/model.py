@@ -69,8 +69,6 @@ class RefetchRequest(Struct, frozen=True):
 
 
 class Screen(Struct, frozen=True):
-    """The game that is being looked at."""
-
     game_id: GameId
     my_turn: bool
     opened_at: int | None = None
@@ -111,7 +109,6 @@ class State(Struct, frozen=True):
 
     @property
     def is_busy(self) -> bool:
-        """A refetch is in flight or due."""
         return self.in_flight is not None or self.follows is not None
 
 

@@ -42,7 +42,6 @@ def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any: 
 
 
 def keys_of(table: type) -> dict[str, Field]:
-    """All keys of a table, by name."""
     return {it.name: it.metadata["key"] for it in dataclass_fields(table) if it.metadata}
 
 

@@ -36,8 +36,6 @@ Place: TypeAlias = tuple[str, str, str]
 
 
 class ListingPage:
-    """Entries for one look at a listing."""
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rows: list[dict[str, Any]] = []

@@ -45,7 +45,6 @@ IPV6_SHARED: Final = 64
 
 
 def bearer(scope: Scope) -> str | None:
-    """The token of `Authorization: Bearer …`."""
     kind, _, token = header(scope, b"authorization").partition(" ")
     return token.strip() or None if kind.lower() == "bearer" else None
 

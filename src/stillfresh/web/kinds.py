@@ -20,7 +20,6 @@ IdOf: TypeAlias = Callable[[object], str]
 
 
 def kind_for(settings: KindSettings, client: httpx.AsyncClient, memory_for: float) -> Kind:
-    """A kind that asks its upstream through this client."""
     endpoint = Endpoint(
         client,
         settings.batch_url,

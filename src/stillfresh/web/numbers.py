@@ -79,7 +79,6 @@ class Numbers:
         return list(self._notes)
 
     async def note_now_and_then(self) -> NoReturn:
-        """Until it is cancelled."""
         while True:
             self.note()
             await asyncio.sleep(NOTED_EVERY)
@@ -149,7 +148,6 @@ class Gauge:
 
 
 def _noted(row: dict[str, Any]) -> dict[str, Any]:
-    """Of one kind, what its row is made of."""
     return {"reads": sum(row["reads"].values()), "loads": row["loads"], "ages": row["ages"]}
 
 
@@ -181,7 +179,6 @@ class Health:
         self._pages = pages
 
     async def healthz(self) -> Reply:
-        """Alive: it answers."""
         return json_reply({"status": "alive"}, cache_control="no-store")
 
     async def readyz(self) -> Reply:

@@ -83,7 +83,6 @@ def method_of(scope: Scope, *allowed: str) -> str:
 
 
 def header(scope: Scope, name: bytes) -> str:
-    """Its first value, or nothing."""
     for field_name, value in scope["headers"]:
         if field_name == name:
             text: str = value.decode("latin-1")

@@ -180,7 +180,6 @@ async def _run(
 
 
 async def _opened(app: Gateway, ending: Ending) -> bool:
-    """False: told to end before that."""
     ending.starting = asyncio.ensure_future(_open(app))
     await asyncio.wait([ending.starting])
     opening, ending.starting = ending.starting, None

@@ -52,6 +52,5 @@ def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
 
 
 def _route(written: float | Route, query: Sequence[str] | None) -> Route:
-    """A duration, or a route that says more."""
     route = written if isinstance(written, Route) else Route(written)
     return replace(route, query=query)

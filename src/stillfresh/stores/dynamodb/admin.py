@@ -47,8 +47,6 @@ def _check_keys(name: str, described: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table and its bucket, as they are."""
-
     table: str
     status: str
     ttl_attribute: str | None

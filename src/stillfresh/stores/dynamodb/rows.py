@@ -70,8 +70,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A LOCK row, as a reader needs it."""
-
     held_until: float | None
     failure: Failure | None
     tags: frozenset[str]
@@ -185,7 +183,6 @@ def version_of(item: AnyItem) -> str | None:
 
 
 def swapped(pointer: Item, version: Item) -> Item:
-    """A pointer and the version that it names, as one META row."""
     return {**pointer, **version, "sk": pointer["sk"]}
 
 
@@ -300,7 +297,6 @@ def tagged(row: Row | None, lock: Lock | None) -> Tagged:
 
 
 def merged(row: Row | None, lock: Lock | None) -> Record:
-    """All that is known of an id."""
     held_until = lock.held_until if lock is not None else None
     failure = (row.failure if row is not None else None) or (lock.failure if lock else None)
     return Record(row.copy if row is not None else None, held_until, failure)

@@ -62,8 +62,6 @@ def pk_of(item: Item) -> str:
 
 
 class TableScan:
-    """The steps that read the whole table."""
-
     def __init__(
         self, table: Table, bodies: S3Bodies, tags: Tags, names: Names, clock: Clock
     ) -> None:

@@ -224,8 +224,6 @@ class DynamoStore:
 
 
 class Parts:
-    """What there is while the store is open."""
-
     reader: RowReader
     writer: RowWriter
     invalidator: RowWriter

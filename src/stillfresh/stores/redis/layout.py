@@ -97,7 +97,6 @@ class Places:
         return kind, id_
 
     def tagged_name(self, member: bytes) -> tuple[str, str] | None:
-        """The kind and the id that a set of tagged ids names."""
         kind, _, id_ = member.partition(b":")
         return self.named(kind, id_)
 
@@ -135,7 +134,6 @@ def padded(token: str | None) -> bytes:
 
 
 def unpadded(name: bytes) -> str:
-    """A token as the engine knows it."""
     return name.rstrip(b"\0").decode()
 
 
@@ -145,7 +143,6 @@ def packed_tags(tags: Sequence[str]) -> bytes:
 
 
 def copy_fields(copy: Copy) -> bytes:
-    """The fields of a copy as they stand at the string's beginning."""
     terms = copy.policy
     return COPY.pack(
         MAGIC,

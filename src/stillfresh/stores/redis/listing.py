@@ -49,7 +49,6 @@ async def walk(link: Link, places: Places, kind: str) -> AsyncIterator[list[Entr
 async def _names(
     link: Link, places: Places, pattern: bytes, search: bytes
 ) -> AsyncIterator[list[Member]]:
-    """What the keys seem to name, slice by slice."""
     at = b""
     while at != b"0":
         walk = ("SCAN", at or 0, "MATCH", pattern, "COUNT", SLICE, "TYPE", "string")

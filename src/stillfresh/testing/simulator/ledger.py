@@ -51,8 +51,6 @@ class Version(Struct, frozen=True):
 
 @dataclass(slots=True)
 class KeyLoad:
-    """One key of one call of a loader."""
-
     process: int
     key: Key
     token: str | None
@@ -112,7 +110,6 @@ class Ledger:
         return self.upstream[key]
 
     def load(self, process: int, key: Key, *, leased: bool, now: float) -> Version:
-        """A loader was called for this key."""
         self.loaded_at[key] = now
         token = self._permit(process, key) if leased else None
         load = KeyLoad(process, key, token, is_unstored=token is None)

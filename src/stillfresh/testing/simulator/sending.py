@@ -45,7 +45,6 @@ class Weather:
         self._until = {Blow.SLOW: 0.0, Blow.FULL: 0.0, Blow.AWAY: 0.0}
 
     def next_request(self) -> tuple[int, Trouble | None]:
-        """Its number, and what happens to it."""
         number, self.requests = self.requests, self.requests + 1
         trouble = self._troubles.get(number)
         self.faults += trouble is not None
@@ -110,8 +109,6 @@ class StoreRequest(Generic[T]):
 
 
 class Sender:
-    """Of one process."""
-
     def __init__(self, world: "World", process: "Process") -> None:
         self._world = world
         self._process = process
@@ -237,7 +234,6 @@ def _failed(answer: "asyncio.Future[Any]", why: StoreError) -> None:
 
 
 def _told(result: object) -> str:
-    """What the store answered, for the trace."""
     if isinstance(result, dict):
         return " → " + ", ".join(f"{id_} {_grant(it)}" for id_, it in result.items())
     if isinstance(result, set):

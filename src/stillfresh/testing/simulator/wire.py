@@ -64,8 +64,6 @@ class Asking:
 
 
 class StoreWire:
-    """A store, as one process sees it over a network."""
-
     def __init__(self, world: "World", process: "Process") -> None:
         self._world = world
         self._process = process
@@ -110,7 +108,6 @@ class StoreWire:
         return await self._sender.ask(request)
 
     def _published(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        """Those of them that are there."""
         found = self._world.store.read_now(kind, list(copies))
         there = {id_: it.copy.generation for id_, it in found.items() if it.copy is not None}
         return {id_ for id_, (_, copy) in copies.items() if there.get(id_) == copy.generation}
@@ -175,7 +172,6 @@ class StoreWire:
         return await self._whole("entries", listed)
 
     async def _whole(self, step: str, effect: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """A step on the whole store."""
         return await self._sender.ask(StoreRequest(step, "", [], lambda _: finished(effect())))
 
 

@@ -92,7 +92,6 @@ class Games:
             return steps.view(self._read(), game_id)
 
     async def start(self, game_id: str, players: Sequence[Player]) -> GameView:
-        """The first player begins."""
         return await self._write(partial(steps.start, game_id=game_id, players=players))
 
     async def move(

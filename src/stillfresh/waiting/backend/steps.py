@@ -29,8 +29,6 @@ class Player:
 
 @dataclass(frozen=True, slots=True)
 class GameView:
-    """A game as it is."""
-
     game_id: str
     status: str
     actor: str | None
