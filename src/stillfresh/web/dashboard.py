@@ -102,18 +102,13 @@ class Dashboard:
             case ["api", ("stats" | "history" | "entries") as what]:
                 method_of(scope)
                 self._check_reader(scope)
-                return _told(await self._read(what, scope))
+                if what == "stats":
+                    return _told(await self.snapshot())
+                if what == "history":
+                    return _told(self._numbers.history())
+                return _told(await self._entries(QueryParams(scope["query_string"])))
             case _:
                 raise Problem(404, "not_found", "Not found", f"nothing is at {path}")
-
-    async def _read(self, what: str, scope: Scope) -> object:
-        match what:
-            case "stats":
-                return await self.snapshot()
-            case "history":
-                return self._numbers.history()
-            case _:
-                return await self._entries(QueryParams(scope["query_string"]))
 
     def _access(self, scope: Scope) -> Reply:
         """Whether a token is wanted, and whether this one is it: no error in either case."""

@@ -1,6 +1,7 @@
 """The read path: the row, the lease's row only where it matters, the body only if unknown (I7)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -32,44 +33,39 @@ NOTHING: Final = Record()
 OPAQUE: Final = Opaque()
 
 
+@dataclass(frozen=True, slots=True)
 class RowReader:
     """Reads records; remembers for a while which rows it has to look at more closely."""
 
-    def __init__(
-        self,
-        table: Table,
-        bodies: S3Bodies,
-        names: Names,
-        shapes: Mapping[str, Shape],
-        *,
-        clock: Clock,
-        max_lease: float,
-    ) -> None:
-        self._table = table
-        self._bodies = bodies
-        self._names = names
-        self._shapes = shapes
-        self._clock = clock
-        self._max_lease = max_lease
-        self._leased: TtlCache[str, bool] = TtlCache(LEASED_FOR, max_entries=REMEMBERED)
-        self._changed: TtlCache[str, bool] = TtlCache(CHANGED_FOR, max_entries=REMEMBERED)
+    table: Table
+    bodies: S3Bodies
+    names: Names
+    shapes: Mapping[str, Shape]
+    clock: Clock
+    max_lease: float
+    leased: TtlCache[str, bool] = field(
+        default_factory=lambda: TtlCache(LEASED_FOR, max_entries=REMEMBERED)
+    )
+    changed: TtlCache[str, bool] = field(
+        default_factory=lambda: TtlCache(CHANGED_FOR, max_entries=REMEMBERED)
+    )
 
     def note_lease(self, pk: str) -> None:
         """Somebody holds a lease here: a fresh copy does not hide it from who waits for it."""
-        self._leased.insert(pk, True)
+        self.leased.insert(pk, True)
 
     def forget_lease(self, pk: str) -> None:
-        self._leased.remove(pk)
+        self.leased.remove(pk)
 
     def note_change(self, pk: str) -> None:
         """What this process has changed it reads consistently, whatever lag it allows."""
-        self._changed.insert(pk, True)
+        self.changed.insert(pk, True)
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str], *, lagging: bool = False
     ) -> dict[str, Record]:
-        pks = {id_: self._names.pk(kind, id_) for id_ in ids}
-        consistent = not lagging or any(self._changed.get(pk) for pk in pks.values())
+        pks = {id_: self.names.pk(kind, id_) for id_ in ids}
+        consistent = not lagging or any(self.changed.get(pk) for pk in pks.values())
         rows, records = await self._records(kind, list(pks.values()), consistent=consistent)
 
         async def whole(id_: str) -> Record:
@@ -85,33 +81,33 @@ class RowReader:
         self, kind: str, pks: Sequence[str], *, consistent: bool
     ) -> tuple[dict[str, Row], dict[str, Record]]:
         """One GetItem for a fresh copy; the lease is looked at where it could matter."""
-        now = self._clock()
+        now = self.clock()
         rows = await self._rows(kind, pks, now, consistent=consistent)
         closer = [
             (pk, LOCK)
             for pk in pks
-            if pk not in rows or not rows[pk].is_fresh(now) or self._leased.get(pk)
+            if pk not in rows or not rows[pk].is_fresh(now) or self.leased.get(pk)
         ]
-        locks = await self._table.get_many(closer, consistent=consistent)
-        found = {pk: believed(lock_of(it), now, self._max_lease) for (pk, _), it in locks.items()}
+        locks = await self.table.get_many(closer, consistent=consistent)
+        found = {pk: believed(lock_of(it), now, self.max_lease) for (pk, _), it in locks.items()}
         return rows, {pk: merged(rows.get(pk), found.get(pk)) for pk in pks}
 
     async def _rows(
         self, kind: str, pks: Sequence[str], now: float, *, consistent: bool = True
     ) -> dict[str, Row]:
         """A META that points to a version's row is read together with it (I19)."""
-        metas = await self._table.get_many([(pk, META) for pk in pks], consistent=consistent)
+        metas = await self.table.get_many([(pk, META) for pk in pks], consistent=consistent)
         items = {pk: item for (pk, _), item in metas.items()}
         pointers = {pk: sk for pk, item in items.items() if (sk := version_of(item)) is not None}
         if pointers:
-            versions = await self._table.get_many([*pointers.items()], consistent=consistent)
+            versions = await self.table.get_many([*pointers.items()], consistent=consistent)
             items |= {pk: swapped(items[pk], item) for (pk, _), item in versions.items()}
         others = self.shape(kind).others or ENDLESS
         return {pk: row_of(item, now, others) for pk, item in items.items()}
 
     async def row(self, kind: str, pk: str) -> Row | None:
         """As it is now, consistently."""
-        return (await self._rows(kind, [pk], self._clock())).get(pk)
+        return (await self._rows(kind, [pk], self.clock())).get(pk)
 
     async def with_body(self, kind: str, pk: str, row: Row, record: Record) -> Record:
         """I8: a row whose body is missing is a miss, unless the row was replaced meanwhile."""
@@ -129,10 +125,10 @@ class RowReader:
         """None: absent upstream. UNREAD: nothing lies where the row points."""
         if row.copy is None or row.meta is None or row.copy.value is None:
             return None
-        key = self._names.object_key(row.meta.s3_key)
-        if key is None or self._names.is_anothers(key, row.meta.pk):
+        key = self.names.object_key(row.meta.s3_key)
+        if key is None or self.names.is_anothers(key, row.meta.pk):
             return UNREAD
-        body = await self._bodies.get(key)
+        body = await self.bodies.get(key)
         if body is None or len(body.data) < row.size:
             return UNREAD
         terms = row.copy.policy
@@ -140,4 +136,4 @@ class RowReader:
         return self.shape(kind).inside(open_body)
 
     def shape(self, kind: str) -> Shape:
-        return self._shapes.get(kind, OPAQUE)
+        return self.shapes.get(kind, OPAQUE)

@@ -10,6 +10,7 @@ of processes that died between writing a body and publishing it.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from math import ceil
@@ -61,23 +62,21 @@ def pk_of(item: Item) -> str:
     return pk
 
 
+@dataclass(frozen=True, slots=True)
 class TableScan:
-    def __init__(
-        self, table: Table, bodies: S3Bodies, tags: Tags, names: Names, clock: Clock
-    ) -> None:
-        self._table = table
-        self._bodies = bodies
-        self._tags = tags
-        self._names = names
-        self._clock = clock
+    table: Table
+    bodies: S3Bodies
+    tags: Tags
+    names: Names
+    clock: Clock
 
     async def entries(
         self, kind: str | None, search: str, after: tuple[str, str] | None, limit: int
     ) -> list[Entry]:
-        start = None if after is None else key_of(self._names.pk(*after), META)
+        start = None if after is None else key_of(self.names.pk(*after), META)
         rows = None if search else max(FEWEST_ROWS, 2 * limit)
         found: list[Entry] = []
-        async for page in entries_of(self._table, self._names.pk_prefix, after=start, rows=rows):
+        async for page in entries_of(self.table, self.names.pk_prefix, after=start, rows=rows):
             listed = [entry for group in page if (entry := self._entry(group)) is not None]
             found += [
                 each for each in listed if is_listed((each.kind, each.id), kind, search, None)
@@ -87,29 +86,29 @@ class TableScan:
         return found
 
     def _entry(self, rows: Sequence[Item]) -> Entry | None:
-        names = {self._names.named(row) for row in rows} - {None}
+        names = {self.names.named(row) for row in rows} - {None}
         name = names.pop() if names else None
         if name is None:
             return None
-        row, lock = parsed(rows, self._clock())
+        row, lock = parsed(rows, self.clock())
         size = row.size if row is not None and row.copy is not None else None
         is_absent = row is not None and row.copy is not None and row.copy.value is None
         return Entry(*name, merged(row, lock), None if is_absent else size)
 
     async def evict(self, before: float) -> int:
         dropped = 0
-        async for entries in entries_of(self._table, self._names.pk_prefix):
+        async for entries in entries_of(self.table, self.names.pk_prefix):
             gone = {pk_of(rows[0]): rows for rows in entries if self._is_gone(rows, before)}
             bodies = (await each(gone, partial(self._drop, gone, before))).values()
             went = [keys for keys in bodies if keys is not None]
-            await self._bodies.delete([key for keys in went for key in keys])
+            await self.bodies.delete([key for keys in went for key in keys])
             dropped += len(went)
         await self._drop_orphans()
         return dropped
 
     def _is_gone(self, rows: Sequence[Item], before: float) -> bool:
         """Nothing that anybody could be served, and nothing under way; a row of ours."""
-        row, lock = parsed(rows, self._clock())
+        row, lock = parsed(rows, self.clock())
         ends = [0.0]
         if any(each_row["sk"]["S"] == META and "generation" not in each_row for each_row in rows):
             return False
@@ -125,32 +124,32 @@ class TableScan:
         self, gone: Mapping[str, Sequence[Item]], before: float, pk: str
     ) -> list[str] | None:
         """The body to delete, if there is one; None if the rows are not as they were read."""
-        row, lock = parsed(gone[pk], self._clock())
-        if not await self._table.transact_if(*_drops(pk, gone[pk], before)):
+        row, lock = parsed(gone[pk], self.clock())
+        if not await self.table.transact_if(*_drops(pk, gone[pk], before)):
             return None
-        await self._tags.remove(tagged(row, lock), pk)
+        await self.tags.remove(tagged(row, lock), pk)
         if row is None or row.meta is None:
             return []
-        return self._names.ours(row.meta.s3_key, pk)
+        return self.names.ours(row.meta.s3_key, pk)
 
     async def _drop_orphans(self) -> None:
-        before = self._clock() - ORPHAN_AFTER
-        async for keys in self._bodies.older(self._names.bodies, before):
-            pointers = {key: (self._names.pk_of_body(key), META) for key in keys}
-            rows = await self._table.get_many(list(set(pointers.values())))
+        before = self.clock() - ORPHAN_AFTER
+        async for keys in self.bodies.older(self.names.bodies, before):
+            pointers = {key: (self.names.pk_of_body(key), META) for key in keys}
+            rows = await self.table.get_many(list(set(pointers.values())))
             used = {
-                self._names.object_key(pointer)
+                self.names.object_key(pointer)
                 for row in rows.values()
                 if (pointer := text(row, "s3_key")) is not None
             }
             orphans = [key for key in keys if key not in used]
-            await self._bodies.delete(orphans)
+            await self.bodies.delete(orphans)
 
     async def stats(self, meter: CostMeter) -> StoreStats:
         """Exact up to some megabytes of rows; beyond, by the table's own count (hours old)."""
         copies = leases = size = scanned = pages = 0
         is_whole = True
-        async for page in self._table.scan(self._names.pk_prefix):
+        async for page in self.table.scan(self.names.pk_prefix):
             counted = self._counted(page["Items"])
             copies, leases, size = copies + counted[0], leases + counted[1], size + counted[2]
             scanned, pages = scanned + page["ScannedCount"], pages + 1
@@ -162,7 +161,7 @@ class TableScan:
         return StoreStats(copies, leases, size, meter.costs())
 
     def _counted(self, items: Sequence[Item]) -> tuple[int, int, int]:
-        now = self._clock()
+        now = self.clock()
         rows = [row_of(item, now) for item in items if item["sk"]["S"] == META]
         locks = [lock_of(item) for item in items if item["sk"]["S"] == LOCK]
         held = [lock for lock in locks if lock.held_until and not is_over(lock.held_until, now)]
@@ -170,7 +169,7 @@ class TableScan:
         return len(copies), len(held), sum(row.size for row in copies)
 
     async def _share(self, scanned: int) -> float:
-        described: dict[str, Any] = await self._table.describe()
+        described: dict[str, Any] = await self.table.describe()
         return scanned / max(1, scanned, int(described.get("ItemCount", 0)))
 
 

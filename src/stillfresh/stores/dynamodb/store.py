@@ -129,9 +129,7 @@ class DynamoStore:
         await check_table(table)
         trash = Trash(bodies, self._delete_after, clock=clock, sleep=self._sleep)
         parts.stack.push_async_callback(trash.close)
-        parts.reader = RowReader(
-            table, bodies, names, self.shapes, clock=clock, max_lease=self._max_lease
-        )
+        parts.reader = RowReader(table, bodies, names, self.shapes, clock, self._max_lease)
         parts.scan = TableScan(table, bodies, Tags(table, names), names, clock)
         parts.writer, parts.invalidator = (
             RowWriter(

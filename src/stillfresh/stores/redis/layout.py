@@ -16,6 +16,8 @@ from struct import Struct
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread
@@ -178,7 +180,9 @@ def is_enough(glance: bytes | None, known: str) -> bool:
     return bool(fields[7] == padded(known)) and HEAD + fields[12] + fields[13] <= GLANCE
 
 
-def record_of(data: bytes | None, known: str | None = None) -> Record | None:
+def record_of(
+    data: bytes | None, known: str | None = None, *, errors: str = "surrogatepass"
+) -> Record | None:
     """What the string says, without the value for who knows the generation; None: not ours.
 
     One that somebody else has changed, and that says nothing that we could have, is not ours.
@@ -186,40 +190,33 @@ def record_of(data: bytes | None, known: str | None = None) -> Record | None:
     if not data or len(data) < HEAD or not data.startswith(MAGIC):
         return None
     try:
-        return _record(data, known)
+        return _record(data, known, errors)
     except (IndexError, ValueError):
         return None
 
 
-def _record(data: bytes, known: str | None) -> Record:
+def _record(data: bytes, known: str | None, errors: str) -> Record:
     fields = FIELDS.unpack_from(data)
     held_until, token, failures, retry_at, tags, error = fields[8:]
     value_at = HEAD + tags + error
     copy = _copy(fields, data, value_at, known) if fields[1] else None
     failure = None
     if failures:
-        failure = Failure(failures, _finite(retry_at), _text(data[HEAD + tags : value_at]))
+        said = data[HEAD + tags : value_at].decode(errors=errors)
+        failure = Failure(failures, _finite(retry_at), said)
     return Record(copy, None if token == NOBODY else _finite(held_until), failure)
 
 
 def listed(glance: bytes, length: int) -> tuple[Record, int | None] | None:
     """What the first bytes of a string of that length say of an entry; None: not ours."""
-    if len(glance) < HEAD or not glance.startswith(MAGIC):
+    record = record_of(glance, errors="replace")  # an error's text may be cut
+    if record is None:
         return None
-    try:
-        return _listed(FIELDS.unpack_from(glance), glance, length)
-    except (IndexError, ValueError):
-        return None
-
-
-def _listed(fields: tuple[Any, ...], glance: bytes, length: int) -> tuple[Record, int | None]:
-    failures, retry_at, tags, error = fields[10:]
-    generation = unpadded(fields[7])
-    copy = _copy(fields, b"", 0, generation) if fields[1] else None
-    said = glance[HEAD + tags : HEAD + tags + error].decode(errors="replace")
-    failure = Failure(failures, _finite(retry_at), said) if failures else None
-    size = max(0, length - HEAD - tags - error) if fields[1] == VALUE else None
-    return Record(copy, None if fields[9] == NOBODY else _finite(fields[8]), failure), size
+    copy, fields = record.copy, FIELDS.unpack_from(glance)
+    if copy is None or copy.value is None:
+        return record, None
+    size = max(0, length - HEAD - fields[12] - fields[13])
+    return replace(record, copy=replace(copy, value=UNREAD)), size
 
 
 def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None) -> Copy:

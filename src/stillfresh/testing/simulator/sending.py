@@ -5,7 +5,8 @@ killed or paused does not take its requests back.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.errors import StoreError
@@ -86,23 +87,16 @@ class NoAnswer(StoreError):
     """Whether the store did what it was asked is not known."""
 
 
+@dataclass(slots=True)
 class StoreRequest(Generic[T]):
     """One on its way: what it does for which ids, and who waits for the answer."""
 
-    def __init__(
-        self,
-        step: str,
-        kind: str,
-        ids: Sequence[str],
-        effect: Callable[[Sequence[str]], T],
-        tokens: Iterable[str] = (),
-    ) -> None:
-        self.step = step
-        self.kind = kind
-        self.ids = list(ids)
-        self.effect = effect
-        self.tokens = list(tokens)
-        self.is_sent_again = False
+    step: str
+    kind: str
+    ids: Sequence[str]
+    effect: Callable[[Sequence[str]], T]
+    tokens: Sequence[str] = ()
+    is_sent_again: bool = False
 
     def __str__(self) -> str:
         return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()

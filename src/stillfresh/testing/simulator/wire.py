@@ -1,6 +1,7 @@
 """The shared store as one process sees it: over a network, or as a file (T1, S1)."""
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,23 +25,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
 class Asking:
     """A request for leases, however often it arrives: it knows those that it was granted (S8)."""
 
-    def __init__(
-        self,
-        world: "World",
-        process: "Process",
-        kind: str,
-        asks: Sequence[Ask],
-        lease_for: float,
-    ) -> None:
-        self.world = world
-        self.kind = kind
-        self.leases: dict[str, Lease] = {}
-        self._process = process
-        self._asks = {ask.id: ask for ask in asks}
-        self._lease_for = lease_for
+    world: "World"
+    process: "Process"
+    kind: str
+    asks: dict[str, Ask]
+    lease_for: float
+    leases: dict[str, Lease] = field(default_factory=dict)
 
     def arrives(self, some: Sequence[str]) -> dict[str, Grant]:
         """A lease that it holds is its own; any other is a new one, with a new token."""
@@ -52,15 +46,15 @@ class Asking:
         }
         asked = [id_ for id_ in some if id_ not in own]
         grants = self.acquired(asked)
-        taken = [id_ for id_ in asked if self._asks[id_].take_over]
+        taken = [id_ for id_ in asked if self.asks[id_].take_over]
         ledger.voided(self.kind, [id_ for id_ in taken if isinstance(grants[id_], Lease)])
-        ledger.acquired(self._process.number, self.kind, grants, now)
+        ledger.acquired(self.process.number, self.kind, grants, now)
         self.leases.update((id_, it) for id_, it in grants.items() if isinstance(it, Lease))
         return {id_: own.get(id_) or grants[id_] for id_ in some}
 
     def acquired(self, some: Sequence[str]) -> dict[str, Grant]:
-        asks = [self._asks[id_] for id_ in some]
-        return finished(self.world.store.acquire(self.kind, asks, self._lease_for))
+        asks = [self.asks[id_] for id_ in some]
+        return finished(self.world.store.acquire(self.kind, asks, self.lease_for))
 
 
 class StoreWire:
@@ -84,8 +78,8 @@ class StoreWire:
         return await self._sender.ask(StoreRequest("read", kind, ids, effect))
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        asking = Asking(self._world, self._process, kind, asks, lease_for)
-        ids = [ask.id for ask in asks]
+        by_id = {ask.id: ask for ask in asks}
+        asking, ids = Asking(self._world, self._process, kind, by_id, lease_for), list(by_id)
         is_put = any(ask.take_over for ask in asks)
         step = "take over" if is_put else "acquire"
         grants = await self._sender.ask(StoreRequest(step, kind, ids, asking.arrives))
