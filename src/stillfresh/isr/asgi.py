@@ -76,7 +76,8 @@ class IsrMiddleware:
             made, status = stored.ready, stored.head.status
             headers = [*made.said, *made.length]
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": bytes(stored.body)})
+            body = stored.body if isinstance(stored.body, bytes) else bytes(stored.body)
+            await send({"type": "http.response.body", "body": body})
         else:
             await self._other(scope, receive, send)
 

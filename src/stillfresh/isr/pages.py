@@ -106,7 +106,7 @@ class PageCache:
         spec = spec_of(
             KIND,
             _nobody,
-            PageCodec(),
+            PageCodec(is_packed=not is_private),
             _tags_of,
             fresh_for=0,
             stale_for=stale_for,

@@ -37,13 +37,28 @@ def parts(data: bytes) -> tuple[memoryview, memoryview]:
     return view[4:end], view[end:]
 
 
+class PageBytes(bytes):
+    """A body with its head beside it, for a store of this process: a hit sends it as it is."""
+
+    head: Head
+
+
 class PageCodec:
-    """What the engine stores pages with."""
+    """What the engine stores pages with; `is_packed`: the head is written before the body."""
+
+    def __init__(self, *, is_packed: bool = True) -> None:
+        self._is_packed = is_packed
 
     def encode(self, page: Stored, /) -> bytes:
-        return packed(_encode(page.head), page.body)
+        if self._is_packed:
+            return packed(_encode(page.head), page.body)
+        data = PageBytes(page.body)
+        data.head = page.head
+        return data
 
     def decode(self, data: bytes, /) -> Stored:
+        if isinstance(data, PageBytes):
+            return Stored(data.head, data)
         head, body = parts(data)
         return Stored(_decoder.decode(head), body)
 
