@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from valkey_server import Server
 
 from stillfresh import Cache, Policy
-from stillfresh.cli import inspecting, invalidating
+from stillfresh.cli import inspecting
+from stillfresh.stores import contract
 from stillfresh.stores.contract import Ask, Copy, Failure, Lease, Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.redis import listing
@@ -351,7 +352,7 @@ class TestG10Invalidate:
 
     def test_a_whole_kind(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Page by page; other kinds are left alone."""
-        monkeypatch.setattr(invalidating, "PAGE", 2)
+        monkeypatch.setattr(contract, "WALKED", 2)
         assert said("invalidate", str(site), "--kind", "price", "--all").startswith("5 entries")
         found = json.loads(said("inspect", str(site), "--json"))
         marks = {entry["id"]: entry["invalidated"] for entry in found["entries"]}
@@ -384,7 +385,7 @@ class TestG10Invalidate:
         asyncio.run(work(store_for(url, time.time)))
         monkeypatch.setattr(listing, "_names", counted)
         monkeypatch.setattr(listing, "SLICE", 3)
-        monkeypatch.setattr(invalidating, "PAGE", 5)
+        monkeypatch.setattr(contract, "WALKED", 5)
         done = said("invalidate", url, "--kind", "price", "--all")
         assert (done, len(walks)) == ("25 entries invalidated\n", 1)
         found = json.loads(said("inspect", url, "--limit", "100", "--json"))["entries"]

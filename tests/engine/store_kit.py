@@ -23,7 +23,7 @@ from stillfresh.testing import ManualClock
 T = TypeVar("T")
 
 
-class SteppedStore:
+class SteppedStore(Store):
     """Any store, without `read_now`: every step takes a turn of the loop, as over a network."""
 
     def __init__(self, inner: Store) -> None:
@@ -77,9 +77,13 @@ class SteppedStore:
         await self._step("close", self.inner.close)
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        ids: Sequence[str],
+        known: Mapping[str, str] | None = None,
+        lag: float = 0.0,
     ) -> dict[str, Record]:
-        return await self._step("read", lambda: self.inner.read(kind, ids, known))
+        return await self._step("read", lambda: self.inner.read(kind, ids, known, lag))
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         return await self._step("acquire", lambda: self.inner.acquire(kind, asks, lease_for))

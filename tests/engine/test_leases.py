@@ -598,6 +598,8 @@ class TestE5FailingStore:
 class InlineStore(SteppedStore):
     """Reads on the spot, as SQLite does."""
 
+    reads_inline = True
+
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:

@@ -8,7 +8,7 @@ from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, versio
 from store_kit import SteppedStore, cache_on
 
 from stillfresh import Cache, NotOpen, Resource
-from stillfresh.stores.contract import Record
+from stillfresh.stores.contract import Generations, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -83,10 +83,10 @@ class TestE4RemoteReads:
         read = store.read
 
         async def noted(
-            kind: str, ids: Sequence[str], has: Mapping[str, str] | None = None
+            kind: str, ids: Sequence[str], has: Generations = None, lag: float = 0.0
         ) -> dict[str, Record]:
             known.append(has)
-            return await read(kind, ids, has)
+            return await read(kind, ids, has, lag)
 
         monkeypatch.setattr(store, "read", noted)
         await goods("a")

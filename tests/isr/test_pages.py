@@ -206,8 +206,8 @@ class Hanging:
         self.is_hanging = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "read_now":
-            raise AttributeError(name)
+        if name == "reads_inline":
+            return False
         found = getattr(self.store, name)
         return self._never if self.is_hanging and name in HANGS else found
 

@@ -15,7 +15,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import msgspec
 
 from stillfresh import StoreError
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Store
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, Store
 
 __all__ = ["Event", "Log", "MovedClock", "Witness", "events_of", "move_clock"]
 
@@ -101,21 +101,18 @@ class Witness:
         self.troubles = 0
         self.tokens: dict[str, str] = {}
         """Of the leases that this process was given, by key."""
-        if (read_now := getattr(store, "read_now", None)) is not None:
-            self.read_now = self._watched_now(read_now)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def _watched_now(self, step: Callable[P, T]) -> Callable[P, T]:
-        def read_now(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return step(*args, **kwargs)
-            except StoreError:
-                self.troubles += 1
-                raise
-
-        return read_now
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        try:
+            return self._store.read_now(kind, ids, known)
+        except StoreError:
+            self.troubles += 1
+            raise
 
     async def _watched(self, step: Awaitable[T]) -> T:
         try:
@@ -125,9 +122,13 @@ class Witness:
             raise
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> Any:
-        return await self._watched(self._store.read(kind, ids, known))
+        self,
+        kind: str,
+        ids: Sequence[str],
+        known: Mapping[str, str] | None = None,
+        lag: float = 0.0,
+    ) -> dict[str, Record]:
+        return await self._watched(self._store.read(kind, ids, known, lag))
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         began = time.monotonic()

@@ -707,13 +707,13 @@ class TestI7Costs:
         await bench.publish(await bench.lease())
         for lag, units in ((0.5, 1), (1.0, 1)):
             before = bench.units()[0]
-            await reader.read_lagging(PAGE, ["/pricing"], {}, lag)
+            await reader.read(PAGE, ["/pricing"], {}, lag)
             assert bench.units()[0] - before == units
         other = bench.store
         await other.close()
         await other.open()
         before = bench.units()[0]
-        await other.read_lagging(PAGE, ["/pricing"], {}, 1.0)
+        await other.read(PAGE, ["/pricing"], {}, 1.0)
         assert bench.units()[0] - before == 0.5
 
     async def test_a_cache_shows_them(self, aws: Aws) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from stillfresh import Cache, Clock
 from stillfresh.stores.contract import Ask, Store
 from stillfresh.stores.memory import MemoryStore
@@ -52,6 +54,8 @@ class TestI17Listing:
 
     def test_reads_on_the_spot_where_the_store_does(self) -> None:
         """A wrapped store is as quick as the one inside, and offers no more than that one."""
-        assert hasattr(TenantStore(MemoryStore(), "a"), "read_now")
-        assert not hasattr(TenantStore(MemoryStore(), "a"), "read_lagging")
-        assert not hasattr(TenantStore(RedisStore("redis://localhost"), "a"), "read_now")
+        assert TenantStore(MemoryStore(), "a").reads_inline
+        far = TenantStore(RedisStore("redis://localhost"), "a")
+        assert not far.reads_inline
+        with pytest.raises(TypeError, match="RedisStore does not read inline"):
+            far.read_now("page", ["a"])

@@ -8,10 +8,9 @@ from typing import Final, TypeAlias
 import click
 
 from stillfresh.cli.output import as_json, print_json, working
-from stillfresh.cli.places import about_kind, about_names, about_tags, all_of, opened, say
+from stillfresh.cli.places import about_kind, about_names, about_tags, opened, say
 from stillfresh.cli.program import TEXT, Command
 
-PAGE: Final = 10_000
 Reached: TypeAlias = tuple[int, str | None]
 """How many, and a hint where there were none."""
 SLICE: Final = 500
@@ -87,7 +86,7 @@ async def _by_tag(address: str, tags: Sequence[str], *, soft: bool) -> Reached:
 async def _whole(address: str, kind: str, advance: Callable[[int], None], *, soft: bool) -> Reached:
     count = 0
     async with opened(address) as store:
-        async for page in all_of(store, kind, PAGE):
+        async for page in store.walk(kind):
             for first in range(0, len(page), SLICE):
                 ids = [entry.id for entry in page[first : first + SLICE]]
                 await store.invalidate(kind, ids, soft=soft)

@@ -121,13 +121,6 @@ def file_of(address: str) -> str | None:
     return unquote(urlsplit(address).path[1:]) if is_store else None
 
 
-async def all_of(store: Readable, kind: str, size: int) -> AsyncIterator[list[Entry]]:
-    """In any order: in one walk, where a store has no order of its own."""
-    walk = getattr(store, "walk", None)
-    async for page in pages_of(store, kind, "", size) if walk is None else walk(kind):
-        yield page
-
-
 async def pages_of(
     store: Readable, kind: str | None, search: str, size: int = MOST_LISTED
 ) -> AsyncIterator[list[Entry]]:

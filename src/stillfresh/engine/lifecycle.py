@@ -100,7 +100,7 @@ class Lifecycle:
         """In the child: its loop, its threads and its connections are the parent's."""
         is_live = self._loop is not None and not self._loop.is_closed()
         is_left = self._is_left or self._loop is not None
-        if is_live or (is_left and not self._outlives_loops):
+        if is_live or (is_left and not self._store.outlives_loops):
             self._is_forked = True
             for core in self._cores.values():
                 core.leave()
@@ -125,10 +125,6 @@ class Lifecycle:
         for core in self._cores.values():
             core.leave()
 
-    @property
-    def _outlives_loops(self) -> bool:
-        return getattr(self._store, "outlives_loops", False)
-
     async def _open(self) -> Runtime:
         try:
             await self._ended()
@@ -142,8 +138,7 @@ class Lifecycle:
             loop=asyncio.get_running_loop(),
             store=self._store,
             clock=self._clock,
-            read_now=getattr(self._store, "read_now", None),
-            read_lagging=getattr(self._store, "read_lagging", None),
+            read_now=self._store.read_now if self._store.reads_inline else None,
             sleep=self._sleep,
             dice=self._dice,
             spawn=self._tasks.spawn,
@@ -155,7 +150,7 @@ class Lifecycle:
         )
         for core in self._cores.values():
             core.open(self.opened)
-        if getattr(self._store, "needs_eviction", True) and not self._is_ended_loop():
+        if self._store.needs_eviction and not self._is_ended_loop():
             self._tasks.spawn(_evict_now_and_then(self._store, self._clock), None)
         await self._stay()
         self._opening = None
@@ -177,7 +172,7 @@ class Lifecycle:
                 self._ended_loop = asyncio.get_running_loop()
                 ending = self._ending = self._ended_loop.create_future()
                 try:
-                    await self._end(keeps=self._outlives_loops)
+                    await self._end(keeps=self._store.outlives_loops)
                 finally:
                     ending.set_result(None)
                     self._ending = None
@@ -223,7 +218,7 @@ class Lifecycle:
     async def _close_left(self) -> None:
         """The store that a closed loop left open; what is bound to that loop may say so."""
         self._is_left = False
-        if not self._outlives_loops:
+        if not self._store.outlives_loops:
             with suppress(RuntimeError):
                 await self._store.close()
 

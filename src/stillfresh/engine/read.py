@@ -319,9 +319,7 @@ class Reads(Generic[K, V]):
             question.known,
             self.spec.memory_for,
         )
-        if lag and runtime.read_lagging is not None:
-            return await runtime.read_lagging(kind, ids, known, lag)
-        return await runtime.store.read(kind, ids, known)
+        return await runtime.store.read(kind, ids, known, lag)
 
 
 def _is_cancelled() -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
@@ -116,11 +116,6 @@ def _count(kind: str, option: str, number: int) -> int:
     return number
 
 
-ReadLagging: TypeAlias = Callable[
-    [str, Sequence[str], Mapping[str, str], float], Awaitable[dict[str, Record]]
-]
-
-
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """What all resources of a cache share while it is open."""
@@ -130,8 +125,6 @@ class Runtime:
     clock: Clock
     read_now: Callable[[str, Sequence[str], Mapping[str, str]], dict[str, Record]] | None
     """Reads on the spot, where the store can."""
-    read_lagging: ReadLagging | None
-    """Reads for less, where the store can."""
     sleep: Callable[[float], Awaitable[object]]
     dice: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, Any], contextvars.Context | None], asyncio.Task[Any]]

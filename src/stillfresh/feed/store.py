@@ -24,7 +24,7 @@ from stillfresh.feed.model import FeedCacheUpdated, FeedStats, canonical
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
-from stillfresh.stores.contract import Copy, Lease, Record
+from stillfresh.stores.contract import Copy, Generations, Lease, Record
 from stillfresh.stores.sqlite.format import Format
 from stillfresh.stores.sqlite.schema import TIMES, Statements, statements_on
 from stillfresh.stores.sqlite.steps import KindTables, Layout, own_tables
@@ -218,9 +218,10 @@ class FeedStore(SqliteStore):
         return False
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
         """F5: by any spelling of a category, as everywhere."""
+        del lag
         keys = {canonical(id_): id_ for id_ in ids} if kind == KIND else {}
         found = self.read_now(KIND, list(keys), known)
         return {keys[key]: record for key, record in found.items()}

@@ -5,7 +5,7 @@ that the file belongs to: the seed's five minutes and thirty days count.
 """
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from stillfresh.feed.reading import FeedMemory, finished
 from stillfresh.feed.schema import FEED, TABLES, completed
 from stillfresh.feed.store import KIND, FeedStore, FeedTables, counted, layout
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import UNREAD, Copy, Entry, Mark, Record, StoreStats
+from stillfresh.stores.contract import UNREAD, Copy, Entry, Generations, Mark, Record, StoreStats
 from stillfresh.stores.sqlite.connection import FAILED, connect_viewer
 from stillfresh.stores.sqlite.format import Format
 from stillfresh.stores.sqlite.view import SqliteView
@@ -74,10 +74,10 @@ class FeedView(SqliteView):
         completed(self._opened())
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
         keys = {canonical(id_): id_ for id_ in ids} if kind == KIND else {}
-        stored = await super().read(KIND, list(keys), known)
+        stored = await super().read(KIND, list(keys), known, lag)
         found = {id_: self._judged(key, stored.get(key, Record())) for key, id_ in keys.items()}
         return {id_: record for id_, record in found.items() if record != Record()}
 

@@ -119,13 +119,12 @@ def _of_another(body: "Body", terms: Policy) -> Head:
 
 def shaped(store: Store, terms: Policy) -> Store:
     """I2: where values lie in the open, a page does so as its body; I19: bound by our terms."""
-    shapes = getattr(store, "shapes", None)
-    if isinstance(shapes, dict):
-        shapes.setdefault("page", PageShape(terms))
+    if store.shapes is not None:
+        store.shapes.setdefault("page", PageShape(terms))
     return store
 
 
-READS: Final = frozenset({"read", "read_lagging"})
+READS: Final = frozenset({"read"})
 WRITES: Final = frozenset({"acquire", "publish", "renew", "release"})
 """Invalidations are not among them: who asks for one waits until it holds."""
 

@@ -7,13 +7,19 @@ the fence, checked in the same atomic step as the write; its expiry only permits
 Times are wall-clock seconds. `now` is the store's own clock, read inside the step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import Enum, IntEnum
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from stillfresh.freshness import Policy
+
+if TYPE_CHECKING:
+    from stillfresh.stores.bodies import Shape
+
+WALKED: Final = 1_000
+"""Entries that a walk reads together."""
 
 
 class Mark(IntEnum):
@@ -139,27 +145,51 @@ class StoreStats(Struct, frozen=True, gc=False):
     """None where nobody is paid."""
 
 
+Generations: TypeAlias = Mapping[str, str] | None
+"""Those that a reader has, by id."""
+
+
 class Store(Protocol):
-    """Every method takes many ids of one kind; failures of the store are `StoreError`."""
+    """Every method takes many ids of one kind; failures of the store are `StoreError`.
+
+    A store inherits from this class and declares what it can do besides the steps: nobody probes.
+    """
+
+    reads_inline: bool = False
+    """`read_now` reads in microseconds, on the caller's thread, without a turn of the loop."""
+    outlives_loops: bool = False
+    """It is bound to no event loop: it stays open when its cache's loop ends without a close."""
+    needs_eviction: bool = True
+    """False: its server sweeps by itself, and `evict` runs only on request."""
+    tenant: str | None = None
+    """I17: the tenant whose entries alone it reads and writes."""
+    shapes: "dict[str, Shape] | None" = None
+    """I2: where others can read the values, how those of a kind are laid out for them."""
 
     async def open(self) -> None:
         """Ready for work; opening an open store changes nothing."""
 
     async def close(self) -> None:
-        """Nothing is left behind; it can be opened again.
-
-        A store that is bound to no event loop says `outlives_loops = True`: then it stays open when
-        the loop of its cache ends without closing it.
-        """
+        """Nothing is left behind; it can be opened again."""
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
         """What is known of each id, and nothing for an id without anything.
 
         Where `known` names the generation that the store has, a value may be UNREAD; that there is
-        none (an absent copy) is always told.
+        none (an absent copy) is always told. For `lag` seconds the answer may miss what other
+        processes did, where the store reads for less then.
         """
+        del lag
+        return self.read_now(kind, ids, known)
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        """As `read`, if the store `reads_inline`."""
+        del kind, ids, known
+        raise TypeError(f"{type(self).__name__} does not read inline")
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         """For each: Newer if the copy is not the one seen, Held if the lease is live (unless it is
@@ -193,11 +223,7 @@ class Store(Protocol):
         """Forget everything about each id: copy, lease, failure, tags."""
 
     async def evict(self, before: float) -> int:
-        """Drop the copies that were gone before then, and what is left of dead leases; how many.
-
-        A store whose server sweeps by itself says `needs_eviction = False`: then it is called only
-        by who asks for it.
-        """
+        """Drop the copies that were gone before then, and what is left of dead leases; how many."""
 
     async def stats(self) -> StoreStats:
         """What is in it now."""
@@ -216,20 +242,14 @@ class Store(Protocol):
         to look at: no value is read, and no step of it is long, however many there are.
         """
 
+    async def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
+        """All entries of a kind, in any order, some at a time."""
+        after: tuple[str, str] | None = None
+        while page := await self.entries(kind, "", after, WALKED):
+            yield page
+            after = page[-1].kind, page[-1].id
 
-class InlineStore(Store, Protocol):
-    """A store that reads in microseconds: on the caller's thread, without a turn of the loop."""
-
-    def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        """As `read`."""
-
-
-class LaggingStore(Store, Protocol):
-    """A store that reads for less where its answer may lag behind."""
-
-    async def read_lagging(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str], lag: float
-    ) -> dict[str, Record]:
-        """As `read`, but for `lag` seconds it may miss what other processes did."""
+    def for_tenant(self, tenant: str) -> "Store | None":
+        """I17: the store of the tenant's own partitions; None: it has none, and is wrapped."""
+        del tenant
+        return None

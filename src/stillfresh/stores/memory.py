@@ -30,6 +30,7 @@ from stillfresh.stores.contract import (
     Mark,
     Newer,
     Record,
+    Store,
     StoreStats,
 )
 from stillfresh.stores.listing import checked_limit, is_listed
@@ -142,11 +143,10 @@ class MemoryRows:
         return [key for _, key in islice(merge(*idle), number)]
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Holds at most `max_copies`: one more drops the oldest that nobody is loading."""
 
-    outlives_loops = True
-    """It is bound to no event loop: what it holds stays when the loop of its cache ends (E21)."""
+    reads_inline = outlives_loops = True
 
     def __init__(
         self,
@@ -179,11 +179,6 @@ class MemoryStore:
     ) -> dict[str, Record]:
         rows, known = self._opened(), known or {}
         return {id_: row.record(known.get(id_)) for id_ in ids if (row := rows.get((kind, id_)))}
-
-    async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        return self.read_now(kind, ids, known)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         now = self._clock()

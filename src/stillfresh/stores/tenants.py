@@ -1,7 +1,7 @@
 """One store for several tenants: each sees its own entries, and nothing of the others (I17).
 
-A store with partitions of its own for tenants (DynamoDB) has `tenant` and `for_tenant`. Any other
-store is wrapped: ids and tags stand behind `TENANT#<tenant>#`.
+A store without partitions of its own for tenants is wrapped: ids and tags stand behind
+`TENANT#<tenant>#`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +16,8 @@ from stillfresh.stores.contract import (
     Copy,
     Entry,
     Failure,
+    Generations,
     Grant,
-    InlineStore,
-    LaggingStore,
     Lease,
     Record,
     Store,
@@ -51,33 +50,25 @@ def tenant_prefix(tenant: str | None) -> str:
 
 def for_tenant(store: Store, tenant: str | None) -> Store:
     """The store as this tenant sees it; a store that has another tenant already is refused."""
-    if checked_tenant(tenant) is None:
+    if checked_tenant(tenant) is None or tenant is None or store.tenant == tenant:
         return store
-    has: str | None = getattr(store, "tenant", None)
-    if has is not None and has != tenant:
+    if (has := store.tenant) is not None:
         raise ConfigError(
             f"tenant: the store's own is {has!r}, and {tenant!r} is named as well; name one of them"
         )
-    if has is not None or tenant is None:
-        return store
-    own = getattr(store, "for_tenant", None)
-    made: Store = own(tenant) if own is not None else TenantStore(store, tenant)
-    return made
+    return store.for_tenant(tenant) or TenantStore(store, tenant)
 
 
-class TenantStore:
+class TenantStore(Store):
     """A store, less the entries of other tenants. `stats` and `evict` are the whole store's."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         self.tenant = tenant
-        self.needs_eviction: bool = getattr(store, "needs_eviction", True)
-        self.outlives_loops: bool = getattr(store, "outlives_loops", False)
+        self.reads_inline = store.reads_inline
+        self.outlives_loops = store.outlives_loops
+        self.needs_eviction = store.needs_eviction
         self._store = store
         self._prefix = tenant_prefix(tenant)
-        if hasattr(store, "read_now"):
-            self.read_now = self._read_now
-        if hasattr(store, "read_lagging"):
-            self.read_lagging = self._read_lagging
 
     async def open(self) -> None:
         await self._store.open()
@@ -86,22 +77,15 @@ class TenantStore:
         await self._store.close()
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        return self._plain(await self._store.read(kind, self._named(ids), self._keyed(known or {})))
-
-    def _read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        store: InlineStore = self._store  # type: ignore[assignment]  # it has the method
-        return self._plain(store.read_now(kind, self._named(ids), self._keyed(known or {})))
-
-    async def _read_lagging(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str], lag: float
-    ) -> dict[str, Record]:
-        store: LaggingStore = self._store  # type: ignore[assignment]  # it has the method
-        found = await store.read_lagging(kind, self._named(ids), self._keyed(known), lag)
+        found = await self._store.read(kind, self._named(ids), self._keyed(known or {}), lag)
         return self._plain(found)
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        return self._plain(self._store.read_now(kind, self._named(ids), self._keyed(known or {})))
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         named = [

@@ -28,6 +28,7 @@ from stillfresh.stores.contract import (
     Mark,
     Newer,
     Record,
+    Store,
     StoreStats,
     Unread,
 )
@@ -38,7 +39,7 @@ FIRST = 0xE000
 
 
 @dataclass
-class FeedAsStore:
+class FeedAsStore(Store):
     """Opens the file and closes it; may be opened again."""
 
     path: Path
@@ -106,8 +107,13 @@ class FeedAsStore:
         return replace(record, copy=copy)
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        ids: Sequence[str],
+        known: Mapping[str, str] | None = None,
+        lag: float = 0.0,
     ) -> dict[str, Record]:
+        del lag
         keys = {self.key(kind, id_): id_ for id_ in ids}
         found = await self.store.read(KIND, list(keys), known)
         records = {keys[key]: self.record(key, found.get(key, Record())) for key in keys}

@@ -26,10 +26,12 @@ from stillfresh.stores.contract import (
     Copy,
     Entry,
     Failure,
+    Generations,
     Grant,
     Lease,
     Mark,
     Record,
+    Store,
     StoreStats,
 )
 from stillfresh.stores.dynamodb.admin import check_table
@@ -53,7 +55,7 @@ def random_uuid() -> str:
     return str(uuid.uuid4())
 
 
-class DynamoStore:
+class DynamoStore(Store):
     """Any number of machines may use one table; one store belongs to one event loop."""
 
     needs_eviction = False
@@ -78,13 +80,14 @@ class DynamoStore:
         new_token: Callable[[], str] = random_uuid,
     ) -> None:
         self._bucket = _named(bucket, "bucket")
-        self._names = Names(table_name(table), checked_tenant(tenant), self._bucket)
+        self.tenant = checked_tenant(tenant)
+        self._names = Names(table_name(table), self.tenant, self._bucket)
         self._place = AwsPlace(region, endpoint, s3_endpoint)
         self._retention = seconds(retention, name="retention")
         self._delete_after = seconds(delete_after, name="delete_after")
         self._max_lease = seconds(max_lease, name="max_lease", positive=True)
         self.shapes: dict[str, Shape] = dict(shapes or {})
-        """How values of a kind lie in S3; a kind that is not here is stored as it is."""
+        """A kind that is not here is stored as it is."""
         self._clock = clock
         self._sleep = sleep
         self._dice = dice
@@ -92,16 +95,11 @@ class DynamoStore:
         self._meter = CostMeter()
         self._parts: Parts | None = None
 
-    @property
-    def tenant(self) -> str | None:
-        """I17: whose partitions this store reads and writes."""
-        return self._names.tenant
-
     def for_tenant(self, tenant: str) -> "DynamoStore":
         """I17: the same table and bucket for this tenant; a store of its own, not opened yet."""
         other = copy(self)
-        other.shapes = dict(self.shapes)
-        names = replace(self._names, tenant=checked_tenant(tenant))
+        other.shapes, other.tenant = dict(self.shapes), checked_tenant(tenant)
+        names = replace(self._names, tenant=tenant)
         vars(other).update(_names=names, _meter=CostMeter(), _parts=None)
         return other
 
@@ -154,15 +152,10 @@ class DynamoStore:
             await parts.stack.aclose()
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        return await self._opened().reader.read(kind, ids, known or {})
-
-    async def read_lagging(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str], lag: float
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
         """I7: eventually consistent, for half the units, where that much lag is allowed."""
-        return await self._opened().reader.read(kind, ids, known, lagging=lag >= EVENTUALLY)
+        return await self._opened().reader.read(kind, ids, known or {}, lagging=lag >= EVENTUALLY)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         for ask in asks:

@@ -14,12 +14,14 @@ from stillfresh.stores.contract import (
     Copy,
     Entry,
     Failure,
+    Generations,
     Grant,
     Held,
     Lease,
     Mark,
     Newer,
     Record,
+    Store,
     StoreStats,
 )
 from stillfresh.stores.listing import checked_limit
@@ -56,7 +58,7 @@ SAMPLE: Final = 200
 """So many keys a slice, so many slices: beyond that `stats` is an estimate."""
 
 
-class RedisStore:
+class RedisStore(Store):
     """`url` is the client library's: `redis://`, `rediss://` or `unix://`.
 
     Leases are judged by the server's own clock, the same for all, unless a clock is given.
@@ -105,9 +107,10 @@ class RedisStore:
             await link.close()
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
         """One MGET; who knows a copy's generation is not sent its value."""
+        del lag
         known = known or {}
         places = dict(zip(ids, self._places.of(kind, ids), strict=True))
         texts = await self._texts(places, known)

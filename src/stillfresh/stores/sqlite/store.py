@@ -15,7 +15,17 @@ import apsw
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, NotOpen, shown
-from stillfresh.stores.contract import Ask, Copy, Entry, Failure, Grant, Lease, Record, StoreStats
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Entry,
+    Failure,
+    Grant,
+    Lease,
+    Record,
+    Store,
+    StoreStats,
+)
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
@@ -116,8 +126,10 @@ def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:
     raise NotOpen("this store is closed")
 
 
-class SqliteStore(SqliteFile):
+class SqliteStore(SqliteFile, Store):
     """Any number of processes may use one file; one store belongs to one event loop at a time."""
+
+    reads_inline = True
 
     def __init__(
         self,
@@ -154,11 +166,6 @@ class SqliteStore(SqliteFile):
             self._cannot_read(exc)
             return {}
         return {} if row is None else {id_: record_of(row, generation)}
-
-    async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        return self.read_now(kind, ids, known)
 
     def _read_many(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str]

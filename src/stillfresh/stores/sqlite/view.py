@@ -6,7 +6,7 @@ that a writer would wait for.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import apsw
 
 from stillfresh.clock import Clock
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.stores.contract import Entry, Record, StoreStats
+from stillfresh.stores.contract import Entry, Generations, Record, StoreStats
 from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import (
@@ -29,6 +29,8 @@ from stillfresh.stores.sqlite.schema import record_of
 
 class SqliteView:
     """Reads on the caller's thread; a file that was damaged is an error, not an empty store."""
+
+    reads_inline = outlives_loops = needs_eviction = False
 
     def __init__(
         self,
@@ -71,9 +73,9 @@ class SqliteView:
             connection.close()
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        del known
+        del known, lag
         sql, connection = self._layout.tables(kind).sql, self._opened()
         try:
             if kind not in self._layout.kinds(connection):

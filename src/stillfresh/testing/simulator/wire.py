@@ -11,9 +11,11 @@ from stillfresh.stores.contract import (
     Copy,
     Entry,
     Failure,
+    Generations,
     Grant,
     Lease,
     Record,
+    Store,
     StoreStats,
 )
 from stillfresh.testing.simulator.sending import Sender, StoreRequest, finished
@@ -57,7 +59,9 @@ class Asking:
         return finished(self.world.store.acquire(self.kind, asks, self.lease_for))
 
 
-class StoreWire:
+class StoreWire(Store):
+    """A store, as one process sees it over a network."""
+
     def __init__(self, world: "World", process: "Process") -> None:
         self._world = world
         self._process = process
@@ -70,8 +74,10 @@ class StoreWire:
         """What is kept is everybody's."""
 
     async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
+        del lag
+
         def effect(some: Sequence[str]) -> dict[str, Record]:
             return self._world.store.read_now(kind, some, known)
 
@@ -172,6 +178,8 @@ class StoreWire:
 class InlineWire(StoreWire):
     """A store that is read on the spot, as a file is."""
 
+    reads_inline = True
+
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
@@ -180,11 +188,6 @@ class InlineWire(StoreWire):
             self._sender.unanswered(StoreRequest("read", kind, ids, len))
             raise StoreError("the store is away")
         return world.store.read_now(kind, ids, known)
-
-    async def read(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        return self.read_now(kind, ids, known)
 
 
 def _ids(leases: Iterable[Lease]) -> list[str]:
