@@ -12,8 +12,8 @@ from stillfresh.feed import FeedCache
 from stillfresh.feed.store import KIND, FeedStore
 from stillfresh.stores.contract import Ask, Entry, Lease
 from stillfresh.testing import ManualClock, StoreConformance
-from stillfresh.testing.conformance import KIND as PRICES
-from stillfresh.testing.conformance import POLICY
+from stillfresh.testing.conformance_kit import KIND as PRICES
+from stillfresh.testing.conformance_kit import POLICY
 
 
 class TestF7FeedStore(StoreConformance):

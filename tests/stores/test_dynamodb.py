@@ -34,7 +34,7 @@ from stillfresh.stores.dynamodb.scanning import entries_of
 from stillfresh.stores.dynamodb.store import Parts
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.testing import ManualClock, StoreConformance
-from stillfresh.testing.conformance_late import Deliver
+from stillfresh.testing.conformance_kit import Deliver
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from stillfresh.stores.redis import RedisStore, listing
 from stillfresh.stores.redis.layout import BUCKETS, COPY, GLANCE, MOST_FAILURES, NAME, Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
-from stillfresh.testing.conformance_late import Deliver
+from stillfresh.testing.conformance_kit import Deliver
 
 T = TypeVar("T")
 

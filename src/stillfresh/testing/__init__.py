@@ -1,7 +1,8 @@
 """What a test of code that uses stillfresh needs."""
 
 from stillfresh.testing.clocks import ManualClock
-from stillfresh.testing.conformance import StoreConformance
+from stillfresh.testing.conformance_copies import CopyConformance
+from stillfresh.testing.conformance_leases import LeaseConformance, StoreConformance
 from stillfresh.testing.explore import Explored, PromiseBroken, explore
 from stillfresh.testing.simulator import (
     Blow,
@@ -19,8 +20,10 @@ from stillfresh.testing.simulator import (
 
 __all__ = [
     "Blow",
+    "CopyConformance",
     "Explored",
     "Faults",
+    "LeaseConformance",
     "ManualClock",
     "Observed",
     "Process",

@@ -1,4 +1,4 @@
-"""Part of the conformance suite: a load in which one request arrives late, or twice (S8, T7).
+"""What the two conformance suites share, and the late requests that leases withstand (S8, T7).
 
 A chapter is a short history of one entry. It is played once for every step and every later point:
 the request of that step is sent, and arrives at the server a second time at that point. After each
@@ -6,17 +6,20 @@ step the entry is read. No late request may undo an invalidation or a publicatio
 invalidation or deletion may cost a load, and nothing else.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeAlias, TypeVar
 
+from stillfresh.clock import Clock
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Record, Store
 from stillfresh.testing.clocks import ManualClock
 
 T = TypeVar("T")
 
 KIND: Final = "price"
-POLICY: Final = Policy(300, 300, 300)
+POLICY: Final = Policy(30, 60, 90)
+LASTING: Final = Policy(300, 300, 300)
 COSTLY: Final = frozenset({"invalidate", "invalidate_tag", "delete"})
 """Steps that may cost a load when they arrive late, and what was published."""
 TAKING: Final = frozenset({"acquire", "take_over"})
@@ -26,22 +29,77 @@ Deliver: TypeAlias = Callable[[], Awaitable[object]]
 """Lets a request arrive at the server once more; done when it returns."""
 
 
-class LateSuite(Protocol):
-    """What a history needs of the suite."""
+class ConformanceKit:
+    """The store under test, its clock, and short ways to ask it."""
 
-    LEASE: float
+    LEASE: float = 10.0
+    """How long a lease is asked for; a store that counts whole seconds may need more."""
+
     clock: ManualClock
 
-    async def pass_time(self, seconds: float) -> None: ...
+    def setup_method(self) -> None:
+        self.clock = ManualClock(start=1_700_000_000.0)
 
-    async def delayed(self, step: Awaitable[T]) -> tuple[T, Deliver | None]: ...
+    async def new_store(self, clock: Clock) -> Store:
+        """A store with nothing in it, not opened yet."""
+        raise NotImplementedError
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the store's clock move on."""
+        self.clock.advance(seconds)
+
+    async def set_back(self, seconds: float) -> None:
+        """Let the store's clock go back, where that can be done."""
+        await self.pass_time(-seconds)
+
+    async def delayed(self, step: Awaitable[T]) -> tuple[T, Deliver | None]:
+        """Do a step of the store; returns its answer, and what delivers its requests again.
+
+        Here: nothing can arrive when a step has ended, as in a store without a network. With one,
+        record what the step sends to the server, or hold it back until it is sent again, and
+        return a coroutine function that sends it to the server once more.
+        """
+        return await step, None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Store]:
+        store = await self.new_store(self.clock)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def copy(self, lease: Lease, value: bytes | None = b"value") -> Copy:
+        return Copy(lease.token, self.clock(), POLICY, value)
+
+    async def lease(
+        self, store: Store, id_: str = "a", seen: str | None = None, *tags: str
+    ) -> Lease:
+        grant = await self.ask(store, id_, seen, *tags)
+        assert isinstance(grant, Lease), grant
+        return grant
+
+    async def ask(self, store: Store, id_: str = "a", seen: str | None = None, *tags: str) -> Grant:
+        return (await store.acquire(KIND, [Ask(id_, seen, tags)], self.LEASE))[id_]
+
+    async def published(self, store: Store, id_: str = "a", value: bytes | None = b"value") -> Copy:
+        record = (await store.read(KIND, [id_])).get(id_, Record())
+        seen = record.copy.generation if record.copy is not None else None
+        lease = await self.lease(store, id_, seen)
+        copy = self.copy(lease, value)
+        assert await store.publish(KIND, {id_: (lease, copy)}) == set()
+        return copy
+
+    async def record(self, store: Store, id_: str = "a") -> Record:
+        return (await store.read(KIND, [id_])).get(id_, Record())
 
 
 class History:
     """One entry. The request of step number `late` arrives again after step number `point`."""
 
     def __init__(
-        self, suite: LateSuite, store: Store, id_: str, late: int = -1, point: int = -1
+        self, suite: ConformanceKit, store: Store, id_: str, late: int = -1, point: int = -1
     ) -> None:
         self.steps: list[str] = []
         self.can_be_late = True
@@ -94,7 +152,7 @@ class History:
         await self._look()
 
     async def publish(self, lease: Lease) -> None:
-        copy = Copy(lease.token, self._suite.clock(), POLICY, b"value")
+        copy = Copy(lease.token, self._suite.clock(), LASTING, b"value")
         copies = {self._id: (lease, copy)}
         superseded = await self._step("publish", self._store.publish(KIND, copies))
         self._check_holds(lease, is_lost=bool(superseded))
@@ -228,7 +286,7 @@ async def evicting(it: History) -> None:
     await it.publish(lease)
 
 
-async def play_late(suite: LateSuite, store: Store, *chapters: Chapter) -> None:
+async def play_late(suite: ConformanceKit, store: Store, *chapters: Chapter) -> None:
     """Each once for every step and every point; once in all where nothing can be late."""
     for number, chapter in enumerate(chapters):
         first = History(suite, store, f"{number}", late=0)
