@@ -214,6 +214,39 @@ class TestS4Listing:
             assert await search == []
 
 
+class TestE28Stats:
+    async def test_writers_pass_between_its_slices(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A count of many ids is many small jobs, and exact."""
+        monkeypatch.setattr(sqlite_store, "STRETCH", 10)
+        async with opened(path) as store:
+            await publish(store, *(f"{number:03}" for number in range(200)))
+            await publish(store, "other", kind="price")
+            await store.acquire("post", [Ask("loading")], 10)
+            counting = asyncio.create_task(store.stats())
+            await store.invalidate("post", ["000"])
+            assert not counting.done()
+            stats = await counting
+            assert (stats.copies, stats.leases) == (201, 1)
+
+    async def test_a_large_file_is_not_counted_again_at_once(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However often it is asked for: the figures of a large file are up to 10 s old."""
+        monkeypatch.setattr(sqlite_store, "STRETCH", 10)
+        clock = ManualClock(NOW)
+        async with opened(path, clock) as store:
+            await publish(store, *(f"{number:03}" for number in range(10)))
+            await publish(store, "more")
+            assert (await store.stats()).copies == 11
+            await publish(store, "new")
+            clock.advance(9.9)
+            assert (await store.stats()).copies == 11
+            clock.advance(0.1)
+            assert (await store.stats()).copies == 12
+
+
 class TestS4Writer:
     async def test_many_steps_share_one_commit(self, path: Path) -> None:
         """What is queued in one turn of the loop costs a few transactions, not one each."""

@@ -62,9 +62,10 @@ _UNTOUCHED: Final = """
 """
 # The end of a lease stays: it tells when a failure was noted, should the clock be set back.
 _RELEASE: Final = "UPDATE {times} SET lease_token = NULL WHERE id = ? AND lease_token = ?"
+# All at once, whatever the slice: a feed has few lists.
 _COUNT: Final = """
     SELECT (SELECT count(*) FROM feed_cache_meta), (SELECT count(*) FROM {times}
-        WHERE lease_token IS NOT NULL AND lease_expires_at > ?)
+        WHERE lease_token IS NOT NULL AND lease_expires_at > ?1), 0, ?2 || ?3
 """
 _EVICT: Final = (
     """DELETE FROM feed_topics WHERE topic_uuid IN

@@ -171,6 +171,12 @@ def abandon(connection: apsw.Connection) -> None:
         connection.close()
 
 
+def bytes_of(connection: apsw.Connection) -> int:
+    """On disk: the file and its log."""
+    files = [Path(connection.filename), Path(connection.filename_wal)]
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
 def explained(path: Path, exc: Exception) -> StoreError:
     """What went wrong with which file, in words that say what to do."""
     codes = (getattr(exc, name, None) for name in ("extendedresult", "result"))

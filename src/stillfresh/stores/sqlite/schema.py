@@ -117,9 +117,10 @@ _SLICE: Final = """
              ELSE last_updated_at + 1000.0 * (fresh_for + max(stale_for, error_for)) END) < ?
     FROM {times} WHERE id >= ? ORDER BY id LIMIT ?
 """
-_COUNT: Final = (
-    "SELECT count(generation), count(*) FILTER (WHERE lease_expires_at > ?) FROM {times}"
-)
+_COUNT: Final = """
+    SELECT count(generation), count(*) FILTER (WHERE lease_expires_at > ?), count(*), max(id)
+    FROM (SELECT id, generation, lease_expires_at FROM {times} WHERE id >= ? ORDER BY id LIMIT ?)
+"""
 
 
 # Where the next ids end, and those of them that are listed; the length is told without the value.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import apsw
 
@@ -27,6 +26,7 @@ from stillfresh.stores.contract import (
     Record,
     StoreStats,
 )
+from stillfresh.stores.sqlite.connection import bytes_of
 from stillfresh.stores.sqlite.format import STORE, Format
 from stillfresh.stores.sqlite.schema import (
     DELETE_TAGS,
@@ -44,6 +44,8 @@ from stillfresh.stores.sqlite.schema import (
 )
 
 WALK: Final = 10_000
+After: TypeAlias = tuple[str, str] | None
+"""The kind and id of the last entry that was looked at."""
 
 
 class KindTables:
@@ -277,7 +279,7 @@ def list_entries(
     *,
     kind: str | None,
     search: str,
-    after: tuple[str, str] | None,
+    after: After,
     limit: int,
 ) -> list[Entry]:
     """All at once, for who has nothing else to do meanwhile."""
@@ -291,7 +293,7 @@ def list_entries(
 
 
 def listed_kinds(
-    names: Iterable[str], kind: str | None, after: tuple[str, str] | None
+    names: Iterable[str], kind: str | None, after: After
 ) -> list[tuple[str, str | None]]:
     """Each kind that a listing goes through, and the first id of it that may be listed."""
     start = ("", "") if after is None else (after[0], following(after[1]))
@@ -307,14 +309,19 @@ def following(id_: str) -> str:
     return f"{id_}\0"
 
 
-def count(connection: apsw.Connection, layout: Layout, *, now: float) -> StoreStats:
-    """Copies and live leases of all kinds; on disk, the file and its log."""
-    copies = leases = 0
-    for kind in layout.kinds(connection):
-        found = connection.execute(layout.tables(kind).sql.count, (at_most(now),)).get
-        copies, leases = copies + found[0], leases + found[1]
-    files = [Path(connection.filename), Path(connection.filename_wal)]
-    return StoreStats(copies, leases, sum(file.stat().st_size for file in files if file.exists()))
+def count_slice(
+    connection: apsw.Connection, layout: Layout, after: After, *, now: float, size: int
+) -> tuple[StoreStats, After]:
+    """Copies and live leases among the next `size` ids, and where to go on; -1 is all of them."""
+    copies, leases, end = 0, 0, None
+    for kind, start in listed_kinds(layout.kinds(connection), None, after):
+        sql = layout.tables(kind).sql.count
+        some, live, ids, last = connection.execute(sql, (at_most(now), start, size)).get
+        copies, leases, size = copies + some, leases + live, size - ids
+        if size == 0:
+            end = kind, last
+            break
+    return StoreStats(copies, leases, bytes_of(connection)), end
 
 
 def _forget_if_empty(connection: apsw.Connection, kind: KindTables, ids: Iterable[str]) -> None:

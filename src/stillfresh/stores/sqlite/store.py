@@ -39,7 +39,9 @@ T = TypeVar("T")
 SLICE: Final = 500
 """Ids that one job of an eviction looks at, so that others' writes pass between them."""
 STRETCH: Final = 2_000
-"""Ids that one job of a listing looks at."""
+"""Ids that one job of a listing, or of a count, looks at."""
+COUNTED_FOR: Final = 10.0
+"""Seconds for which the count of a file with more ids than that is not repeated (E28)."""
 CHUNK: Final = 128
 """Ids in one statement; more are read in one transaction."""
 LOOK_EVERY: Final = 0.1
@@ -149,6 +151,7 @@ class SqliteStore(SqliteFile, Store):
         self._tables = layout.tables
         self._clock = clock
         self._new_token = new_token
+        self._counted: tuple[float, StoreStats] | None = None
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
@@ -254,9 +257,18 @@ class SqliteStore(SqliteFile, Store):
         return dropped
 
     async def stats(self) -> StoreStats:
-        return await self.run(
-            lambda file: steps.count(file, self._layout, now=self._clock()), writes=False
-        )
+        """In slices, between which writers pass; of a large file the last count, for a while."""
+        now = self._clock()
+        if self._counted is not None and 0 <= now - self._counted[0] < COUNTED_FOR:
+            return self._counted[1]
+        job = partial(steps.count_slice, layout=self._layout, now=now, size=STRETCH)
+        stats, after = await self.run(partial(job, after=None), writes=False)
+        is_large = after is not None
+        while after is not None:
+            more, after = await self.run(partial(job, after=after), writes=False)
+            stats = StoreStats(stats.copies + more.copies, stats.leases + more.leases, more.bytes)
+        self._counted = (now, stats) if is_large else None
+        return stats
 
     async def entries(
         self,

@@ -106,7 +106,9 @@ class SqliteView:
 
     async def stats(self) -> StoreStats:
         try:
-            return steps.count(self._opened(), self._layout, now=self._clock())
+            return steps.count_slice(
+                self._opened(), self._layout, None, now=self._clock(), size=-1
+            )[0]
         except FAILED as exc:
             raise self._failed(exc) from exc
 
