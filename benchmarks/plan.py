@@ -29,6 +29,7 @@ PARTS = (
     Part("waiting", "Longest-Waiting (W14)", "benchmarks.waiting", 2),
     Part("pages", "Pages (I16)", "benchmarks.pages", 185),
     Part("live", "Live updates (G4)", "benchmarks.live", 30),
+    Part("growth", "Growth (E28)", "benchmarks.growth", 150),
     Part("behaviours", "Behaviours (T6)", "benchmarks.behaviours", 170),
 )
 

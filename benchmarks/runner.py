@@ -31,11 +31,11 @@ GRACE = 10.0
 """Seconds for a part to end its servers."""
 
 
-def run(part: Part, progress: Progress) -> Section:
-    """Its section, in any case."""
+def run(part: Part, progress: Progress, root: Path = ROOT) -> Section:
+    """Its section, in any case; `root`: the source tree that is measured, by its own benchmarks."""
     with tempfile.TemporaryFile() as errors:
         try:
-            with started(part, errors) as process:
+            with started(part, errors, root) as process:
                 found = heard(process, part.limit, progress)
         except TimeoutError:
             return Section(part.title, failed=f"it took more than {part.limit:g} s")
@@ -45,11 +45,13 @@ def run(part: Part, progress: Progress) -> Section:
 
 
 @contextmanager
-def started(part: Part, errors: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+def started(part: Part, errors: IO[bytes], root: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """In a group of its own, all of which is gone afterwards."""
+    paths = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.part", part.module],
-        cwd=ROOT,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": paths},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=errors,

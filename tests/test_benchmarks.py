@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import behaviours
+from benchmarks.compare import compared
 from benchmarks.harness import Row, Section
 from benchmarks.plan import PARTS, Pace, Part
 from benchmarks.report import page, summary
@@ -187,3 +188,34 @@ class TestT6Bench:
         assert pace.left(500.0) == pytest.approx(6)
         pace.taken.append(380.0)
         assert pace.left(500.0) == 0
+
+
+class TestT6Compare:
+    def test_what_both_trees_measure_is_compared_by_medians(self) -> None:
+        """A row that wants more is worse if it has less; what one tree lacks is left out."""
+
+        def section(cost: float, rate: float) -> Section:
+            rows = [Row("E14", "a hit", cost, 3), Row("G4", "rate", rate, 1, at_least=True)]
+            return Section("T", rows, {"ns": {"dict": 5.0}})
+
+        old = [section(1, 10), section(2, 10), section(90, 10)]
+        new = [section(3, 5), Section("T", [Row("E14", "new", 1.0)])]
+        assert compared(old, new).splitlines()[2:] == [
+            "| E14: a hit | 2 | 3 | 1.500 | **worse** |",
+            "| G4: rate | 10 | 5 | 0.500 | **worse** |",
+            "| ns: dict | 5 | 5 | 1.000 |  |",
+        ]
+
+    def test_each_tree_is_measured_by_its_own_benchmarks(self, tmp_path: Path) -> None:
+        """In a process that imports that tree's code."""
+        (tmp_path / "benchmarks").mkdir()
+        (tmp_path / "src").mkdir()
+        (tmp_path / "src" / "answer.py").write_text("VALUE = 42.0\n")
+        (tmp_path / "benchmarks" / "__init__.py").touch()
+        (tmp_path / "benchmarks" / "part.py").write_text(
+            "import answer\n"
+            'row = \'{"rule": "E1", "what": "a", "measured": %s}\' % answer.VALUE\n'
+            'print(\'{"section": {"title": "T", "rows": [%s]}}\' % row)\n'
+        )
+        found = run(Part("here", "Here", "any", 1, limit=30), unsaid, tmp_path)
+        assert found == Section("T", [Row("E1", "a", 42.0)])
