@@ -1,9 +1,9 @@
 """Long work in slices: nothing holds the event loop for more than a moment (E28)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -11,10 +11,25 @@ SLICE: Final = 1_000
 """Items of a microsecond or ten each."""
 
 
-async def sliced(items: Iterable[T], size: int = SLICE) -> AsyncGenerator[list[T]]:
-    """Some of the items at a time; the loop has a turn between two slices, not before the first."""
-    left = iter(items)
-    while some := list(islice(left, size)):
-        yield some
-        if len(some) == size:
+class sliced(Generic[T]):  # noqa: N801 (called like `enumerate`)
+    """`async for some in sliced(items)`: the loop has a turn between two slices.
+
+    No generator: a loop that ends allows no new one.
+    """
+
+    def __init__(self, items: Iterable[T], size: int = SLICE) -> None:
+        self._left = iter(items)
+        self._size = size
+        self._is_full = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[T]:
+        if self._is_full:
             await asyncio.sleep(0)
+        some = list(islice(self._left, self._size))
+        self._is_full = len(some) == self._size
+        if not some:
+            raise StopAsyncIteration
+        return some

@@ -7,10 +7,11 @@ import weakref
 from collections import Counter
 
 import pytest
-from engine_kit import Sleeper, Upstream, declare, outcome, turns, version
+from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until, version
 from store_kit import SteppedStore, cache_on
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, StoreError, Verdict
+from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
+from stillfresh.slices import SLICE
 from stillfresh.stores.contract import Ask, Copy, Failure, Record
 from stillfresh.stores.memory import MemoryRow, MemoryStore
 from stillfresh.testing import ManualClock
@@ -176,3 +177,76 @@ class TestE28Collection:
         seen = raised()
         gc.collect()
         assert seen() is None
+
+
+class TestE28Slices:
+    """Nothing that walks over memory does it in one turn of the loop."""
+
+    @pytest.fixture
+    async def many(
+        self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> Resource[str, Price]:
+        """Entries of one tag, and slices of a hundred."""
+        monkeypatch.setattr("stillfresh.slices.sliced.__init__.__defaults__", (100,))
+        prices = declare(cache, upstream, tags=lambda _: ["all"], max_batch=len(MANY))
+        await prices.get_many(MANY)
+        return prices
+
+    async def test_counting_hits(self, cache: Cache, many: Resource[str, Price]) -> None:
+        """E12: exact all the same, also while entries come and go."""
+        for key in MANY:
+            await many.get(key)
+        before = asyncio.create_task(cache.stats())
+        await asyncio.sleep(0)
+        await many.get("another")
+        await many.invalidate(MANY[-1])
+        counts = (await before).resources["price"]
+        assert counts.hits <= len(MANY)
+        assert (await cache.stats()).resources["price"].hits == len(MANY)
+
+    async def test_an_invalidation_of_many(
+        self, cache: Cache, many: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """All of them are gone from memory when it returns."""
+        held = many._core.memory.entries
+        work = asyncio.create_task(cache.invalidate_tag("all"))
+        await until(lambda: len(held) < len(MANY))
+        assert held or work.done() is False
+        await work
+        assert not held
+        upstream.version = 2
+        assert (await many(MANY[0])).version == 2
+
+    async def test_an_invalidation_that_is_cut_off(
+        self, cache: Cache, many: Resource[str, Price]
+    ) -> None:
+        """E6: what is left is dropped at once."""
+        work = asyncio.create_task(cache.invalidate_tag("all"))
+        await until(lambda: len(many._core.memory.entries) < len(MANY))
+        work.cancel()
+        await outcome(asyncio.gather(work, return_exceptions=True))
+        assert not many._core.memory.entries
+
+    async def test_closing(self, cache: Cache, many: Resource[str, Price]) -> None:
+        """Nothing is served from the first moment on; what was held is let go of in slices."""
+        memory = many._core.memory
+        await many.get(MANY[0])
+        closing = asyncio.create_task(cache.close())
+        await until(lambda: not memory.entries)
+        assert many.peek(MANY[0]) is None
+        await closing
+        assert not memory._left
+        await cache.open()
+        assert (await cache.stats()).resources["price"].hits == 1
+
+    async def test_a_place_in_full_memory(self, cache: Cache, upstream: Upstream) -> None:
+        """Where every entry was read, the hand passes over so many, not over all."""
+        size = SLICE + 500
+        prices = declare(cache, upstream, max_entries=size, max_batch=size)
+        keys = [str(number) for number in range(size)]
+        for _ in range(2):
+            await prices.get_many(keys)
+        await prices.get("new")
+        ring = prices._core.memory._ring
+        passed = sum(not entry.marked and not entry.hits for entry in ring)
+        assert (len(ring), passed) == (size, SLICE + 1)

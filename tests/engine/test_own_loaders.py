@@ -73,7 +73,7 @@ async def two(
 async def joined(core: Core[str, Price], load: Load) -> "asyncio.Task[object]":
     """A read that waits for the load under way."""
     reading = asyncio.create_task(core.read("a", load))
-    await until(lambda: core.stats().coalesced > 0)
+    await until(lambda: core.memory.counts.coalesced > 0)
     return reading
 
 
@@ -102,7 +102,7 @@ class TestE3OwnLoader:
         clock.advance(31)
         again = Asked(Price("a", 2))
         assert of(await core.read("a", again)) == Price("a", 1)
-        await until(lambda: not core.stats().loading)
+        await until(lambda: not core.loads.queue.flights)
         assert again.calls == 1
         assert of(await core.read("a", Asked(Price("a", 3)))) == Price("a", 2)
 

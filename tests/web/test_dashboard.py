@@ -175,7 +175,7 @@ class TestG6Numbers:
             (first, *_) = (await client.get("api/history")).json()
             numbers = Numbers({"entities": world.app.cache}, dict, clock=world.clock)
             for _ in range(KEPT + 10):
-                numbers.note()
+                await numbers.note()
         sums = {"loads", "failed", "store_errors"}
         assert set(first) == {"at", "reads", "ages", "kinds", "bypassed", *sums}
         assert len(numbers.history()) == KEPT

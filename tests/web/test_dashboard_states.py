@@ -114,14 +114,14 @@ async def busy(world: World) -> None:
     numbers = world.app.dashboard._numbers
     counted = numbers._count
 
-    def large() -> list[dict[str, Any]]:
+    async def large() -> list[dict[str, Any]]:
         return [
             {
                 **row,
                 "reads": dict.fromkeys(row["reads"], 123_456_789),
                 "ages": [123_456_789 for _ in row["ages"]],
             }
-            for row in counted()
+            for row in await counted()
         ]
 
     numbers._count = large  # type: ignore[method-assign]

@@ -3,7 +3,16 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
@@ -26,6 +35,7 @@ from stillfresh.engine.resource import Function, Resource, text_of
 from stillfresh.engine.spec import Runtime, Spec, spec_of
 from stillfresh.engine.stats import CacheStats
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
+from stillfresh.slices import sliced
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
 
@@ -189,19 +199,19 @@ class Cache:
         """
         checked_tags("invalidate_tag", (tag,))
         runtime = await self.runtime()
-        self._overtake_tagged(tag)
+        await _overtake(self._tagged(tag))
         try:
             tagged = await runtime.store.invalidate_tag(tag, soft=soft)
-            for kind, id_ in tagged:
-                if (core := self._cores.get(kind)) is not None:
-                    core.overtake([core.key(id_)])
+            cores = self._cores
+            known = ((cores[kind], id_) for kind, id_ in tagged if kind in cores)
+            await _overtake((core, core.key(id_)) for core, id_ in known)
         finally:
-            self._overtake_tagged(tag)
+            await _overtake(self._tagged(tag))
         return tagged
 
-    def _overtake_tagged(self, tag: str) -> None:
-        for core in self._cores.values():
-            core.overtake_tagged(tag)
+    def _tagged(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
+        for core in tuple(self._cores.values()):
+            yield from ((core, key) for key in core.tagged(tag))
 
     async def evict(self) -> int:
         """Drop from the store what nobody can be served any more; return how many."""
@@ -219,7 +229,8 @@ class Cache:
             store = await runtime.store.stats()
         except StoreError:
             store = None
-        return CacheStats({kind: core.stats() for kind, core in self._cores.items()}, store)
+        cores = tuple(self._cores.items())
+        return CacheStats({kind: await core.stats() for kind, core in cores}, store)
 
     async def entries(
         self,
@@ -278,3 +289,15 @@ class Cache:
         if self._life.opened is not None:
             core.open(self._life.opened)
         return core
+
+
+async def _overtake(keys: Iterable[tuple[Core[Any, Any], Any]]) -> None:
+    """In slices; if this is cut off the rest at once, for all of them must be reached (E6)."""
+    left = iter(keys)
+    try:
+        async for some in sliced(left):
+            for core, key in some:
+                core.overtake([key])
+    finally:
+        for core, key in left:
+            core.overtake([key])

@@ -18,6 +18,7 @@ from stillfresh.engine.rules import NOTHING, refresh_times
 from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.stats import ResourceStats
 from stillfresh.engine.watcher import Watcher
+from stillfresh.slices import sliced
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -54,10 +55,17 @@ class Core(Reads[K, V]):
         self.loads.close()
         self.watcher.close()
 
+    async def freed(self) -> None:
+        """After `close`: memory lets go of what it held, in slices (E28)."""
+        async for _ in sliced(self.memory.freed()):
+            pass
+
     def leave(self) -> None:
         """E21: its loop was closed, or a fork left it to the parent: nobody can be told."""
         self._runtime = None
         self.memory.clear()
+        for _ in self.memory.freed():
+            pass
         self.watcher.begin_anew()
         self._begin_anew()
 
@@ -133,14 +141,15 @@ class Core(Reads[K, V]):
                 if key in step.keys:
                     step.dirty.add(key)
 
-    def overtake_tagged(self, tag: str) -> None:
+    def tagged(self, tag: str) -> set[K]:
         """E8: what is under way or in memory and has this tag, or cannot say."""
-        if self.spec.tags is not None:
-            steps = (key for step in self._steps for key in step.keys)
-            tags_of, wanted = self.spec.possible_tags, {tag, None}
-            under_way = {*self.loads.queue.flights, *steps}
-            tagged = {key for key in under_way if not wanted.isdisjoint(tags_of(key))}
-            self.overtake(tagged | self.memory.tagged(tag))
+        if self.spec.tags is None:
+            return set()
+        steps = (key for step in self._steps for key in step.keys)
+        tags_of, wanted = self.spec.possible_tags, {tag, None}
+        under_way = {*self.loads.queue.flights, *steps}
+        found = {key for key in under_way if not wanted.isdisjoint(tags_of(key))}
+        return found | self.memory.tagged(tag)
 
     async def explain(self, key: K) -> Explanation:
         runtime, id_ = await self.ready(), self.text(key)
@@ -160,8 +169,8 @@ class Core(Reads[K, V]):
         flights = self.loads.queue.flights
         return len(flights) >= self.spec.concurrency and key not in flights
 
-    def stats(self) -> ResourceStats:
-        self.memory.fold_all()
+    async def stats(self) -> ResourceStats:
+        await self.memory.fold_all()
         return self.memory.counts.stats(
             self.memory.now(),
             entries=len(self.memory.entries),

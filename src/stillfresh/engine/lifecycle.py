@@ -209,6 +209,8 @@ class Lifecycle:
         for core in self._cores.values():
             core.close()
         await self._tasks.end(self._grace)
+        for core in self._cores.values():
+            await core.freed()
         if not keeps:
             await self._store.close()
             self._is_left = False

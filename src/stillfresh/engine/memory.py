@@ -5,7 +5,7 @@ takes the first that was not. A hit already counts on the entry (E12), and that 
 nothing moves on a hit.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import Counts
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
+from stillfresh.slices import SLICE, sliced
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Record
 from stillfresh.tags import TagIndex
 
@@ -83,6 +84,8 @@ class Memory(Generic[K, V]):
         self._tagged: TagIndex[K] = TagIndex()
         self._ring: list[MemoryEntry[K, V]] = []
         self._hand = 0
+        self._left: list[tuple[list[MemoryEntry[K, V]], TagIndex[K]]] = []
+        """What was held when memory was cleared, until it is freed."""
 
     def hit(self, key: K, now: float) -> Answer[V] | None:
         """What memory can answer without asking the store."""
@@ -295,21 +298,36 @@ class Memory(Generic[K, V]):
     def drop(self, key: K) -> None:
         """Nothing is served from this entry any more, by whoever still holds it."""
         if (entry := self.entries.pop(key, None)) is not None:
-            self.fold(entry)
             self._tagged.remove(key, entry.tags)
-            entry.until = NEVER
-            entry.edition += 1
-            del entry.answer, entry.copy  # the ring keeps the entry a while, not what it held
+            self._end(entry)
+
+    def _end(self, entry: MemoryEntry[K, V]) -> None:
+        self.fold(entry)
+        entry.until = NEVER
+        entry.edition += 1
+        # The ring keeps the entry a while, not what it held.
+        entry.answer = entry.copy = None  # type: ignore[assignment]
 
     def tagged(self, tag: str) -> set[K]:
         """E8: the entries that have this tag, or may have it."""
         return {*self._tagged.keys(tag), *self._tagged.keys(None)}
 
     def clear(self) -> None:
-        for key in list(self.entries):
-            self.drop(key)
-        self._ring.clear()
-        self._hand = 0
+        """Serve nothing of this any more; `freed` lets go of it, bit by bit."""
+        self._left.append((self._ring, self._tagged))
+        self.entries.clear()
+        self._ring, self._tagged, self._hand = [], TagIndex(), 0
+
+    def freed(self) -> Iterator[None]:
+        """One entry at each step; its hits are counted."""
+        while self._left:
+            ring, tagged = self._left[-1]
+            while ring:
+                entry = ring.pop()
+                tagged.remove(entry.key, entry.tags)
+                self._end(entry)
+                yield
+            self._left.pop()
 
     def fold(self, entry: MemoryEntry[K, V]) -> None:
         """Hand the entry's hits over to the counts."""
@@ -319,19 +337,23 @@ class Memory(Generic[K, V]):
             entry.hits = 0
             entry.marked = True
 
-    def fold_all(self) -> None:
-        for entry in self.entries.values():
-            self.fold(entry)
+    async def fold_all(self) -> None:
+        async for entries in sliced(self._ring):
+            for entry in entries:
+                self.fold(entry)
 
     def _replace(self, entry: MemoryEntry[K, V]) -> None:
-        """Memory is full: into the place of the first entry that was not read since."""
-        while True:
+        """Memory is full: into the place of the first entry that was not read since.
+
+        Where all were read, of the last that the hand comes to in one short step (E28).
+        """
+        for left in range(SLICE, -1, -1):
             self._hand = (self._hand + 1) % len(self._ring)
             other = self._ring[self._hand]
             if self.entries.get(other.key) is not other:
                 break
             self.fold(other)
-            if not other.marked:
+            if not other.marked or not left:
                 self.drop(other.key)
                 break
             other.marked = False

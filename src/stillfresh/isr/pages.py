@@ -230,7 +230,7 @@ class PageCache:
     def forget(self, id_: str) -> None:
         """What memory has of this URL, in every variant, and what is under way for it."""
         self.core.overtake([PageKey(id_)])
-        self.core.overtake_tagged(f"key:{id_}")
+        self.core.overtake(self.core.tagged(f"key:{id_}"))
 
     async def explain(self, key: str) -> Explanation:
         """Why this page, why now, who renders it, when."""

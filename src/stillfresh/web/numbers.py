@@ -68,7 +68,7 @@ class Numbers:
             "at": self._clock(),
             "started_at": self._started_at,
             "age_buckets": AGE_BUCKETS,
-            "resources": self._resources(),
+            "resources": await self._resources(),
             "stores": dict(zip(self._gauges, looked, strict=True)),
             "live": self._live(),
             "bypassed": _bypassed(self._pages),
@@ -80,11 +80,11 @@ class Numbers:
 
     async def note_now_and_then(self) -> NoReturn:
         while True:
-            self.note()
+            await self.note()
             await asyncio.sleep(NOTED_EVERY)
 
-    def note(self) -> None:
-        rows, reads = self._count(), Counter[str]()
+    async def note(self) -> None:
+        rows, reads = await self._count(), Counter[str]()
         for row in rows:
             reads.update(row["reads"])
         ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
@@ -93,17 +93,17 @@ class Numbers:
         noted = {"reads": dict(reads), "ages": ages, "bypassed": _bypassed(self._pages)}
         self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
 
-    def _resources(self) -> list[dict[str, Any]]:
+    async def _resources(self) -> list[dict[str, Any]]:
         now = self._ticks()
         if self._counted is None or not 0 <= now - self._counted[0] < COUNTED_EVERY:
-            self._counted = now, self._count()
+            self._counted = now, await self._count()
         return self._counted[1]
 
-    def _count(self) -> list[dict[str, Any]]:
+    async def _count(self) -> list[dict[str, Any]]:
         return [
-            {"cache": name, "kind": kind, **_plain(core.stats()), **_policy(core.spec.terms)}
+            {"cache": name, "kind": kind, **_plain(await core.stats()), **_policy(core.spec.terms)}
             for name, cache in self._caches.items()
-            for kind, core in cache.cores.items()
+            for kind, core in tuple(cache.cores.items())
         ]
 
 
@@ -192,7 +192,7 @@ class Health:
     async def metrics(self) -> Reply:
         """Of every resource; nothing is asked of the stores."""
         cores = [it for cache in self._caches.values() for it in cache.cores.items()]
-        counts = CacheStats({kind: core.stats() for kind, core in cores}, None)
+        counts = CacheStats({kind: await core.stats() for kind, core in cores}, None)
         lines = (*_connected(self._live()), *_passed(_bypassed(self._pages)))
         text = prometheus_text(counts) + "".join(f"{it}\n" for it in lines)
         return Reply(200, text.encode(), TEXT, {"cache-control": "no-store"})
