@@ -79,6 +79,9 @@ class Writer:
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
         self.is_stopping = False
         self._is_woken = False
+        self._start()
+
+    def _start(self) -> None:
         self._thread.start()
 
     @property

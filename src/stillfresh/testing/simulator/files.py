@@ -1,24 +1,20 @@
 """SQLite files in a simulation: real ones, written at once and without a thread (T1).
 
-What a file's writer does for a thread is done here in the caller's turn: the same jobs, in the same
-transactions. A store that is full or away is a disk that is.
+The writer's jobs are done in the caller's turn, in the same transactions. A store that is full or
+away is a disk that is.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from unittest.mock import patch
 
 import apsw
 
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.stores.sqlite.connection import PATIENCE
-from stillfresh.stores.sqlite.database import Database
-from stillfresh.stores.sqlite.files import Identity
-from stillfresh.stores.sqlite.format import Format
+from stillfresh.stores.sqlite.database import Outcome
+from stillfresh.stores.sqlite.writer import LoopWriter, Work
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.world import World
@@ -40,27 +36,15 @@ def inline_files(world: "World") -> Iterator[None]:
         yield
 
 
-class InlineWriter:
-    """Both of the writers there are: for threads, which there is one of, and for the loop."""
+class InlineWriter(LoopWriter):
+    """Both of the writers there are: for threads, of which there is one, and for the loop."""
 
     simulated: "World"
 
-    def __init__(
-        self,
-        path: Path,
-        kind: Format,
-        adopt: Callable[[apsw.Connection], None],
-        patience: float = PATIENCE,
-    ) -> None:
-        self.is_stopping = False
-        self._database = Database(path, kind, adopt, patience)
+    def _start(self) -> None:
         owner = self.simulated.loop.owner
         if owner:
             self.simulated.processes[owner - 1].at_end(self.stop)
-
-    @property
-    def identity(self) -> Identity | None:
-        return self._database.identity
 
     def wait_until_open(self) -> None:
         self._database.open()
@@ -69,46 +53,30 @@ class InlineWriter:
         await asyncio.sleep(self._pause())
         self._database.open()
 
-    def submit(
-        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
-    ) -> "Future[T]":
-        del urgent
-        future: Future[T] = Future()
-        try:
-            future.set_result(self._done(job, writes=writes))
-        except NotOpen:
-            raise
-        except Exception as exc:  # noqa: BLE001 (handed to who waits)
-            future.set_exception(exc)
-        return future
-
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> T:
-        del urgent
         await asyncio.sleep(self._pause())
-        result = self._done(job, writes=writes)
+        result = await super().run(job, writes=writes, urgent=urgent)
         await asyncio.sleep(self._pause())
         return result
 
-    def _done(self, job: Callable[[apsw.Connection], T], *, writes: bool) -> T:
+    def _put(self, work: Work) -> None:
         if self.is_stopping:
             raise NotOpen("this file is closed")
         weather = self.simulated.weather
-        if writes and (weather.is_full or weather.is_away):
-            raise StoreError("the disk is full")
-        done = self._database.write([job])[0] if writes else self._database.look(job)
-        if done.error is not None:
-            raise done.error
-        result: Any = done.result
-        return result  # type: ignore[no-any-return]
+        if work.writes and (weather.is_full or weather.is_away):
+            self._settle([(work, Outcome(error=StoreError("the disk is full")))])
+        else:
+            self._settle(self._done([work]))
+
+    def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
+        callback(argument)
+        return True
 
     def _pause(self) -> float:
         weather = self.simulated.weather
         return weather.dice.uniform(0, 0.01) + weather.slowness()
-
-    def mend(self, damaged: apsw.Connection) -> None:
-        self._database.damaged = damaged
 
     def wake(self) -> None:
         """The next job looks whether the file is still the one that was opened."""
