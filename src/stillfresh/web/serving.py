@@ -48,7 +48,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     logging.basicConfig(format=LOGGED)
     listener = bound(settings.server.host, settings.server.port)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        ending = Ending()
+        ending = EndSignal()
         before = {it: signal.signal(it, ending) for it in (signal.SIGTERM, signal.SIGINT)}
         try:
             runner.run(_run(settings, listener, ending, say))
@@ -150,7 +150,7 @@ class Server(uvicorn.Server):
         self._listening()
 
 
-class Ending:
+class EndSignal:
     """A signal ends what is starting; later uvicorn obeys it, and raises it once more for none."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Ending:
 
 
 async def _run(
-    settings: Settings, listener: socket.socket, ending: Ending, say: Callable[[str], None]
+    settings: Settings, listener: socket.socket, ending: EndSignal, say: Callable[[str], None]
 ) -> None:
     where = address(settings.server.host, listener.getsockname()[1])
 
@@ -179,7 +179,7 @@ async def _run(
             await app.close()
 
 
-async def _opened(app: Gateway, ending: Ending) -> bool:
+async def _opened(app: Gateway, ending: EndSignal) -> bool:
     ending.starting = asyncio.ensure_future(_open(app))
     await asyncio.wait([ending.starting])
     opening, ending.starting = ending.starting, None
