@@ -40,12 +40,12 @@ async def settled(*resources: Resource[str, Price]) -> None:
 
 
 def is_settled(prices: Resource[str, Price]) -> bool:
-    lane, queue = prices._core.watcher._lane, prices._core.loads.queue
+    lane, queue = prices._core.watcher.lane, prices._core.loads.queue
     return not queue.flights and are_waiting(prices, *lane.subscribed)
 
 
 def are_waiting(prices: Resource[str, Any], *keys: str) -> bool:
-    lane = prices._core.watcher._lane
+    lane = prices._core.watcher.lane
     return all(lane.state(key) in {State.WAITING, State.COOLING} for key in keys)
 
 
@@ -411,7 +411,7 @@ class TestC14Watch:
         with pytest.raises(StillfreshError, match="inside a running event loop"), watch:
             pass
         assert not prices._core.watcher.watches
-        assert len(prices._core.watcher._lane) == 0
+        assert len(prices._core.watcher.lane) == 0
 
         async def inside() -> None:
             async with cache:
@@ -466,7 +466,7 @@ class TestC14Watch:
             assert len(upstream.calls) == 100
             assert len(asyncio.all_tasks()) < 20
         watcher = prices._core.watcher
-        await until(lambda: not watcher.watches and len(watcher._lane) == 0)
+        await until(lambda: not watcher.watches and len(watcher.lane) == 0)
 
 
 class TestE24NeverLate:

@@ -307,7 +307,7 @@ class TestC14Hub:
         with hub.connect() as guest:
             guest.subscribe("price", "absent")
             assert not (await anext(guest)).answer.found
-            lane = hub.resource("price")._core.watcher._lane
+            lane = hub.resource("price")._core.watcher.lane
             for count in (2, 3, 4):
                 await until(lambda: lane.state("absent") is State.WAITING)
                 clock.advance(31)

@@ -37,7 +37,7 @@ class Core(Reads[K, V]):
         key: Callable[[str], K],
     ) -> None:
         super().__init__(spec, owner, memory, text)
-        self.watcher: Watcher[K, V] = Watcher(self, spec.max_batch)
+        self.watcher: Watcher[K, V] = Watcher(self, memory.now)
         self.loads = Loads(spec, memory, self.watcher)
         self.key = key
         self.puts: dict[K, asyncio.Future[None]] = {}

@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from stillfresh.backoff import pause_after
 from stillfresh.freshness import is_over
 
 K = TypeVar("K", bound=Hashable)
@@ -164,14 +165,14 @@ class Lane(Generic[K]):
         """C3, C5: fresh until `stale_at`, or stale by now: then queued, unless it is cooling."""
         if stale_at > now:
             self._move(key, Event.FRESH, stale_at)
-        elif (until := self._cooling_until(key, now)) is not None:
+        elif (until := self.cooling_until(key, now)) is not None:
             self._move(key, Event.COOL, until)
         else:
             self._move(key, Event.STALE)
 
     def refer(self, key: K, now: float) -> None:
         """C10: fetch it once, whoever looks at it; not while it is cooling."""
-        if self._cooling_until(key, now) is None:
+        if self.cooling_until(key, now) is None:
             self._move(key, Event.REFER)
 
     def take(self, limit: int, beside: Sequence[K] = ()) -> list[K]:
@@ -207,8 +208,8 @@ class Lane(Generic[K]):
         """
         before = self._cooldowns.pop(key, None)
         failures = before.failures + 1 if before is not None else 1
-        doubled = self.cooldown * 2.0 ** min(failures - 1, 30)
-        until = now + min(max(doubled, pause), self._most)
+        doubled = pause_after(failures, first=self.cooldown, longest=self._most)
+        until = now + max(doubled, min(pause, self._most))
         at_most = before.at_most if before is not None else None
         if together is not None:
             at_most = max(1, together // 2)
@@ -246,10 +247,10 @@ class Lane(Generic[K]):
 
     def cooling(self, now: float) -> dict[K, float]:
         """Until when each id is left alone."""
-        found = {key: self._cooling_until(key, now) for key in self._cooldowns}
+        found = {key: self.cooling_until(key, now) for key in self._cooldowns}
         return {key: until for key, until in found.items() if until is not None}
 
-    def _cooling_until(self, key: K, now: float) -> float | None:
+    def cooling_until(self, key: K, now: float) -> float | None:
         """Further away than the longest there is, it was a clock that has been set back since."""
         cooldown = self._cooldowns.get(key)
         if cooldown is None or is_over(cooldown.until, now):

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from stillfresh.engine.flight import Batch, Flight
-from stillfresh.engine.model import OwnLoad, Private
+from stillfresh.engine.model import Dropped, OwnLoad, Private
 from stillfresh.engine.queue import CURRENT, Waiter
 from stillfresh.engine.rules import (
     Absent,
@@ -121,17 +121,26 @@ class Loader(Generic[K, V]):
     def _failed(
         self, flight: Flight[K, Any], error: BaseException, what: str = "loading failed"
     ) -> LoadResult[V]:
-        text, runtime = error_text(error), self._runtime
-        pause = pause_of(error)
-        failure = failed(flight.failure, text, runtime.clock(), runtime.dice(), pause)
-        self._counts.failed_with(flight.id, failure)
+        text, runtime, terms = error_text(error), self._runtime, self._spec.terms
         raised = LoadFailed(f"{self._spec.kind} {flight.key!r}: {what}: {text}")
         raised.__cause__ = error
+        if isinstance(error, Dropped):
+            return LoadResult(error=raised)
+        failure = failed(
+            flight.failure,
+            text,
+            runtime.clock(),
+            runtime.dice(),
+            pause_of(error),
+            first=terms.first_cooldown,
+            longest=terms.longest_cooldown,
+        )
+        self._counts.failed_with(flight.id, failure)
         return LoadResult(failure=failure, error=raised)
 
     def _log(self, results: Mapping[str, LoadResult[V]]) -> None:
         """E7: once for a batch."""
-        errors = [it.error for it in results.values() if it.error is not None]
+        errors = [it.error for it in results.values() if it.failure is not None]
         if errors:
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
             logger.warning("%s%s", of, errors[0])

@@ -107,6 +107,13 @@ class RetryAfter(StillfreshError):
         super().__init__(message or f"asked to wait {self.seconds:g} s")
 
 
+class Dropped(StillfreshError):
+    """Returned for an id by a loader that stopped since nobody wants its answer any more.
+
+    Nothing is published and no cooldown begins: it is no failure of the upstream.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why this value, why now, who refreshes it, when."""

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from stillfresh.backoff import pause_after
 from stillfresh.durations import seconds
 from stillfresh.engine.codec import Codec
 from stillfresh.engine.model import Loaded, RetryAfter
@@ -50,6 +51,9 @@ class Terms(Struct, frozen=True):
     jitter: float
     absent_stale_for: float = 0.0
     """Past `absent_for`: absent still, and asked for behind."""
+    first_cooldown: float = FIRST_COOLDOWN
+    longest_cooldown: float = LONGEST_COOLDOWN
+    """E7: of a key that failed; it doubles from the first to the longest."""
 
 
 class Serve(Struct, frozen=True):
@@ -277,13 +281,19 @@ def kept(
 
 
 def failed(
-    before: Failure | None, error: str, now: float, dice: float, pause: float | None = None
+    before: Failure | None,
+    error: str,
+    now: float,
+    dice: float,
+    pause: float | None = None,
+    *,
+    first: float = FIRST_COOLDOWN,
+    longest: float = LONGEST_COOLDOWN,
 ) -> Failure:
     """E7: 1 s, doubling to 1 min, jittered down by up to a tenth; or the pause the loader asked."""
     count = 1 if before is None else before.count + 1
     if pause is None:
-        doubled = min(LONGEST_COOLDOWN, FIRST_COOLDOWN * 2.0 ** min(count - 1, 10))
-        pause = doubled * (1 - 0.1 * dice)
+        pause = pause_after(count, first=first, longest=max(first, longest)) * (1 - 0.1 * dice)
     return Failure(count, now + pause, error)
 
 

@@ -20,9 +20,9 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Spec(Generic[K, V]):
-    """A resource as it was declared."""
+    """A resource as it was declared; its terms may change while it runs (C1)."""
 
     kind: str
     load: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, Any]]]

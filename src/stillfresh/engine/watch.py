@@ -5,14 +5,17 @@ What somebody holds in the hand; what keeps the keys fresh is in `watcher.py` (C
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from stillfresh.engine.model import Answer
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.events import Events
+
+if TYPE_CHECKING:
+    from stillfresh.engine.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -28,25 +31,6 @@ class Update(Generic[K, V]):
     answer: Answer[V]
 
 
-class Watching(Protocol[K, V]):
-    """What a watch asks of the watcher of its resource."""
-
-    def check(self, keys: Iterable[K]) -> None:
-        """ConfigError if one is no key."""
-
-    def begin(self, watch: "Watch[K, V]") -> None:
-        """It ends with the cache; NotOpen if that is closed; an error outside the loop."""
-
-    def enter(self, key: K, watch: "Watch[K, V]") -> None:
-        """Keep it fresh, and tell this watch."""
-
-    def leave(self, key: K, watch: "Watch[K, V]") -> None:
-        """Not for this watch any more."""
-
-    def leave_all(self, keys: Sequence[K], watch: "Watch[K, V]") -> None:
-        """The watch is closed."""
-
-
 class Watch(Generic[K, V]):
     """Some keys of a resource, kept fresh between enter and exit; iterate to see the new copies.
 
@@ -55,7 +39,7 @@ class Watch(Generic[K, V]):
 
     def __init__(
         self,
-        watcher: Watching[K, V],
+        watcher: "Watcher[K, V]",
         keys: Iterable[K],
         *,
         tell: Callable[[Update[K, V]], object] | None = None,

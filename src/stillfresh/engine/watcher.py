@@ -1,61 +1,35 @@
-"""What keeps watched keys fresh: one lane and one pause for all of a resource (C3-C6, C14).
+"""What keeps watched keys fresh: a driver that goes on by itself (C3-C6, C14, E24).
 
-The lane says what is next; the core reads, leases and loads, so that one load serves every process
-on the store (E5). No timer per key, and no work for a key before its time comes.
+The core reads, leases and loads, so that one load serves every process on the store (E5). One
+pause for all keys of a resource: no timer per key, and no work for a key before its time comes.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping, Sequence
-from contextlib import aclosing
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from stillfresh.engine.lane import Lane, State
-from stillfresh.engine.memory import NEVER
-from stillfresh.engine.model import Answer, Outcome, left_of
+from stillfresh.clock import Clock
+from stillfresh.engine.driver import SHORTEST_PAUSE, SLICE, Driver, new_lane
+from stillfresh.engine.lane import State
+from stillfresh.engine.model import Answer, left_of
 from stillfresh.engine.spec import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
 
+if TYPE_CHECKING:
+    from stillfresh.engine.core import Core
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-SLICE: Final = 50
-"""Keys read, loaded or let go in one turn of the loop."""
-SHORTEST_PAUSE: Final = 0.1
-"""However short its freshness."""
 MOST_LOADS: Final = 10
 """Of a watched key in any second, however often it is invalidated."""
 LONGEST_PAUSE: Final = 30.0
 """A wall clock that was set is noticed after so long."""
-COOLDOWN: Final = 1.0
-LONGEST_COOLDOWN: Final = 60.0
-"""Of a key that fails while the store, which remembers failures, is away (E7 otherwise)."""
 
 logger = logging.getLogger(__name__)
-
-
-class Watched(Protocol[K, V]):
-    """What a watcher needs of its resource."""
-
-    def check(self, keys: Iterable[K]) -> None:
-        """ConfigError if one is no key."""
-
-    def check_not_closed(self) -> None:
-        """NotOpen if it is closed."""
-
-    async def ready(self) -> Runtime:
-        """Opens the cache if it was never opened."""
-
-    async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
-        """When each is to be refreshed; in the past: now."""
-
-    async def known(self, keys: Iterable[K]) -> dict[K, Outcome[V]]:
-        """What can be said of each without a load."""
-
-    def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
-        """Load what is not fresh; each as soon as it ends, and None for what is fresh."""
 
 
 class Pace(Generic[K]):
@@ -85,36 +59,38 @@ class Pace(Generic[K]):
         return len(self._taken)
 
 
-class Watcher(Generic[K, V]):
-    """All that is watched of one resource."""
+class Watcher(Driver[K], Generic[K, V]):
+    """All that is watched of one resource, for as long as it is."""
 
-    def __init__(self, watched: Watched[K, V], max_batch: int) -> None:
-        self._watched = watched
-        self._batches = max_batch * max(1, SLICE // max_batch)
+    def __init__(self, core: "Core[K, V]", clock: Clock) -> None:
+        super().__init__(core, core.spec.terms, clock)
+        self._core = core
+        size = core.spec.max_batch
+        self._batches = size * max(1, SLICE // size)
         """Whole batches: a slice that cuts one would cost a request."""
-        self.check = watched.check
         self._open: set[Watch[K, V]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lane: Lane[K] = _new_lane()
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self.absent: dict[K, Answer[V]] = {}
         """What was heard last of what is watched, and does not exist."""
         self._pace: Pace[K] = Pace()
-        self._stale_at: dict[K, float] = {}
-        """Of what landed while it is being renewed: it need not be read again."""
         self._leaving: list[tuple[K, Watch[K, V]]] = []
         self._driver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
+    def check(self, keys: Iterable[K]) -> None:
+        """ConfigError if one is no key."""
+        self._core.check(keys)
+
     def begin(self, watch: Watch[K, V]) -> None:
-        self._watched.check_not_closed()
+        self._core.check_not_closed()
         self._check_loop()
         self._open.add(watch)
 
     def enter(self, key: K, watch: Watch[K, V]) -> None:
         self._check_loop()
         self.watches.setdefault(key, {})[watch] = None
-        self._lane.subscribe(key, counted=True)
+        self.lane.subscribe(key, counted=True)
         self._wake()
         if (answer := self.absent.get(key)) is not None:
             watch.tell(Update(key, answer))
@@ -124,7 +100,7 @@ class Watcher(Generic[K, V]):
         if watch not in watches:
             return
         del watches[watch]
-        self._lane.unsubscribe(key)
+        self.lane.unsubscribe(key)
         if not watches:
             del self.watches[key]
             self.absent.pop(key, None)
@@ -143,8 +119,8 @@ class Watcher(Generic[K, V]):
         if (watches := self.watches.get(key)) is None:
             return
         self._changed.set()
-        self._lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
-        if self._lane.state(key) is State.FLYING:
+        self.lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
+        if self.lane.state(key) is State.FLYING:
             self._stale_at[key] = stale_at
         self.absent.pop(key, None)
         if not answer.found:
@@ -159,21 +135,22 @@ class Watcher(Generic[K, V]):
             keys = list(keys)
             for key in keys:
                 self._stale_at.pop(key, None)
-            self._lane.recheck(keys)
+            self.lane.recheck(keys)
             self._changed.set()
 
     def begin_anew(self) -> None:
         """E21: its loop was closed: nothing of it can be told."""
         for known in (self._open, self.watches, self.absent, self._stale_at, self._leaving):
             known.clear()
-        self._lane, self._driver, self._changed = _new_lane(), None, asyncio.Event()
+        self.lane = new_lane(self._core.spec.terms)
+        self._driver, self._changed = None, asyncio.Event()
 
     def close(self) -> None:
         """The cache closes: whoever iterates comes to the end."""
         self.watches.clear()
         self.absent.clear()
         self._leaving.clear()
-        self._lane.reset()
+        self.lane.reset()
         for watch in tuple(self._open):
             watch.close()
         self._leaving.clear()
@@ -201,7 +178,7 @@ class Watcher(Generic[K, V]):
     async def _start(self) -> None:
         """The cache may have to be opened first; then the driver is one of its tasks."""
         try:
-            runtime = await self._watched.ready()
+            runtime = await self._core.ready()
         except StillfreshError as exc:
             logger.error("nothing is watched, since the cache did not open: %s", exc)  # noqa: TRY400
             self.close()
@@ -217,74 +194,44 @@ class Watcher(Generic[K, V]):
                     self.leave(key, watch)
                 del self._leaving[-SLICE:]
                 await asyncio.sleep(0)
-            while due := self._lane.due(runtime.clock(), SLICE):
-                await self._look_up(runtime, due)
-                await asyncio.sleep(0)
-            while batch := self._lane.take(self._batches):
-                self._pace.note(batch, runtime.clock())
-                runtime.spawn(self._renew(runtime, batch), runtime.context)
+            while await self.look_up():
+                pass
+            while batch := self.lane.take(self._batches):
+                self._pace.note(batch, self.clock())
+                runtime.spawn(self.refresh(batch), runtime.context)
                 await asyncio.sleep(0)
             await self._pause(runtime)
 
-    async def _look_up(self, runtime: Runtime, keys: Sequence[K]) -> None:
-        times, now = await self._watched.refresh_times(keys), runtime.clock()
-        for key in keys:
-            self._lane.looked_up(key, max(times[key], self._pace.free_at(key, now)), now)
+    def note(self, times: Mapping[K, float]) -> None:
+        now, free_at = self.clock(), self._pace.free_at
+        super().note({key: max(at, free_at(key, now)) for key, at in times.items()})
 
-    async def _renew(self, runtime: Runtime, keys: Sequence[K]) -> None:
-        """E24: each key is free again when its own load ends; a slow one holds up no other."""
-        flying = dict.fromkeys(keys)
-        try:
-            async with aclosing(self._watched.renew(keys)) as renewed:
-                async for outcomes in renewed:
-                    await self._renewed(runtime, outcomes, flying)
-        finally:
-            self._land(flying)
-
-    async def _renewed(
-        self, runtime: Runtime, outcomes: Mapping[K, Outcome[V] | None], flying: dict[K, None]
-    ) -> None:
-        """Told by `landed` what came; here only when to look again.
-
-        A key that was invalidated since it landed has no time: it is looked up at once (E24).
-        """
-        times = dict.fromkeys(outcomes, NEVER)
-        if untold := [key for key in outcomes if key not in self._stale_at]:
-            times |= await self._watched.refresh_times(untold)
-        now = runtime.clock()
-        times |= self._land(outcomes)
-        for key in outcomes:
-            del flying[key]
+    async def _ended(self, outcomes: Mapping[K, object], flying: dict[K, None], of: int) -> None:
+        """Failures are told to the watches that hear of them, with what is left to show."""
+        await super()._ended(outcomes, flying, of)
         failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}
-        for key in outcomes:
-            if key in failed:
-                self._lane.failed(key, now)
-                self._lane.looked_up(key, times[key], now)
-            else:
-                self._lane.refreshed(key, max(times[key], now + SHORTEST_PAUSE), now)
-        await self._tell_failures(runtime, failed)
-
-    def _land(self, keys: Iterable[K]) -> dict[K, float]:
-        """Until when each is fresh that landed meanwhile."""
-        self._lane.land(keys)
-        self._changed.set()
-        return {key: self._stale_at.pop(key) for key in keys if key in self._stale_at}
-
-    async def _tell_failures(self, runtime: Runtime, failed: Mapping[K, LoadFailed]) -> None:
-        """Once for all who want to hear of it, with what is left to show."""
         heard = [
             key for key in failed if any(it.hears_failures for it in self.watches.get(key, ()))
         ]
-        left = await self._watched.known(heard) if heard else {}
+        left = await self._core.known(heard) if heard else {}
         for key in heard:
-            answer = left_of(left.get(key), failed[key], runtime.clock)
-            update = Update(key, answer)
+            update = Update(key, left_of(left.get(key), failed[key], self.clock))
             for watch in tuple(self.watches.get(key, ())):
                 watch.tell_failure(update)
 
+    def cool(self, failed: Mapping[K, LoadFailed], of: int, now: float) -> None:
+        """The store, where it is not away, knows more of each failure (E7)."""
+        del of
+        for key in failed:
+            self.lane.failed(key, now)
+
+    def _land(self, keys: Iterable[K]) -> dict[K, float]:
+        self._changed.set()
+        return super()._land(keys)
+
     async def _pause(self, runtime: Runtime) -> None:
         """Until the next key's time comes, or something changes."""
-        at, now = self._lane.next_time(), runtime.clock()
+        at, now = self.lane.next_time(), self.clock()
         pause = LONGEST_PAUSE if at is None else min(max(at - now, 0.0), LONGEST_PAUSE)
         waits = [
             asyncio.ensure_future(runtime.sleep(pause)),
@@ -296,7 +243,3 @@ class Watcher(Generic[K, V]):
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-
-
-def _new_lane() -> Lane[K]:
-    return Lane(cooldown=COOLDOWN, longest_cooldown=LONGEST_COOLDOWN)
