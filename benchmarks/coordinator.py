@@ -23,7 +23,6 @@ from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_
 from benchmarks.tanstack import Missing, Polled, installed, polled
 from stillfresh import Cache
 from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
-from stillfresh.coordinator.rules import milliseconds
 from stillfresh.engine.lane import Lane
 from stillfresh.testing import ManualClock
 
@@ -62,13 +61,14 @@ async def ticks(folder: Path, size: int) -> Figures:
             ttl.sign_in("viewer")
             await ttl.tick()
             await ttl.tick()
-            rows = dict.fromkeys(ids, milliseconds(clock()))
+            now = clock()
+            rows = dict.fromkeys(ids, now)
             lane = ttl._tracks["price"].lane
             names: dict[str, object] = {
                 "tick": ttl.tick,
                 "lane": lane,
-                "scan": lambda now: [id_ for id_ in ids if now - rows[id_] > TTL_MS],
-                "now": milliseconds(clock()),
+                "scan": lambda now: [id_ for id_ in ids if now - rows[id_] > TTL_MS / 1000],
+                "now": now,
             }
             return await race_on_loop(
                 [

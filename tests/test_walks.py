@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 BUDGET = {
     "cold_sqlite_read": 25,
     "stale_feed_list": 37,
-    "viewport": 19,
+    "viewport": 30,
     "page_request": 45,
     "browser_watch": 40,
 }

@@ -210,17 +210,22 @@ class TestC11LocalWritesWin:
         assert len(site.nexus.posts) == 2
 
     async def test_an_edit_by_another_process_wins_too(self, site: Site) -> None:
-        """A row that moved since the request was sent is not overwritten."""
+        """It takes the lease over: the request that was sent before it stores nothing."""
         site.ttl.subscribe_post(composite_post_id="a:1")
         site.nexus.hold()
         await site.nexus.asked.wait()
         site.clock.advance(2)
-        edited = milliseconds(site.clock) - 1000
-        site.write("INSERT INTO post_ttl VALUES (?, ?)", "a:1", edited)
+        other = made(site.folder, site.clock)
+        async with other.controller:
+            other.ttl.sign_in(VIEWER)
+            await other.controller.touch("post", "a:1", post("a:1", 99))
+        edited = milliseconds(site.clock)
+        site.clock.advance(1)
         site.nexus.let_go()
         await site.ttl.tick()
         assert site.rows("post_ttl") == {"a:1": edited}
-        assert await site.controller.get("post", "a:1") is None
+        assert await site.version("a:1") == 99
+        assert site.told == []
 
     async def test_a_row_from_the_future_blocks_nothing(self, site: Site) -> None:
         """A clock that was set back must not freeze what is on screen."""
@@ -470,19 +475,19 @@ class TestC7OneSession:
         self, site: Site, when: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The next viewer is told nothing of it, and no id of it is cooling for them."""
-        persist = site.controller.database.persist
+        publish = site.controller.database.publish
 
-        async def slow(*args: Any, **options: Any) -> dict[str, int] | None:
+        async def slow(*args: Any) -> set[str]:
             monkeypatch.undo()
             if when == "after the write":
-                rows = await persist(*args, **options)
+                superseded = await publish(*args)
                 site.ttl.sign_in("another")
-                return rows
+                return superseded
             site.ttl.sign_in("another")
             await site.controller.prepare()
-            return await persist(*args, **options)
+            return await publish(*args)
 
-        monkeypatch.setattr(site.controller.database, "persist", slow)
+        monkeypatch.setattr(site.controller.database, "publish", slow)
         site.ttl.subscribe_post(composite_post_id="a:1")
         await site.ttl.tick()
         assert site.told == []
@@ -513,16 +518,16 @@ class TestC7OneSession:
 
 
 class TestC11Edits:
-    async def test_a_request_sent_while_an_edit_is_being_stored(self, site: Site) -> None:
+    async def test_a_forced_request_sent_before_an_edit_is_stored(self, site: Site) -> None:
         """It does not overwrite it either, however late its answer comes."""
         await site.ttl.tick()
         site.nexus.hold()
+        forcing = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER))
+        await site.nexus.asked.wait()
         touching = asyncio.create_task(site.controller.touch("post", "a:1", post("a:1", 99)))
         await asyncio.sleep(0)
-        forcing = asyncio.create_task(site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER))
-        await asyncio.gather(touching, site.nexus.asked.wait())
         site.nexus.let_go()
-        await forcing
+        await asyncio.gather(forcing, touching)
         assert await site.version("a:1") == 99
 
     async def test_an_edit_that_is_not_stored_is_told(

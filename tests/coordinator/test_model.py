@@ -5,6 +5,7 @@ The model knows no plan, no heap and no slices: at every tick it looks at every 
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from ttl_kit import START, Site, made
 
 from stillfresh import LoadFailed
 from stillfresh.coordinator import TtlConfig
-from stillfresh.coordinator.rules import milliseconds
+from stillfresh.engine.rules import stamped
 from stillfresh.testing import ManualClock
 
 TTL = 60_000
@@ -106,7 +107,7 @@ class Coordinators(RuleBasedStateMachine):
 
     @property
     def now(self) -> int:
-        return milliseconds(self.clock())
+        return round(stamped(self.clock()) * 1000)
 
     @property
     def sees_rows(self) -> bool:
@@ -239,7 +240,7 @@ class Coordinators(RuleBasedStateMachine):
     @rule(kind=kinds, id_=ids, age=st.sampled_from([-5, 0, TTL, TTL + 1]))
     def another_process_writes(self, kind: str, id_: str, age: int) -> None:
         row = self.now - age
-        self.write_row(f"INSERT OR REPLACE INTO {kind}_ttl VALUES (?, ?)", id_, row)
+        self.write(lambda: self.site.write_row(kind, id_, row))
         model = self.models[kind]
         model.rows[id_] = row
         if id_ in model.queue:
@@ -247,12 +248,12 @@ class Coordinators(RuleBasedStateMachine):
 
     @rule(kind=kinds, id_=ids)
     def another_process_deletes(self, kind: str, id_: str) -> None:
-        self.write_row(f"DELETE FROM {kind}_ttl WHERE id = ?", id_)
+        self.write(lambda: self.site.write(f"DELETE FROM {kind}_ttl WHERE id = ?", id_))
         self.models[kind].rows.pop(id_, None)
 
-    def write_row(self, sql: str, *values: Any) -> None:
+    def write(self, job: Callable[[], None]) -> None:
         async def written() -> None:
-            self.site.write(sql, *values)
+            job()
 
         self.serve()
         self.run(written())
@@ -283,6 +284,11 @@ class Coordinators(RuleBasedStateMachine):
             self.run(self.site.controller.force_refresh(kind, [id_]))
         if id_ not in self.site.nexus.failing:
             self.refreshed(kind, id_)
+            return
+        model = self.models[kind]
+        self.cool(model, id_)
+        if id_ in model.queue:
+            model.unsure.add(id_)
 
     def refreshed(self, kind: str, id_: str) -> None:
         """By hand: the queue forgets it."""
@@ -318,7 +324,11 @@ class Coordinators(RuleBasedStateMachine):
         }
         for id_ in model.counts:
             model.enqueue(id_, self.now, self.steps, self.sees_rows)
-        stale = [id_ for id_ in model.queue if model.is_stale(id_, self.now, self.sees_rows)]
+        stale = [
+            id_
+            for id_ in model.queue
+            if model.is_stale(id_, self.now, self.sees_rows) and not model.is_cooling(id_, self.now)
+        ]
         model.unsure |= model.queue.keys() - set(stale)
         batch = batches[0] if batches else []
         assert len(batches) <= 1
@@ -341,14 +351,17 @@ class Coordinators(RuleBasedStateMachine):
 
     def land(self, model: Model, id_: str, *, failed: bool) -> None:
         if failed:
-            failures = model.cooldowns.get(id_, (0, 0))[0] + 1
-            pause = min(COOLDOWN * 2 ** (failures - 1), 300_000)
-            model.cooldowns[id_] = failures, self.now + pause
+            self.cool(model, id_)
             model.suspects.add(id_)
         else:
             model.cooldowns.pop(id_, None)
             model.suspects.discard(id_)
             model.rows[id_] = self.now
+
+    def cool(self, model: Model, id_: str) -> None:
+        failures = model.cooldowns.get(id_, (0, 0))[0] + 1
+        pause = min(COOLDOWN * 2 ** (failures - 1), 300_000)
+        model.cooldowns[id_] = failures, self.now + pause
 
     @invariant()
     def the_state_is_the_models(self) -> None:
@@ -359,11 +372,12 @@ class Coordinators(RuleBasedStateMachine):
             assert set(state.queued[kind]) <= model.counts.keys()
             assert state.in_flight[kind] == ()
             cooling = {
-                id_: until / 1000
+                id_: until
                 for id_, (_, until) in model.cooldowns.items()
                 if model.is_cooling(id_, self.now)
             }
-            assert state.cooling[kind] == cooling
+            found = {id_: round(until * 1000) for id_, until in state.cooling[kind].items()}
+            assert found == cooling
             if self.viewer is None:
                 assert state.queued[kind] == ()
 

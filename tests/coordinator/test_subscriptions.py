@@ -26,14 +26,14 @@ class TestC3Subscribe:
         """Fresh up to and at the TTL; stale past it, and from the future."""
         await site.ttl.tick()
         row = milliseconds(site.clock) - age
-        site.write("INSERT INTO post_ttl VALUES (?, ?)", "a:1", row)
+        site.write_row("post", "a:1", row)
         site.ttl.subscribe_post(composite_post_id="a:1")
         assert site.queued() == (("a:1",) if queued else ())
 
     async def test_what_is_fresh_is_looked_at_when_its_time_comes(self, site: Site) -> None:
         """Not fetched before it is stale, and fetched by the first tick after."""
         await site.ttl.tick()
-        site.write("INSERT INTO post_ttl VALUES (?, ?)", "a:1", milliseconds(site.clock) - 1000)
+        site.write_row("post", "a:1", milliseconds(site.clock) - 1000)
         site.ttl.subscribe_post(composite_post_id="a:1")
         site.clock.advance(299)
         await site.ttl.tick()
@@ -64,7 +64,7 @@ class TestC3Subscribe:
         def broken(*_: object) -> dict[str, int]:
             raise StoreError("the disk is away")
 
-        monkeypatch.setattr(site.controller.database, "rows", broken)
+        monkeypatch.setattr(site.controller.database, "read_now", broken)
         site.ttl.subscribe_post(composite_post_id="a:1")
         assert site.queued() == ("a:1",)
         assert "the disk is away" in caplog.text

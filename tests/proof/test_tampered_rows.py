@@ -57,7 +57,7 @@ def tamper(file: Path, data: st.DataObject) -> None:
         table, column = data.draw(st.sampled_from(choices))
         one = f' WHERE "{column}" = (SELECT max("{column}") FROM "{table}")'
         where = data.draw(st.sampled_from(["", one]))
-        with suppress(apsw.ConstraintError):
+        with suppress(apsw.ConstraintError, apsw.MismatchError):
             value = data.draw(VALUES)
             connection.execute(f'UPDATE "{table}" SET "{column}" = ?{where}', (value,))
     connection.close()

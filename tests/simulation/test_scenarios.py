@@ -17,6 +17,11 @@ class TestT2Promises:
         assert len({run.trace for run in runs}) == EACH
 
 
+def test_c5_what_is_taken_is_asked_for() -> None:
+    """C5, seed 100506: with the file away an id cooled down unasked, and stayed stale."""
+    simulate(SCENARIOS["of_a_coordinator"], seed=100506)
+
+
 def test_t2_systems_are_all_there() -> None:
     """The engine in several scenarios, every system on it in one at least."""
     assert len(SCENARIOS) * EACH >= SEEDS

@@ -223,17 +223,13 @@ class Ticks:
         return None
 
     def _stale(self) -> list[str]:
-        snapshot, kind = self._ttl.snapshot(), self._controller.kinds["thing"]
+        snapshot = self._ttl.snapshot()
         now = self._process.clock()
         ids = list(snapshot.subscribed["thing"])
-        rows = self._controller.rows(kind, ids)
+        times = self._controller.tracks["thing"].times(ids)
         flying, cooling = snapshot.in_flight["thing"], snapshot.cooling["thing"]
         return [
-            id_
-            for id_ in ids
-            if id_ not in flying
-            and id_ not in cooling
-            and (id_ not in rows or now * 1000 - rows[id_] > kind.ttl_ms)
+            id_ for id_ in ids if id_ not in flying and id_ not in cooling and times[id_] <= now
         ]
 
 

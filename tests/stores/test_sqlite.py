@@ -14,7 +14,7 @@ import pytest
 from sqlite_kit import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
-from stillfresh.coordinator.database import APPLICATION_ID as coordinator_id  # noqa: N811
+from stillfresh.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Failure, Lease, Mark
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite import store as sqlite_store

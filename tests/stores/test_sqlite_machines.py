@@ -57,8 +57,9 @@ async def a_database(path: Path) -> AsyncIterator[Write]:
     database = Database(path)
     await database.open()
     try:
-        await database.serve({"post": "me"})
-        yield partial(database.touch, "post", "me", "a", 1, b"view")
+        owners = {"post": "me"}
+        await database.serve(owners, claimed=owners)
+        yield partial(publish, database, "a")
     finally:
         await database.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
+from stillfresh.checks import checked_flag, checked_whole
 from stillfresh.errors import ConfigError, shown
 
 MOST: Final = 315_360_000_000
@@ -34,8 +35,11 @@ class TtlConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            check = _check_flag if field.type is bool else _check_number
-            check(field.name, getattr(self, field.name))
+            name, value = field.name.upper(), getattr(self, field.name)
+            if field.type is bool:
+                checked_flag(name, value)
+            else:
+                checked_whole(name, value, LEAST.get(field.name, 1), MOST)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -66,16 +70,3 @@ def _flag(name: str, text: str) -> bool:
     if (value := WORDS.get(text.strip().lower())) is None:
         raise ConfigError(f"{name}: must be true or false, not {shown(text)}")
     return value
-
-
-def _check_number(name: str, value: object) -> None:
-    least = LEAST.get(name, 1)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-        raise ConfigError(
-            f"{name.upper()}: must be a whole number from {least} to {MOST}, not {shown(value)}"
-        )
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name.upper()}: must be True or False, not {shown(value)}")

@@ -1,30 +1,27 @@
-"""TtlController: fetches whole views and keeps them, whoever asks for it (C10, C11; seed 000).
+"""TtlController: whole views, fetched and kept for the viewer who is here (C7, C10, C11; seed 000).
 
-The one way a view is refreshed, by a tick or by force. Whose session it is decides what may be
-kept: a refresh in flight for a viewer who left is dropped (C7).
+Each kind is a resource of one cache, on the store that `Database` is. A forced refresh is the
+engine's `reload`, a local edit its `put`; another viewer's sign-in empties the file.
 """
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
-
-import msgspec
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.coordinator.config import TtlConfig
 from stillfresh.coordinator.database import Database
-from stillfresh.coordinator.model import Absent, Kind, Refreshed, Updated
+from stillfresh.coordinator.model import Kind
 from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, checked_nexus, nexus_kinds
-from stillfresh.coordinator.refresher import Refresher, Session
-from stillfresh.coordinator.rules import View, milliseconds, owner_of
+from stillfresh.coordinator.rules import View
+from stillfresh.coordinator.track import KEPT_FOR, Outcome, Track, ViewerSession, ViewKey
 from stillfresh.durations import Duration, seconds
+from stillfresh.engine import Cache
 from stillfresh.engine.keys import checked_id
+from stillfresh.engine.put import put
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, error_text, shown
 from stillfresh.events import Events, Unsubscribe
-
-logger = logging.getLogger(__name__)
 
 
 class TtlController:
@@ -45,22 +42,23 @@ class TtlController:
             checked_nexus(nexus)
         self.database = database
         self.clock = checked_clock(clock)
-        self.kinds: dict[str, Kind] = {}
-        self.refreshed: Events[Refreshed] = Events()
+        self.session = ViewerSession(None)
+        self.tracks: dict[str, Track] = {}
+        database.set_clock(clock)
+        self._cache = Cache(database, clock=clock, dice=lambda: 0.0)
+        self._fetch_timeout = seconds(fetch_timeout, name="fetch_timeout", positive=True)
         self._nexus = nexus
-        self._updated: Events[Updated] = Events()
-        self._absent: Events[Absent] = Events()
-        self._refresher = Refresher(
-            database,
-            clock,
-            seconds(fetch_timeout, name="fetch_timeout", positive=True),
-            prepare=self._prepare,
-            tell=self._tell,
-        )
-        self.refresh = self._refresher.refresh
+        self._visits: set[ViewerSession] = set()
+        self._updated: Events[tuple[str, list[str]]] = Events()
+        self._absent: Events[tuple[str, list[str]]] = Events()
         self._is_coordinated = False
-        self.configure(TtlConfig())
+        self._config = TtlConfig()
+        self.configure(self._config)
         self.declare(kinds)
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        return {name: track.kind for name, track in self.tracks.items()}
 
     def declare(self, kinds: Iterable[Kind]) -> None:
         """More kinds, each of a name of its own."""
@@ -69,41 +67,62 @@ class TtlController:
         for kind in kinds:
             if not isinstance(kind, Kind):
                 raise ConfigError(f"kinds: takes Kind(...), not {shown(kind)}")
-            if self.kinds.setdefault(kind.name, kind) != kind:
+            if self.kinds.get(kind.name, kind) != kind:
                 raise ConfigError(f"kind {kind.name!r}: declared already; use another name")
-            self.session.is_served = False
+            self._lay(kind)
 
     def configure(self, config: TtlConfig) -> None:
-        """C1: the terms of posts and users."""
+        """C1: the terms of posts and users, and everybody's cooldown."""
+        self._config = config
+        kinds = self.kinds
         if self._nexus is not None:
-            self.kinds |= {kind.name: kind for kind in nexus_kinds(self._nexus, config)}
+            kinds |= {kind.name: kind for kind in nexus_kinds(self._nexus, config)}
+        for kind in kinds.values():
+            self._lay(kind)
 
-    def coordinate(self, kinds: Iterable[Kind], config: TtlConfig) -> None:
-        """Who is signed in is the word of one coordinator, and so are the terms."""
+    def _lay(self, kind: Kind) -> None:
+        if kind.name not in self.tracks:
+            self.tracks[kind.name] = Track(
+                kind,
+                self._cache,
+                self.database,
+                clock=self._now,
+                fetch_timeout=self._fetch_timeout,
+                session=lambda: self.session,
+                tell=self._tell,
+            )
+            self.session.is_served = False
+        self.tracks[kind.name].configure(kind, self._config.cooldown_ms / 1000)
+
+    def _now(self) -> float:
+        return self.clock()
+
+    def coordinate(self, kinds: Iterable[Kind], config: TtlConfig, clock: Clock) -> None:
+        """Who is signed in is the word of one coordinator, and so are the terms and the time."""
         if self._is_coordinated:
             raise ConfigError(
                 "controller: has a TtlCoordinator already; make a TtlController for each of them"
             )
         self.declare(kinds)
         self.configure(config)
+        self.clock = clock
         self._is_coordinated = True
 
-    @property
-    def session(self) -> Session:
-        return self._refresher.session
-
     def begin_session(self, viewer_id: str | None) -> None:
-        """C7: what is in flight for the one before is dropped."""
-        self._refresher.begin(None if viewer_id is None else checked_id("viewer_id", viewer_id))
+        """C7: what is in flight for the one before is dropped, and for a visit of anybody else."""
+        if viewer_id is not None:
+            checked_id("viewer_id", viewer_id)
+        over, self.session = self.session, ViewerSession(viewer_id)
+        over.end()
+        for visit in self._visits:
+            if visit.viewer_id != viewer_id:
+                visit.end()
 
-    def kind(self, name: str) -> Kind:
-        if (kind := self.kinds.get(name)) is None:
-            known = ", ".join(self.kinds) or "none"
-            raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
-        return kind
-
-    def owner(self, kind: Kind) -> str:
-        return owner_of(self.session.viewer_id, per_viewer=kind.per_viewer)
+    def track(self, kind: str) -> Track:
+        if (track := self.tracks.get(kind)) is None:
+            known = ", ".join(self.tracks) or "none"
+            raise ConfigError(f"kind {shown(kind)}: not declared; there are: {known}")
+        return track
 
     async def prepare(self) -> None:
         """The file is open, and holds nothing of another viewer.
@@ -112,52 +131,44 @@ class TtlController:
         """
         await self._prepare(self.session)
 
-    async def _prepare(self, session: Session) -> None:
+    async def _prepare(self, session: ViewerSession) -> None:
         """For this session; if it is over by the time the file is open, for the one that is not."""
-        was_open = self.database.is_open
-        await self.database.open()
+        await self._cache.open()
         if session.is_over:
             session = self.session
-        if session.is_served and was_open:
+        tracks = list(self.tracks.values())
+        if session.is_served and all(self.database.owner(it.kind.name) for it in tracks):
             return
-        viewer_id, kinds, declared = session.viewer_id, self.kinds.values(), len(self.kinds)
-        served = [kind for kind in kinds if viewer_id is not None or not kind.per_viewer]
-        await self.database.serve(
-            {kind.name: owner_of(viewer_id, per_viewer=kind.per_viewer) for kind in served}
-        )
-        session.is_served = len(kinds) == declared
-
-    def rows(self, kind: Kind, ids: Sequence[str]) -> dict[str, int]:
-        """C3: a look-up that fails counts as stale."""
-        try:
-            return self.database.rows(kind.name, self.owner(kind), ids)
-        except StillfreshError as exc:
-            logger.warning("%s: the rows could not be read: %s", kind.name, exc)
-            return {}
+        owners = {it.kind.name: it.owner(session) for it in tracks}
+        is_claim = session.is_served or session.viewer_id is None
+        claimed = {it.kind.name for it in tracks if is_claim and it.kind.per_viewer}
+        await self.database.serve(owners, claimed=claimed)
+        session.is_served = len(tracks) == len(self.tracks)
 
     async def get(self, kind: str, id: str) -> View | None:  # noqa: A002 (as it is called)
         """The stored view, fresh or not; None if there is none."""
-        known = self.kind(kind)
-        return await self.database.view(kind, self.owner(known), checked_id(kind, id))
+        track = self.track(kind)
+        checked_id(kind, id)
+        await self._cache.open()
+        return track.view(id)
 
     async def touch(self, kind: str, id: str, view: View | None = None) -> None:  # noqa: A002
         """C11: after a local edit; no refresh sent before it, or within one TTL, overwrites it.
 
         With `view`, the edited view is stored in the same transaction.
         """
-        known, session = self.kind(kind), self.session
+        track = self.track(kind)
+        session = track.session
         checked_id(kind, id)
-        data = None if view is None else _encoded(kind, view)
-        owner = owner_of(session.viewer_id, per_viewer=known.per_viewer)
-        with self._refresher.editing(kind, id):
-            await self._prepare(session)
-            _check_here(known, session)
-            now = milliseconds(self.clock())
-            if not await self.database.touch(kind, owner, id, now, data):
-                raise StillfreshError(
-                    f"{kind}: the edit of {id!r} is not stored: the file is kept for another viewer"
-                )
-        self._announce(known, session, {id: now})
+        await self._prepare(session)
+        _check_here(track, session)
+        if not track.owns(session):
+            raise StillfreshError(
+                f"{kind}: the edit of {id!r} is not stored: the file is kept for another viewer"
+            )
+        edited = track.view(id) if view is None else view
+        await put(track.core, [(ViewKey(id, session), (track.owner(session), edited))])
+        track.refreshed([id])
 
     async def force_refresh_posts_by_ids(
         self, post_ids: Iterable[str], viewer_id: str | None
@@ -180,21 +191,22 @@ class TtlController:
 
     def on_updated(self, listener: Callable[[str, list[str]], object]) -> Unsubscribe:
         """`listener(kind, ids)` whenever new views are stored."""
-        return self._updated.subscribe(lambda event: listener(event.kind, list(event.ids)))
+        return self._updated.subscribe(lambda event: listener(*event))
 
     def on_absent(self, listener: Callable[[str, list[str]], object]) -> Unsubscribe:
         """`listener(kind, ids)` whenever the server does not know them any more (C9)."""
-        return self._absent.subscribe(lambda event: listener(event.kind, list(event.ids)))
+        return self._absent.subscribe(lambda event: listener(*event))
 
     async def evict(self, older_than: Duration = "30d") -> int:
         """Drop what was not refreshed for so long; returns how many views and rows."""
-        before = milliseconds(self.clock() - seconds(older_than, name="older_than"))
-        return sum([await self.database.evict(kind, before) for kind in self.kinds])
+        before = self.clock() - seconds(older_than, name="older_than")
+        await self._cache.open()
+        return await self.database.evict(before + KEPT_FOR)
 
     async def close(self) -> None:
         """The file is closed; it opens again by itself when it is needed."""
         self.session.is_served = False
-        await self.database.close()
+        await self._cache.close()
 
     async def __aenter__(self) -> Self:
         await self.prepare()
@@ -204,72 +216,66 @@ class TtlController:
         await self.close()
 
     async def _force(self, name: str, ids: Iterable[str], viewer_id: str | None) -> dict[str, View]:
-        kind = self.kind(name)
+        track = self.track(name)
         if isinstance(ids, str | bytes):
             raise ConfigError(f"{name}: takes many ids; write [{ids!r}]")
         if not isinstance(ids, Iterable):
             raise ConfigError(f"{name}: takes many ids, not {shown(ids)}")
         wanted = list(dict.fromkeys(checked_id(name, id_) for id_ in ids))
-        with self._admitted(kind, viewer_id) as session:
-            return await self._forced(kind, wanted, session)
+        with self._admitted(track, viewer_id) as session:
+            return await self._forced(track, wanted, session)
 
-    async def _forced(self, kind: Kind, wanted: list[str], session: Session) -> dict[str, View]:
-        views: dict[str, View] = {}
-        failed: dict[str, BaseException] = {}
-        for start in range(0, len(wanted), kind.max_batch):
-            outcome = await self.refresh(kind, wanted[start : start + kind.max_batch], session)
-            _check_here(kind, session)
-            originals = tuple(dict.fromkeys(outcome.originals.values()))
-            self._announce(kind, session, outcome.rows, originals)
-            views |= outcome.views
-            failed |= outcome.failed
+    async def _forced(
+        self, track: Track, wanted: list[str], session: ViewerSession
+    ) -> dict[str, View]:
+        outcomes: dict[str, Outcome] = {}
+        size = track.kind.max_batch
+        for start in range(0, len(wanted), size):
+            await self._prepare(session)
+            outcomes |= await track.load(wanted[start : start + size], session)
+            _check_here(track, session)
+        failed = {id_: it for id_, it in outcomes.items() if isinstance(it, LoadFailed)}
+        if session is track.session:
+            track.refreshed([id_ for id_ in outcomes if id_ not in failed])
+            track.driver.cool(failed, 0, track.now())
+            track.refer(outcomes)
         if failed:
             id_, error = next(iter(failed.items()))
             raise LoadFailed(
-                f"{kind.name}: {len(failed)} of {len(wanted)} failed; {id_!r}: {error_text(error)}"
-            ) from error
-        return views
+                f"{track.kind.name}: {len(failed)} of {len(wanted)} failed; "
+                f"{id_!r}: {error_text(error)}"
+            ) from error.__cause__
+        return {id_: it[1] for id_, it in outcomes.items() if isinstance(it, tuple)}
 
     @contextmanager
-    def _admitted(self, kind: Kind, viewer_id: str | None) -> Iterator[Session]:
+    def _admitted(self, track: Track, viewer_id: str | None) -> Iterator[ViewerSession]:
         """One viewer at a time: who is here, or a visit while nobody is signed in.
 
         Without a coordinator there is no signing in: it is who was asked for last.
         """
-        here = self.session.viewer_id
-        if viewer_id is None or checked_id("viewer_id", viewer_id) == here or not kind.per_viewer:
-            yield self.session
+        here, is_own = self.session.viewer_id, track.kind.per_viewer
+        if viewer_id is None or checked_id("viewer_id", viewer_id) == here or not is_own:
+            yield track.session
         elif not self._is_coordinated:
             self.begin_session(viewer_id)
             yield self.session
         elif here is None:
-            with self._refresher.visit(viewer_id) as session:
-                yield session
+            visit = ViewerSession(viewer_id)
+            self._visits.add(visit)
+            try:
+                yield visit
+            finally:
+                self._visits.discard(visit)
         else:
             raise ConfigError(f"viewer_id: {viewer_id!r} is not who is signed in ({here!r})")
 
-    def _announce(
-        self, kind: Kind, session: Session, rows: Mapping[str, int], originals: tuple[str, ...] = ()
-    ) -> None:
-        """To the coordinator, unless it is about the views of somebody who is not signed in."""
-        if session is self.session or not kind.per_viewer:
-            self.refreshed.emit(Refreshed(kind.name, rows, originals))
-
-    def _tell(self, kind: str, updated: tuple[str, ...], absent: tuple[str, ...]) -> None:
-        if updated:
-            self._updated.emit(Updated(kind, updated))
-        if absent:
-            self._absent.emit(Absent(kind, absent))
+    def _tell(self, kind: str, updated: list[str], absent: list[str]) -> None:
+        for ids, events in ((updated, self._updated), (absent, self._absent)):
+            if ids:
+                events.emit((kind, ids))
 
 
-def _check_here(kind: Kind, session: Session) -> None:
+def _check_here(track: Track, session: ViewerSession) -> None:
     """C7: what was asked for a viewer who left is not for who came."""
-    if kind.per_viewer and session.is_over:
-        raise LoadFailed(f"{kind.name}: the viewer left")
-
-
-def _encoded(kind: str, view: View) -> bytes:
-    try:
-        return msgspec.msgpack.encode(view)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as exc:
-        raise ConfigError(f"{kind}: this view cannot be stored: {exc}") from exc
+    if session.is_over:
+        raise LoadFailed(f"{track.kind.name}: the viewer left")

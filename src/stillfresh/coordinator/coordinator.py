@@ -1,7 +1,7 @@
 """TtlCoordinator: what is on screen is refreshed in batches, by one tick for all of it (seed 000).
 
 When it may tick is the gate (C7): started, signed in, and visible. One timer for everything, none
-per item; what a tick does for one kind is in `track.py`.
+per item; each kind has a lane and the engine's driver, whose pulse is the tick (`track.py`).
 """
 
 import asyncio
@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, Self
 
+from stillfresh.checks import checked_flag, checked_function
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.coordinator.config import TtlConfig, checked_config
 from stillfresh.coordinator.controller import TtlController
-from stillfresh.coordinator.model import Kind, Refreshed, Snapshot
+from stillfresh.coordinator.model import Kind, Snapshot
 from stillfresh.coordinator.nexus_kinds import POST, USER
-from stillfresh.coordinator.rules import milliseconds
+from stillfresh.coordinator.rules import kept_fresh
 from stillfresh.coordinator.track import Track
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.keys import checked_id
+from stillfresh.engine.rules import stamped
 from stillfresh.errors import ConfigError, StillfreshError, shown
 
 LEAST_PATIENCE: Final = 1.0
@@ -44,19 +46,18 @@ class TtlCoordinator:
     ) -> None:
         if not isinstance(controller, TtlController):
             raise ConfigError(f"controller: takes a TtlController, not {shown(controller)}")
-        for name, flag in (("counted", counted), ("follow_reposts", follow_reposts)):
-            if not isinstance(flag, bool):
-                raise ConfigError(f"{name}: True or False, not {shown(flag)}")
-        if visible is not None and not callable(visible):
-            raise ConfigError(f"visible: a function that says whether, not {shown(visible)}")
+        checked_flag("follow_reposts", follow_reposts)
+        if visible is not None:
+            checked_function("visible", visible, "a function that says whether")
         self._controller = controller
         self._config = TtlConfig.from_env() if config is None else checked_config(config)
-        self._counted = counted
-        self._follow_reposts = follow_reposts
+        self._counted = checked_flag("counted", counted)
         self._asks_visible = visible
         self._clock = controller.clock if clock is None else checked_clock(clock)
         self._grace = seconds(grace, name="grace")
-        self._tracks: dict[str, Track] = {}
+        self._tracks = controller.tracks
+        self._crowded: set[str] = set()
+        """Kinds of which it has said that more are subscribed than it can keep fresh (C18)."""
         self._is_started = False
         self._is_visible = False
         self._knows_visibility = visible is not None
@@ -69,9 +70,9 @@ class TtlCoordinator:
         self._last_tick: float | None = None
         self.on_updated = controller.on_updated
         self.on_absent = controller.on_absent
-        controller.coordinate(kinds, self._config)
-        controller.refreshed.subscribe(self._on_refreshed)
-        self._lay_tracks()
+        controller.coordinate(kinds, self._config, self._clock)
+        if POST in self._tracks:
+            self._tracks[POST].follows_reposts = follow_reposts
 
     def start(self) -> None:
         """C5: ticks at once, and then every BATCH_INTERVAL_MS; again changes nothing."""
@@ -90,18 +91,21 @@ class TtlCoordinator:
         try:
             _, late = await asyncio.wait([running], timeout=self._grace)
         except asyncio.CancelledError:
+            self._drop()
             running.cancel()
             raise
         if late:
-            running.cancel()
-            await self._cancelled(running)
-
-    async def _cancelled(self, running: "asyncio.Task[None]") -> None:
-        """A fetch may refuse to be cancelled; nobody waits for it for ever."""
-        _, late = await asyncio.wait([running], timeout=max(self._grace, LEAST_PATIENCE))
+            self._drop()
+            _, late = await asyncio.wait([running], timeout=max(self._grace, LEAST_PATIENCE))
         if late:
-            logger.error("a fetch ignores that it was cancelled; it is left behind")
+            logger.error("the last tick does not end; it is left behind")
+            running.cancel()
             self._end_tick(running)
+
+    def _drop(self) -> None:
+        """Requests are not waited for any more, whether or not they can be cancelled."""
+        for track in self._tracks.values():
+            track.session.drop()
 
     def sign_in(self, viewer_id: str) -> None:
         """C7: resumes, with everything that is subscribed due; another viewer is signed out."""
@@ -150,7 +154,7 @@ class TtlCoordinator:
         except TypeError as exc:
             raise ConfigError(f"configure: {exc}") from None
         self._controller.configure(self._config)
-        self._lay_tracks()
+        self._crowded.clear()
         if self._config.batch_interval_ms != old.batch_interval_ms and self._timer is not None:
             self._arm()
         if self._is_open() and self._config.refresh_when_hidden and not old.refresh_when_hidden:
@@ -174,30 +178,27 @@ class TtlCoordinator:
 
     def subscribe(self, kind: str, id: str, *, counted: bool | None = None) -> None:  # noqa: A002
         """C3: remembered and looked up; queued if it is stale, unless it is cooling."""
-        track = self._track(kind)
+        track = self._controller.track(kind)
         if counted is None:
             counted = track.kind.counted or (kind == POST and self._counted)
         is_new = track.lane.subscribe(checked_id(kind, id), counted=counted)
         if is_new and self._viewer is not None and self._controller.database.is_open:
-            track.look_up([id])
+            track.driver.note(track.times([id]))
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """C4: known or not, once or often; what is in flight completes and is kept."""
-        self._track(kind).lane.unsubscribe(checked_id(kind, id))
+        self._controller.track(kind).lane.unsubscribe(checked_id(kind, id))
 
     def snapshot(self) -> Snapshot:
         """C13: what is subscribed, queued, in flight and cooling, and what it cost so far."""
-        now = milliseconds(self._clock())
+        now = stamped(self._clock())
         lanes = [(name, track.lane) for name, track in self._tracks.items()]
         tracks = self._tracks.values()
         return Snapshot(
             subscribed={name: lane.subscribed for name, lane in lanes},
             queued={name: tuple(lane.queued) for name, lane in lanes},
             in_flight={name: tuple(lane.in_flight) for name, lane in lanes},
-            cooling={
-                name: {id_: until / 1000 for id_, until in lane.cooling(now).items()}
-                for name, lane in lanes
-            },
+            cooling={name: lane.cooling(now) for name, lane in lanes},
             last_tick=self._last_tick,
             requests_made=sum(track.requests for track in tracks),
             requests_saved=sum(track.requested - track.requests for track in tracks),
@@ -221,21 +222,6 @@ class TtlCoordinator:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-    def _track(self, kind: str) -> Track:
-        if self._controller.kind(kind).name not in self._tracks:
-            self._lay_tracks()
-        return self._tracks[kind]
-
-    def _lay_tracks(self) -> None:
-        for name in self._controller.kinds:
-            if name not in self._tracks:
-                self._tracks[name] = Track(
-                    name, self._controller, self._clock, follow_reposts=self._follow_reposts
-                )
-            lane = self._tracks[name].lane
-            lane.cooldown = self._config.cooldown_ms
-            lane.recheck()
 
     def _is_open(self) -> bool:
         """C7: visibility is asked for, not assumed."""
@@ -297,7 +283,6 @@ class TtlCoordinator:
 
     def _begin_tick(self) -> None:
         self._disarm()
-        self._last_tick = self._clock()
         self._ticking = asyncio.create_task(self._tick(), name="stillfresh-tick")
         self._ticking.add_done_callback(self._end_tick)
 
@@ -312,20 +297,39 @@ class TtlCoordinator:
         self._arm(0 if again else None)
 
     async def _tick(self) -> None:
+        began = self._clock()
         try:
             await self._controller.prepare()
-            others_wrote = await self._controller.database.changed()
+            changes = await self._controller.database.changes()
         except StillfreshError as exc:
-            logger.warning("the database is away, what is due counts as stale: %s", exc)
-            others_wrote = False
+            logger.warning("nothing is refreshed while the database is away: %s", exc)
+            return
+        self._last_tick = began
         async with asyncio.TaskGroup() as group:
-            for track in self._tracks.values():
-                if others_wrote:
-                    track.lane.recheck()
-                group.create_task(track.tick(self._config.max_batches_per_tick, self._is_open))
+            for name, track in self._tracks.items():
+                track.lane.recheck(None if changes is None else changes.get(name, ()))
+                self._say_crowded(track)
+                pulse = track.driver.tick(
+                    size=track.kind.max_batch,
+                    batches=self._config.max_batches_per_tick,
+                    is_open=self._is_open,
+                )
+                group.create_task(pulse)
 
-    def _on_refreshed(self, event: Refreshed) -> None:
-        if (track := self._tracks.get(event.kind)) is not None:
-            track.refreshed(event.rows)
-            if self._viewer is not None:
-                track.refer(event.originals)
+    def _say_crowded(self, track: Track) -> None:
+        """C18: once for a kind, if more are subscribed than can be kept fresh."""
+        kind, most = track.kind, kept_fresh(track.kind, self._config)
+        if len(track.lane) <= most or kind.name in self._crowded:
+            return
+        self._crowded.add(kind.name)
+        logger.warning(
+            "%s: %d are subscribed, and only %d can be kept fresh: MAX_BATCHES_PER_TICK=%d of %d "
+            "ids every BATCH_INTERVAL_MS=%d, each fresh for %d ms; raise MAX_BATCHES_PER_TICK",
+            kind.name,
+            len(track.lane),
+            most,
+            self._config.max_batches_per_tick,
+            kind.max_batch,
+            self._config.batch_interval_ms,
+            kind.ttl_ms,
+        )

@@ -1,4 +1,4 @@
-"""What the coordinator is told and tells: kinds, events, and what can be looked at (C5, C9, C13).
+"""What the coordinator is told, and what can be looked at: kinds and snapshots (C5, C13).
 
 Pure data: checked when it is made, and frozen.
 """
@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from stillfresh.checks import checked_flag, checked_function, checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.keys import checked_kind
-from stillfresh.errors import ConfigError, shown
 
 Fetch: TypeAlias = Callable[..., Awaitable[Mapping[str, Any]]]
 """`fetch(ids)`, or `fetch(ids, viewer_id)` for a kind whose views differ by viewer.
@@ -45,57 +45,14 @@ class Kind:
         for name in ("stale_for", "error_for", "absent_for", "memory_for"):
             if (duration := getattr(self, name)) is not None or name != "absent_for":
                 seconds(duration, name=f"{self.name}: {name}")
-        if not callable(self.fetch):
-            raise ConfigError(f"{self.name}: fetch is an async function, not {shown(self.fetch)}")
+        checked_function(f"{self.name}: fetch", self.fetch, "an async function")
         for name in ("counted", "per_viewer"):
-            if not isinstance(flag := getattr(self, name), bool):
-                raise ConfigError(f"{self.name}: {name} is True or False, not {shown(flag)}")
-        number = self.max_batch
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ConfigError(
-                f"{self.name}: max_batch must be a whole number of 1 or more, not {shown(number)}"
-            )
+            checked_flag(f"{self.name}: {name}", getattr(self, name))
+        checked_whole(f"{self.name}: max_batch", self.max_batch)
 
     @property
     def ttl_ms(self) -> int:
         return max(1, round(seconds(self.fresh_for) * 1000))
-
-
-@dataclass(frozen=True, slots=True)
-class Updated:
-    """New views of these are stored."""
-
-    kind: str
-    ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """The server says that these do not exist; their views are gone."""
-
-    kind: str
-    ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refreshed:
-    """The rows of these were moved, by whomever; and what was forced refers to other posts."""
-
-    kind: str
-    rows: Mapping[str, int]
-    originals: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a batch ended, id by id."""
-
-    views: Mapping[str, Any] = field(default_factory=dict)
-    absent: tuple[str, ...] = ()
-    failed: Mapping[str, BaseException] = field(default_factory=dict)
-    rows: Mapping[str, int] = field(default_factory=dict)
-    originals: Mapping[str, str] = field(default_factory=dict)
-    """Of the reposts among them: the post that each one reposts."""
 
 
 @dataclass(frozen=True, slots=True)

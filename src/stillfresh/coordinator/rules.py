@@ -1,14 +1,16 @@
 """What rows, answers and views mean (C2, C9-C12): seed 000's comparisons, and nothing else.
 
-Pure: rows, views and times in milliseconds in, decisions out. No clock, database or asyncio.
+Pure: rows, views and times in seconds in, decisions out. No clock, database or asyncio.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from math import floor
 from typing import Any, Final, TypeAlias
 
+from stillfresh.coordinator.config import TtlConfig
+from stillfresh.coordinator.model import Kind
 from stillfresh.errors import LoadFailed
-from stillfresh.freshness import is_fresh_inclusive
+from stillfresh.stores.contract import Mark, Record
 
 View: TypeAlias = Any
 """A whole entity as the server shows it to one viewer: what JSON can say."""
@@ -26,26 +28,31 @@ USER_PARTS: Final[Mapping[str, type]] = {
     "relationship": dict,
     "tags": list,
 }
-MISSING_ROW: Final = float("-inf")
+BETWEEN: Final = 0.0005
+"""Seconds: half of what rows can tell apart. Sums of floats miss a millisecond by a hair."""
+NEVER: Final = float("-inf")
 SHARED: Final = "shared"
 GUEST: Final = "guest"
 
 
-def milliseconds(seconds: float) -> int:
-    """As the rows have it; rounded first, since 0.3 s may be a hair less than 300 ms."""
-    return floor(round(seconds * 1000, 3))
+def stale_at(record: Record, ttl: float, longest: float, now: float) -> float:
+    """C2, C9: when a new view is wanted; by now, if the row is missing, too old or from the future.
+
+    Equality is fresh. A cooldown that ends later than any can is of a clock that was set back.
+    """
+    copy, failure = record.copy, record.failure
+    if copy is not None and copy.mark is Mark.NONE and copy.fetched_at < now + BETWEEN:
+        until = copy.fetched_at + ttl + BETWEEN
+        if until > now:
+            return until
+    is_cooling = failure is not None and now < failure.retry_at <= now + longest
+    return failure.retry_at if failure is not None and is_cooling else NEVER
 
 
-def stale_at(row: int | None, ttl: int, now: int) -> float:
-    """C2: the first moment at which it is stale; equality is fresh, the future is stale by now."""
-    if row is None or not is_fresh_inclusive(row, ttl, now):
-        return MISSING_ROW
-    return row + ttl + 1
-
-
-def overtaken(row: int | None, sent: int, now: int) -> bool:
-    """C11: the row was moved since the request was sent; one from the future proves nothing."""
-    return row is not None and sent < row <= now
+def kept_fresh(kind: Kind, config: TtlConfig) -> int:
+    """C18: how many ids of a kind are refreshed in one TTL, at most."""
+    ticks = max(1.0, kind.ttl_ms / config.batch_interval_ms)
+    return floor(kind.max_batch * config.max_batches_per_tick * ticks)
 
 
 def owner_of(viewer_id: str | None, *, per_viewer: bool) -> str:

@@ -1,130 +1,300 @@
-"""One kind's lane and what drives it: rows looked up, batches fetched and landed (C3-C5, C9, C10).
+"""One kind of the coordinator: a resource of its cache, a lane, and the driver of both (C3-C11).
 
-It holds no policy: the lane says what is next, the controller fetches and keeps.
+The engine leases, fetches and publishes; here is what a request is, for whom it is made, and when a
+row is stale. A key says for which session it is asked: the law keeps the rest apart.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from stillfresh.clock import Clock
-from stillfresh.coordinator.controller import TtlController
-from stillfresh.coordinator.model import Kind, Outcome
-from stillfresh.coordinator.rules import MISSING_ROW, milliseconds, stale_at
-from stillfresh.engine.lane import Lane
-from stillfresh.engine.rules import pause_of
-from stillfresh.errors import error_text
+from stillfresh.coordinator.database import Database
+from stillfresh.coordinator.model import Kind
+from stillfresh.coordinator.rules import View, original_of, owner_of, stale_at
+from stillfresh.engine import Answer, Cache
+from stillfresh.engine.codec import MsgpackCodec
+from stillfresh.engine.driver import Driver
+from stillfresh.engine.model import Dropped
+from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, results_of, stamped
+from stillfresh.engine.spec import Spec
+from stillfresh.engine.tasks import looked_at
+from stillfresh.errors import LoadFailed, StillfreshError, error_text
+from stillfresh.freshness import Policy, Verdict
+from stillfresh.stores.contract import Copy, Record
 
-LONGEST_COOLDOWN: Final = 300_000
-SLICE: Final = 500
-"""Ids looked up in one query, so that the loop has a turn between two of them."""
+LONGEST_COOLDOWN: Final = 300.0
+KEPT_FOR: Final = 315_360_000.0
+"""Seconds: a view is kept until `evict` drops it. Ten years, whatever the TTL is by then."""
+CONCURRENCY: Final = 16
+HELD: Final = 100
+"""Decoded views in memory: the file is read on the spot."""
+
+Stored: TypeAlias = tuple[str, View]
+"""A view and whose it is: it is shown to nobody else."""
+Result: TypeAlias = Stored | Absent | BaseException
+"""What the server said of one id."""
+Outcome: TypeAlias = Stored | Absent | LoadFailed | None
+"""How a refresh ended; None: something newer overtook it (C11), or nobody waits for it (C7)."""
 
 logger = logging.getLogger(__name__)
 
 
+class ViewerSession:
+    """From a viewer's coming to their leaving; the same viewer again is another session."""
+
+    def __init__(self, viewer_id: str | None) -> None:
+        self.viewer_id = viewer_id
+        self.is_served = False
+        """The file has been told whose views it holds."""
+        self.is_over = False
+        self.waiting: set[asyncio.Future[None]] = set()
+        """For the requests that were sent for it."""
+
+    def end(self) -> None:
+        """C7: nobody waits for what is in flight for a viewer who left."""
+        self.is_over = True
+        self.drop()
+
+    def drop(self) -> None:
+        for wait in self.waiting:
+            if not wait.done():
+                wait.set_result(None)
+
+
+class ViewKey(NamedTuple):
+    """A key of the resource."""
+
+    id: str
+    session: ViewerSession
+
+    def __repr__(self) -> str:
+        return repr(self.id)
+
+
 class Track:
-    """`name` is a kind of the controller's, whose terms may change meanwhile."""
+    """`session()` is the viewer's who is here; `tell(kind, updated, absent)` hears what came."""
 
     def __init__(
-        self, name: str, controller: TtlController, clock: Clock, *, follow_reposts: bool
+        self,
+        kind: Kind,
+        cache: Cache,
+        database: Database,
+        *,
+        clock: Clock,
+        fetch_timeout: float,
+        session: Callable[[], ViewerSession],
+        tell: Callable[[str, list[str], list[str]], None],
     ) -> None:
-        self.lane: Lane[str] = Lane(cooldown=0, longest_cooldown=LONGEST_COOLDOWN)
-        self.requests = 0
-        self.requested = 0
-        """Ids in those requests."""
-        self._name = name
-        self._controller = controller
+        self.kind = kind
+        self.follows_reposts = False
+        self.requests = self.requested = 0
+        """Requests of ticks, and the ids in them."""
         self._clock = clock
-        self._follow_reposts = follow_reposts
+        self._database = database
+        self._here = session
+        self._everybody = ViewerSession(None)
+        self._tell = tell
+        self._codec: MsgpackCodec[Stored] = MsgpackCodec(tuple[str, View], kind.name)
+        spec: Spec[ViewKey, Stored] = Spec(
+            kind=kind.name,
+            load=self._load,
+            codec=self._codec,
+            terms=_terms(kind, 0.0),
+            tags=None,
+            max_batch=kind.max_batch,
+            concurrency=CONCURRENCY,
+            max_entries=HELD,
+            memory_for=0.0,
+            lease_for=5.0,
+            load_timeout=fetch_timeout,
+        )
+        self.core = cache.declare(
+            spec, lambda asked: asked.id, lambda id_: ViewKey(id_, self.session)
+        )
+        self.driver: Driver[str] = Driver(self, spec.terms, self.now)
+        self.lane = self.driver.lane
 
     @property
-    def kind(self) -> Kind:
-        return self._controller.kinds[self._name]
+    def session(self) -> ViewerSession:
+        """For whom it is fetched: the viewer who is here, or everybody."""
+        return self._here() if self.kind.per_viewer else self._everybody
 
-    def now(self) -> int:
-        return milliseconds(self._clock())
+    def configure(self, kind: Kind, cooldown: float) -> None:
+        """C1: what is subscribed is looked at again."""
+        self.kind = kind
+        self.core.spec.terms = _terms(kind, cooldown)
+        self.lane.cooldown = cooldown
+        self.lane.recheck()
 
-    def look_up(self, ids: Sequence[str]) -> None:
-        """C3: the stale are queued, unless they are cooling; the fresh wait for their time."""
-        kind, rows, now = self.kind, self._controller.rows(self.kind, ids), self.now()
-        for id_ in ids:
-            self.lane.looked_up(id_, stale_at(rows.get(id_), kind.ttl_ms, now), now)
+    def now(self) -> float:
+        """To the millisecond, as the rows have it."""
+        return stamped(self._clock())
 
-    async def tick(self, batches: int, is_open: Callable[[], bool]) -> None:
-        """C5: one look at what is due, then up to so many batches; nothing once it is shut."""
-        while is_open() and (due := self.lane.due(self.now(), SLICE)):
-            self.look_up(due)
-            await asyncio.sleep(0)
-        for _ in range(batches):
-            if not is_open() or not (batch := self._take()):
-                break
-            await self._refresh(batch)
+    def owner(self, session: ViewerSession) -> str:
+        return owner_of(session.viewer_id, per_viewer=self.kind.per_viewer)
 
-    def _take(self) -> list[str]:
-        """C5: up to a batch of what is still stale: another writer may have refreshed some."""
-        kind, batch = self.kind, list[str]()
-        while taken := self.lane.take(kind.max_batch - len(batch), batch):
-            now, rows = self.now(), self._controller.rows(kind, taken)
-            for id_ in taken:
-                until = stale_at(rows.get(id_), kind.ttl_ms, now)
-                if until > now:
-                    self._land([id_], {id_: until})
-                else:
-                    batch.append(id_)
-        return batch
+    def owns(self, session: ViewerSession) -> bool:
+        """The file holds the views of this session's viewer."""
+        return self._database.owner(self.kind.name) == self.owner(session)
 
-    async def _refresh(self, batch: list[str]) -> None:
-        self.requests += 1
-        self.requested += len(batch)
+    def rows(self, ids: Sequence[str], session: ViewerSession | None = None) -> dict[str, Record]:
+        """C3: a look-up that fails counts as stale."""
         try:
-            outcome = await self._controller.refresh(self.kind, batch)
-        except asyncio.CancelledError:
-            self.lane.land(batch)
-            raise
-        except Exception as exc:
-            logger.exception("%s: stillfresh itself failed", self._name)
-            outcome = Outcome(failed=dict.fromkeys(batch, exc))
-        self._fail(outcome.failed, len(batch))
-        kind, now = self.kind, self.now()
-        found = {id_: stale_at(row, kind.ttl_ms, now) for id_, row in outcome.rows.items()}
-        self._land(batch, found | dict.fromkeys(outcome.failed, MISSING_ROW))
+            is_ours = self.owns(session or self.session)
+            return self._database.read_now(self.kind.name, ids) if is_ours else {}
+        except StillfreshError as exc:
+            logger.warning("%s: the rows could not be read: %s", self.kind.name, exc)
+            return {}
+
+    def view(self, id_: str) -> View | None:
+        """The stored view, fresh or not, if it is for the viewer who is here."""
+        copy = self.rows([id_]).get(id_, NOTHING).copy
+        owner, view = self._decoded(copy) or ("", None)
+        return view if owner == self.owner(self.session) else None
+
+    def times(self, ids: Sequence[str]) -> dict[str, float]:
+        """When each is stale. Nothing is to be refreshed while nobody is signed in (C3)."""
+        if self._here().viewer_id is None:
+            return dict.fromkeys(ids, float("inf"))
+        rows, now, ttl = self.rows(ids), self.now(), self.kind.ttl_ms / 1000
+        longest = max(LONGEST_COOLDOWN, self.lane.cooldown)
+        return {id_: stale_at(rows.get(id_, NOTHING), ttl, longest, now) for id_ in ids}
+
+    async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
+        """For the driver."""
+        return self.times(keys)
+
+    async def renew(self, keys: Sequence[str]) -> AsyncGenerator[dict[str, Outcome]]:
+        """C5: in one request."""
+        self.requests += 1
+        self.requested += len(keys)
+        try:
+            outcomes = await self.load(keys, self.session)
+        except StillfreshError as exc:
+            outcomes = dict.fromkeys(keys, LoadFailed(str(exc)))
+        yield {id_: None if _is_dropped(it) else it for id_, it in outcomes.items()}
         # C8: nothing of a batch is queued again for a screen that has gone.
-        self.refer([to for repost, to in outcome.originals.items() if repost in self.lane])
+        self.refer({id_: it for id_, it in outcomes.items() if id_ in self.lane})
 
-    def _fail(self, failed: Mapping[str, BaseException], of: int) -> None:
-        """C9: each id on its own cooldown; one line for the batch."""
-        now = self.now()
-        for id_, error in failed.items():
-            if (pause := pause_of(error)) is not None:
-                self.lane.failed(id_, now, pause * 1000)
-            else:
-                self.lane.failed(id_, now, together=of if len(failed) == of else None)
-        if failed:
-            first = error_text(next(iter(failed.values())))
-            logger.warning("%s: %d of %d failed; the first: %s", self._name, len(failed), of, first)
+    async def load(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Outcome]:
+        """C10: the one way a view is refreshed."""
+        if session.viewer_id is None and not self.owns(session):
+            return await self._shown(ids, session)
+        found = await self.core.reload([ViewKey(id_, session) for id_ in ids])
+        if session.is_over:
+            return dict.fromkeys(ids)
+        rows = self.rows(ids, session)
+        outcomes = {key.id: self._kept(it, rows.get(key.id, NOTHING)) for key, it in found.items()}
+        updated = [id_ for id_, it in outcomes.items() if isinstance(it, tuple)]
+        self._tell(self.kind.name, updated, [id_ for id_, it in outcomes.items() if it is ABSENT])
+        return outcomes
 
-    def _land(self, ids: Iterable[str], found: Mapping[str, float]) -> None:
-        """What is known of each by now; the others are due until they are looked up."""
-        now = self.now()
-        self.lane.land(ids)
-        for id_, until in found.items():
-            if until > now:
-                self.lane.refreshed(id_, until, now)
-            elif self._controller.session.viewer_id is not None:
-                self.lane.looked_up(id_, until, now)
+    def _kept(self, answer: Answer[Stored] | LoadFailed, record: Record) -> Outcome:
+        """What cannot be stored is not called fresh (C9); what was overtaken is not (E6)."""
+        copy = record.copy
+        if isinstance(answer, LoadFailed):
+            return answer
+        if copy is None or copy.fetched_at < answer.fetched_at:
+            error = LoadFailed(f"{self.kind.name}: what was fetched is not stored")
+            return error if answer.verdict is Verdict.FRESH else None
+        if copy.fetched_at > answer.fetched_at or self._decoded(copy) != answer.value:
+            return None
+        return answer.value if answer.found else ABSENT
 
-    def refreshed(self, rows: Mapping[str, int]) -> None:
-        """By force, or touched by hand: looked at again when its time comes."""
-        ttl, now = self.kind.ttl_ms, self.now()
-        for id_, row in rows.items():
-            self.lane.refreshed(id_, stale_at(row, ttl, now), now)
+    async def _shown(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Outcome]:
+        """To a guest, in a file that waits for the viewer who was here: nothing of it is kept."""
+        async with asyncio.timeout(self.core.spec.load_timeout):
+            results = await self._results(list(ids), session)
+        return {
+            id_: LoadFailed(error_text(it)) if isinstance(it, BaseException) else it
+            for id_, it in results.items()
+        }
 
-    def refer(self, ids: Sequence[str]) -> None:
-        """C10, C17: with `follow_reposts`, the stale originals of reposts join the queue."""
-        if not ids or not self._follow_reposts:
-            return
-        ttl, rows, now = self.kind.ttl_ms, self._controller.rows(self.kind, ids), self.now()
+    def refreshed(self, ids: Sequence[str]) -> None:
+        """By force, or edited: looked at again when its time comes, and its cooldown is over."""
+        times, now = self.times(ids), self.now()
         for id_ in ids:
-            if stale_at(rows.get(id_), ttl, now) <= now:
+            self.lane.refreshed(id_, times[id_], now)
+
+    def refer(self, outcomes: Mapping[str, Outcome]) -> None:
+        """C10, C17: with `follow_reposts`, the stale originals of reposts join the queue."""
+        if not self.follows_reposts or self._here().viewer_id is None:
+            return
+        views = [it[1] for it in outcomes.values() if isinstance(it, tuple)]
+        originals = [it for it in map(original_of, views) if it is not None]
+        times, now = self.times(originals), self.now()
+        for id_ in originals:
+            if times[id_] <= now:
                 self.lane.refer(id_, now)
+
+    async def _load(self, keys: list[ViewKey]) -> dict[ViewKey, object]:
+        """The engine's loader: one request for each viewer among them, and for each batch."""
+        by_session: dict[ViewerSession, list[str]] = {}
+        for key in keys:
+            by_session.setdefault(key.session, []).append(key.id)
+        size, found = self.kind.max_batch, dict[ViewKey, object]()
+        for session, ids in by_session.items():
+            for start in range(0, len(ids), size):
+                results = await self._leased(ids[start : start + size], session)
+                kept = {id_: it for id_, it in results.items() if it is not ABSENT}
+                found |= {ViewKey(id_, session): it for id_, it in kept.items()}
+        return found
+
+    async def _leased(self, ids: list[str], session: ViewerSession) -> dict[str, Result]:
+        """Since the leases are held, a sign-in that is not seen here voids them (0116)."""
+        if session.is_over:
+            return dict.fromkeys(ids, Dropped())
+        if not self.owns(session):
+            error = LoadFailed("the file serves another viewer, who signed in last")
+            return dict.fromkeys(ids, error)
+        return await self._results(ids, session)
+
+    async def _results(self, ids: list[str], session: ViewerSession) -> dict[str, Result]:
+        """Of each id: its view with its owner, ABSENT, or why there is none."""
+        try:
+            results = results_of(self.kind.name, ids, await self._answer(ids, session))
+        except Exception as exc:  # noqa: BLE001 (a fetch may raise anything)
+            return dict.fromkeys(ids, exc)
+        owner = self.owner(session)
+        return {
+            id_: it if isinstance(it, Absent | BaseException) else (owner, it)
+            for id_, it in results.items()
+        }
+
+    async def _answer(self, ids: list[str], session: ViewerSession) -> Mapping[str, object]:
+        """What the server says; not waited for when the viewer leaves."""
+        given = (session.viewer_id,) if self.kind.per_viewer else ()
+        request = asyncio.ensure_future(self.kind.fetch(list(ids), *given))
+        gone = asyncio.get_running_loop().create_future()
+        session.waiting.add(gone)
+        try:
+            await asyncio.wait([request, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                raise Dropped
+            if request.cancelled():
+                raise LoadFailed("the fetch cancelled itself")
+            return request.result()
+        finally:
+            session.waiting.discard(gone)
+            request.cancel()
+            request.add_done_callback(looked_at)
+
+    def _decoded(self, copy: Copy | None) -> Stored | None:
+        """What somebody else wrote into the file is a miss, not a crash."""
+        try:
+            return None if copy is None else self._codec.decode(copy.value)  # type: ignore[arg-type]
+        except Exception:  # noqa: BLE001 (bytes of anybody)
+            return None
+
+
+def _terms(kind: Kind, cooldown: float) -> Terms:
+    """A view is kept for ten years: what is fresh is decided by the row and the TTL of the day."""
+    fresh_for = kind.ttl_ms / 1000
+    policy = Policy(fresh_for, KEPT_FOR - fresh_for)
+    return Terms(policy, fresh_for, 0.0, KEPT_FOR - fresh_for, cooldown, LONGEST_COOLDOWN)
+
+
+def _is_dropped(outcome: Outcome) -> bool:
+    return isinstance(outcome, LoadFailed) and isinstance(outcome.__cause__, Dropped)

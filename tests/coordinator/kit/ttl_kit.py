@@ -110,7 +110,9 @@ class Site:
     def rows(self, table: str) -> dict[str, int]:
         """As another program reads them."""
         with apsw.Connection(str(self.file), flags=apsw.SQLITE_OPEN_READONLY) as connection:
-            found = connection.execute(f"SELECT id, last_updated_at FROM {table}").fetchall()
+            found = connection.execute(
+                f"SELECT id, last_updated_at FROM {table} WHERE last_updated_at IS NOT NULL"
+            ).fetchall()
         return {str(id_): int(row) for id_, row in found}  # type: ignore[arg-type]
 
     def write(self, sql: str, *values: Any) -> None:
@@ -118,6 +120,12 @@ class Site:
         connection = apsw.Connection(str(self.file))
         connection.execute(sql, values)
         connection.close()
+
+    def write_row(self, kind: str, id_: str, row: int) -> None:
+        """As another process publishes: a view of nobody, asked for at that time."""
+        times = "id, last_updated_at, generation, fresh_for, stale_for, error_for"
+        self.write(f"REPLACE INTO {kind} VALUES (?, X'00')", id_)
+        self.write(f"REPLACE INTO {kind}_ttl({times}) VALUES (?, ?, 'g', 0, 0, 0)", id_, row)
 
     def queued(self, kind: str = "post") -> tuple[str, ...]:
         return self.ttl.snapshot().queued[kind]

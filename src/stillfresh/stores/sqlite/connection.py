@@ -135,13 +135,13 @@ def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 
-def check_log(path: Path, application_id: int) -> None:
+def check_log(path: Path, *application_ids: int | None) -> None:
     """A log beside a file that is not ours may be ours: SQLite would replay it into that file."""
     if has_log(path) and path.exists():
-        check_owner(path, application_id)
+        check_owner(path, *application_ids)
 
 
-def check_owner(path: Path, application_id: int) -> None:
+def check_owner(path: Path, *application_ids: int | None) -> None:
     """Refuse a file whose header is whole and not ours; its log and its state do not matter.
 
     Read through SQLite's own files, which keep their locks when one of them is closed.
@@ -151,7 +151,7 @@ def check_owner(path: Path, application_id: int) -> None:
     header = file.xRead(min(file.xFileSize(), 100), 0)
     file.xClose()
     application = int.from_bytes(header[68:72])
-    if header.startswith(b"SQLite format 3\0") and application != application_id:
+    if header.startswith(b"SQLite format 3\0") and application not in application_ids:
         raise not_ours(path, application)
 
 

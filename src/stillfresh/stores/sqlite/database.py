@@ -113,7 +113,7 @@ class Database:
         try:
             self._connect()
         except CORRUPT:
-            check_owner(self._path, self._kind.application_id)
+            check_owner(self._path, self._kind.application_id, self._kind.former_id)
             self._set_aside(is_locked=is_locked)
             self._connect()
 
@@ -121,7 +121,7 @@ class Database:
         return self.damaged is not None and self.damaged in (self._reader, self._writer)
 
     def _connect(self) -> None:
-        check_log(self._path, self._kind.application_id)
+        check_log(self._path, self._kind.application_id, self._kind.former_id)
         before = identity_of(self._path)
         writer = connect(self._path, self.patience)
         try:

@@ -31,6 +31,8 @@ class Format:
     """The SQL that makes an empty file one of this kind."""
     is_begun: Callable[[apsw.Connection, Path], bool]
     """False for a file that `begin` has still to be run on; ConfigError for somebody else's."""
+    former_id: int | None = None
+    """Of files of an earlier release, which `is_begun` makes files of this kind."""
 
 
 def not_ours(path: Path, application: int) -> ConfigError:

@@ -1,0 +1,238 @@
+"""C15, C18: the coordinator on the engine: one file, one refresh path, and cheap neighbours."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import apsw
+import msgspec
+import pytest
+from ttl_kit import VIEWER, Site, made, milliseconds, post, turns
+
+from stillfresh import Cache, StoreError
+from stillfresh.coordinator import TtlConfig, database
+from stillfresh.coordinator.database import FIRST_RELEASE
+from stillfresh.coordinator.rules import kept_fresh
+from stillfresh.testing import ManualClock
+
+
+def subscribe(site: Site, *numbers: int) -> None:
+    for number in numbers:
+        site.ttl.subscribe_post(composite_post_id=f"a:{number}")
+
+
+def look_ups(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids whose rows are read, from now on."""
+    looked: list[str] = []
+    read_now = site.controller.database.read_now
+
+    def noted(kind: str, ids: list[str], known: dict[str, str] | None = None) -> object:
+        looked.extend(ids)
+        return read_now(kind, ids, known)
+
+    monkeypatch.setattr(site.controller.database, "read_now", noted)
+    return looked
+
+
+async def all_fresh(site: Site, count: int) -> None:
+    site.ttl.configure(post_max_batch_size=count)
+    subscribe(site, *range(count))
+    await site.ttl.tick()
+    await site.ttl.tick()
+
+
+class TestC15OnTheEngine:
+    async def test_two_processes_fetch_an_id_once(self, site: Site) -> None:
+        """The lease is the store's: the other process waits for the view that is being fetched."""
+        other = made(site.folder, site.clock)
+        async with other.controller, other.ttl:
+            other.ttl.sign_in(VIEWER)
+            other.ttl.set_visible(True)
+            await other.ttl.tick()
+            site.nexus.hold()
+            subscribe(site, 1)
+            await site.nexus.asked.wait()
+            subscribe(other, 1)
+            ticking = asyncio.create_task(other.ttl.tick())
+            await turns()
+            site.nexus.let_go()
+            await ticking
+            assert await other.version("a:1") == 1
+        assert (site.nexus.posts, other.nexus.posts) == ([["a:1"]], [])
+
+    async def test_a_cooldown_outlives_the_process(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """It is the engine's, in the file: a restart asks a failing server no more often."""
+        for asked in ([["a:1"]], []):
+            site = made(tmp_path, clock)
+            site.nexus.error = ConnectionError()
+            async with site.controller, site.ttl:
+                site.ttl.sign_in(VIEWER)
+                site.ttl.set_visible(True)
+                subscribe(site, 1)
+                await site.ttl.tick()
+            assert site.nexus.posts == asked
+
+    async def test_the_file_is_a_stores(self, site: Site) -> None:
+        """A cache opens it, and sees what the coordinator keeps in it."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        await site.ttl.stop()
+        await site.controller.close()
+        async with Cache(f"sqlite:///{site.file}", clock=site.clock) as cache:
+            (entry,) = await cache.entries()
+        assert (entry.kind, entry.id, entry.verdict) == ("post", "a:1", "fresh")
+
+    async def test_a_file_that_is_away_costs_no_id_its_place(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing was asked of the server, so nothing cools down: the next tick asks."""
+
+        async def away(*_: object, **__: object) -> None:
+            raise StoreError("the file is away")
+
+        await site.ttl.tick()
+        with monkeypatch.context() as patched:
+            patched.setattr(site.controller.database, "serve", away)
+            site.ttl.sign_in("another")
+            subscribe(site, 1)
+            await site.ttl.tick()
+            assert (site.nexus.posts, site.ttl.snapshot().cooling["post"]) == ([], {})
+        await site.ttl.tick()
+        assert site.nexus.posts == [["a:1"]]
+
+    async def test_an_edit_ends_a_cooldown_and_keeps_the_view(self, site: Site) -> None:
+        """Without a view, `touch` keeps the one there is for another TTL."""
+        subscribe(site, 1)
+        await site.ttl.tick()
+        site.clock.advance(301)
+        site.nexus.error = ConnectionError()
+        await site.ttl.tick()
+        await site.controller.touch("post", "a:1")
+        assert site.ttl.snapshot().cooling["post"] == {}
+        assert await site.version("a:1") == 1
+        assert site.rows("post_ttl") == {"a:1": milliseconds(site.clock)}
+
+
+class TestC18Neighbours:
+    async def test_only_what_another_process_wrote_is_looked_up(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not all that is subscribed."""
+        await all_fresh(site, 100)
+        site.write_row("post", "a:7", milliseconds(site.clock) - 300_001)
+        site.write("DELETE FROM post_ttl WHERE id = 'a:9'")
+        site.write("UPDATE post_ttl SET mark = 2 WHERE id = 'a:11'")
+        looked = look_ups(site, monkeypatch)
+        await site.ttl.tick()
+        assert sorted(site.nexus.posts[-1]) == ["a:11", "a:7", "a:9"]
+        assert set(looked) == {"a:7", "a:9", "a:11"}
+
+    async def test_what_nobody_subscribed_to_is_not(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A neighbour's screen is its own."""
+        await all_fresh(site, 5)
+        site.write_row("post", "b:1", 0)
+        looked = look_ups(site, monkeypatch)
+        await site.ttl.tick()
+        assert looked == []
+
+    async def test_more_than_is_remembered_makes_all_be_looked_up(
+        self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The file remembers the last changes only, so it does not grow with them."""
+        monkeypatch.setattr(database, "REMEMBERED", 5)
+        site = made(tmp_path, clock)
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            await all_fresh(site, 20)
+            site.write_row("post", "a:3", 0)
+            for number in range(6):
+                site.write_row("post", f"b:{number}", 0)
+            await site.ttl.tick()
+            assert site.nexus.posts[-1] == ["a:3"]
+
+    async def test_more_subscribed_than_can_be_kept_fresh_is_said_once(
+        self, site: Site, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With the setting that helps; again only if the settings change."""
+        site.ttl.configure(post_ttl_ms=10_000, post_max_batch_size=2)
+        subscribe(site, *range(4))
+        await site.ttl.tick()
+        assert caplog.messages == []
+        subscribe(site, 4)
+        for _ in range(3):
+            await site.ttl.tick()
+        (line,) = caplog.messages
+        assert "post: 5 are subscribed" in line
+        assert "only 4 can be kept fresh" in line
+        assert "raise MAX_BATCHES_PER_TICK" in line
+        site.ttl.configure(max_batches_per_tick=2)
+        await site.ttl.tick()
+        assert len(caplog.messages) == 1
+
+    def test_the_defaults_keep_1200_posts_fresh(self, tmp_path: Path, clock: ManualClock) -> None:
+        """20 ids every 5 s, each fresh for 5 minutes."""
+        kinds = made(tmp_path, clock).controller.kinds
+        assert kept_fresh(kinds["post"], TtlConfig()) == 1_200
+
+
+def first_release(path: Path, owner: str, now: int) -> apsw.Connection:
+    """A file as the first release wrote it, still open."""
+    connection = apsw.Connection(str(path))
+    connection.execute(f"""
+        CREATE TABLE stillfresh_owner(kind TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL)
+            WITHOUT ROWID;
+        PRAGMA application_id = {FIRST_RELEASE};
+        PRAGMA user_version = 1;
+        PRAGMA journal_mode = wal;
+        CREATE TABLE post(id TEXT PRIMARY KEY NOT NULL, view BLOB NOT NULL);
+        CREATE TABLE post_ttl(
+            id TEXT PRIMARY KEY NOT NULL, last_updated_at INTEGER NOT NULL
+        ) WITHOUT ROWID;
+    """).fetchall()
+    connection.execute("INSERT INTO stillfresh_owner VALUES ('post', ?)", (owner,))
+    for id_, age in (("a:1", 0), ("a:2", 300_001)):
+        view = msgspec.msgpack.encode(post(id_, 7))
+        connection.execute("INSERT INTO post VALUES (?, ?)", (id_, view))
+        connection.execute("INSERT INTO post_ttl VALUES (?, ?)", (id_, now - age))
+    connection.execute("INSERT INTO post_ttl VALUES ('a:3', ?)", (now,))
+    return connection
+
+
+class TestC15FirstRelease:
+    @pytest.mark.parametrize("killed", [False, True])
+    async def test_its_views_rows_and_owner_are_carried_over(
+        self, tmp_path: Path, clock: ManualClock, killed: bool
+    ) -> None:
+        """Fresh ones are not fetched again; also of a process that left its log behind."""
+        site = made(tmp_path, clock)
+        old = first_release(tmp_path / "old.db", f"viewer:{VIEWER}", milliseconds(clock))
+        if killed:
+            shutil.copy(tmp_path / "old.db-wal", tmp_path / "app.db-wal")
+        else:
+            old.close()
+        shutil.copy(tmp_path / "old.db", site.file)
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            assert (await site.version("a:1"), await site.version("a:2")) == (7, 7)
+            subscribe(site, 1, 2, 3)
+            await site.ttl.tick()
+            assert site.nexus.posts == [["a:2"]]
+            assert await site.version("a:3") is None
+
+    async def test_another_viewer_sees_nothing_of_it(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """It was carried over for its owner."""
+        site = made(tmp_path, clock)
+        first_release(site.file, "viewer:somebody", milliseconds(clock)).close()
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            assert await site.version("a:1") is None
+            await site.controller.prepare()
+            assert site.rows("post_ttl") == {}
