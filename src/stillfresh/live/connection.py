@@ -54,8 +54,9 @@ class Connection:
         self.viewer_id = viewer_id
         self.is_visible = visible
         self.is_open = True
-        self.waiting: dict[Viewed, Answer[Any]] = {}
-        """The newest of each id that was not read yet."""
+        self.moment: dict[Viewed, Answer[Any]] | None = None
+        """What came at once and waits whole: the same object for all, so none of it is changed."""
+        self._waiting: dict[Viewed, Answer[Any]] = {}
         self._hub = hub
         self._had: dict[Viewed, Had] = {}
         """All that is subscribed, with what was told, or got, of it last."""
@@ -93,6 +94,14 @@ class Connection:
     def size(self) -> int:
         """How many ids are subscribed."""
         return len(self._had)
+
+    @property
+    def waiting(self) -> "dict[Viewed, Answer[Any]]":
+        """The newest of each id that was not read yet."""
+        if self.moment is not None:
+            self._waiting.update(self.moment)
+            self.moment = None
+        return self._waiting
 
     def __contains__(self, viewed: "Viewed") -> bool:
         return viewed in self._had
@@ -161,9 +170,11 @@ class Connection:
 
     def took(self, count: int) -> None:
         """The first so many that wait are told."""
-        if count == len(self.waiting):
-            self._had.update(self.waiting)
-            self.waiting.clear()
+        news = self._waiting if self.moment is None else self.moment
+        if count == len(news):
+            self._had.update(news)
+            self.moment = None
+            self._waiting.clear()
             return
         for viewed in list(islice(self.waiting, count)):
             self._had[viewed] = self.waiting.pop(viewed)
@@ -184,13 +195,13 @@ class Connection:
 
     def hear(self, moment: "dict[Viewed, Answer[Any]]") -> None:
         """Keep all new copies of what this viewer looks at, and tell."""
-        if self._had.keys() >= moment.keys():
-            self.waiting.update(moment)
+        if self._had.keys() >= moment.keys() and not self.waiting:
+            self.moment = moment or None
         elif len(self._had) < len(moment):
             self.waiting.update((it, moment[it]) for it in self._had if it in moment)
         else:
             self.waiting.update((it, moment[it]) for it in moment if it in self._had)
-        if self.waiting:
+        if self.moment or self._waiting:
             self.tell()
 
     def tell(self) -> None:

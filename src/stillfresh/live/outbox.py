@@ -49,6 +49,15 @@ class Frames:
     def __init__(self) -> None:
         self._frames: BoundedDict[tuple[object, ...], tuple[str, int, float]]
         self._frames = BoundedDict(MOST_FRAMES)
+        self._moment: dict[Viewed, Answer[Any]] | None = None
+        self._at = 0.0
+        self._made = ("", 0)
+
+    def of_moment(self, moment: dict[Viewed, Answer[Any]], now: float) -> tuple[str, int]:
+        """The same, of one that is not changed: found without looking into it."""
+        if self._moment is not moment or not 0 <= now - self._at < SAME_AGE:
+            self._moment, self._at, self._made = moment, now, self.of(moment, now)
+        return self._made
 
     def of(self, waiting: dict[Viewed, Answer[Any]], now: float) -> tuple[str, int]:
         """An array of as many as fit, and how many that are."""
@@ -117,9 +126,13 @@ class Outbox:
         """
         if (reply := self._answer()) is not None:
             return self._with_more(reply) if self._together else reply
-        if self.is_ending or not connection.is_open or not connection.waiting:
+        if self.is_ending or not connection.is_open:
             return None
-        if self._together:
+        if self._together and connection.moment is not None:
+            text, count = self._frames.of_moment(connection.moment, now)
+        elif not connection.waiting:
+            return None
+        elif self._together:
             text, count = self._frames.of(connection.waiting, now)
         else:
             [(viewed, answer)] = islice(connection.waiting.items(), 1)
