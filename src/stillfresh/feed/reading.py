@@ -250,7 +250,8 @@ class FeedMemory:
             last, last_uuid = created_at, uuid
             if cached_at < oldest:  # noqa: PLR1730 (a call of min() for every row)
                 oldest = cached_at
-        found.until, found.broken, found.size = last, frozenset(broken), cost
+        found.until, found.broken = last, frozenset(broken)
+        found.size = cost - ROW_COST * (len(topics) + len(broken))
         found.cached_at = int(oldest) if topics else None
         return is_ordered
 
