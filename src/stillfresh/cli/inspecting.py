@@ -118,7 +118,10 @@ def _inspected(address: str, seen: Inspected) -> dict[str, Any]:
         **_more(seen.stats),
         "counted": seen.counted,
         "complete": seen.is_complete,
-        "kinds": {kind: _counts(counts) for kind, counts in sorted(seen.kinds.items())},
+        "kinds": {
+            kind: {name: counts[name] for name in (*VERDICTS, "bytes")}
+            for kind, counts in sorted(seen.kinds.items())
+        },
         "entries": seen.entries,
     }
 
@@ -127,10 +130,6 @@ def _more(stats: StoreStats) -> dict[str, int]:
     """What one kind of store counts besides: a feed its topics and comments."""
     common = StoreStats.__struct_fields__
     return {name: value for name, value in structs.asdict(stats).items() if name not in common}
-
-
-def _counts(counts: Counter[str]) -> dict[str, int]:
-    return {name: counts[name] for name in (*VERDICTS, "bytes")}
 
 
 def _print_summary(address: str, seen: Inspected) -> None:
@@ -185,18 +184,14 @@ def _left(entry: Listed, now: float) -> str:
 
 
 def _notes(entry: Listed) -> str:
+    absence = "not shared" if entry.kind == PAGE else "absent upstream"  # each visitor's own page
     notes = [
-        _absence(entry) if entry.absent else "",
+        absence if entry.absent else "",
         "invalidated" if entry.invalidated else "",
         "being loaded" if entry.held_until is not None else "",
         f"failed {_times(entry.failures)}: {entry.error}" if entry.failures else "",
     ]
     return ", ".join(note for note in notes if note)
-
-
-def _absence(entry: Listed) -> str:
-    """A page that nobody may keep is there: each who asks is sent their own."""
-    return "not shared" if entry.kind == PAGE else "absent upstream"
 
 
 def _times(count: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stillfresh.engine import Cache, Core, Explanation
+from stillfresh.engine import Cache, Core
 from stillfresh.engine.explain import PAGE, Listed, explain, listed
 from stillfresh.engine.keys import checked_id, checked_kind
 from stillfresh.errors import ConfigError, LoadFailed
@@ -110,7 +110,9 @@ class Shelves:
         value = None if record.copy is None else record.copy.value
         return {
             **_row(name, row, now),
-            **_explained(told),
+            "text": told.text,
+            "loading_here": told.loading_here,
+            "in_memory": told.in_memory,
             "is_declared": core is not None,
             "can_refresh": core is not None and core.spec.by_id,
             "value": shown_value(value, is_page=name == PAGES) if record.copy else None,
@@ -209,14 +211,6 @@ def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
 
 def _from(now: float, at: float | None) -> float | None:
     return None if at is None else at - now
-
-
-def _explained(told: Explanation) -> dict[str, Any]:
-    return {
-        "text": told.text,
-        "loading_here": told.loading_here,
-        "in_memory": told.in_memory,
-    }
 
 
 def _terms(record: Record) -> dict[str, float] | None:

@@ -76,11 +76,10 @@ def note(mistakes: list[str], found: dict[str, Any], name: str, read: Callable[[
 def unknown(key: str, known: Mapping[str, object]) -> str:
     """With the key that was probably meant, or all there are."""
     near = difflib.get_close_matches(key, known, 1)
-    return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; {_listed(known)}"
-
-
-def _listed(known: Mapping[str, object]) -> str:
-    return f"there are: {', '.join(known)}" if known else "there are none here"
+    if near:
+        return f"unknown key; did you mean {near[0]}?"
+    there = f"there are: {', '.join(known)}" if known else "there are none here"
+    return f"unknown key; {there}"
 
 
 def text(value: object, key: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from stillfresh.clock import Clock
 from stillfresh.engine import Cache, CacheStats, ResourceStats, prometheus_text
-from stillfresh.engine.rules import AGE_BUCKETS, Terms
+from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
 from stillfresh.freshness import Verdict
 from stillfresh.isr import PageCache
@@ -89,7 +89,14 @@ class Numbers:
             reads.update(row["reads"])
         ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
         sums = {name: sum(row[name] for row in rows) for name in NOTED}
-        kinds = {f"{row['cache']} {row['kind']}": _noted(row) for row in rows}
+        kinds = {
+            f"{row['cache']} {row['kind']}": {
+                "reads": sum(row["reads"].values()),
+                "loads": row["loads"],
+                "ages": row["ages"],
+            }
+            for row in rows
+        }
         noted = {"reads": dict(reads), "ages": ages, "bypassed": _bypassed(self._pages)}
         self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
 
@@ -101,7 +108,13 @@ class Numbers:
 
     async def _count(self) -> list[dict[str, Any]]:
         return [
-            {"cache": name, "kind": kind, **_plain(await core.stats()), **_policy(core.spec.terms)}
+            {
+                "cache": name,
+                "kind": kind,
+                **_plain(await core.stats()),
+                # None where every copy has terms of its own, as pages have.
+                "fresh_for": core.spec.terms.policy.fresh_for or None,
+            }
             for name, cache in self._caches.items()
             for kind, core in tuple(cache.cores.items())
         ]
@@ -145,15 +158,6 @@ class Gauge:
     def _note(self, told: dict[str, Any], pause: float) -> None:
         self._last = told
         self._due = self._ticks() + pause
-
-
-def _noted(row: dict[str, Any]) -> dict[str, Any]:
-    return {"reads": sum(row["reads"].values()), "loads": row["loads"], "ages": row["ages"]}
-
-
-def _policy(terms: Terms) -> dict[str, Any]:
-    """None where every copy has terms of its own, as pages have."""
-    return {"fresh_for": terms.policy.fresh_for or None}
 
 
 def _plain(stats: ResourceStats) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         )
         self.tasks[task] = number, owner
         self._ready[-1] = self._ready[-1]._replace(task=number)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(lambda it: self.tasks.pop(it, None))
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -215,7 +215,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._now = max(self._now, self._timers[0][0])
         if self._dice is None:
             return self._ready.pop(0)
-        self._ready.sort(key=_order)
+        # By the task's number: the order in which a set gave them differs from run to run.
+        self._ready.sort(key=lambda it: (it.task, it.number))
         return self._ready.pop(self._dice.randrange(len(self._ready)))
 
     def _fire(self) -> None:
@@ -241,11 +242,3 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _next(self) -> int:
         self._count += 1
         return self._count
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.pop(task, None)
-
-
-def _order(it: ReadyHandle) -> tuple[int, int]:
-    """By the task's number: the order in which a set gave them differs from run to run."""
-    return it.task, it.number

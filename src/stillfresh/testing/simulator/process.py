@@ -150,7 +150,8 @@ class Process:
         Nor as stale, unless this is `soft` or loading fails. `began`: not now, but then.
         """
         world = self.world
-        world.note(self, f"has announced {kind} {_versions(versions)}")
+        told = ", ".join(f"{id_} (version {version})" for id_, version in versions.items())
+        world.note(self, f"has announced {kind} {told}")
         keys = {(kind, id_): version for id_, version in versions.items()}
         world.ledger.invalidated(self.number, keys, soft=soft, ended=world.time(), began=began)
 
@@ -266,7 +267,3 @@ class Observed:
     async def delete(self, *keys: str) -> None:
         async with self.process.invalidating(self._kind, keys):
             await self.resource.delete(*keys)
-
-
-def _versions(versions: Mapping[str, int]) -> str:
-    return ", ".join(f"{id_} (version {version})" for id_, version in versions.items())
