@@ -313,13 +313,8 @@ class Reads(Generic[K, V]):
         """Begins when the turn is over. E9, I7: who allows a lag is read for at a lower price."""
         if self._question is question:
             self._question = None
-        kind, ids, known, lag = (
-            self.spec.kind,
-            list(question.ids),
-            question.known,
-            self.spec.memory_for,
-        )
-        return await runtime.store.read(kind, ids, known, lag)
+        kind, ids, lag = self.spec.kind, list(question.ids), self.spec.memory_for
+        return await runtime.store.read(kind, ids, question.known, lag)
 
 
 def _is_cancelled() -> bool:
