@@ -30,6 +30,7 @@ from stillfresh.stores.contract import (
     Store,
 )
 from stillfresh.stores.dynamodb import DynamoStore, scanning
+from stillfresh.stores.dynamodb.reading import RowReader
 from stillfresh.stores.dynamodb.scanning import entries_of
 from stillfresh.stores.dynamodb.store import Parts
 from stillfresh.stores.dynamodb.table import Table
@@ -645,17 +646,16 @@ class TestI6TagsOfLoadsUnderWay:
     ) -> None:
         """Paused past its lease before it took away the tags of before, which are the next's."""
         old = await bench.publish(await bench.lease(None, "eu"))
-        reader, leases = bench.parts.reader, []
-        look = reader.row
+        leases, look = [], RowReader.row
 
-        async def paused(kind: str, pk: str) -> Any:
-            row = await look(kind, pk)
-            monkeypatch.setattr(reader, "row", look)
+        async def paused(self: RowReader, kind: str, pk: str) -> Any:
+            row = await look(self, kind, pk)
+            monkeypatch.setattr(RowReader, "row", look)
             bench.clock.advance(10)
             leases.append(await bench.lease(old.generation, "eu"))
             return row
 
-        monkeypatch.setattr(reader, "row", paused)
+        monkeypatch.setattr(RowReader, "row", paused)
         await bench.lease(old.generation, "shop")
         await bench.publish(leases[0])
         assert await bench.store.invalidate_tag("eu") == [(PAGE, "/pricing")]
