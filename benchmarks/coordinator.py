@@ -61,9 +61,9 @@ async def ticks(folder: Path, size: int) -> Figures:
             ttl.sign_in("viewer")
             await ttl.tick()
             await ttl.tick()
-            now = clock()
+            track = ttl._tracks["price"]
+            lane, now = track.lane, track.now()
             rows = dict.fromkeys(ids, now)
-            lane = ttl._tracks["price"].lane
             names: dict[str, object] = {
                 "tick": ttl.tick,
                 "lane": lane,

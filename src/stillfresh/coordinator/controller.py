@@ -17,9 +17,8 @@ from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, checked_nexus,
 from stillfresh.coordinator.rules import View
 from stillfresh.coordinator.track import KEPT_FOR, Outcome, Track, ViewerSession, ViewKey
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Cache
+from stillfresh.engine import Cache, Handle
 from stillfresh.engine.keys import checked_id
-from stillfresh.engine.put import put
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, error_text, shown
 from stillfresh.events import Events, Unsubscribe
 
@@ -167,7 +166,7 @@ class TtlController:
                 f"{kind}: the edit of {id!r} is not stored: the file is kept for another viewer"
             )
         edited = track.view(id) if view is None else view
-        await put(track.core, [(ViewKey(id, session), (track.owner(session), edited))])
+        await Handle(track.core, ViewKey(id, session)).put((track.owner(session), edited))
         track.refreshed([id])
 
     async def force_refresh_posts_by_ids(

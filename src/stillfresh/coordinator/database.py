@@ -16,11 +16,11 @@ import apsw
 import msgspec
 
 from stillfresh.clock import Clock
-from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite.connection import FAILED
 from stillfresh.stores.sqlite.format import STORE
 from stillfresh.stores.sqlite.schema import BEGIN_FILE, Row
 from stillfresh.stores.sqlite.steps import OWN, own_kinds, own_tables
+from stillfresh.stores.sqlite.store import SqliteStore
 
 FIRST_RELEASE: Final = 0x5F4E3002
 """The `application_id` of a coordinator's file before it was a store's."""

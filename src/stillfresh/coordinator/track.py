@@ -9,16 +9,15 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from stillfresh.clock import Clock
 from stillfresh.coordinator.database import Database
 from stillfresh.coordinator.model import Kind
 from stillfresh.coordinator.rules import View, original_of, owner_of, stale_at
-from stillfresh.engine import Answer, Cache
-from stillfresh.engine.codec import MsgpackCodec
+from stillfresh.engine import Answer, Cache, Dropped, spec_of
 from stillfresh.engine.driver import Driver
-from stillfresh.engine.model import Dropped
 from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, results_of, stamped
-from stillfresh.engine.spec import Spec
 from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import LoadFailed, StillfreshError, error_text
 from stillfresh.freshness import Policy, Verdict
@@ -73,6 +72,13 @@ class ViewKey(NamedTuple):
         return repr(self.id)
 
 
+class ViewCodec:
+    """A view and its owner as msgpack."""
+
+    encode = staticmethod(msgspec.msgpack.encode)
+    decode = staticmethod(msgspec.msgpack.Decoder(tuple[str, View]).decode)
+
+
 class Track:
     """`session()` is the viewer's who is here; `tell(kind, updated, absent)` hears what came."""
 
@@ -96,20 +102,24 @@ class Track:
         self._here = session
         self._everybody = ViewerSession(None)
         self._tell = tell
-        self._codec: MsgpackCodec[Stored] = MsgpackCodec(tuple[str, View], kind.name)
-        spec: Spec[ViewKey, Stored] = Spec(
-            kind=kind.name,
-            load=self._load,
-            codec=self._codec,
-            terms=_terms(kind, 0.0),
-            tags=None,
+        spec = spec_of(
+            kind.name,
+            self._load,
+            ViewCodec(),
+            None,
+            fresh_for=0,
+            stale_for=0,
+            error_for=0,
+            absent_for=0,
+            jitter=0,
             max_batch=kind.max_batch,
             concurrency=CONCURRENCY,
             max_entries=HELD,
-            memory_for=0.0,
-            lease_for=5.0,
+            memory_for=0,
+            lease_for=5,
             load_timeout=fetch_timeout,
         )
+        spec.terms = _terms(kind, 0.0)
         self.core = cache.declare(
             spec, lambda asked: asked.id, lambda id_: ViewKey(id_, self.session)
         )
@@ -284,7 +294,7 @@ class Track:
     def _decoded(self, copy: Copy | None) -> Stored | None:
         """What somebody else wrote into the file is a miss, not a crash."""
         try:
-            return None if copy is None else self._codec.decode(copy.value)  # type: ignore[arg-type]
+            return None if copy is None else ViewCodec.decode(copy.value)  # type: ignore[arg-type]
         except Exception:  # noqa: BLE001 (bytes of anybody)
             return None
 

@@ -1,6 +1,6 @@
 """The engine: the read path that all systems share, and the one law.
 
-Other packages come in through here, and through `keys`, `lane`, `rules`, `explain` and `tasks`.
+Other packages come in through here, and through `keys`, `driver`, `rules`, `explain` and `tasks`.
 """
 
 from stillfresh.engine.cache import Cache
@@ -11,6 +11,7 @@ from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import (
     HITS,
     Answer,
+    Dropped,
     Explanation,
     Loaded,
     Origin,
@@ -30,6 +31,7 @@ __all__ = [
     "CacheStats",
     "Codec",
     "Core",
+    "Dropped",
     "Explanation",
     "Function",
     "Handle",
