@@ -30,7 +30,6 @@ from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.files import Identity, identity_of
-from stillfresh.stores.sqlite.format import Format
 from stillfresh.stores.sqlite.schema import Row, record_of
 from stillfresh.stores.sqlite.writer import LoopWriter
 
@@ -48,31 +47,46 @@ LOOK_EVERY: Final = 0.1
 """Seconds after which a reader notices that another process has replaced the file."""
 
 
-class SqliteFile:
-    """A file that is read on the caller's thread and written by one thread of its own.
+class SqliteStore(Store):
+    """Any number of processes may use one file; one store belongs to one event loop at a time."""
 
-    Any number of processes may use it; one object belongs to one event loop at a time.
-    """
+    reads_inline = True
 
-    def __init__(self, path: str | PathLike[str], kind: Format, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        clock: Clock = time.time,
+        new_token: Callable[[], str] = lambda: token_hex(16),
+        patience: float = PATIENCE,
+        layout: steps.Layout = steps.OWN,
+    ) -> None:
+        """`patience`: seconds that a step waits for another process that is writing.
+
+        `layout`: for a file whose values are rows of another design.
+        """
         if fspath(path) in {"", ":memory:"}:
             raise ConfigError(
                 f"path: must name a file, not {shown(path)}; in memory use MemoryStore"
             )
         self._path = Path(path).absolute()
-        self._kind = kind
         self._patience = patience
         self._writer: LoopWriter | None = None
         self._reader: apsw.Connection | None = None
         self._execute: Callable[[str, Sequence[Any]], apsw.Cursor] = _closed
         self._identity: Identity | None = None
         self._look_at = 0.0
+        self._layout = layout
+        self._tables = layout.tables
+        self._clock = clock
+        self._new_token = new_token
+        self._counted: tuple[float, StoreStats] | None = None
 
     async def open(self) -> None:
         if self._writer is not None and self._writer.is_stopping:
             await self.close()
         if self._writer is None:
-            self._writer = LoopWriter(self._path, self._kind, self._adopt, self._patience)
+            self._writer = LoopWriter(self._path, self._layout.format, self._adopt, self._patience)
         writer = self._writer
         try:
             await writer.opened()
@@ -122,36 +136,6 @@ class SqliteFile:
         if self._writer is None:
             raise NotOpen("this store is closed")
         return self._writer
-
-
-def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:
-    raise NotOpen("this store is closed")
-
-
-class SqliteStore(SqliteFile, Store):
-    """Any number of processes may use one file; one store belongs to one event loop at a time."""
-
-    reads_inline = True
-
-    def __init__(
-        self,
-        path: str | PathLike[str],
-        *,
-        clock: Clock = time.time,
-        new_token: Callable[[], str] = lambda: token_hex(16),
-        patience: float = PATIENCE,
-        layout: steps.Layout = steps.OWN,
-    ) -> None:
-        """`patience`: seconds that a step waits for another process that is writing.
-
-        `layout`: for a file whose values are rows of another design.
-        """
-        super().__init__(path, layout.format, patience)
-        self._layout = layout
-        self._tables = layout.tables
-        self._clock = clock
-        self._new_token = new_token
-        self._counted: tuple[float, StoreStats] | None = None
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
@@ -305,3 +289,7 @@ class SqliteStore(SqliteFile, Store):
             some, start = await self.run(job, writes=False)
             found += some
         return found
+
+
+def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:
+    raise NotOpen("this store is closed")
