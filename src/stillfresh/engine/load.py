@@ -323,7 +323,7 @@ class Loads(Generic[K, V]):
         if ended.is_overtaken:
             return
         if since is None:
-            memory.keep_unstored(key, copy, value, outlook)
+            memory.keep_unverified(key, copy, value, outlook)
         else:
             memory.keep(key, copy, value, outlook, since)
         if key in self._watcher.watches:

@@ -85,7 +85,6 @@ class Memory(Generic[K, V]):
         self._ring: list[MemoryEntry[K, V]] = []
         self._hand = 0
         self._left: list[tuple[list[MemoryEntry[K, V]], TagIndex[K]]] = []
-        """What was held when memory was cleared, until it is freed."""
 
     def hit(self, key: K, now: float) -> Answer[V] | None:
         """What memory can answer without asking the store."""
@@ -132,7 +131,7 @@ class Memory(Generic[K, V]):
         if verdict is Verdict.EXPIRED is not outlook.verdict:  # E18: too old for this call alone
             return self.made(copy, value, verdict, origin, error, unverified=unverified)
         if unverified:
-            return self._keep_unverified(key, copy, value, outlook, self._memory_for)
+            return self.keep_unverified(key, copy, value, outlook, self._memory_for)
         kept = self.keep(key, copy, value, outlook, since, failure=failure, error=error)
         return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
 
@@ -178,12 +177,8 @@ class Memory(Generic[K, V]):
         self.put(key, copy, kept, until, stands, outlook.bucket)
         return kept
 
-    def keep_unstored(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:
-        """What was loaded and could not be published: for a moment, while it is fresh."""
-        self._keep_unverified(key, copy, value, outlook, UNSTORED_FOR)
-
-    def _keep_unverified(
-        self, key: K, copy: Copy, value: V | None, outlook: Outlook, lag: float
+    def keep_unverified(
+        self, key: K, copy: Copy, value: V | None, outlook: Outlook, lag: float = UNSTORED_FOR
     ) -> Answer[V]:
         """E26: the store did not confirm it; given for `lag` seconds if it is fresh."""
         kept = self.made(copy, value, outlook.verdict, Origin.MEMORY, unverified=True)
@@ -305,8 +300,7 @@ class Memory(Generic[K, V]):
         self.fold(entry)
         entry.until = NEVER
         entry.edition += 1
-        # The ring keeps the entry a while, not what it held.
-        entry.answer = entry.copy = None  # type: ignore[assignment]
+        entry.answer = entry.copy = None  # type: ignore[assignment]  # the ring keeps the rest
 
     def tagged(self, tag: str) -> set[K]:
         """E8: the entries that have this tag, or may have it."""
@@ -320,14 +314,13 @@ class Memory(Generic[K, V]):
 
     def freed(self) -> Iterator[None]:
         """One entry at each step; its hits are counted."""
-        while self._left:
-            ring, tagged = self._left[-1]
+        for ring, tagged in self._left:
             while ring:
                 entry = ring.pop()
                 tagged.remove(entry.key, entry.tags)
                 self._end(entry)
                 yield
-            self._left.pop()
+        self._left.clear()
 
     def fold(self, entry: MemoryEntry[K, V]) -> None:
         """Hand the entry's hits over to the counts."""
@@ -343,10 +336,7 @@ class Memory(Generic[K, V]):
                 self.fold(entry)
 
     def _replace(self, entry: MemoryEntry[K, V]) -> None:
-        """Memory is full: into the place of the first entry that was not read since.
-
-        Where all were read, of the last that the hand comes to in one short step (E28).
-        """
+        """Memory is full: into the place of the next that was not read since, or soon of any."""
         for left in range(SLICE, -1, -1):
             self._hand = (self._hand + 1) % len(self._ring)
             other = self._ring[self._hand]
