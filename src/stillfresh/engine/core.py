@@ -18,7 +18,6 @@ from stillfresh.engine.rules import NOTHING, refresh_times
 from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.stats import ResourceStats
 from stillfresh.engine.watcher import Watcher
-from stillfresh.slices import sliced
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -54,11 +53,6 @@ class Core(Reads[K, V]):
         self.memory.clear()
         self.loads.close()
         self.watcher.close()
-
-    async def freed(self) -> None:
-        """After `close`: memory lets go of what it held, in slices (E28)."""
-        async for _ in sliced(self.memory.freed()):
-            pass
 
     def leave(self) -> None:
         """E21: its loop was closed, or a fork left it to the parent: nobody can be told."""

@@ -14,6 +14,7 @@ from stillfresh.engine.spec import Runtime
 from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
+from stillfresh.slices import sliced
 from stillfresh.stores.contract import Store
 
 EVICT_EVERY: Final = 3600.0
@@ -210,7 +211,8 @@ class Lifecycle:
             core.close()
         await self._tasks.end(self._grace)
         for core in self._cores.values():
-            await core.freed()
+            async for _ in sliced(core.memory.freed()):
+                pass
         if not keeps:
             await self._store.close()
             self._is_left = False

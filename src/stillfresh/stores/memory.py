@@ -6,7 +6,7 @@ stands. What walks over many keys does it in slices, and counts are kept, not ma
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from heapq import merge, nsmallest
+from heapq import merge
 from itertools import count, islice
 from secrets import token_hex
 from typing import Final, TypeAlias
@@ -55,8 +55,8 @@ class MemoryRow(Struct, eq=False, gc=False):
     held_until: float = 0.0
     failure: Failure | None = None
     tags: tuple[str, ...] = ()
-    size: int = 0
-    """Bytes of the copy's value."""
+    size: int | None = None
+    """Bytes of the copy's value, if it has one."""
 
     def record(self, known: str | None) -> Record:
         copy = self.copy
@@ -65,11 +65,8 @@ class MemoryRow(Struct, eq=False, gc=False):
         return Record(copy, self.held_until if self.token is not None else None, self.failure)
 
     def entry(self, kind: str, id_: str) -> Entry:
-        copy = self.copy
-        if copy is None:
-            return Entry(kind, id_, self.record(known=None))
-        size = len(copy.value) if isinstance(copy.value, bytes) else None
-        return Entry(kind, id_, self.record(copy.generation), size)
+        known = None if self.copy is None else self.copy.generation
+        return Entry(kind, id_, self.record(known), self.size)
 
     def holds(self, lease: Lease, now: float) -> bool:
         """S2: the token is the fence; the time only permits a takeover."""
@@ -86,15 +83,15 @@ class MemoryRows:
         self.leased: dict[Key, MemoryRow] = {}
         self.tagged: TagIndex[Key] = TagIndex()
 
-    def part(self, key: Key) -> dict[Key, MemoryRow]:
+    def _part(self, key: Key) -> dict[Key, MemoryRow]:
         return self._parts[hash(key[1]) % len(self._parts)]
 
     def get(self, key: Key) -> MemoryRow | None:
-        return self._parts[hash(key[1]) % len(self._parts)].get(key)
+        return self._part(key).get(key)
 
     def lease(self, key: Key, token: str, until: float, tags: tuple[str, ...]) -> None:
         if (row := self.get(key)) is None:
-            row = self.part(key)[key] = MemoryRow(next(self._orders))
+            row = self._part(key)[key] = MemoryRow(next(self._orders))
             self.size += 1
         if row.tags != tags:
             self.tagged.remove(key, row.tags)
@@ -110,13 +107,13 @@ class MemoryRows:
         self.end_lease(key, row)
         self._count(row, -1)
         row.copy, row.failure, row.order = copy, None, next(self._orders)
-        row.size = len(copy.value) if isinstance(copy.value, bytes | Sized) else 0
+        row.size = len(copy.value) if isinstance(copy.value, bytes | Sized) else None
         self._count(row, 1)
-        part = self.part(key)
+        part = self._part(key)
         part[key] = part.pop(key)
 
     def drop(self, key: Key) -> None:
-        if (row := self.part(key).pop(key, None)) is not None:
+        if (row := self._part(key).pop(key, None)) is not None:
             self.size -= 1
             self._count(row, -1)
             self.end_lease(key, row)
@@ -125,7 +122,7 @@ class MemoryRows:
     def _count(self, row: MemoryRow, sign: int) -> None:
         if row.copy is not None:
             self.copies += sign
-            self.bytes += sign * row.size
+            self.bytes += sign * (row.size or 0)
 
     def items(self) -> Iterator[tuple[Key, MemoryRow]]:
         """Those of a part as they are when it is reached; each may be gone since."""
@@ -199,8 +196,7 @@ class MemoryStore(Store):
         return lease
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        now, rows = self._clock(), self._opened()
-        superseded = set()
+        now, rows, superseded = self._clock(), self._opened(), set()
         for id_, (lease, copy) in copies.items():
             row = rows.get((kind, id_))
             if row is None or not row.holds(lease, now):
@@ -282,7 +278,7 @@ class MemoryStore(Store):
             near = [item for item in some if item < last[0]] if last else some
             found += [item for item in near if is_listed(item[0], kind, search, after)]
             found = sorted(found)[:limit]
-        return [row.entry(*key) for key, row in nsmallest(limit, found)]
+        return [row.entry(*key) for key, row in found]
 
     def _opened(self) -> MemoryRows:
         if not self._open:
