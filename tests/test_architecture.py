@@ -51,7 +51,7 @@ PURE = re.compile(r"(^|/)(freshness|durations|checks|backoff|flight|rules\w*|lan
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}
 
-LINES = 36_390
+LINES = 36_450
 NAMES_USED_TWICE = 9
 DOORS = {
     "stores": 17,
@@ -61,7 +61,7 @@ DOORS = {
     "waiting": 5,
     "isr": 6,
     "live": 3,
-    "web": 5,
+    "web": 4,
     "demo": 0,
 }
 

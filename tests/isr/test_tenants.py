@@ -13,7 +13,7 @@ from stillfresh.isr import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from stillfresh.web.config import settings_of
-from stillfresh.web.site import page_cache_of
+from stillfresh.web.sources import page_cache_of
 
 if TYPE_CHECKING:
     from aws_servers import Aws

@@ -15,7 +15,7 @@ from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.web import gateway
 from stillfresh.web.config import KIND, PAGES, SERVER, STORE, Mistakes, Settings, settings_of
-from stillfresh.web.kinds import id_maker, listed, views_by_id
+from stillfresh.web.sources import id_maker, listed, views_by_id
 
 MODEST = settings(max_examples=40)
 

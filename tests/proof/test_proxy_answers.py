@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from stillfresh.isr import PageCache
 from stillfresh.testing import ManualClock
 from stillfresh.web.config import PagesSettings
-from stillfresh.web.site import site_of
+from stillfresh.web.sources import site_of
 
 PATIENCE = 30.0
 IMPATIENT = 0.5

@@ -21,7 +21,7 @@ from stillfresh.testing import ManualClock
 from stillfresh.waiting.client import WaitingClient
 from stillfresh.web import gateway
 from stillfresh.web.config import settings_of
-from stillfresh.web.kinds import kind_for
+from stillfresh.web.sources import kind_for
 
 __all__ = ["DOORS", "Door", "until"]
 

@@ -15,9 +15,9 @@ from web_kit import Api, api_config, running
 from stillfresh.coordinator.endpoint import Endpoint, new_client
 from stillfresh.errors import LoadFailed
 from stillfresh.web.config import Settings, settings_of
-from stillfresh.web.kinds import id_maker, views_by_id
 from stillfresh.web.serving import gateway_of
 from stillfresh.web.signing import Authority
+from stillfresh.web.sources import id_maker, views_by_id
 
 
 def settings_for(url: str, **more: Any) -> Settings:

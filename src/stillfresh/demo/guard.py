@@ -11,9 +11,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stillfresh.web.files import POLICY
 from stillfresh.web.guard import LOCAL_NAMES, host_name, is_address, is_of_this_page
-from stillfresh.web.replies import header
+from stillfresh.web.replies import POLICY, header
 
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without being asked by the browser whether it may."""

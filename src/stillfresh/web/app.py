@@ -21,12 +21,11 @@ from stillfresh.isr import PageCache
 from stillfresh.live import Hub, Live
 from stillfresh.live.sign_in import Authenticate
 from stillfresh.web.dashboard import Dashboard
-from stillfresh.web.files import send_file
 from stillfresh.web.guard import SECRET, bearer, checked_hosts, checked_origins, is_called_rightly
 from stillfresh.web.life import Life, NotStarted
 from stillfresh.web.numbers import Health
 from stillfresh.web.openapi import openapi
-from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply
+from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply, send_file
 from stillfresh.web.rest import Rest
 from stillfresh.web.signing import Authority
 

@@ -18,10 +18,17 @@ from stillfresh.engine import Cache
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
 from stillfresh.web.entries import ACTIONS, PAGES, Place, Shelves
-from stillfresh.web.files import send_file
 from stillfresh.web.guard import Operators, bearer, is_local, is_of_this_page
 from stillfresh.web.numbers import Numbers
-from stillfresh.web.replies import Problem, Reply, header, json_reply, method_of, problem_reply
+from stillfresh.web.replies import (
+    Problem,
+    Reply,
+    header,
+    json_reply,
+    method_of,
+    problem_reply,
+    send_file,
+)
 
 FILES: Final = {
     "/": "dashboard.html",

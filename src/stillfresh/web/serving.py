@@ -22,12 +22,11 @@ from stillfresh.coordinator.endpoint import new_client
 from stillfresh.errors import ConfigError, StillfreshError, without_password
 from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.config import Settings
-from stillfresh.web.kinds import kind_for
 from stillfresh.web.protocol import Protocol
 from stillfresh.web.replies import Problem, problem_reply
 from stillfresh.web.signing import Authority
-from stillfresh.web.site import page_cache_of, site_of
 from stillfresh.web.sockets import SocketProtocol
+from stillfresh.web.sources import kind_for, page_cache_of, site_of
 from stillfresh.wire import http_date_text
 
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
