@@ -12,7 +12,7 @@ BUDGET = {
     "cold_sqlite_read": 25,
     "stale_feed_list": 37,
     "viewport": 30,
-    "page_request": 45,
+    "page_request": 40,
     "browser_watch": 40,
 }
 """Files at most; a walk may only become shorter."""

@@ -229,14 +229,12 @@ class Rendered(Struct, frozen=True):
     """What came of a render."""
 
     page: Stored
-    is_shared: bool = True
-    """False: for who asked, and nobody else."""
     is_whole: bool = True
     """False: given up as soon as it was known not to be shared."""
     keep_for: float = 0.0
     """Kept so long past its freshness, though not served: to be validated, or if asked for."""
     reason: Reason | None = None
-    """Why it is not shared."""
+    """Why it is for the caller that asked, and nobody else; None: it is shared."""
 
 
 Render: TypeAlias = Callable[[Stored | None], Awaitable[Rendered]]

@@ -20,6 +20,7 @@ from stillfresh.engine import Answer, Cache, CacheStats, Core, Explanation, Load
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
+from stillfresh.isr import rules_storage as storage
 from stillfresh.isr.model import (
     Page,
     PageFailed,
@@ -34,15 +35,6 @@ from stillfresh.isr.model import (
 from stillfresh.isr.rules_bounds import BoundedNames
 from stillfresh.isr.rules_freshness import PageTerms
 from stillfresh.isr.rules_keys import checked_path, own_tag, own_tags, plain_path, reached
-from stillfresh.isr.rules_storage import (
-    is_failure,
-    judged,
-    made_of,
-    may_serve,
-    opened,
-    refused,
-    too_busy,
-)
 from stillfresh.isr.storing import PageCodec, bounded, shaped
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
@@ -138,25 +130,27 @@ class PageCache:
 
         async def rendering(_: Stored | None) -> Rendered:
             fetched_at, page = self.clock(), await _page(render)
-            judgement = judged(page.status, page.headers.raw, fetched_at, own)
-            return made_of(page, judgement, fetched_at, {}, is_own=True, keep_for=self.keep_for)
+            judgement = storage.judged(page.status, page.headers.raw, fetched_at, own)
+            return storage.made_of(
+                page, judgement, fetched_at, {}, is_own=True, keep_for=self.keep_for
+            )
 
         key = self.key(checked_path(path), plain_path(path), tags)
         try:
             read = await self.ask(PageLoad(key, rendering))
         except Busy:
-            return _unstored(too_busy(RETRY_AFTER))
+            return _unstored(storage.too_busy(RETRY_AFTER))
         except StoreError:
             return _unstored(await _page(render))
         match read.outcome:
             case LoadFailed() as error:
                 return self._failed(error, is_own=read.is_own)
             case Private(made):
-                return _unstored(opened(made.page))
+                return _unstored(storage.opened(made.page))
             case answer if answer.found:
                 return self._served(answer, is_own=read.is_own)
             case _:
-                return _unstored(opened((await rendering(None)).page))
+                return _unstored(storage.opened((await rendering(None)).page))
 
     def terms(self, revalidate: Duration) -> PageTerms:
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
@@ -268,9 +262,9 @@ class PageCache:
     def _loaded(self, load: PageLoad, made: Rendered) -> Loaded[Stored] | Private[Rendered]:
         """What may not be shared is for the caller whose render it is."""
         page, head = made.page, made.page.head
-        if is_failure(head.status):
-            raise refused(page)
-        if not made.is_shared:
+        if storage.is_failure(head.status):
+            raise storage.refused(page)
+        if made.reason is not None:
             return Private(made, is_noted=not load.is_open)
         if head.status >= 400 and not self._errors.has(load.key.id, self.clock()):
             return Private(structs.replace(made, reason=Reason.FULL), is_noted=False)
@@ -281,9 +275,9 @@ class PageCache:
     def _served(self, answer: Answer[Stored], *, is_own: bool) -> ServedPage:
         stored = answer.value
         made = stored, answer.fetched_at, self.clock(), answer.verdict
-        if answer.error is not None and not may_serve(*made):
+        if answer.error is not None and not storage.may_serve(*made):
             return self._failed(answer.error, is_own=is_own)
-        page, etag = opened(stored), stored.head.etag
+        page, etag = storage.opened(stored), stored.head.etag
         return ServedPage(
             page,
             verdict=answer.verdict,
@@ -299,7 +293,7 @@ class PageCache:
         if isinstance(cause, Exception):
             raise cause
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self.clock()
-        return _unstored(too_busy(pause), error)
+        return _unstored(storage.too_busy(pause), error)
 
 
 async def _nobody(keys: list[PageKey]) -> dict[PageKey, Loaded[Stored]]:

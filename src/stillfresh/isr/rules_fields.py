@@ -65,6 +65,12 @@ def http_date(value: bytes) -> float | None:
     return date_in(value.decode("latin-1"))
 
 
+def date_of(headers: Raw, name: bytes) -> float | None:
+    """The date in a field; None if there is none."""
+    found = values(headers, name)
+    return http_date(found[0]) if found else None
+
+
 NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 BAD: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 

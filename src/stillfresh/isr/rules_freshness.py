@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from stillfresh.isr.rules_fields import Raw, directives, http_date, members, number, values
+from stillfresh.isr.rules_fields import Raw, date_of, directives, http_date, members, number, values
 
 FOR_EVER: Final = float("inf")
 
@@ -81,8 +81,7 @@ def _until_expires(headers: Raw, fetched_at: float) -> float | None:
     until = http_date(expires[0])
     if until is None or len(set(expires)) > 1:
         return 0.0
-    dates = values(headers, b"date")
-    date = http_date(dates[0]) if dates else None
+    date = date_of(headers, b"date")
     return max(0.0, until - (fetched_at if date is None else date))
 
 
@@ -98,8 +97,7 @@ def initial_age(headers: Raw, fetched_at: float) -> float:
     """§4.2.3: how old it was when it was asked for, by its own Age or by its Date."""
     ages = members(values(headers, b"age"))
     age = number({"age": ages[0].decode("latin-1")}, "age") if ages else None
-    dates = values(headers, b"date")
-    date = http_date(dates[0]) if dates else None
+    date = date_of(headers, b"date")
     apparent = 0.0 if date is None else fetched_at - date
     return max(0.0, age or 0.0, apparent)
 

@@ -29,14 +29,7 @@ from stillfresh.isr.rules_keys import (
     variant,
 )
 
-__all__ = [
-    "CREDENTIALS",
-    "Forward",
-    "Route",
-    "Routes",
-    "checked_credentials",
-    "checked_forward",
-]
+__all__ = ["CREDENTIALS", "Forward", "Route", "Routes", "checked_credentials", "checked_forward"]
 
 CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""

@@ -139,7 +139,7 @@ def forbids_stale(headers: Raw) -> bool:
 
 def unshared(page: Page, reason: Reason, *, is_whole: bool = True) -> Rendered:
     stored = Stored(Head(page.status, _kept(page.headers.raw)), page.body)
-    return Rendered(stored, is_shared=False, is_whole=is_whole, reason=reason)
+    return Rendered(stored, is_whole=is_whole, reason=reason)
 
 
 def made_of(

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from stillfresh.isr.rules_fields import (
     Raw,
+    date_of,
     end_to_end,
     http_date,
     members,
@@ -33,10 +34,9 @@ def not_modified(request: Raw, etag: bytes | None, modified: bytes | None) -> bo
     if lines := values(request, b"if-none-match"):
         asked = members(lines)
         return b"*" in asked or (etag is not None and _weak(etag) in map(_weak, asked))
-    if (since := values(request, b"if-modified-since")) and modified is not None:
-        asked_at, changed_at = http_date(since[0]), http_date(modified)
-        return asked_at is not None and changed_at is not None and changed_at <= asked_at
-    return False
+    asked_at = date_of(request, b"if-modified-since")
+    changed_at = None if modified is None else http_date(modified)
+    return asked_at is not None and changed_at is not None and changed_at <= asked_at
 
 
 def _weak(tag: bytes) -> bytes:
@@ -50,15 +50,10 @@ def if_range_holds(request: Raw, stored: Raw) -> bool:
     asked = lines[0].strip()
     if ETAG.fullmatch(asked):
         return not asked.startswith(b"W/") and asked in values(stored, b"etag")
-    modified, date = _date(stored, b"last-modified"), _date(stored, b"date")
+    modified, date = date_of(stored, b"last-modified"), date_of(stored, b"date")
     if modified is None or date is None or date - modified < 1:  # §8.8.2.2: weak
         return False
     return http_date(asked) == modified
-
-
-def _date(headers: Raw, name: bytes) -> float | None:
-    found = values(headers, name)
-    return http_date(found[0]) if found else None
 
 
 def conditions(stored: Raw) -> Raw:

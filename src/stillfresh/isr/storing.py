@@ -6,7 +6,7 @@ open (I2) the body is the object, and the head stands in the row.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -124,38 +124,30 @@ def shaped(store: Store, terms: Policy) -> Store:
     return store
 
 
-READS: Final = frozenset({"read"})
-WRITES: Final = frozenset({"acquire", "publish", "renew", "release"})
-"""Invalidations are not among them: who asks for one waits until it holds."""
-
-
-class Bounded:
-    """Everything that the store has; what visitors wait for ends in time."""
+class BoundedStore:
+    """Everything that the store has; the steps that visitors wait for end in time."""
 
     def __init__(self, store: Store, limits: dict[str, float]) -> None:
         self._store = store
         self._limits = limits
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        found = getattr(self._store, name)
-        limit = self._limits.get(name)
-        return found if limit is None else _within(found, name, limit)
+        step = getattr(self._store, name)
+        return partial(self._within, name, step) if name in self._limits else step
 
-
-def _within(
-    call: Callable[..., Awaitable[object]], name: str, limit: float
-) -> Callable[..., Awaitable[object]]:
-    async def within(*args: Any, **options: Any) -> object:  # noqa: ANN401
+    async def _within(self, name: str, step: Any, *args: Any, **options: Any) -> object:  # noqa: ANN401
+        limit = self._limits[name]
         try:
             async with asyncio.timeout(limit):
-                return await call(*args, **options)
+                return await step(*args, **options)
         except TimeoutError as exc:
             raise StoreError(f"{name}: no answer from the store within {limit:g} s") from exc
 
-    return within
-
 
 def bounded(store: Store, timeout: float, lease_for: float) -> Store:
-    """A lease that took longer to be had than it lasts is none: so long for what writes."""
-    limits = dict.fromkeys(READS, timeout) | dict.fromkeys(WRITES, max(timeout, lease_for))
-    return cast("Store", Bounded(store, limits))
+    """A lease that took longer to get than it lasts is none: writes may take as long as that.
+
+    Invalidations have no limit: their caller waits until they hold.
+    """
+    writes = dict.fromkeys(("acquire", "publish", "renew", "release"), max(timeout, lease_for))
+    return cast("Store", BoundedStore(store, {"read": timeout, **writes}))
