@@ -20,7 +20,8 @@ from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite import store as sqlite_store
 from stillfresh.stores.sqlite.connection import Patience, explained
 from stillfresh.stores.sqlite.files import network_filesystem
-from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, at_least, at_most, statements
+from stillfresh.stores.sqlite.schema import APPLICATION_ID, VERSION, statements
+from stillfresh.stores.sqlite.steps import at_least, at_most
 from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED
 from stillfresh.testing import ManualClock, StoreConformance

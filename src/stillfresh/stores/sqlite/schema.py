@@ -8,7 +8,6 @@ only: nothing here runs SQL.
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from math import ceil, floor
 from typing import Any, Final, TypeAlias
 
 from stillfresh.errors import ConfigError
@@ -246,21 +245,3 @@ def _record(row: Row, value: bytes | Unread | None) -> Record:
 def _policy(fresh_for: float, stale_for: float, error_for: float) -> Policy:
     """Terms repeat: most copies of a kind have the same."""
     return Policy(0.0 + fresh_for, 0.0 + stale_for, 0.0 + error_for)
-
-
-def nearest(seconds: float) -> int:
-    """Milliseconds of a moment."""
-    return round(seconds * 1000)
-
-
-def at_least(seconds: float) -> int:
-    """Milliseconds of an end: what was asked for is never cut short.
-
-    Rounded first: 0.1 + 0.2 is a hair more than 0.3, and no reason for another millisecond.
-    """
-    return ceil(round(seconds * 1000, 3))
-
-
-def at_most(seconds: float) -> int:
-    """Milliseconds of `now`: an end that has not come has not passed."""
-    return floor(round(seconds * 1000, 3))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from math import ceil, floor
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import apsw
 
@@ -16,7 +17,6 @@ from stillfresh.freshness import is_lease_over
 from stillfresh.stores.contract import (
     Ask,
     Copy,
-    Entry,
     Failure,
     Grant,
     Held,
@@ -24,9 +24,7 @@ from stillfresh.stores.contract import (
     Mark,
     Newer,
     Record,
-    StoreStats,
 )
-from stillfresh.stores.sqlite.connection import bytes_of
 from stillfresh.stores.sqlite.format import STORE, Format
 from stillfresh.stores.sqlite.schema import (
     DELETE_TAGS,
@@ -36,16 +34,9 @@ from stillfresh.stores.sqlite.schema import (
     SELECT_TAG,
     Row,
     Statements,
-    at_least,
-    at_most,
-    nearest,
     record_of,
     statements,
 )
-
-WALK: Final = 10_000
-After: TypeAlias = tuple[str, str] | None
-"""The kind and id of the last entry that was looked at."""
 
 
 class KindTables:
@@ -252,78 +243,6 @@ def delete(connection: apsw.Connection, kind: KindTables, ids: Sequence[str]) ->
     connection.executemany(DELETE_TAGS, [(kind.kind, id_) for id_ in ids])
 
 
-def list_slice(
-    connection: apsw.Connection,
-    kind: KindTables,
-    start: str,
-    *,
-    search: str,
-    limit: int,
-    size: int,
-) -> tuple[list[Entry], str | None]:
-    """Of the next `size` ids: those that are listed, and where to go on."""
-    sql = kind.sql
-    if not kind.are_made(connection):  # the file was set aside since the kinds were listed
-        return [], None
-    end = connection.execute(sql.stretch, (start, size)).get
-    if end is None:
-        return [], None
-    rows: list[Row] = connection.execute(sql.listed, (start, end, search, limit)).fetchall()
-    found = [Entry(kind.kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows]
-    return found, following(end)
-
-
-def list_entries(
-    connection: apsw.Connection,
-    layout: Layout,
-    *,
-    kind: str | None,
-    search: str,
-    after: After,
-    limit: int,
-) -> list[Entry]:
-    """All at once, for who has nothing else to do meanwhile."""
-    found: list[Entry] = []
-    for each, start in listed_kinds(layout.kinds(connection), kind, after):
-        tables, at = layout.tables(each), start
-        while at is not None and (left := limit - len(found)) > 0:
-            some, at = list_slice(connection, tables, at, search=search, limit=left, size=WALK)
-            found += some
-    return found
-
-
-def listed_kinds(
-    names: Iterable[str], kind: str | None, after: After
-) -> list[tuple[str, str | None]]:
-    """Each kind that a listing goes through, and the first id of it that may be listed."""
-    start = ("", "") if after is None else (after[0], following(after[1]))
-    return [
-        (each, start[1] if each == start[0] else "")
-        for each in sorted(names)
-        if kind in {None, each} and each >= start[0]
-    ]
-
-
-def following(id_: str) -> str:
-    """The first id that could stand behind it."""
-    return f"{id_}\0"
-
-
-def count_slice(
-    connection: apsw.Connection, layout: Layout, after: After, *, now: float, size: int
-) -> tuple[StoreStats, After]:
-    """Copies and live leases among the next `size` ids, and where to go on; -1 is all of them."""
-    copies, leases, end = 0, 0, None
-    for kind, start in listed_kinds(layout.kinds(connection), None, after):
-        sql = layout.tables(kind).sql.count
-        some, live, ids, last = connection.execute(sql, (at_most(now), start, size)).get
-        copies, leases, size = copies + some, leases + live, size - ids
-        if size == 0:
-            end = kind, last
-            break
-    return StoreStats(copies, leases, bytes_of(connection)), end
-
-
 def _forget_if_empty(connection: apsw.Connection, kind: KindTables, ids: Iterable[str]) -> None:
     """A row without copy, lease and failure says nothing."""
     rows = [(id_, (id_,)) for id_ in ids]
@@ -348,3 +267,21 @@ def _passed(
 
     connection.executemany(text, each())
     return passed
+
+
+def nearest(seconds: float) -> int:
+    """Milliseconds of a moment."""
+    return round(seconds * 1000)
+
+
+def at_least(seconds: float) -> int:
+    """Milliseconds of an end: what was asked for is never cut short.
+
+    Rounded first: 0.1 + 0.2 is a hair more than 0.3, and no reason for another millisecond.
+    """
+    return ceil(round(seconds * 1000, 3))
+
+
+def at_most(seconds: float) -> int:
+    """Milliseconds of `now`: an end that has not come has not passed."""
+    return floor(round(seconds * 1000, 3))

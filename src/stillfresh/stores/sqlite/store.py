@@ -31,6 +31,7 @@ from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.files import Identity, identity_of
 from stillfresh.stores.sqlite.schema import Row, record_of
+from stillfresh.stores.sqlite.view import count_slice, list_slice, listed_kinds
 from stillfresh.stores.sqlite.writer import LoopWriter
 
 T = TypeVar("T")
@@ -245,7 +246,7 @@ class SqliteStore(Store):
         now = self._clock()
         if self._counted is not None and 0 <= now - self._counted[0] < COUNTED_FOR:
             return self._counted[1]
-        job = partial(steps.count_slice, layout=self._layout, now=now, size=STRETCH)
+        job = partial(count_slice, layout=self._layout, now=now, size=STRETCH)
         stats, after = await self.run(partial(job, after=None), writes=False)
         is_large = after is not None
         while after is not None:
@@ -265,7 +266,7 @@ class SqliteStore(Store):
         checked_limit(limit)
         found: list[Entry] = []
         kinds = await self.run(self._layout.kinds, writes=False)
-        for each, start in steps.listed_kinds(kinds, kind, after):
+        for each, start in listed_kinds(kinds, kind, after):
             found += await self._listed(each, search, start, limit - len(found))
         return found
 
@@ -279,7 +280,7 @@ class SqliteStore(Store):
         found: list[Entry] = []
         while start is not None and (left := limit - len(found)) > 0:
             job = partial(
-                steps.list_slice,
+                list_slice,
                 kind=self._tables(kind),
                 start=start,
                 search=search,
