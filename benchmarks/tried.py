@@ -29,10 +29,9 @@ MEMORY_ENTRY = (
     "where a dict's table is at its fullest"
 )
 COLD_BATCH = (
-    "structs instead of dataclasses, one acquire, one landing and one publish for a whole batch, "
-    "verdict and end judged once for copies that share time and terms, no guard over a load that "
-    "answers at once: fewer calls and objects, and no less time in a whole run; about eighteen "
-    "calls of our own a key are left"
+    "one state, one lease request, one call and one publication for the keys of a batch, verdict "
+    "and end judged once for copies that share time and terms, no guard over a load that answers "
+    "at once; about ten calls of our own a key are left, of eighteen"
 )
 SQLITE_READ = (
     "read on the caller's thread, statements prepared once, plans kept stable (QPSG), the value "

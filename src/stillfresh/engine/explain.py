@@ -42,24 +42,23 @@ def explain(
     lease_for: float = FOR_EVER,
 ) -> Explanation:
     """Everything known about one entry."""
-    copy, failure = record.copy, record.failure
-    verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
     held_until = record.held_until if is_held(record, now, lease_for) else None
     record = replace(record, held_until=held_until)
+    row = _listed(Entry(resource, "", record), now)
     return Explanation(
         resource=resource,
         key=key,
-        verdict=verdict,
-        age=None if copy is None else age_of(copy.fetched_at, now),
-        fresh_until=None if copy is None else fresh_until(copy),
-        invalidated=copy is not None and copy.mark is not Mark.NONE,
+        verdict=row.verdict,
+        age=row.age,
+        fresh_until=row.fresh_until,
+        invalidated=row.invalidated,
         loading_here=loading_here,
         held_until=held_until,
-        failures=0 if failure is None else failure.count,
-        retry_at=None if failure is None else failure.retry_at,
-        error=None if failure is None else failure.error,
+        failures=row.failures,
+        retry_at=row.retry_at,
+        error=row.error,
         in_memory=in_memory,
-        text=_text(resource, key, record, now, verdict, loading_here=loading_here),
+        text=_text(resource, key, record, now, row.verdict, loading_here=loading_here),
     )
 
 

@@ -103,7 +103,7 @@ class Again(IntEnum):
     ALWAYS = 3
 
 
-class Ending(NamedTuple):
+class EndRule(NamedTuple):
     """What an end means."""
 
     told: int
@@ -116,22 +116,22 @@ class Ending(NamedTuple):
 LOADED, SUPERSEDED, FAILED, FOUND, FOUND_STALE, COOLING, GIVEN_UP = End
 IF_WAITED, AS_WANTED, LIMITED, ALWAYS = Again
 ALL: Final = len(Joined)
-_IN_TIME: Final = Ending(AFTER)
-_NOBODY: Final = Ending(BEFORE, AS_WANTED)
+_IN_TIME: Final = EndRule(AFTER)
+_NOBODY: Final = EndRule(BEFORE, AS_WANTED)
 
-ENDINGS: Final[dict[tuple[End, bool], Ending]] = {
+ENDINGS: Final[dict[tuple[End, bool], EndRule]] = {
     (LOADED, False): _IN_TIME,
-    (LOADED, True): Ending(DURING, ALWAYS, is_overtaken=True),
-    (SUPERSEDED, False): Ending(DURING, LIMITED, is_overtaken=True),
-    (SUPERSEDED, True): Ending(DURING, ALWAYS, is_overtaken=True),
+    (LOADED, True): EndRule(DURING, ALWAYS, is_overtaken=True),
+    (SUPERSEDED, False): EndRule(DURING, LIMITED, is_overtaken=True),
+    (SUPERSEDED, True): EndRule(DURING, ALWAYS, is_overtaken=True),
     (FAILED, False): _IN_TIME,
-    (FAILED, True): Ending(DURING),
-    (FOUND, False): Ending(DURING),
+    (FAILED, True): EndRule(DURING),
+    (FOUND, False): EndRule(DURING),
     (FOUND, True): _NOBODY,
-    (FOUND_STALE, False): Ending(DURING, ALWAYS),
+    (FOUND_STALE, False): EndRule(DURING, ALWAYS),
     (FOUND_STALE, True): _NOBODY,
-    (COOLING, False): Ending(ALL),
-    (COOLING, True): Ending(ALL),
+    (COOLING, False): EndRule(ALL),
+    (COOLING, True): EndRule(ALL),
     (GIVEN_UP, False): _NOBODY,
     (GIVEN_UP, True): _NOBODY,
 }

@@ -1,8 +1,7 @@
 """From "somebody needs these keys" to copies in the store and answers to all callers (E3-E8).
 
-The driver of `flight.py`: it asks for leases, has the loader called, publishes, and does what the
-tables say of each end. It holds no policy: `rules.py` decides what a foreign lease or a failure
-means, and the store keeps the law.
+The driver of `flight.py`: `loader.py` does the work, the tables say which callers hear of it, and
+`rules.py` decides what a foreign lease or a failure means.
 """
 
 import asyncio
@@ -18,14 +17,15 @@ from stillfresh.engine.flight import (
     FOUND_STALE,
     GIVEN_UP,
     LOADED,
+    LOADING,
     OVER,
+    PUBLISHING,
     SUPERSEDED,
     Batch,
     End,
     Ended,
     Flight,
     LoadEvent,
-    LoadState,
 )
 from stillfresh.engine.loader import Loader, LoadResult
 from stillfresh.engine.memory import NEVER, Memory
@@ -87,8 +87,7 @@ class Loads(Generic[K, V]):
     def is_loading(self, key: K) -> bool:
         """By this process; not if another one holds the lease."""
         flight = self.queue.flights.get(key)
-        states = (LoadState.LOADING, LoadState.PUBLISHING)
-        return flight is not None and flight.batch.state in states
+        return flight is not None and flight.batch.state in {LOADING, PUBLISHING}
 
     async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
         """Until the loads that the caller has joined have ended."""
@@ -163,8 +162,7 @@ class Loads(Generic[K, V]):
         if grants is None:
             batch.step(LoadEvent.GRANT)
             return {}
-        leases: dict[str, Lease] = {}
-        held: list[Flight[K, Waiter[K, V]]] = []
+        leases, held = dict[str, Lease](), list[Flight[K, Waiter[K, V]]]()
         for flight in batch.flights:
             match grants[flight.id]:
                 case Lease() as lease:
@@ -338,8 +336,10 @@ class Loads(Generic[K, V]):
 
     def _over(self, flight: Flight[K, Waiter[K, V]], how: End) -> Ended[Waiter[K, V]]:
         """The next load follows at once, if one does (E6)."""
-        ended = self.queue.end(flight, how)
+        ended = flight.end(how)
+        self.queue.flights.pop(flight.key, None)
         if ended.again:
+            self.queue.follow(flight, ended.left)
             self.flush_soon()
         return ended
 

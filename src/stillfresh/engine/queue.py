@@ -14,8 +14,6 @@ from stillfresh.engine.flight import (
     NEXT,
     OVER,
     Batch,
-    End,
-    Ended,
     Flight,
     LoadEvent,
     LoadState,
@@ -202,23 +200,18 @@ class Queue(Generic[K, V]):
         """A place is free again."""
         self._running -= 1
 
-    def end(self, flight: Flight[K, Waiter[K, V]], how: End) -> Ended[Waiter[K, V]]:
-        """The flight is over; the next one begins for the callers that are left (E5, E6)."""
-        ended = flight.end(how)
-        if self.flights.get(flight.key) is flight:
-            del self.flights[flight.key]
-        if ended.again:
-            first = next(iter(ended.left), flight.by)
-            by = first if first is not None and first.load is not None else flight.by
-            trailing = flight.successor = self.add(flight.key, flight.id, NOTHING, by)
-            trailing.seen, trailing.failure = flight.seen, flight.failure
-            trailing.wanted = trailing.wanted or flight.wanted
-            trailing.forced = trailing.forced or flight.forced
-            trailing.waiters.update(dict.fromkeys(ended.left, BEFORE))
-            trailing.rounds = flight.rounds + 1
-            if flight.urgent:
-                self._hurry(trailing)
-        return ended
+    def follow(self, flight: Flight[K, Waiter[K, V]], left: Iterable[Waiter[K, V]]) -> None:
+        """The next flight of the key, for the callers that are left (E5, E6)."""
+        first = next(iter(left), flight.by)
+        by = first if first is not None and first.load is not None else flight.by
+        trailing = flight.successor = self.add(flight.key, flight.id, NOTHING, by)
+        trailing.seen, trailing.failure = flight.seen, flight.failure
+        trailing.wanted = trailing.wanted or flight.wanted
+        trailing.forced = trailing.forced or flight.forced
+        trailing.waiters.update(dict.fromkeys(left, BEFORE))
+        trailing.rounds = flight.rounds + 1
+        if flight.urgent:
+            self._hurry(trailing)
 
     def drop_unwaited(self, batch: Batch) -> None:
         """Another process loads these, and nobody here waits for them any more."""

@@ -7,7 +7,7 @@ changes, so that a hit costs one addition.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from stillfresh.engine.model import HITS, Origin
 from stillfresh.engine.rules import AGE_BUCKETS, LONGEST_COOLDOWN
@@ -28,6 +28,7 @@ COUNTERS: Final = (
     ("leases_denied", "Leases that were not."),
     ("store_errors", "Steps that the store failed."),
 )
+COUNTED: Final = ("largest_batch", *(name for name, _ in COUNTERS))
 GAUGES: Final = (
     ("entries", "Decoded values in memory."),
     ("loading", "Keys being loaded or waited for."),
@@ -113,9 +114,9 @@ class Counts:
     def __init__(self) -> None:
         self.reads = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
         self.ages = [0] * (len(AGE_BUCKETS) + 1)
-        self.loads = self.loaded = self.largest_batch = self.failed = self.absent = 0
+        self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
-        self.store_errors = self.puts = 0
+        self.store_errors = 0
         self.slow_reported = False
         self.failing: dict[str, Failure] = {}
         """Ids whose last load failed, the latest at the end; bounded. For people who look at the
@@ -146,34 +147,19 @@ class Counts:
                 del self.failing[id_]
         return list(self.failing.values())
 
-    def stats(
-        self, now: float, *, entries: int, loading: int, queued: int, watched: int, max_batch: int
-    ) -> ResourceStats:
-        """A frozen picture, with what the resource holds at this moment."""
+    def stats(self, now: float, **held: int) -> ResourceStats:
+        """A frozen picture, with what the resource holds at this moment by the names there."""
         failures = self._failing_at(now)
         pauses = [failure.retry_at for failure in failures if failure.retry_at > now]
+        counted: dict[str, Any] = {name: getattr(self, name) for name in COUNTED}
         return ResourceStats(
             reads_by_origin={origin: dict(reads) for origin, reads in self.reads.items()},
             ages=tuple(self.ages),
-            loads=self.loads,
-            loaded=self.loaded,
-            largest_batch=self.largest_batch,
-            failed=self.failed,
-            absent=self.absent,
-            coalesced=self.coalesced,
-            puts=self.puts,
-            superseded=self.superseded,
-            leases_won=self.leases_won,
-            leases_denied=self.leases_denied,
-            store_errors=self.store_errors,
-            entries=entries,
-            loading=loading,
-            queued=queued,
-            watched=watched,
             failing=len(failures),
             retry_at=min(pauses, default=None),
             error=failures[-1].error if failures else None,
-            max_batch=max_batch,
+            **counted,
+            **held,
         )
 
 
