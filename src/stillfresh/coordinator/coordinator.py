@@ -318,18 +318,13 @@ class TtlCoordinator:
 
     def _say_crowded(self, track: Track) -> None:
         """C18: once for a kind, if more are subscribed than can be kept fresh."""
-        kind, most = track.kind, kept_fresh(track.kind, self._config)
-        if len(track.lane) <= most or kind.name in self._crowded:
-            return
-        self._crowded.add(kind.name)
-        logger.warning(
-            "%s: %d are subscribed, and only %d can be kept fresh: MAX_BATCHES_PER_TICK=%d of %d "
-            "ids every BATCH_INTERVAL_MS=%d, each fresh for %d ms; raise MAX_BATCHES_PER_TICK",
-            kind.name,
-            len(track.lane),
-            most,
-            self._config.max_batches_per_tick,
-            kind.max_batch,
-            self._config.batch_interval_ms,
-            kind.ttl_ms,
-        )
+        name, most = track.kind.name, kept_fresh(track.kind, self._config)
+        if len(track.lane) > most and name not in self._crowded:
+            self._crowded.add(name)
+            logger.warning(
+                "%s: %d are subscribed, and only %d can be kept fresh; "
+                "raise MAX_BATCHES_PER_TICK, the batch size or the TTL",
+                name,
+                len(track.lane),
+                most,
+            )

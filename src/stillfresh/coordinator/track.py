@@ -32,7 +32,7 @@ HELD: Final = 100
 
 Stored: TypeAlias = tuple[str, View]
 """A view and whose it is: it is shown to nobody else."""
-Result: TypeAlias = Stored | Absent | BaseException
+Result: TypeAlias = Stored | BaseException
 """What the server said of one id."""
 Outcome: TypeAlias = Stored | Absent | LoadFailed | None
 """How a refresh ended; None: something newer overtook it (C11), or nobody waits for it (C7)."""
@@ -248,8 +248,7 @@ class Track:
         for session, ids in by_session.items():
             for start in range(0, len(ids), size):
                 results = await self._leased(ids[start : start + size], session)
-                kept = {id_: it for id_, it in results.items() if it is not ABSENT}
-                found |= {ViewKey(id_, session): it for id_, it in kept.items()}
+                found |= {ViewKey(id_, session): it for id_, it in results.items()}
         return found
 
     async def _leased(self, ids: list[str], session: ViewerSession) -> dict[str, Result]:
@@ -262,15 +261,16 @@ class Track:
         return await self._results(ids, session)
 
     async def _results(self, ids: list[str], session: ViewerSession) -> dict[str, Result]:
-        """Of each id: its view with its owner, ABSENT, or why there is none."""
+        """Of each id that is not absent: its view with its owner, or why there is none."""
         try:
             results = results_of(self.kind.name, ids, await self._answer(ids, session))
         except Exception as exc:  # noqa: BLE001 (a fetch may raise anything)
             return dict.fromkeys(ids, exc)
         owner = self.owner(session)
         return {
-            id_: it if isinstance(it, Absent | BaseException) else (owner, it)
+            id_: it if isinstance(it, BaseException) else (owner, it)
             for id_, it in results.items()
+            if it is not ABSENT
         }
 
     async def _answer(self, ids: list[str], session: ViewerSession) -> Mapping[str, object]:

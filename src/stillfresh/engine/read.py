@@ -23,7 +23,7 @@ from stillfresh.engine.rules import (
     verdict_of,
 )
 from stillfresh.engine.spec import Owner, Runtime, Spec
-from stillfresh.engine.tasks import looked_at
+from stillfresh.engine.tasks import is_cancelled, looked_at
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
@@ -304,7 +304,7 @@ class Reads(Generic[K, V]):
         try:
             records = await asyncio.shield(question.task)
         except asyncio.CancelledError:
-            if question.task.cancelled() and not _is_cancelled():
+            if question.task.cancelled() and not is_cancelled():
                 raise NotOpen(f"{self.spec.kind}: the cache is closed") from None
             raise
         return {id_: records[id_] for id_ in ids if id_ in records}
@@ -315,8 +315,3 @@ class Reads(Generic[K, V]):
             self._question = None
         kind, ids, lag = self.spec.kind, list(question.ids), self.spec.memory_for
         return await runtime.store.read(kind, ids, question.known, lag)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -56,6 +56,12 @@ def _kept(
     return task
 
 
+def is_cancelled() -> bool:
+    """True if somebody ended this task; False if the cancellation came out of what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def looked_at(done: "asyncio.Future[Any]") -> None:
     """A done-callback: a failure that all who waited have given up on is nobody's news."""
     if not done.cancelled():

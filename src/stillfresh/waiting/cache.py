@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeAlias
 
 from stillfresh.checks import checked_flag, checked_function, is_whole
+from stillfresh.engine.tasks import is_cancelled
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.waiting import rules
@@ -198,12 +199,6 @@ class WaitingCache:
             return
         if not self._is_closed:
             self.hear(PauseOver())
-
-
-def is_cancelled() -> bool:
-    """Somebody ended this task; else the cancellation came out of what it awaits."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def checked_id(game_id: GameId) -> GameId:
