@@ -1,6 +1,6 @@
 """An index from tag to keys, so that an invalidation visits the tagged keys alone (E8, E28)."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -28,3 +28,11 @@ class TagIndex(Generic[K]):
                 keys.pop(key, None)
                 if not keys:
                     del self._keys[tag]
+
+    def freed(self) -> Iterator[None]:
+        """Let go of one key at each step, when nobody asks any more."""
+        while self._keys:
+            _, keys = self._keys.popitem()
+            while keys:
+                keys.popitem()
+                yield

@@ -316,10 +316,9 @@ class Memory(Generic[K, V]):
         """One entry at each step; its hits are counted."""
         for ring, tagged in self._left:
             while ring:
-                entry = ring.pop()
-                tagged.remove(entry.key, entry.tags)
-                self._end(entry)
+                self._end(ring.pop())
                 yield
+            yield from tagged.freed()
         self._left.clear()
 
     def fold(self, entry: MemoryEntry[K, V]) -> None:

@@ -131,6 +131,14 @@ class MemoryRows:
             while left:  # what is dropped meanwhile is freed slice by slice as well
                 yield left.pop()
 
+    def freed(self) -> Iterator[None]:
+        """Let go of one row or tag at each step, when nobody asks any more."""
+        for part in self._parts:
+            while part:
+                part.popitem()
+                yield
+        yield from self.tagged.freed()
+
     def oldest(self, number: int) -> list[Key]:
         """Oldest publication first; a row under lease is somebody's work."""
         idle = (
@@ -167,9 +175,8 @@ class MemoryStore(Store):
         """What was kept goes: it lived in this process only."""
         self._open = False
         rows, self._rows = self._rows, MemoryRows(self._max_copies)
-        async for some in sliced(rows.items()):
-            for key, _ in some:
-                rows.drop(key)
+        async for _ in sliced(rows.freed()):
+            pass
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
