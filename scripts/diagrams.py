@@ -50,7 +50,7 @@ def _label(text: str) -> str:
 
 
 DRAWN: dict[str, Callable[[], str]] = {
-    "lane": lambda: states(lane.NEXT, lane.State.OUT),
+    "lane": lambda: states(lane.NEXT, lane.LaneState.OUT),
     "load": lambda: states(flight.NEXT, flight.ENDED),
     "ends": ends,
 }

@@ -14,7 +14,7 @@ from ttl_kit import VIEWER, Site, made, milliseconds, turns, until
 from stillfresh import LoadFailed, RetryAfter, StoreError
 from stillfresh.coordinator import Kind, TtlConfig
 from stillfresh.coordinator.rules import by_id, post_id, stale_at
-from stillfresh.engine.lane import NEXT, Event, Lane, State
+from stillfresh.engine.lane import NEXT, Event, Lane, LaneState
 from stillfresh.engine.rules import results_of
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Copy, Failure, Record
@@ -284,10 +284,10 @@ class TestC6Cost:
 
     def test_every_state_can_be_left(self) -> None:
         """The table of states has no dead end, and names no state twice."""
-        assert set(NEXT) == set(State)
-        assert all(NEXT[state] for state in State)
+        assert set(NEXT) == set(LaneState)
+        assert all(NEXT[state] for state in LaneState)
         assert {event for events in NEXT.values() for event in events} == set(Event)
-        assert {state for events in NEXT.values() for state in events.values()} == set(State)
+        assert {state for events in NEXT.values() for state in events.values()} == set(LaneState)
 
 
 class TestC9Failure:

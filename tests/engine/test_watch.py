@@ -23,8 +23,8 @@ from stillfresh import (
     StillfreshError,
     Update,
 )
-from stillfresh.engine.lane import State
-from stillfresh.engine.watcher import Pace
+from stillfresh.engine.lane import LaneState
+from stillfresh.engine.watcher import LoadPace
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 
@@ -46,7 +46,7 @@ def is_settled(prices: Resource[str, Price]) -> bool:
 
 def are_waiting(prices: Resource[str, Any], *keys: str) -> bool:
     lane = prices._core.watcher.lane
-    return all(lane.state(key) in {State.WAITING, State.COOLING} for key in keys)
+    return all(lane.state(key) in {LaneState.WAITING, LaneState.COOLING} for key in keys)
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ class TestC14Watch:
 
     def test_what_was_taken_long_ago_is_forgotten_little_by_little(self) -> None:
         """C6: not ten thousand in one turn of the loop, and yet all of it in the end."""
-        pace: Pace[str] = Pace()
+        pace: LoadPace[str] = LoadPace()
         pace.note([f"old-{number}" for number in range(10_000)], 0.0)
         sizes = []
         for number in range(300):

@@ -14,7 +14,7 @@ from ttl_kit import START, turns
 
 from stillfresh import Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.coordinator import Kind
-from stillfresh.engine.lane import State
+from stillfresh.engine.lane import LaneState
 from stillfresh.live import Connection, Hub, HubUpdate
 from stillfresh.live import hub as live_hub
 from stillfresh.live.hub import joined
@@ -309,12 +309,12 @@ class TestC14Hub:
             assert not (await anext(guest)).answer.found
             lane = hub.resource("price")._core.watcher.lane
             for count in (2, 3, 4):
-                await until(lambda: lane.state("absent") is State.WAITING)
+                await until(lambda: lane.state("absent") is LaneState.WAITING)
                 clock.advance(31)
                 while len(upstream.prices) < count:
                     sleeper.wake()
                     await asyncio.sleep(0)
-            await until(lambda: lane.state("absent") is State.WAITING)
+            await until(lambda: lane.state("absent") is LaneState.WAITING)
             with hub.connect() as another:
                 another.subscribe("price", "absent")
                 assert not (await anext(another)).answer.found

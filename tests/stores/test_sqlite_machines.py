@@ -536,13 +536,15 @@ def stopped_while_writing(path: Path) -> Iterator[Callable[[], None]]:
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many steps each transaction that was tried had."""
-    found, write = list[int](), database.Database.write
+    found, write = list[int](), database.WriteDatabase.write
 
-    def counted(self: database.Database, jobs: Sequence[database.Job]) -> list[database.Outcome]:
+    def counted(
+        self: database.WriteDatabase, jobs: Sequence[database.Job]
+    ) -> list[database.Outcome]:
         found.append(len(jobs))
         return write(self, jobs)
 
-    monkeypatch.setattr(database.Database, "write", counted)
+    monkeypatch.setattr(database.WriteDatabase, "write", counted)
     return found
 
 

@@ -21,7 +21,7 @@ MAX_REMEMBERED: Final = 10_000
 """Cooldowns kept of ids that nobody looks at any more; beyond that the oldest are forgotten."""
 
 
-class State(StrEnum):
+class LaneState(StrEnum):
     """Where an id stands."""
 
     OUT = "out"
@@ -50,11 +50,11 @@ class Event(StrEnum):
     REFER = "a repost names it"
 
 
-OUT, DUE, WAITING, COOLING, QUEUED, REFERRED, FLYING, LEAVING = State
+OUT, DUE, WAITING, COOLING, QUEUED, REFERRED, FLYING, LEAVING = LaneState
 
 _LOOKED_UP: Final = {Event.FRESH: WAITING, Event.STALE: QUEUED, Event.COOL: COOLING}
 
-NEXT: Final[dict[State, dict[Event, State]]] = {
+NEXT: Final[dict[LaneState, dict[Event, LaneState]]] = {
     OUT: {Event.SUBSCRIBE: DUE, Event.REFER: REFERRED},
     DUE: {Event.UNSUBSCRIBE: OUT, **_LOOKED_UP},
     WAITING: {Event.UNSUBSCRIBE: OUT, Event.TIME: DUE},
@@ -85,7 +85,7 @@ class Lane(Generic[K]):
         self.cooldown = cooldown
         self._longest = longest_cooldown
         self._counts: dict[K, int] = {}
-        self._states: dict[K, State] = {}
+        self._states: dict[K, LaneState] = {}
         # Ordered: the first of a plain dict is found by walking over all that left before it.
         self._due: OrderedDict[K, None] = OrderedDict()
         self._queue: OrderedDict[K, None] = OrderedDict()
@@ -99,7 +99,7 @@ class Lane(Generic[K]):
         self._cooldowns: dict[K, Cooldown] = {}
         self._trial = 0
         """Counts the batches of suspects that succeeded: nothing is proven of the others then."""
-        self._members: dict[State, dict[K, None]] = {
+        self._members: dict[LaneState, dict[K, None]] = {
             DUE: self._due,
             QUEUED: self._queue,
             REFERRED: self._queue,
@@ -222,7 +222,7 @@ class Lane(Generic[K]):
         for key in keys:
             self._move(key, Event.LAND)
 
-    def state(self, key: K) -> State:
+    def state(self, key: K) -> LaneState:
         return self._states.get(key, OUT)
 
     def __contains__(self, key: K) -> bool:
@@ -285,7 +285,7 @@ class Lane(Generic[K]):
     def _most(self) -> float:
         return max(self._longest, self.cooldown)
 
-    def _move(self, key: K, event: Event, at: float | None = None) -> State:
+    def _move(self, key: K, event: Event, at: float | None = None) -> LaneState:
         old = self._states.get(key, OUT)
         new = NEXT[old].get(event, old)
         if new is not old:
@@ -294,7 +294,7 @@ class Lane(Generic[K]):
             self._plan_at(key, at)
         return new
 
-    def _enter(self, key: K, old: State, new: State) -> None:
+    def _enter(self, key: K, old: LaneState, new: LaneState) -> None:
         """Out of one collection and into another; in the same one it keeps its place."""
         leaves, enters = self._members.get(old), self._members.get(new)
         if leaves is not enters:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.engine.driver import SHORTEST_PAUSE, SLICE, Driver, new_lane
-from stillfresh.engine.lane import State
+from stillfresh.engine.lane import LaneState
 from stillfresh.engine.model import Answer, left_of
 from stillfresh.engine.spec import Runtime
 from stillfresh.engine.watch import Update, Watch
@@ -32,7 +32,7 @@ LONGEST_PAUSE: Final = 30.0
 logger = logging.getLogger(__name__)
 
 
-class Pace(Generic[K]):
+class LoadPace(Generic[K]):
     """When each key was taken of late; what was not, for a second, is forgotten little by little:
     ten thousand at once would hold up the loop."""
 
@@ -73,7 +73,7 @@ class Watcher(Driver[K], Generic[K, V]):
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self.absent: dict[K, Answer[V]] = {}
         """What was heard last of what is watched, and does not exist."""
-        self._pace: Pace[K] = Pace()
+        self._pace: LoadPace[K] = LoadPace()
         self._leaving: list[tuple[K, Watch[K, V]]] = []
         self._driver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -120,7 +120,7 @@ class Watcher(Driver[K], Generic[K, V]):
             return
         self._changed.set()
         self.lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
-        if self.lane.state(key) is State.FLYING:
+        if self.lane.state(key) is LaneState.FLYING:
             self._stale_at[key] = stale_at
         self.absent.pop(key, None)
         if not answer.found:

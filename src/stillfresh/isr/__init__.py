@@ -5,7 +5,7 @@ from stillfresh.isr.model import Headers, Page, ServedPage
 from stillfresh.isr.pages import KIND, PageCache
 from stillfresh.isr.rules_routes import Route
 from stillfresh.isr.storing import page_in
-from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, FaceTheoryCacheMetadata
+from stillfresh.stores.dynamodb import FaceTheoryCacheLease, FaceTheoryCacheMetadata
 
 __all__ = [
     "KIND",

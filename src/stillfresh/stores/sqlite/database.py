@@ -60,7 +60,7 @@ class Outcome:
     error: Exception | None = None
 
 
-class Database:
+class WriteDatabase:
     """`adopt` receives the connection for reading, again whenever the file was opened anew."""
 
     def __init__(

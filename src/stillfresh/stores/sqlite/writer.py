@@ -21,7 +21,7 @@ import apsw
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.sqlite.connection import BUSY, PATIENCE
-from stillfresh.stores.sqlite.database import Database, Job, Outcome
+from stillfresh.stores.sqlite.database import Job, Outcome, WriteDatabase
 from stillfresh.stores.sqlite.files import Identity
 from stillfresh.stores.sqlite.format import Format
 
@@ -75,7 +75,9 @@ class Writer:
         self._gate = threading.Lock()
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        self._database = Database(path, kind, lambda reader: self._tell(adopt, reader), patience)
+        self._database = WriteDatabase(
+            path, kind, lambda reader: self._tell(adopt, reader), patience
+        )
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
         self.is_stopping = False
         self._is_woken = False
