@@ -250,3 +250,18 @@ class TestE28Slices:
         ring = prices._core.memory._ring
         passed = sum(not entry.marked and not entry.hits for entry in ring)
         assert (len(ring), passed) == (size, SLICE + 1)
+
+    async def test_closing_while_another_is_declared(
+        self, cache: Cache, many: Resource[str, Price]
+    ) -> None:
+        """A declaration between two slices is in nobody's way."""
+        closing = asyncio.create_task(cache.close())
+        await until(lambda: not many._core.memory.entries)
+
+        @cache.batched("other", fresh_for=60)
+        async def others(keys: list[str]) -> dict[str, int]:
+            return dict.fromkeys(keys, 1)
+
+        await closing
+        await cache.open()
+        assert await others("a") == 1

@@ -209,10 +209,10 @@ class Lifecycle:
         self._is_left = not keeps  # until the store is closed: this may be cut off
         for core in self._cores.values():
             core.close()
-        await self._tasks.end(self._grace)
-        for core in self._cores.values():
+        for core in tuple(self._cores.values()):  # one may be declared between two slices
             async for _ in sliced(core.memory.freed()):
                 pass
+        await self._tasks.end(self._grace)
         if not keeps:
             await self._store.close()
             self._is_left = False
