@@ -266,6 +266,29 @@ class TestE6Overtaken:
         upstream.let_go()
         assert [seen(await task) for task in tasks] == [(1, STALE), (2, STALE), (3, FRESH)]
 
+    async def test_who_was_told_and_asks_again_at_once_joins_the_trailing_load(
+        self, upstream: Upstream
+    ) -> None:
+        """Before it begins, if the store reads on the spot: one that is overtaken answers too."""
+        async with Cache("memory://") as cache:
+            prices = declare(cache, upstream)
+
+            async def twice() -> list[Answer[Price]]:
+                first = await prices.get_many(["a", "b"])
+                return [first["a"], await prices.get("a")]
+
+            upstream.hold()
+            reading = asyncio.create_task(twice())
+            for number in (2, 3):
+                await turns()
+                upstream.version = number
+                await prices.invalidate("a", "b")
+                upstream.let_go()
+                upstream.hold()
+            await turns()
+            upstream.let_go()
+            assert [seen(it) for it in await reading] == [(1, STALE), (2, STALE)]
+
     async def test_load_that_fails_tells_who_asked_before(
         self, goods: Resource[str, Price], upstream: Upstream
     ) -> None:

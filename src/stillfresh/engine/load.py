@@ -243,6 +243,7 @@ class Loads(Generic[K, V]):
                 if isinstance(plan, Load) and plan.fallback is not None:
                     self.give_fallback(key, plan.fallback, flight.waiters)
                 self._over(flight, GIVEN_UP)
+        self.flush_soon()
 
     async def _load(self, batch: Batch, leases: dict[str, Lease]) -> None:
         try:
@@ -279,7 +280,7 @@ class Loads(Generic[K, V]):
         superseded: Container[str] = (),
         since: float = NEVER,
     ) -> None:
-        """Each has ended as its result says; all at one time.
+        """Each has ended as its result says; all at one time, before the next loads begin.
 
         The store was asked at `since` to keep them: what it was told later is not known.
         """
@@ -301,6 +302,7 @@ class Loads(Generic[K, V]):
                 if outlook is None or copy.policy is not outlook.policy:
                     outlook = self._memory.outlook(copy, now)
                 self._tell_value(flight, how, copy, result.value, outlook, kept)
+        self.flush_soon()
 
     def _tell_value(  # noqa: PLR0917 (called for each key that is loaded)
         self,
@@ -335,12 +337,11 @@ class Loads(Generic[K, V]):
             self._watcher.look_again([flight.key])
 
     def _over(self, flight: Flight[K, Waiter[K, V]], how: End) -> Ended[Waiter[K, V]]:
-        """The next load follows at once, if one does (E6)."""
+        """The next load, if one follows, is queued: those who are told may join it (E6)."""
         ended = flight.end(how)
         self.queue.flights.pop(flight.key, None)
         if ended.again:
             self.queue.follow(flight, ended.left)
-            self.flush_soon()
         return ended
 
 
