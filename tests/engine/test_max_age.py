@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, idle, version
+from engine_kit import Price, Sleeper, Upstream, declare, idle, turns, version
 from hypothesis import given
 from hypothesis import strategies as st
 from store_kit import SteppedStore, cache_on, lease_of
@@ -156,10 +156,10 @@ class TestE18MaxAge:
         assert (await first).value == (await second).value
         assert len(upstream.calls) == 1
 
-    async def test_a_failure_elsewhere_does_not_bring_the_old_copy_back(
+    async def test_a_failure_elsewhere_is_a_cooldown_here(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:
-        """Another process failed to load it since this one looked."""
+        """E7: another process failed to load it since this one looked, and no load begins."""
         store = SteppedStore(MemoryStore(clock=clock))
         async with cache_on(store, clock, sleeper) as cache:
             prices = declare(cache, upstream)
@@ -174,7 +174,30 @@ class TestE18MaxAge:
             failure = Failure(1, clock() + 60, "down")
             await store.inner.release("price", [lease], {"a": failure})
             store.let_go("acquire")
-            assert (await asking).age == 0
+            answer = await asking
+            assert (answer.verdict, answer.age) == (EXPIRED, 20)
+            assert "down" in str(answer.error)
+            assert len(upstream.calls) == 1
+
+    async def test_a_queued_load_is_for_the_copy_that_is_too_old(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Another process has published it since that load was queued."""
+        store = SteppedStore(MemoryStore(clock=clock))
+        other = cache_on(store, clock, sleeper)
+        async with cache_on(store, clock, sleeper) as cache, other:
+            prices = declare(cache, upstream, concurrency=1)
+            upstream.hold()
+            loading = [asyncio.create_task(prices.get("b"))]
+            await upstream.asked.wait()
+            loading.append(asyncio.create_task(prices.get("a")))
+            await turns()
+            await declare(other, Upstream())("a")
+            clock.advance(20)
+            loading.append(asyncio.create_task(prices.get("a", max_age=5)))
+            await turns()
+            upstream.let_go()
+            assert (await asyncio.gather(*loading))[-1].age == 0
 
     async def test_memory_and_store_are_both_judged(
         self, url: str, clock: ManualClock, upstream: Upstream

@@ -201,7 +201,9 @@ class Flight(Struct, Generic[K, W], eq=False):
     wanted: bool = False
     """It is loaded even if nobody waits: a refresh behind a stale answer."""
     forced: bool = False
-    """A caller wants a new copy, however good the old one is."""
+    """A caller wants a new copy, however good the old one is, and whatever failed (E7)."""
+    outgrown: bool = False
+    """E18: the copy that was seen is too old for a caller."""
     urgent: bool = False
     """A loader waits for it, and may hold the only place."""
     rounds: int = 0
@@ -229,7 +231,7 @@ class Flight(Struct, Generic[K, W], eq=False):
 
     def takes(self, copy: Copy, seen: str | None) -> bool:
         """Another's copy answers, unless it was invalidated since, or a newer one is wanted."""
-        is_new_enough = not self.forced or copy.generation != seen
+        is_new_enough = copy.generation != seen or not (self.forced or self.outgrown)
         return self.key not in self.batch.overtaken and is_new_enough
 
     def join(self, waiter: W) -> None:

@@ -237,7 +237,7 @@ class Loads(Generic[K, V]):
             case Fail(failure):
                 self._tell_failure(flight, COOLING, memory.cooling(key, failure, now))
             case Serve() if flight.is_bound and (pause := cooling(record.failure, now)):
-                # Its copy cannot be read.
+                self.give_fallback(key, plan.copy, flight.waiters)  # if it can be read
                 self._tell_failure(flight, COOLING, memory.cooling(key, pause, now))
             case plan:
                 if isinstance(plan, Load) and plan.fallback is not None:

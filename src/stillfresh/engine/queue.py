@@ -125,6 +125,7 @@ class Queue(Generic[K, V]):
                 return
         flight = self.add(key, id_, record, waiter)
         flight.forced |= forced
+        flight.outgrown |= waiter.max_age < FOR_EVER
         flight.join(waiter)
         waiter.missing += 1
 
@@ -148,8 +149,8 @@ class Queue(Generic[K, V]):
             flight = self.flights[key] = Flight(key, id_)
             flight.by = by if by is not None and by.load is not None else None
             self._pending.append(flight)
-            if record is not NOTHING:
-                flight.saw(record)
+        if record is not NOTHING and flight.batch.state is QUEUED:
+            flight.saw(record)
         if CURRENT.get() is not None:
             self._hurry(flight)
         return flight
@@ -208,6 +209,7 @@ class Queue(Generic[K, V]):
         trailing.seen, trailing.failure = flight.seen, flight.failure
         trailing.wanted = trailing.wanted or flight.wanted
         trailing.forced = trailing.forced or flight.forced
+        trailing.outgrown = trailing.outgrown or flight.outgrown
         trailing.waiters.update(dict.fromkeys(left, BEFORE))
         trailing.rounds = flight.rounds + 1
         if flight.urgent:

@@ -135,7 +135,7 @@ class Reads(Generic[K, V]):
             case Load(fallback):
                 if fallback is not None:
                     self.loads.give_fallback(key, fallback, [waiter], unverified=unverified)
-                self._join(key, id_, record, waiter, forced=waiter.max_age < FOR_EVER)
+                self._join(key, id_, record, waiter)
 
     def _join(
         self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False
