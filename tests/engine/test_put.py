@@ -84,6 +84,18 @@ class TestE17Put:
         assert (await prices.explain("b")).verdict is FRESH
         assert upstream.calls == []
 
+    async def test_terms_of_a_value_win_over_those_of_the_call(
+        self, prices: Resource[str, Price], clock: ManualClock
+    ) -> None:
+        """Of many, one may have its own; what it leaves out is the call's."""
+        own = Loaded(Price("a", 7), fresh_for=2)
+        await prices.put_many({"a": own, "b": Price("b", 7)}, fresh_for=5, stale_for=1)
+        clock.advance(2)
+        verdicts = [(await prices.explain(key)).verdict for key in "ab"]
+        clock.advance(1)
+        verdicts += [(await prices.explain(key)).verdict for key in "ab"]
+        assert verdicts == [STALE, FRESH, EXPIRED, FRESH]
+
     async def test_is_as_old_as_the_call(
         self, goods: Resource[str, Price], clock: ManualClock, store: SteppedStore
     ) -> None:

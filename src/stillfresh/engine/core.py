@@ -125,15 +125,14 @@ class Core(Reads[K, V]):
 
     def overtake(self, keys: Iterable[K]) -> None:
         """E6: what is under way for these keys came too early to be kept."""
-        keys = list(keys)
+        keys = set(keys)
         self.watcher.look_again(keys)
         for key in keys:
             self.memory.drop(key)
             if (flight := self.loads.queue.flights.get(key)) is not None:
                 flight.overtake()
-            for step in self._steps:
-                if key in step.keys:
-                    step.dirty.add(key)
+        for step in self._steps:
+            step.dirty |= step.keys & keys
 
     def tagged(self, tag: str) -> set[K]:
         """E8: what is under way or in memory and has this tag, or cannot say."""

@@ -43,11 +43,15 @@ class Spec(Generic[K, V]):
         return () if self.tags is None else checked_tags(self.kind, self.tags(key))
 
     def with_terms(self, value: V | Loaded[V], terms: OwnTerms) -> V | Loaded[V]:
-        """E17: what a caller of `put` leaves out is the resource's."""
+        """E17: what a caller of `put` leaves out is the resource's; a value's own terms win."""
         if not terms:
             return value
-        own: OwnTerms = {"fresh_for": self.terms.policy.fresh_for, **terms}
-        return Loaded(value, **own)  # type: ignore[arg-type]
+        own: dict[str, Any] = {"fresh_for": self.terms.policy.fresh_for, **terms}
+        if isinstance(value, Loaded):
+            given = {name: getattr(value, name) for name in OwnTerms.__annotations__}
+            own |= {name: it for name, it in given.items() if it is not None}
+            value = value.value
+        return Loaded(value, **own)
 
     def possible_tags(self, key: K) -> tuple[str | None, ...]:
         """E8: the key's tags; None among them: any tag, since their function failed."""
