@@ -5,9 +5,8 @@ that another process has replaced, is opened anew by the writer (F12); readers f
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,15 +29,6 @@ from stillfresh.stores.sqlite.store import LOOK_EVERY
 from stillfresh.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
-
-
-@contextmanager
-def usable() -> Iterator[None]:
-    """Rows of others may hold what no step can use: a StoreError, not a bug."""
-    try:
-        yield
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise StoreError(f"the feed's rows hold what cannot be used: {exc!r}") from exc
 
 
 class FeedReader:
@@ -132,15 +122,19 @@ class FeedFile:
         if identity_of(self.path) != self._identity:
             self._writer.wake()
 
-    def submit(self, job: Callable[[apsw.Connection], T], *, writes: bool = True) -> "Future[T]":
+    def submit(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> "Future[T]":
         """On the writer's thread, in a savepoint of its own; others may share its commit."""
         self.check_open()
 
         def guarded(connection: apsw.Connection) -> T:
-            with usable():
+            try:
                 return job(connection)
+            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+                raise StoreError(f"the feed's rows hold what cannot be used: {exc!r}") from exc
 
-        return self._writer.submit(guarded, writes=writes)
+        return self._writer.submit(guarded, writes=writes, urgent=urgent)
 
     def forked(self) -> None:
         """In the child: the thread that writes, and the connections, are the parent's."""

@@ -181,7 +181,7 @@ class FeedMemory:
             return self.listed(connection, index, now, raw=raw)
         uuid = subject(key)
         read = self.comments if key == comments_key(uuid) else self.topic
-        return _at_once(read(connection, uuid))
+        return at_once(read(connection, uuid))
 
     def listed(
         self, connection: apsw.Connection, index: Index, now: float, *, raw: bool = False
@@ -278,7 +278,7 @@ class FeedMemory:
             return None
 
     def last_fetched(self, connection: apsw.Connection, key: str) -> Sliced[int | None]:
-        return _at_once(_state(connection, key)[0])
+        return at_once(_state(connection, key)[0])
 
     def topic(self, connection: apsw.Connection, uuid: str) -> FoundRows[Topic | None]:
         def read(text: bytes) -> Topic | None:
@@ -323,7 +323,7 @@ def _one(row: tuple[Any, ...], nothing: T, read: Callable[[bytes], T | None]) ->
     return found
 
 
-def _at_once(found: T) -> Sliced[T]:
+def at_once(found: T) -> Sliced[T]:
     return found
     yield
 

@@ -174,16 +174,11 @@ class Writes:
         self.mark(key)
 
     def store(self, key: str, fetched: Fetched) -> bool:
-        """What a fetch of the whole key brought, and its meta row; True if it was news."""
+        """What a fetch brought; True if it was news. F6: the meta row only if no day failed."""
         changed = self._store(key, fetched)
-        if changed is not None:
+        if changed is not None and not fetched.failed:
             self.run(sql.PUT_META, (key, int(self.at)))
         return bool(changed)
-
-    def store_part(self, key: str, fetched: Fetched) -> bool:
-        """F6: what some days brought, without a meta row; nothing if a newer fetch was whole."""
-        last_fetched: int | None = self.run(sql.SELECT_META, (key,)).get
-        return (last_fetched or 0) < int(self.at) and bool(self._store(key, fetched))
 
     def _store(self, key: str, fetched: Fetched) -> bool | None:
         """None: F8, nothing of a topic that was deleted here comes back."""
@@ -206,11 +201,11 @@ class Writes:
         return is_there
 
     def _store_list(self, key: str, fetched: Fetched, deleted: set[str]) -> bool:
-        written = self.noted(deleted=False)
+        noted = deleted | self.noted(deleted=False)
         news = [
             self._put_listed(topic, is_index=True)
             for topic in {topic.topic_uuid: topic for topic in fetched.topics}.values()
-            if topic.topic_uuid not in written | deleted
+            if topic.topic_uuid not in noted
         ]
         gone = self._drop_gone(fetched.topics, key, fetched.covers)
         return any(news) or gone

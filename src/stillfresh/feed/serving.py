@@ -8,9 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar, cast
 
-import apsw
-import msgspec
-
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
@@ -24,9 +21,8 @@ from stillfresh.feed.reading import FoundRows, Sliced, unstored
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched, is_stale
 from stillfresh.feed.source import FeedSource, fetch
-from stillfresh.feed.store import IN_ROWS, KIND, FeedStore, fetched_of
+from stillfresh.feed.store import KIND, FeedStore, InRows
 from stillfresh.freshness import MAX_SKEW, Verdict, last_end
-from stillfresh.stores.sqlite.writer import MAX_QUEUED
 
 T = TypeVar("T")
 
@@ -48,11 +44,14 @@ class PartlyFailed(StillfreshError):
         self.fetched = fetched
 
 
-class JsonBytes:
-    """What was fetched stays as the JSON that the rows are written from (F15, F18)."""
+class AsItCame:
+    """What was fetched goes to the rows as it is: to encode a long list holds the loop (F18)."""
 
-    encode = staticmethod(bytes)
-    decode = staticmethod(bytes)
+    @staticmethod
+    def encode(value: bytes) -> bytes:
+        return value
+
+    decode = encode
 
 
 class FeedServing:
@@ -75,7 +74,7 @@ class FeedServing:
         self._clock = clock
         self._lookups = lookups
         self.store = FeedStore(
-            cache.file.path, cache.tables, clock=clock, tell=self._tell, overtaken=self._owe
+            cache.file, cache.tables, clock=clock, tell=self._tell, overtaken=self._owe
         )
         self.engine = Cache(self.store, clock=clock, sleep=sleep)
         self.keys = self.engine.batched(
@@ -86,16 +85,15 @@ class FeedServing:
             concurrency=AT_ONCE,
             max_entries=AT_ONCE,
             load_timeout=load_timeout,
-            codec=JsonBytes(),
+            codec=AsItCame(),
         )(self._load)
         self.tasks = Tasks()
-        self._room = asyncio.Semaphore(MAX_QUEUED)
         self.behind: dict[str, asyncio.Task[None]] = {}
         """Refreshes for readers that were given something old."""
         self._building: dict[tuple[str, bool], asyncio.Task[FoundRows[Any]]] = {}
         """F18: long lists that are being built."""
-        self._misses: dict[str, int] = {}
-        """How many callers wait for a key: they get the answer, and need no event."""
+        self._misses: BoundedDict[str, None] = BoundedDict(MAX_KEYS)
+        """Keys fetched for the first time: their callers get the answer, and need no event."""
         self._owed: BoundedDict[str, None] = BoundedDict(MAX_KEYS)
         """Keys whose answer was overtaken: the next one is news."""
         self._broken: BoundedDict[str, frozenset[bytes]] = BoundedDict(MAX_KEYS)
@@ -123,17 +121,16 @@ class FeedServing:
         self, key: str, *, forces: bool, raw: bool
     ) -> tuple[FoundRows[Any], Freshness]:
         """Fetched: as it stands in the file, or as it came if it could not be stored."""
-        self._misses[key] = self._misses.get(key, 0) + 1
+        self._misses.note(key, None)
         answer, error = None, None
         try:
             answer = await self._loaded(key, forces=forces)
         except LoadFailed as exc:
             error = exc
-        finally:
-            if (waiting := self._misses.pop(key, 0)) > 1:
-                self._misses[key] = waiting - 1
         now = self._clock()
         found = await self._find(key, now, raw=raw)
+        if found is not None and found.broken and answer is not None:
+            self._broken.note(key, found.broken)
         is_fresh = found is not None and self._is_fresh(key, found, now)
         if found is not None and (is_fresh or found.is_hit):
             verdict = Verdict.FRESH if is_fresh else Verdict.STALE
@@ -142,10 +139,10 @@ class FeedServing:
             if (part := _part_of(error)) is None:
                 raise error or LoadFailed(f"{key}: nothing came")
             return unstored(key, part, now), self._freshness(Verdict.STALE, now, error)
-        if answer.value == IN_ROWS:
+        if (fetched := getattr(answer.value, "fetched", None)) is None:
             raise LoadFailed(f"{key}: its rows cannot be read")
         freshness = self._freshness(answer.verdict, answer.fetched_at)
-        return unstored(key, fetched_of(answer.value), now), freshness
+        return unstored(key, fetched, now), freshness
 
     async def _loaded(self, key: str, *, forces: bool) -> Answer[bytes]:
         """`forces`: the engine takes for fresh, or for failed, what is not."""
@@ -181,27 +178,20 @@ class FeedServing:
         (key,), at = keys, self._clock()
         fetched = await fetch(self._source, key, now=at, lookups=self._lookups)
         if not fetched.failed:
-            return {key: msgspec.json.encode(fetched)}
-        await self._store_part(key, fetched, at)
+            return {key: InRows.of(fetched)}
+        try:
+            await self.store.store_part(key, fetched, at)
+        except StoreError as exc:
+            logger.warning("%s: could not be stored: %s", key, exc)
         error = PartlyFailed(fetched)
         raise error if fetched.pause is None else RetryAfter(fetched.pause, str(error)) from error
 
-    async def _store_part(self, key: str, fetched: Fetched, at: float) -> None:
-        def store(writes: Writes) -> bool:
-            return writes.store_part(key, fetched)
-
-        try:
-            changed = await self.run(store, at=at)
-        except StillfreshError as exc:
-            logger.warning("%s: could not be stored: %s", key, exc)
-        else:
-            self._tell(FeedCacheUpdated(key, changed))
-
     def _tell(self, event: FeedCacheUpdated) -> None:
-        """F7: unless all who are interested wait for the answer itself."""
-        key = event.cache_key
-        if key in self._owed or key not in self._misses:
-            self._owed.pop(key, None)
+        """F7: of a revalidation; the callers of a first fetch wait for the answer itself."""
+        is_first, is_owed = event.cache_key in self._misses, event.cache_key in self._owed
+        self._misses.pop(event.cache_key, None)
+        self._owed.pop(event.cache_key, None)
+        if is_owed or not is_first:
             self._emit(event)
 
     def _owe(self, key: str) -> None:
@@ -251,17 +241,9 @@ class FeedServing:
     ) -> Freshness:
         return Freshness(verdict, fetched_at, self._clock, error)
 
-    async def run(self, job: Callable[[Writes], T], at: float | None = None) -> T:
-        """On the cache's writer; what is queued is done, also if its caller gives up."""
+    async def run(self, job: Callable[[Writes], T]) -> T:
         now, fresh_for = self._clock(), self._cache.fresh_for
-
-        def step(connection: apsw.Connection) -> T:
-            return job(Writes(connection, now if at is None else at, fresh_for, now))
-
-        async with self._room:
-            done = asyncio.wrap_future(self._cache.file.submit(step))
-            done.add_done_callback(looked_at)
-            return await asyncio.shield(done)
+        return await self.store.run(lambda file: job(Writes(file, now, fresh_for)))
 
 
 def _is_ahead(found: FoundRows[Any], now: float) -> bool:

@@ -6,34 +6,37 @@ Another implementation knows no leases: a lease notes the meta row's time, and i
 has changed or gone.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from os import PathLike
-from typing import Final
+from typing import Final, Self, TypeVar
 
 import apsw
-import msgspec
 
 from stillfresh.clock import Clock
+from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.feed.file import usable
+from stillfresh.feed.file import FeedFile
 from stillfresh.feed.model import FeedCacheUpdated, FeedStats, canonical
+from stillfresh.feed.reading import FeedMemory, Sliced, at_once, finished
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
-from stillfresh.stores.contract import Copy, Generations, Lease, Record
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record
 from stillfresh.stores.sqlite.format import Format
-from stillfresh.stores.sqlite.schema import TIMES, Statements, statements_on
-from stillfresh.stores.sqlite.steps import KindTables, Layout, own_tables
+from stillfresh.stores.sqlite.schema import TIMES, Row, Statements, record_of, statements_on
+from stillfresh.stores.sqlite.steps import KindTables, Layout, at_most, own_tables
 from stillfresh.stores.sqlite.store import SqliteStore
+from stillfresh.stores.sqlite.writer import MAX_QUEUED
+
+T = TypeVar("T")
 
 KIND: Final = "feed"
 """The one kind there is: its ids are the feed's cache keys."""
 IN_ROWS: Final = b"rows"
-"""What the store says instead of a value: look into the rows."""
 
 _FROM: Final = """
     LEFT JOIN feed_cache_meta m ON m.cache_key = k.id LEFT JOIN {times} t ON t.id = k.id
@@ -59,6 +62,10 @@ _LEASE: Final = """
 """
 _UNTOUCHED: Final = """
     AND last_updated_at IS (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = id)
+"""
+_HOLDS: Final = """
+    SELECT 1 FROM stillfresh_feed_times t LEFT JOIN feed_cache_meta m ON m.cache_key = t.id
+    WHERE id = ? AND lease_token = ? AND lease_expires_at > ? AND last_updated_at IS last_fetched
 """
 # The end of a lease stays: it tells when a failure was noted, should the clock be set back.
 _RELEASE: Final = "UPDATE {times} SET lease_token = NULL WHERE id = ? AND lease_token = ?"
@@ -135,10 +142,9 @@ class FeedTables(KindTables):
     def write(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
         """Rows and meta row, in the transaction that has checked the lease."""
         for key, copy in copies.items():
-            fetched = fetched_of(copy.value)  # type: ignore[arg-type]  # bytes, of a loader
             writes = Writes(connection, copy.fetched_at, self.fresh_for, self._clock())
-            with usable():
-                self.news[copy.generation] = writes.store(key, fetched)
+            if isinstance(copy.value, InRows) and copy.value.fetched is not None:
+                self.news[copy.generation] = writes.store(key, copy.value.fetched)
 
     def invalidate(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
         Writes(connection).forget(ids)
@@ -173,26 +179,100 @@ def counted(connection: apsw.Connection, *, before: float, skipped: int) -> Feed
     return FeedStats(topics, comments or 0, expired, size, skipped)
 
 
-fetched_of: Final = msgspec.json.Decoder(Fetched).decode
-"""What a network says in JSON may have numbers that msgpack cannot hold (F15)."""
+class InRows(bytes):
+    """What the store says instead of a value: look into the rows.
+
+    Of a load it has what came, which the publication writes there.
+    """
+
+    fetched: Fetched | None = None
+
+    @classmethod
+    def of(cls, fetched: Fetched) -> Self:
+        made = cls(IN_ROWS)
+        made.fetched = fetched
+        return made
 
 
 class FeedStore(SqliteStore):
-    """Belongs to one FeedEngine, which it tells of what was published."""
+    """Belongs to one FeedEngine, which it tells of what was published; the file is the cache's."""
 
     def __init__(
         self,
-        path: str | PathLike[str],
+        file: FeedFile,
         tables: FeedTables,
         *,
         clock: Clock,
         tell: Callable[[FeedCacheUpdated], None] = lambda _: None,
         overtaken: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(path, clock=clock, layout=layout(tables))
+        super().__init__(file.path, clock=clock, layout=layout(tables))
+        self._file = file
         self._feed = tables
         self._tell = tell
         self._overtaken = overtaken
+        self._room = asyncio.Semaphore(MAX_QUEUED)
+        self._leases: dict[str, Lease] = {}
+
+    async def open(self) -> None:
+        self._file.check_open()
+
+    async def close(self) -> None:
+        """The file is its opener's to close."""
+
+    async def run(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> T:
+        """On the file's writer; what is queued is done, also if its caller gives up."""
+        await self._room.acquire()
+        try:
+            done = asyncio.wrap_future(self._file.submit(job, writes=writes, urgent=urgent))
+        except NotOpen as exc:
+            self._room.release()
+            raise StoreError(str(exc)) from exc
+        done.add_done_callback(lambda _: self._room.release())
+        done.add_done_callback(looked_at)
+        return await asyncio.shield(done)
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        """F5: by any spelling of a category, as everywhere."""
+        del known
+        point = self._feed.sql.point
+        keys = {id_: canonical(id_) for id_ in ids} if kind == KIND else {}
+
+        def read(_: FeedMemory, file: apsw.Connection) -> Sliced[dict[str, Row]]:
+            return at_once({id_: file.execute(point, (None, key)).get for id_, key in keys.items()})
+
+        rows = finished(self._file.read(read))
+        return {id_: record_of(row, None) for id_, row in rows.items() if row is not None}
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        grants = await super().acquire(kind, asks, lease_for)
+        self._leases |= {key: it for key, it in grants.items() if isinstance(it, Lease)}
+        return grants
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        for lease in leases:
+            self._leases.pop(lease.id, None)
+        await super().release(kind, leases, failures)
+
+    async def store_part(self, key: str, fetched: Fetched, at: float) -> None:
+        """F6: what some days brought, without a meta row; F8: under the lease of its load."""
+        lease = self._leases.get(key)
+
+        def store(file: apsw.Connection) -> bool | None:
+            now = self._clock()
+            if lease is None or not file.execute(_HOLDS, (key, lease.token, at_most(now))).get:
+                return None
+            return Writes(file, at, self._feed.fresh_for, now).store(key, fetched)
+
+        changed = await self.run(store, urgent=False)
+        if changed is not None:
+            self._tell(FeedCacheUpdated(key, changed))
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         """F7: stored, then told. F8: a full disk does not hide that a lease was lost."""
@@ -203,6 +283,7 @@ class FeedStore(SqliteStore):
                 raise
             superseded = set(copies)
         finally:
+            self._leases = {key: it for key, it in self._leases.items() if key not in copies}
             news = {
                 key: self._feed.news.pop(it.generation, False) for key, (_, it) in copies.items()
             }
@@ -217,15 +298,6 @@ class FeedStore(SqliteStore):
         with suppress(StoreError, NotOpen):
             return key not in (found := self.read_now(KIND, [key])) or not found[key].held_until
         return False
-
-    async def read(
-        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
-    ) -> dict[str, Record]:
-        """F5: by any spelling of a category, as everywhere."""
-        del lag
-        keys = {canonical(id_): id_ for id_ in ids} if kind == KIND else {}
-        found = self.read_now(KIND, list(keys), known)
-        return {keys[key]: record for key, record in found.items()}
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """The rows are served on, as stale."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from stillfresh.errors import ConfigError
 from stillfresh.feed.cache import FEED_CACHE_EVICT_SECONDS, FEED_CACHE_TTL_SECONDS
+from stillfresh.feed.file import FeedFile
 from stillfresh.feed.model import canonical, index_of
 from stillfresh.feed.reading import FeedMemory, finished
 from stillfresh.feed.schema import FEED, TABLES, completed
@@ -123,9 +124,8 @@ class FeedView(SqliteView):
 @asynccontextmanager
 async def edited(path: str) -> AsyncIterator[FeedStore]:
     """To change it. Nothing is evicted on opening: its own program may keep rows for longer."""
-    store = FeedStore(path, _tables(), clock=time.time)
-    await store.open()
+    file = FeedFile(Path(path))
     try:
-        yield store
+        yield FeedStore(file, _tables(), clock=time.time)
     finally:
-        await store.close()
+        file.close()

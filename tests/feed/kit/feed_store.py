@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
 from stillfresh.feed import Comment, FeedCache
 from stillfresh.feed.rules import Fetched
-from stillfresh.feed.store import KIND, FeedStore
+from stillfresh.feed.store import KIND, FeedStore, InRows
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import (
     UNREAD,
@@ -64,7 +63,7 @@ class FeedAsStore(Store):
         self.cache = FeedCache.open(
             self.path, clock=self.clock, fresh_for=1e6, keep_for=self.policy.lasts
         )
-        self.store = FeedStore(self.path, self.cache.tables, clock=self.clock)
+        self.store = FeedStore(self.cache.file, self.cache.tables, clock=self.clock)
         await self.store.open()
 
     async def close(self) -> None:
@@ -87,9 +86,9 @@ class FeedAsStore(Store):
 
     def fetched(self, key: str, value: bytes | Unread | None) -> bytes:
         if not isinstance(value, bytes):
-            return msgspec.json.encode(Fetched())
+            return InRows.of(Fetched())
         text, uuid = value.decode("latin-1"), key.removeprefix(PREFIX)
-        return msgspec.json.encode(Fetched(comments=(Comment("1", uuid, "ann", 1, text),)))
+        return InRows.of(Fetched(comments=(Comment("1", uuid, "ann", 1, text),)))
 
     def record(self, key: str, record: Record) -> Record:
         copy = record.copy
