@@ -11,6 +11,7 @@ from feed_kit import (
     PUT_TOPIC,
     Heard,
     Network,
+    comment,
     elsewhere,
     full,
     idle,
@@ -23,7 +24,7 @@ from feed_kit import (
 )
 
 from stillfresh import Verdict
-from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.feed.reading import FeedMemory
 from stillfresh.feed.rules import JsonRecords
 from stillfresh.testing import ManualClock
@@ -138,6 +139,37 @@ class TestF18Growth:
         watching.cancel()
         assert checked.count == LONG
         assert await watching <= 500
+
+    async def test_long_talk_from_the_network_leaves_turns_to_others(
+        self, engine: FeedEngine, network: Network, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Comments are checked in slices as well."""
+        checked = Decodes()
+
+        def spy(uuid: str, comments: list[Comment]) -> list[Comment]:
+            checked.count += len(comments)
+            return comments
+
+        monkeypatch.setattr("stillfresh.feed.source.checked_comments", spy)
+        network.talk["a"] = [comment(str(n)) for n in range(LONG)]
+        watching = asyncio.create_task(checked.most_in_a_turn())
+        assert len((await engine.get_comments("a")).comments) == LONG
+        watching.cancel()
+        assert checked.count == LONG
+        assert await watching <= 500
+
+    async def test_long_lists_are_built_one_at_a_time(
+        self, cache: FeedCache, engine: FeedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each under way has a connection and 64 MB of its own: two do for any number of lists."""
+        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 50_000)
+        names = [f"c{n}" for n in range(8)]
+        for name in names:
+            some = [topic(f"{name}-{n:03}", n, category_id=name) for n in range(100)]
+            cache.put_topics(some, f"index:{name}:7")
+        feeds = await asyncio.gather(*map(engine.get_category, names))
+        assert [len(feed.topics) for feed in feeds] == [100] * 8
+        assert len(list(memories(cache))) <= 2
 
     @pytest.mark.usefixtures("long_list")
     def test_what_is_kept_decoded_is_bounded_by_bytes(

@@ -6,6 +6,7 @@ F3 says here what is stale. Leases, cooldowns and the load itself are the engine
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from stillfresh.bounded import BoundedDict
@@ -17,7 +18,7 @@ from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.errors import LoadFailed, StillfreshError, StoreError
 from stillfresh.feed.cache import FeedCache
 from stillfresh.feed.model import FeedCacheUpdated, Freshness
-from stillfresh.feed.reading import FoundRows, Sliced, unstored
+from stillfresh.feed.reading import FeedMemory, FoundRows, Sliced, unstored
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched, is_stale
 from stillfresh.feed.source import FeedSource, fetch
@@ -91,7 +92,8 @@ class FeedServing:
         self.behind: dict[str, asyncio.Task[None]] = {}
         """Refreshes for readers that were given something old."""
         self._building: dict[tuple[str, bool], asyncio.Task[FoundRows[Any]]] = {}
-        """F18: long lists that are being built."""
+        """F18: long lists that are being built, or wait for it."""
+        self._alone = asyncio.Lock()
         self._misses: BoundedDict[str, None] = BoundedDict(MAX_KEYS)
         """Keys fetched for the first time: their callers get the answer, and need no event."""
         self._owed: BoundedDict[str, None] = BoundedDict(MAX_KEYS)
@@ -223,18 +225,27 @@ class FeedServing:
         try:
             while (building := self._building.get((key, raw))) is not None:
                 await asyncio.wait([building])  # then from memory, or what was written since
-            work = self._cache.file.read(lambda memory, file: memory.find(file, key, now, raw=raw))
+            find = partial(FeedMemory.find, key=key, now=now, raw=raw)
+            work = self._cache.file.read(find)
             try:
                 next(work)
             except StopIteration as end:
                 return cast("FoundRows[Any]", end.value)
-            building = self._building[key, raw] = self.tasks.child(_in_turns(work), None)
+            if self._building:
+                work.close()
+                work = self._cache.file.read(find)
+            building = self._building[key, raw] = self.tasks.child(self._built(work), None)
             building.add_done_callback(lambda _: self._building.pop((key, raw)))
             building.add_done_callback(looked_at)
             return await asyncio.shield(building)
         except StoreError as exc:
             logger.warning("%s: the feed cache could not be read: %s", key, exc)
             return None
+
+    async def _built(self, work: Sliced[T]) -> T:
+        """F18: one long list at a time; each that is begun has a connection with its memory."""
+        async with self._alone:
+            return await _in_turns(work)
 
     def _freshness(
         self, verdict: Verdict, fetched_at: float, error: LoadFailed | None = None

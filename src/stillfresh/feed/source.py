@@ -23,7 +23,7 @@ from stillfresh.feed.rules import (
 from stillfresh.slices import sliced
 
 SLICE: Final = 250
-"""F18: topics that are checked in one turn of the loop."""
+"""F18: topics, or comments, that are checked in one turn of the loop."""
 
 
 class FeedSource(Protocol):
@@ -56,7 +56,9 @@ async def fetch(source: FeedSource, key: str, *, now: float, lookups: int) -> Fe
         return await _fetch_list(source, index, now=now, lookups=lookups)
     uuid = subject(key)
     if key == comments_key(uuid):
-        return Fetched(comments=tuple(checked_comments(uuid, await source.comments(uuid))))
+        said = sliced(each_of(await source.comments(uuid), Comment), SLICE)
+        comments = [it async for some in said for it in checked_comments(uuid, some)]
+        return Fetched(comments=tuple(comments))
     found = await source.topic(uuid)
     if found is None:
         return Fetched()
