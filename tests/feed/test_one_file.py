@@ -47,11 +47,28 @@ class TestF8PartlyFailed:
                 "db.execute(\"DELETE FROM feed_topics WHERE topic_uuid = 'a'\")\n"
                 'db.execute("DELETE FROM feed_cache_meta")',
             )
+            del network.topics["a"]
             network.let_go()
             await idle(engine)
             assert uuids(cache.get_topics_all(7)) == ["b"]
-            assert heard.events == []
+            assert len(network.lookups) == 14
+            assert [event.changed for event in heard.events] == [False]
             await engine.close()
+
+    async def test_a_part_that_a_write_overtook_is_fetched_once_more(
+        self, engine: FeedEngine, network: Network
+    ) -> None:
+        """The caller of a miss sees both: what upstream has, and what was written meanwhile."""
+        network.failing_days = {day_of(NOW - DAY)}
+        network.have(topic("a"))
+        network.hold()
+        reading = asyncio.create_task(engine.get_all())
+        await until(lambda: network.running == 7)
+        network.lags = True
+        await engine.create_topic(topic("new", 0))
+        network.let_go()
+        feed = await reading
+        assert (uuids(feed.topics), feed.verdict) == (["new", "a"], Verdict.STALE)
 
     async def test_a_part_is_stored_under_its_lease(
         self, cache: FeedCache, engine: FeedEngine, network: Network, heard: Heard

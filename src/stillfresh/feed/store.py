@@ -260,19 +260,21 @@ class FeedStore(SqliteStore):
             self._leases.pop(lease.id, None)
         await super().release(kind, leases, failures)
 
-    async def store_part(self, key: str, fetched: Fetched, at: float) -> None:
-        """F6: what some days brought, without a meta row; F8: under the lease of its load."""
-        lease = self._leases.get(key)
+    async def store_part(self, key: str, fetched: Fetched, at: float) -> bool:
+        """F6: what some days brought, without a meta row. F8: False if its lease was lost."""
+        if (lease := self._leases.get(key)) is None:
+            return True
 
         def store(file: apsw.Connection) -> bool | None:
             now = self._clock()
-            if lease is None or not file.execute(_HOLDS, (key, lease.token, at_most(now))).get:
+            if file.execute(_HOLDS, (key, lease.token, at_most(now))).get is None:
                 return None
             return Writes(file, at, self._feed.fresh_for, now).store(key, fetched)
 
         changed = await self.run(store, urgent=False)
         if changed is not None:
             self._tell(FeedCacheUpdated(key, changed))
+        return changed is not None
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         """F7: stored, then told. F8: a full disk does not hide that a lease was lost."""
