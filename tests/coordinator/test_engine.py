@@ -42,6 +42,31 @@ async def all_fresh(site: Site, count: int) -> None:
 
 
 class TestC15OnTheEngine:
+    async def test_a_larger_batch_is_one_request(self, tmp_path: Path, clock: ManualClock) -> None:
+        """C1: configured before the first tick, and while it runs."""
+        site = made(tmp_path, clock, TtlConfig(post_max_batch_size=30))
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            subscribe(site, *range(30))
+            await site.ttl.tick()
+            site.ttl.configure(post_max_batch_size=50)
+            clock.advance(301)
+            subscribe(site, *range(30, 50))
+            await site.ttl.tick()
+            assert [len(ids) for ids in site.nexus.posts] == [30, 50]
+
+    async def test_an_edit_is_not_stored_in_the_next_viewers_file(self, site: Site) -> None:
+        """C11: the second edit waits for the first; by then another viewer has signed in."""
+        controller = site.controller
+        edits = [asyncio.create_task(controller.touch("post", "a:1", post("a:1"))) for _ in "12"]
+        await turns(2)
+        site.ttl.sign_in("another")
+        await controller.prepare()
+        _, second = await asyncio.gather(*edits, return_exceptions=True)
+        assert "kept for another viewer" in str(second)
+        assert site.rows("post_ttl") == {}
+
     async def test_two_processes_fetch_an_id_once(self, site: Site) -> None:
         """The lease is the store's: the other process waits for the view that is being fetched."""
         other = made(site.folder, site.clock)
@@ -236,3 +261,14 @@ class TestC15FirstRelease:
             assert await site.version("a:1") is None
             await site.controller.prepare()
             assert site.rows("post_ttl") == {}
+
+    async def test_what_was_refreshed_lately_is_not_evicted(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """As if this release had written it."""
+        site = made(tmp_path, clock)
+        first_release(site.file, f"viewer:{VIEWER}", milliseconds(clock)).close()
+        async with site.controller:
+            assert await site.controller.evict() == 0
+            clock.advance(30 * 86_400 + 1)
+            assert await site.controller.evict() == 3

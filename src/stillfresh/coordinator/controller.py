@@ -11,14 +11,15 @@ from typing import Self
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.coordinator.config import TtlConfig
-from stillfresh.coordinator.database import Database
+from stillfresh.coordinator.database import KEPT_FOR, Database
 from stillfresh.coordinator.model import Kind
 from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, checked_nexus, nexus_kinds
 from stillfresh.coordinator.rules import View
-from stillfresh.coordinator.track import KEPT_FOR, Outcome, Track, ViewerSession, ViewKey
+from stillfresh.coordinator.track import Outcome, Track, ViewerSession, ViewKey
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Cache, Handle
+from stillfresh.engine import Cache
 from stillfresh.engine.keys import checked_id
+from stillfresh.engine.put import put
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, error_text, shown
 from stillfresh.events import Events, Unsubscribe
 
@@ -159,14 +160,18 @@ class TtlController:
         track = self.track(kind)
         session = track.session
         checked_id(kind, id)
+
+        def check_owner() -> None:
+            if not track.owns(session):
+                raise StillfreshError(
+                    f"{kind}: the edit of {id!r} is not stored: the file is kept for another viewer"
+                )
+
         await self._prepare(session)
         _check_here(track, session)
-        if not track.owns(session):
-            raise StillfreshError(
-                f"{kind}: the edit of {id!r} is not stored: the file is kept for another viewer"
-            )
+        check_owner()
         edited = track.view(id) if view is None else view
-        await Handle(track.core, ViewKey(id, session)).put((track.owner(session), edited))
+        await put(track.core, [(ViewKey(id, session), (track.owner(session), edited))], check_owner)
         track.refreshed([id])
 
     async def force_refresh_posts_by_ids(

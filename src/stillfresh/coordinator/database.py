@@ -24,6 +24,8 @@ from stillfresh.stores.sqlite.store import SqliteStore
 
 FIRST_RELEASE: Final = 0x5F4E3002
 """The `application_id` of a coordinator's file before it was a store's."""
+KEPT_FOR: Final = 315_360_000.0
+"""Seconds: a view is kept until `evict` drops it. Ten years, whatever the TTL is by then."""
 REMEMBERED: Final = 10_000
 """Changes; who was away for more looks everything up."""
 
@@ -52,7 +54,7 @@ _SINCE: Final = "SELECT number, kind, id FROM stillfresh_changes WHERE number >=
 _CARRY: Final = """
     INSERT INTO "{kind}_ttl"
         (id, last_updated_at, generation, fresh_for, stale_for, error_for, absent)
-    VALUES (?, ?, ?, 0, 0, 0, ?)
+    VALUES (?, ?, ?, 0, {kept_for}, 0, ?)
 """
 
 Changes: TypeAlias = dict[str, list[str]]
@@ -176,8 +178,9 @@ def _carry_over(connection: apsw.Connection, kind: str) -> None:
         "SELECT t.id, t.last_updated_at, v.view FROM stillfresh_old_ttl t "
         "LEFT JOIN stillfresh_old v ON v.id = t.id"
     ).fetchall()
+    carry = _CARRY.format(kind=kind, kept_for=KEPT_FOR)
     for id_, at, view in rows:
-        connection.execute(_CARRY.format(kind=kind), (id_, at, token_hex(16), view is None))
+        connection.execute(carry, (id_, at, token_hex(16), view is None))
         value = None if view is None else msgspec.msgpack.encode((owner, msgspec.Raw(view)))
         connection.execute(sql.write_value, (id_, value))
     connection.execute("DROP TABLE stillfresh_old; DROP TABLE stillfresh_old_ttl")

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from stillfresh.clock import Clock
-from stillfresh.coordinator.database import Database
+from stillfresh.coordinator.database import KEPT_FOR, Database
 from stillfresh.coordinator.model import Kind
 from stillfresh.coordinator.rules import View, original_of, owner_of, stale_at
 from stillfresh.engine import Answer, Cache, Dropped, spec_of
@@ -24,8 +24,6 @@ from stillfresh.freshness import Policy, Verdict
 from stillfresh.stores.contract import Copy, Record
 
 LONGEST_COOLDOWN: Final = 300.0
-KEPT_FOR: Final = 315_360_000.0
-"""Seconds: a view is kept until `evict` drops it. Ten years, whatever the TTL is by then."""
 CONCURRENCY: Final = 16
 HELD: Final = 100
 """Decoded views in memory: the file is read on the spot."""
@@ -134,7 +132,7 @@ class Track:
     def configure(self, kind: Kind, cooldown: float) -> None:
         """C1: what is subscribed is looked at again."""
         self.kind = kind
-        self.core.spec.terms = _terms(kind, cooldown)
+        self.core.spec.terms, self.core.spec.max_batch = _terms(kind, cooldown), kind.max_batch
         self.lane.cooldown = cooldown
         self.lane.recheck()
 

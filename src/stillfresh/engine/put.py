@@ -52,8 +52,13 @@ def _known(
     return Known(key, id_, copy, decoded, spec.tags_of(key))
 
 
-async def put(core: Core[K, V], values: Iterable[tuple[K, object]]) -> None:
-    """Publish what the caller knows; nothing is published if one value cannot be stored."""
+async def put(
+    core: Core[K, V], values: Iterable[tuple[K, object]], check: Callable[[], None] = lambda: None
+) -> None:
+    """Publish what the caller knows; nothing is published if one value cannot be stored.
+
+    `check` is called while the leases are held; nothing is published if it raises.
+    """
     runtime = await core.ready()
     sent, ready = stamped(runtime.clock()), list[Known[K, V]]()
     for key, value in values:
@@ -62,12 +67,14 @@ async def put(core: Core[K, V], values: Iterable[tuple[K, object]]) -> None:
         if not len(ready) % SLICE:
             await asyncio.sleep(0)
     for start in range(0, len(ready), SLICE):
-        step = runtime.step(_put(core, runtime, ready[start : start + SLICE]))
+        step = runtime.step(_put(core, runtime, ready[start : start + SLICE], check))
         step.add_done_callback(looked_at)
         await asyncio.shield(step)
 
 
-async def _put(core: Core[K, V], runtime: Runtime, values: Sequence[Known[K, V]]) -> None:
+async def _put(
+    core: Core[K, V], runtime: Runtime, values: Sequence[Known[K, V]], check: Callable[[], None]
+) -> None:
     """E6: memory takes a value only if nothing overtook the put meanwhile."""
     keys, memory, entries = [it.key for it in values], core.memory, core.memory.entries
     try:
@@ -75,7 +82,7 @@ async def _put(core: Core[K, V], runtime: Runtime, values: Sequence[Known[K, V]]
             since = runtime.clock()
             seen = {it.id: entries[it.key].copy.generation for it in values if it.key in entries}
             with core.overtaking(keys) as step:
-                stored = await _published(core.spec, runtime, values, seen)
+                stored = await _published(core.spec, runtime, values, seen, check)
     except StoreError:
         memory.counts.store_errors += 1
         raise
@@ -110,7 +117,11 @@ async def _in_turn(last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> 
 
 
 async def _published(
-    spec: Spec[K, V], runtime: Runtime, values: Sequence[Known[K, V]], seen: Mapping[str, str]
+    spec: Spec[K, V],
+    runtime: Runtime,
+    values: Sequence[Known[K, V]],
+    seen: Mapping[str, str],
+    check: Callable[[], None],
 ) -> dict[str, Copy]:
     """The copies that stand now, by id; those that are left out were overtaken.
 
@@ -122,6 +133,7 @@ async def _published(
         it.id: (leases[it.id], replace(it.copy, generation=leases[it.id].token)) for it in values
     }
     async with _given_back(spec, runtime, leases):
+        check()
         superseded = await store.publish(kind, copies)
     if superseded:
         await _outdate(spec, runtime, superseded, sights)
