@@ -44,6 +44,13 @@ class TestC10ForceRefresh:
         assert isinstance(caught.value.__cause__, ConnectionError)
         assert len(site.rows("post_ttl")) == 5
 
+    async def test_a_value_that_is_not_equal_to_itself_is_told(self, site: Site) -> None:
+        """A `nan` is stored, returned and announced as any other value."""
+        site.nexus.special["a:1"] = post("a:1", score=float("nan"))
+        views = await site.controller.force_refresh_posts_by_ids(["a:1"], VIEWER)
+        assert set(views) == {"a:1"}
+        assert site.told == [("updated", "post", ["a:1"])]
+
     async def test_an_absent_one_is_missing_from_the_result(self, site: Site) -> None:
         """It does not exist; that is no failure."""
         site.nexus.absent = {"a:2"}

@@ -309,6 +309,20 @@ class Faked(msgspec.Struct, tag="update"):
     """A name of the protocol's own."""
 
 
+class Elsewhere(msgspec.Struct, tag="moved", tag_field="kind"):
+    """A client looks for `type`."""
+
+
+class Listed(msgspec.Struct, tag="listed", array_like=True):
+    """A client takes an array for several messages."""
+
+
+class Routed(msgspec.Struct, tag="routed"):
+    """Told apart by a list."""
+
+    stops: list[str]
+
+
 class TestG3Notices:
     async def test_a_registered_type_is_pushed_as_it_is(self, start: Start) -> None:
         """Its tag is the message's type, its fields are the message's fields."""
@@ -320,6 +334,16 @@ class TestG3Notices:
             assert live.push("ann", Shipped("7")) == 1
             told = {"type": "order_shipped", "order_id": "7", "carrier": "post"}
             assert await viewer.hear() == told
+
+    async def test_any_field_tells_them_apart(self, start: Start) -> None:
+        """Also one that cannot be hashed."""
+        live, port = await start(authenticate=ann_or_bob)
+        live.register(Routed, newest_of="stops")
+        async with viewing(port) as viewer:
+            await viewer.sign_in("a")
+            await viewer.hear()
+            assert live.push("ann", Routed(["a", "b"])) == 1
+            assert await viewer.hear() == {"type": "routed", "stops": ["a", "b"]}
 
     async def test_the_newest_of_each_is_sent(self, hub: Hub) -> None:
         """By the fields that were named; without any, the newest of the type."""
@@ -355,9 +379,11 @@ class TestG3Notices:
             sent[names] = [f"{it['order_id']}{it['carrier']}" for it in map(json.loads, texts[4:])]
         assert sent == {("order_id",): ["2a", "1b"], (): ["1b"]}
 
-    @pytest.mark.parametrize("strange", [Untagged, Faked, dict, "your_turn", None])
+    @pytest.mark.parametrize(
+        "strange", [Untagged, Faked, Elsewhere, Listed, dict, "your_turn", None]
+    )
     async def test_what_is_no_notice_is_refused(self, hub: Hub, strange: Any) -> None:
-        """No Struct, none with a tag, and no name of the protocol's own."""
+        """No Struct, none with a tag as its type, and no name of the protocol's own."""
         with pytest.raises(ConfigError, match="register: takes"):
             Live(hub).register(strange)
 

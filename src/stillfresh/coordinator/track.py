@@ -207,7 +207,8 @@ class Track:
         if copy is None or copy.fetched_at < answer.fetched_at:
             error = LoadFailed(f"{self.kind.name}: what was fetched is not stored")
             return error if answer.verdict is Verdict.FRESH else None
-        if copy.fetched_at > answer.fetched_at or self._decoded(copy) != answer.value:
+        value = ViewCodec.encode(answer.value) if answer.found else None
+        if copy.fetched_at > answer.fetched_at or copy.value != value:
             return None
         return answer.value if answer.found else ABSENT
 

@@ -107,11 +107,12 @@ class Live:
         tell one from another.
         """
         is_struct = isinstance(notice, type) and issubclass(notice, msgspec.Struct)
-        tag = notice.__struct_config__.tag if is_struct else None
+        made = notice.__struct_config__ if is_struct else None
+        tag = made.tag if made and made.tag_field == "type" and not made.array_like else None
         if not isinstance(tag, str) or tag in RESERVED:
             raise ConfigError(
-                f"register: takes a msgspec.Struct with a tag of its own, not {shown(notice)}; "
-                f"reserved are: {', '.join(sorted(RESERVED))}"
+                f"register: takes a msgspec.Struct with a tag of its own as `type`, not "
+                f"{shown(notice)}; reserved are: {', '.join(sorted(RESERVED))}"
             )
         names = (newest_of,) if isinstance(newest_of, str) else tuple(newest_of)
         if unknown := set(names) - set(notice.__struct_fields__):
@@ -127,7 +128,7 @@ class Live:
                 f"push: takes a notice of a registered type ({known}), not {shown(notice)}; "
                 "call register() with its type first"
             )
-        key = (type(notice), *(getattr(notice, name) for name in names))
+        key = (type(notice), *(encode(getattr(notice, name)) for name in names))
         text = encode(notice).decode()
         told = self._by_viewer.get(viewer_id, set())
         for session in told:
