@@ -50,7 +50,7 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/walks.py
 	$(BIN)/python tests/waiting/waiting_page.py
 
-bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about thirteen minutes; rewrites docs/benchmarks.md and the README's figures
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about fifteen minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
 	$(BIN)/python scripts/figures.py
 
