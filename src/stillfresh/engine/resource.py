@@ -50,7 +50,7 @@ class Handle(Generic[V]):
         value: V | Loaded[V],
         **terms: Unpack[OwnTerms],
     ) -> None:
-        """Publish a value that you know; a load under way is superseded (E17)."""
+        """Publish a value that you know, as `Resource.put` does (E17)."""
         await put(self._core, [(self._key, self._core.spec.with_terms(value, terms))])
 
     async def invalidate(self, *, soft: bool = False) -> None:
@@ -99,7 +99,8 @@ class Resource(Generic[K, V]):
     async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """The answer, from memory, the store or a load.
 
-        `max_age`: for this call an older copy counts as EXPIRED (E18).
+        `max_age`: for this call an older copy counts as EXPIRED, so the call waits for a load, and
+        gets the old copy with `error` if that fails (E18).
         """
         try:
             entry = self._entries.get(key)
@@ -132,9 +133,10 @@ class Resource(Generic[K, V]):
         unread: set[K] | None = None,
         max_age: Duration | None = None,
     ) -> dict[K, Answer[V]]:
-        """Of each, what memory or the store can answer; nothing is loaded or waited for.
+        """The answers that memory or the store can give; nothing is loaded or waited for.
 
-        To `unread` those are added that the store was to be asked for, and could not be.
+        Keys that the store could not be asked for are added to `unread`. A copy older than
+        `max_age` is left out, unless its key cools down after a failure.
         """
         self._refuse_text(keys, "known")
         outcomes = await self._core.known(self._unique(keys), unread, _limit(max_age))
@@ -165,9 +167,10 @@ class Resource(Generic[K, V]):
     ) -> None:
         """Publish a value that you know, for example after a write (E17).
 
-        A load under way is superseded, the next read in every process sees the value, and watchers
-        are told. What the terms leave out is the resource's. StoreError if the store did not take
-        it; ConfigError if the value cannot be stored.
+        A load under way is superseded. The next read in every process sees the value, and watchers
+        in this process are told. Terms: `fresh_for`, `stale_for`, `error_for`; the resource's where
+        left out. ConfigError if the value cannot be stored; StoreError if the store did not confirm
+        the put, and the old copy may still be served.
         """
         await put(self._core, [(key, self._core.spec.with_terms(value, terms))])
 
@@ -176,7 +179,7 @@ class Resource(Generic[K, V]):
         values: Mapping[K, V | Loaded[V]],
         **terms: Unpack[OwnTerms],
     ) -> None:
-        """`put` for many keys; nothing is published if one value cannot be stored."""
+        """Put many values, 100 keys in one step; none if one value cannot be stored."""
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"{self._core.spec.kind}.put_many: takes a mapping from key to value, "
@@ -270,7 +273,7 @@ class Function(Generic[P, V]):
         return _found(await self.get(*args, **kwargs), args)
 
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
-        """The answer, from memory, the store or a load."""
+        """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
         call = self._signature.call(*args, **kwargs)
         entry = self._core.memory.entries.get(call)
         if entry is not None and self._clock() < entry.until:
