@@ -70,7 +70,7 @@ class Connection:
         self._tell = tell
 
     def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
-        """On this viewer's screen from now on; counted if the kind is."""
+        """Subscribe to new views of an id, counted if the kind is; `get` reads the present one."""
         viewed = self._hub.find(kind, id, self.viewer_id)
         if viewed not in self:
             self.add(viewed)
@@ -163,7 +163,7 @@ class Connection:
         return answer
 
     def take(self, limit: int) -> list[HubUpdate]:
-        """Take up to so many news, and failures to refresh: there `answer.error` says why."""
+        """Take up to `limit` news; of a failed refresh, `answer.error` says why."""
         news = list(islice(self.waiting.items(), limit))
         self.took(len(news))
         return [HubUpdate(viewed.kind.name, viewed.id, answer) for viewed, answer in news]
