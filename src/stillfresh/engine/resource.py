@@ -99,8 +99,7 @@ class Resource(Generic[K, V]):
     async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """The answer, from memory, the store or a load.
 
-        `max_age`: for this call an older copy counts as EXPIRED, so the call waits for a load, and
-        gets the old copy with `error` if that fails (E18).
+        `max_age`: for this call an older copy counts as EXPIRED; the call waits for a load (E18).
         """
         try:
             entry = self._entries.get(key)
@@ -135,8 +134,7 @@ class Resource(Generic[K, V]):
     ) -> dict[K, Answer[V]]:
         """The answers that memory or the store can give; nothing is loaded or waited for.
 
-        Keys that the store could not be asked for are added to `unread`. A copy older than
-        `max_age` is left out, unless its key cools down after a failure.
+        Keys that the store could not be asked for are added to `unread`.
         """
         self._refuse_text(keys, "known")
         outcomes = await self._core.known(self._unique(keys), unread, _limit(max_age))
@@ -168,9 +166,8 @@ class Resource(Generic[K, V]):
         """Publish a value that you know, for example after a write (E17).
 
         A load under way is superseded. The next read in every process sees the value, and watchers
-        in this process are told. Terms: `fresh_for`, `stale_for`, `error_for`; the resource's where
-        left out. ConfigError if the value cannot be stored; StoreError if the store did not confirm
-        the put, and the old copy may still be served.
+        in this process are told. Terms that are left out are the resource's. ConfigError if the
+        value cannot be stored; StoreError if the store did not confirm the put.
         """
         await put(self._core, [(key, self._core.spec.with_terms(value, terms))])
 
