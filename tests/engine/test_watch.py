@@ -454,6 +454,31 @@ class TestC14Watch:
                     assert len(upstream.calls) == round_
                     await passes(29.8)
 
+    async def test_a_copy_that_another_process_published_early_is_told(
+        self,
+        tmp_path: Path,
+        upstream: Upstream,
+        clock: ManualClock,
+        sleeper: Sleeper,
+        passes: Passes,
+    ) -> None:
+        """E17: when it is looked at; it was fresh, so nothing was loaded and nobody was told."""
+        address = f"sqlite:///{tmp_path / 'shared.db'}"
+        told: list[int] = []
+        async with (
+            Cache(address, clock=clock, sleep=sleeper) as one,
+            Cache(address, clock=clock, sleep=sleeper) as other,
+        ):
+            here, there = declare(one, upstream), declare(other, upstream)
+            await here("sku-1")
+            with here.watch("sku-1", tell=lambda it: told.append(version(it.answer))):
+                await passes(20, here)
+                await there.put("sku-1", Price("sku-1", 77))
+                await passes(10, here)
+                assert told == [77]
+                await passes(5, here)
+                assert (told, upstream.calls) == ([77], [["sku-1"]])
+
     async def test_ten_thousand_keys_are_loaded_in_batches(
         self, cache: Cache, upstream: Upstream
     ) -> None:

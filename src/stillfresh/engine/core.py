@@ -4,20 +4,30 @@ The read path is in `read.py`, the loads are in `load.py`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from typing import TypeVar
 
 from stillfresh.engine.explain import explain
 from stillfresh.engine.load import Loads
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Explanation, Outcome
+from stillfresh.engine.model import Explanation, Origin, Outcome
 from stillfresh.engine.queue import OneByOne
 from stillfresh.engine.read import Reads, ReadStep
-from stillfresh.engine.rules import NOTHING, refresh_times
+from stillfresh.engine.rules import NOTHING, Serve, refresh_times, verdict_of, watched_until
 from stillfresh.engine.spec import Owner, Runtime, Spec
 from stillfresh.engine.stats import ResourceStats
 from stillfresh.engine.watcher import Watcher
+from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import Record
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -69,10 +79,9 @@ class Core(Reads[K, V]):
         self._question, self.puts = None, {}
 
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
-        """For who watches: what is not fresh is loaded, by us or another; cooldowns hold."""
-        runtime = await self.ready()
-        texts = {key: self.text(key) for key in keys}
-        records = self.memory.readable(texts, await self._records(runtime, texts))
+        """For watchers: what is not fresh is loaded, by us or another; cooldowns hold."""
+        runtime, texts = await self.ready(), {key: self.text(key) for key in keys}
+        records = await self._watched_records(runtime, texts)
         waiter: OneByOne[K, V] = OneByOne(runtime.loop.create_future())
         now = runtime.clock()
         times = refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
@@ -89,11 +98,26 @@ class Core(Reads[K, V]):
             yield {**ended}
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
-        """For who watches: when each is to be refreshed."""
-        runtime = await self.ready()
-        texts = {key: self.text(key) for key in keys}
-        records = self.memory.readable(texts, await self._records(runtime, texts))
+        """For watchers: when each is to be refreshed."""
+        runtime, texts = await self.ready(), {key: self.text(key) for key in keys}
+        records = await self._watched_records(runtime, texts)
         return refresh_times(texts, records, runtime.clock(), self.spec.terms, self.watcher.absent)
+
+    async def _watched_records(self, runtime: Runtime, texts: Mapping[K, str]) -> dict[str, Record]:
+        """What can be read; watches hear of fresh copies that another process published (C14)."""
+        since, unread = runtime.clock(), set[K]()
+        records = self.memory.readable(texts, await self._records(runtime, texts, unread))
+        now = runtime.clock()
+        for key, id_ in texts.items() if not unread else ():
+            copy = records.get(id_, NOTHING).copy
+            if copy is None or not self.watcher.is_news(key, copy.fetched_at):
+                continue
+            plan = Serve(copy, verdict_of(copy, now))
+            if plan.verdict is Verdict.FRESH and (
+                answer := self.memory.serve(key, plan, now, Origin.ANOTHER, since)
+            ):
+                self.watcher.landed(key, answer, watched_until(copy, self.spec.terms), now)
+        return records
 
     def check_not_closed(self) -> None:
         """NotOpen if the cache was closed."""

@@ -73,6 +73,8 @@ class Watcher(Driver[K], Generic[K, V]):
         self.watches: dict[K, dict[Watch[K, V], None]] = {}
         self.absent: dict[K, Answer[V]] = {}
         """What was heard last of what is watched, and does not exist."""
+        self._heard: dict[K, float] = {}
+        """When the copy was fetched that is known of each key."""
         self._pace: LoadPace[K] = LoadPace()
         self._leaving: list[tuple[K, Watch[K, V]]] = []
         self._driver: asyncio.Task[None] | None = None
@@ -89,6 +91,8 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def enter(self, key: K, watch: Watch[K, V]) -> None:
         self._check_loop()
+        if key not in self.watches and (entry := self._core.memory.entries.get(key)) is not None:
+            self._heard[key] = entry.copy.fetched_at
         self.watches.setdefault(key, {})[watch] = None
         self.lane.subscribe(key, counted=True)
         self._wake()
@@ -104,7 +108,12 @@ class Watcher(Driver[K], Generic[K, V]):
         if not watches:
             del self.watches[key]
             self.absent.pop(key, None)
+            self._heard.pop(key, None)
         self._changed.set()
+
+    def is_news(self, key: K, fetched_at: float) -> bool:
+        """True if a later copy was published than the one that is known; the first is no news."""
+        return key in self.watches and fetched_at > self._heard.setdefault(key, fetched_at)
 
     def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
         """Many at once would hold up the loop: the driver lets the rest go, slice by slice."""
@@ -119,6 +128,7 @@ class Watcher(Driver[K], Generic[K, V]):
         if (watches := self.watches.get(key)) is None:
             return
         self._changed.set()
+        self._heard[key] = answer.fetched_at
         self.lane.refreshed(key, max(stale_at, now + SHORTEST_PAUSE), now)
         if self.lane.state(key) is LaneState.FLYING:
             self._stale_at[key] = stale_at
@@ -140,8 +150,9 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def begin_anew(self) -> None:
         """E21: its loop was closed: nothing of it can be told."""
-        for known in (self._open, self.watches, self.absent, self._stale_at, self._leaving):
+        for known in (self._open, self.watches, self.absent, self._heard, self._stale_at):
             known.clear()
+        self._leaving.clear()
         self.lane = new_lane(self._core.spec.terms)
         self._driver, self._changed = None, asyncio.Event()
 
@@ -149,6 +160,7 @@ class Watcher(Driver[K], Generic[K, V]):
         """The cache closes: whoever iterates comes to the end."""
         self.watches.clear()
         self.absent.clear()
+        self._heard.clear()
         self._leaving.clear()
         self.lane.reset()
         for watch in tuple(self._open):
