@@ -4,7 +4,7 @@ import asyncio
 import gc
 import json
 import tracemalloc
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import msgspec
@@ -540,6 +540,23 @@ class TestG3Close:
         assert len(hub) == 0
         names = {str(task.get_coro()) for task in asyncio.all_tasks() - before}
         assert not any("Session" in name or "Live." in name for name in names)
+
+    async def test_a_sign_in_that_ends_later_leaves_nobody(self, start: Start) -> None:
+        """A hook may answer although it was cancelled, as `asyncio.wait_for` can."""
+        asked = asyncio.Event()
+
+        async def authenticate(_: str) -> str:
+            asked.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return "ann"
+
+        live, port = await start(authenticate=authenticate)
+        async with viewing(port) as viewer:
+            await viewer.sign_in("a")
+            await asked.wait()
+            await live.close()
+        assert live.snapshot()["signed_in"] == 0
 
     async def test_the_cache_closes_under_it(self, start: Start, cache: Cache) -> None:
         """Viewers are told, and who comes later is refused."""

@@ -262,7 +262,8 @@ class Session:
         except SignInFailed as exc:
             self._complain(exc.code, str(exc), is_bad=exc.is_bad)
         else:
-            self._become(sign_in)
+            if self.connection.is_open:  # a hook may answer although it was cancelled
+                self._become(sign_in)
 
     def _become(self, sign_in: SignIn | None) -> None:
         before, now = self.connection.viewer_id, sign_in.viewer_id if sign_in else None
