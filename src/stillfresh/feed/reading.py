@@ -112,7 +112,7 @@ class FoundRows(Generic[T]):
         """When the oldest of its rows was stored; None if there are none."""
         self.last_fetched: int | None = state[0]
         self.failure = _failure(*state[1:4])
-        self.leased_until: float | None = None if state[4] is None else _number(state[4]) / 1000
+        self.leased_until = state[4] / 1000 if isinstance(state[4], int | float) else None
         """When the last lease ended, or will."""
         self.broken: frozenset[bytes] = frozenset()
         """Rows that cannot be read."""
@@ -338,10 +338,6 @@ def _failure(count: object, retry_at: object, error: object) -> Failure | None:
     if not isinstance(count, int | float) or not isinstance(retry_at, int | float):
         return None
     return Failure(int(count), retry_at / 1000, str(error))
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _spellings(connection: apsw.Connection, category: str) -> list[str]:

@@ -74,9 +74,7 @@ class FeedServing:
         self._emit = emit
         self._clock = clock
         self._lookups = lookups
-        self.store = FeedStore(
-            cache.file, cache.tables, clock=clock, tell=self._tell, overtaken=self._owe
-        )
+        self.store = FeedStore(cache.file, cache.tables, clock=clock, tell=self._tell)
         self.engine = Cache(self.store, clock=clock, sleep=sleep)
         self.keys = self.engine.batched(
             KIND,
@@ -94,10 +92,8 @@ class FeedServing:
         self._building: dict[tuple[str, bool], asyncio.Task[FoundRows[Any]]] = {}
         """F18: long lists that are being built, or wait for it."""
         self._alone = asyncio.Lock()
-        self._misses: BoundedDict[str, None] = BoundedDict(MAX_KEYS)
-        """Keys fetched for the first time: their callers get the answer, and need no event."""
-        self._owed: BoundedDict[str, None] = BoundedDict(MAX_KEYS)
-        """Keys whose answer was overtaken: the next one is news."""
+        self._silent: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
+        """True: fetched for the first time; callers get the answer, and need no event."""
         self._broken: BoundedDict[str, frozenset[bytes]] = BoundedDict(MAX_KEYS)
         """F12: the unreadable rows that a refetch of a key has not replaced."""
 
@@ -114,7 +110,7 @@ class FeedServing:
             if error is not None:
                 raise error
             return await self._missed(key, forces=_forces(found, now), raw=raw)
-        self._misses.pop(key, None)  # a reader is given something old: the next copy is news
+        self._silent.pop(key, None)  # a reader is given something old: the next copy is news
         if error is None:
             self._refresh_behind(key, found, now)
         return found, self._freshness(Verdict.STALE, found.fetched_at, error)
@@ -123,7 +119,7 @@ class FeedServing:
         self, key: str, *, forces: bool, raw: bool
     ) -> tuple[FoundRows[Any], Freshness]:
         """Fetched: as it stands in the file, or as it came if it could not be stored."""
-        self._misses.note(key, None)
+        self._silent.note(key, self._silent.get(key, True))
         answer, error = None, None
         try:
             answer = await self._loaded(key, forces=forces)
@@ -141,10 +137,10 @@ class FeedServing:
             if (part := _part_of(error)) is None:
                 raise error or LoadFailed(f"{key}: nothing came")
             return unstored(key, part, now), self._freshness(Verdict.STALE, now, error)
-        if (fetched := getattr(answer.value, "fetched", None)) is None:
+        if not isinstance(answer.value, InRows):
             raise LoadFailed(f"{key}: its rows cannot be read")
         freshness = self._freshness(answer.verdict, answer.fetched_at)
-        return unstored(key, fetched, now), freshness
+        return unstored(key, answer.value.fetched, now), freshness
 
     async def _loaded(self, key: str, *, forces: bool) -> Answer[bytes]:
         """`forces`: the engine takes for fresh, or for failed, what is not."""
@@ -187,16 +183,12 @@ class FeedServing:
         error = PartlyFailed(fetched)
         raise error if fetched.pause is None else RetryAfter(fetched.pause, str(error)) from error
 
-    def _tell(self, event: FeedCacheUpdated) -> None:
-        """F7: of a revalidation; the callers of a first fetch wait for the answer itself."""
-        is_first, is_owed = event.cache_key in self._misses, event.cache_key in self._owed
-        self._misses.pop(event.cache_key, None)
-        self._owed.pop(event.cache_key, None)
-        if is_owed or not is_first:
-            self._emit(event)
-
-    def _owe(self, key: str) -> None:
-        self._owed.note(key, None)
+    def _tell(self, key: str, changed: bool | None) -> None:
+        """F7: of a revalidation; None: it was overtaken, and the next one is news."""
+        if changed is None:
+            self._silent.note(key, value=False)
+        elif not self._silent.pop(key, False):
+            self._emit(FeedCacheUpdated(key, changed))
 
     def _is_fresh(self, key: str, found: FoundRows[Any], now: float) -> bool:
         """F3; F12: unreadable rows are refetched, once; F8: what was deleted here stays away."""
@@ -242,9 +234,17 @@ class FeedServing:
             return None
 
     async def _built(self, work: Sliced[T]) -> T:
-        """F18: one long list at a time; each that is begun has a connection with its memory."""
+        """F18: one long list at a time, since each has a connection and a memory of its own.
+
+        The loop has a turn between two slices.
+        """
         async with self._alone:
-            return await _in_turns(work)
+            while True:
+                await asyncio.sleep(0)
+                try:
+                    next(work)
+                except StopIteration as end:
+                    return cast("T", end.value)
 
     def _freshness(
         self, verdict: Verdict, fetched_at: float, error: LoadFailed | None = None
@@ -274,13 +274,3 @@ def _part_of(error: BaseException | None) -> Fetched | None:
             return error.fetched
         error = error.__cause__
     return None
-
-
-async def _in_turns(work: Sliced[T]) -> T:
-    """F18: the loop has a turn between two slices."""
-    while True:
-        await asyncio.sleep(0)
-        try:
-            next(work)
-        except StopIteration as end:
-            return cast("T", end.value)

@@ -20,7 +20,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine.tasks import looked_at
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed.file import FeedFile
-from stillfresh.feed.model import FeedCacheUpdated, FeedStats, canonical
+from stillfresh.feed.model import FeedStats, canonical
 from stillfresh.feed.reading import FeedMemory, Sliced, at_once, finished
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
@@ -143,7 +143,7 @@ class FeedTables(KindTables):
         """Rows and meta row, in the transaction that has checked the lease."""
         for key, copy in copies.items():
             writes = Writes(connection, copy.fetched_at, self.fresh_for, self._clock())
-            if isinstance(copy.value, InRows) and copy.value.fetched is not None:
+            if isinstance(copy.value, InRows):
                 self.news[copy.generation] = writes.store(key, copy.value.fetched)
 
     def invalidate(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
@@ -185,7 +185,7 @@ class InRows(bytes):
     Of a load it has what came, which the publication writes there.
     """
 
-    fetched: Fetched | None = None
+    fetched: Fetched
 
     @classmethod
     def of(cls, fetched: Fetched) -> Self:
@@ -203,14 +203,12 @@ class FeedStore(SqliteStore):
         tables: FeedTables,
         *,
         clock: Clock,
-        tell: Callable[[FeedCacheUpdated], None] = lambda _: None,
-        overtaken: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str, bool | None], None] = lambda *_: None,
     ) -> None:
         super().__init__(file.path, clock=clock, layout=layout(tables))
         self._file = file
         self._feed = tables
         self._tell = tell
-        self._overtaken = overtaken
         self._room = asyncio.Semaphore(MAX_QUEUED)
         self._leases: dict[str, Lease] = {}
 
@@ -273,7 +271,7 @@ class FeedStore(SqliteStore):
 
         changed = await self.run(store, urgent=False)
         if changed is not None:
-            self._tell(FeedCacheUpdated(key, changed))
+            self._tell(key, changed)
         return changed is not None
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
@@ -290,10 +288,7 @@ class FeedStore(SqliteStore):
                 key: self._feed.news.pop(it.generation, False) for key, (_, it) in copies.items()
             }
         for key, changed in news.items():
-            if key in superseded:
-                self._overtaken(key)
-            else:
-                self._tell(FeedCacheUpdated(key, changed))
+            self._tell(key, None if key in superseded else changed)
         return superseded
 
     def _is_lost(self, key: str) -> bool:
