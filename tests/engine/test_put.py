@@ -96,6 +96,21 @@ class TestE17Put:
         verdicts += [(await prices.explain(key)).verdict for key in "ab"]
         assert verdicts == [STALE, FRESH, EXPIRED, FRESH]
 
+    async def test_a_read_that_needs_a_load_is_told_of_the_end(
+        self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """E5: the holder is this process, so nobody looks now and then; the sleeper never wakes."""
+        store.hold("publish")
+        putting = asyncio.create_task(goods.put("a", KNOWN))
+        await store.reached("publish")
+        reading = asyncio.create_task(goods.get("a"))
+        await turns()
+        store.let_go("publish")
+        await putting
+        answer = await asyncio.wait_for(reading, 5)
+        assert (answer.value, answer.verdict) == (KNOWN, FRESH)
+        assert upstream.calls == []
+
     async def test_is_as_old_as_the_call(
         self, goods: Resource[str, Price], clock: ManualClock, store: SteppedStore
     ) -> None:

@@ -3,7 +3,6 @@
 The read path is in `read.py`, the loads are in `load.py`.
 """
 
-import asyncio
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -49,8 +48,6 @@ class Core(Reads[K, V]):
         self.watcher: Watcher[K, V] = Watcher(self, memory.now)
         self.loads = Loads(spec, memory, self.watcher)
         self.key = key
-        self.puts: dict[K, asyncio.Future[None]] = {}
-        """E17: the last put of each key that has not ended."""
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -76,7 +73,7 @@ class Core(Reads[K, V]):
     def _begin_anew(self) -> None:
         """What is under way belongs to the life that has ended."""
         self.loads = Loads(self.spec, self.memory, self.watcher)
-        self._question, self.puts = None, {}
+        self._question = None
 
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For watchers: what is not fresh is loaded, by us or another; cooldowns hold."""
@@ -176,7 +173,7 @@ class Core(Reads[K, V]):
             key,
             records.get(id_, NOTHING),
             runtime.clock(),
-            loading_here=self.loads.is_loading(key),
+            loading_here=self.loads.queue.is_loading(key),
             in_memory=key in self.memory.entries,
             lease_for=self.spec.lease_for,
         )

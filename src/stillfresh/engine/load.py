@@ -17,9 +17,7 @@ from stillfresh.engine.flight import (
     FOUND_STALE,
     GIVEN_UP,
     LOADED,
-    LOADING,
     OVER,
-    PUBLISHING,
     SUPERSEDED,
     Batch,
     End,
@@ -83,11 +81,6 @@ class Loads(Generic[K, V]):
         closed = LoadFailed(f"{self._spec.kind}: the cache was closed")
         for flight in self.queue.clear():
             _settle(flight.key, flight.waiters, closed)
-
-    def is_loading(self, key: K) -> bool:
-        """By this process; not if another one holds the lease."""
-        flight = self.queue.flights.get(key)
-        return flight is not None and flight.batch.state in {LOADING, PUBLISHING}
 
     async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
         """Until the loads that the caller has joined have ended."""
@@ -186,7 +179,8 @@ class Loads(Generic[K, V]):
         with self._told(batch):
             self.queue.drop_unwaited(batch)
             while batch.flights:
-                await self._runtime.sleep(pause * (1 + 0.5 * self._runtime.dice()))
+                sleep = self._runtime.sleep(pause * (1 + 0.5 * self._runtime.dice()))
+                await self.queue.pause(batch, sleep)
                 pause = min(LONGEST_PAUSE, pause * 1.5)
                 await self._look_around(batch)
                 self.queue.drop_unwaited(batch)

@@ -78,7 +78,7 @@ async def _put(
     """E6: memory takes a value only if nothing overtook the put meanwhile."""
     keys, memory, entries = [it.key for it in values], core.memory, core.memory.entries
     try:
-        async with _in_turn(core.puts, keys):
+        async with _in_turn(core.loads.queue.puts, keys):
             since = runtime.clock()
             seen = {it.id: entries[it.key].copy.generation for it in values if it.key in entries}
             with core.overtaking(keys) as step:

@@ -5,18 +5,20 @@ Bookkeeping on one event loop: single-flight, batches, and no waiting in a circl
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar
 
 from stillfresh.engine.flight import (
     BEFORE,
+    LOADING,
     NEXT,
     OVER,
+    PUBLISHING,
+    QUEUED,
     Batch,
     Flight,
     LoadEvent,
-    LoadState,
 )
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private
 from stillfresh.engine.rules import FOR_EVER, NOTHING
@@ -28,7 +30,6 @@ from stillfresh.stores.contract import Record
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-QUEUED: Final = LoadState.QUEUED
 MAX_BEHIND: Final = 10_000
 """Refreshes that may queue with nobody waiting; a key beyond that is asked for by its next read."""
 CURRENT: ContextVar[Batch | None] = ContextVar("stillfresh_batch", default=None)
@@ -105,6 +106,8 @@ class Queue(Generic[K, V]):
 
     def __init__(self, spec: Spec[K, V], counts: Counts) -> None:
         self.flights: dict[K, Flight[K, Waiter[K, V]]] = {}
+        self.puts: dict[K, asyncio.Future[None]] = {}
+        """E17: the last put of each key that has not ended."""
         self._spec = spec
         self._counts = counts
         self._pending: deque[Flight[K, Waiter[K, V]]] = deque()
@@ -181,9 +184,26 @@ class Queue(Generic[K, V]):
             for flight in flights:
                 waiting_for.remove(flight)
 
+    async def pause(self, batch: Batch, sleep: Awaitable[object]) -> None:
+        """E5: or until a put of this process, which may hold the lease, has ended."""
+        puts = [self.puts[flight.key] for flight in batch.flights if flight.key in self.puts]
+        if not puts:
+            await sleep
+            return
+        pause: asyncio.Future[Any] = asyncio.ensure_future(sleep)
+        try:
+            await asyncio.wait([pause, *puts], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+
     def waiting(self) -> int:
         """How many have not begun."""
         return sum(flight.batch.state is QUEUED for flight in self.flights.values())
+
+    def is_loading(self, key: K) -> bool:
+        """By this process; not if another one holds the lease."""
+        flight = self.flights.get(key)
+        return flight is not None and flight.batch.state in {LOADING, PUBLISHING}
 
     def has_room_behind(self) -> bool:
         return len(self._pending) < MAX_BEHIND
