@@ -170,3 +170,15 @@ class TestI8ErrorsOfOurOwn:
         site.let_go()
         answers = await asyncio.gather(*crowd)
         assert len([answer for answer in answers if "set-cookie" in answer.headers]) == 1
+
+    async def test_a_refresh_that_a_visitor_began_and_waits_for_is_his_own(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """The site is asked once, and its error goes to the visitor whose request it was."""
+        visit = as_it_says(site, pages)
+        site.says("Cache-Control: public, max-age=60, stale-while-revalidate=600")
+        await visit()
+        clock.advance(61)
+        site.says("Cache-Control: private", status=500)
+        answer = await visit(headers={"authorization": "one", "cache-control": "max-age=0"})
+        assert (answer.text, site.renders) == ("page 2", 2)

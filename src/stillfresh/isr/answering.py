@@ -88,16 +88,18 @@ class Answering:
         key = load.key
         if visit.wish.max_stale and (kept := await self._taken_stale(visit, key)):
             return kept
+
+        def takes(outcome: object) -> bool:
+            self._note(visit, load, outcome)
+            return not self._is_too_old(visit, outcome)
+
         try:
-            read = await self._pages.ask(load, anew=anew)
+            read = await self._pages.ask(load, anew=anew, takes=takes)
         except Busy:
             is_private = self._heard.of(key.id) is Word.PRIVATE
             if is_private or not self._is_for_many(visit, key):
                 return Passed(Reason.BUSY)  # of each visitor's own: nobody's render is waited for
             raise
-        self._note(visit, load, read.outcome)
-        if self._is_too_old(visit, read.outcome):
-            read = await self._pages.ask(load, anew=True)
         return self._found(visit, load, read)
 
     async def _taken_stale(self, visit: Visit, key: PageKey) -> FoundPage | None:

@@ -162,21 +162,42 @@ class PageCache:
         named = (f"path:{path}", *own, *own_tags(tags))
         return PageKey(checked_id(KIND, id_), named)
 
-    async def ask(self, load: PageLoad, *, anew: bool = False) -> PageRead:
-        """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here."""
+    async def ask(
+        self,
+        load: PageLoad,
+        *,
+        anew: bool = False,
+        takes: Callable[[object], bool] = lambda _: True,
+    ) -> PageRead:
+        """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here.
+
+        `takes` is told what came first; if that is not good enough, the page is loaded anew, by
+        the refresh that was begun behind it, if one was.
+        """
         key, is_own, had_old = load.key, False, False
-        if not anew and (known := self.known(key)) is not None:
+        made: Loaded[Stored] | Private[Rendered] | None = None
+        known = None if anew else self.known(key)
+        if known is not None and takes(known):
             return PageRead(known)
         if self.core.is_full(key) and (await self.core.look(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
 
         async def render() -> Loaded[Stored] | Private[Rendered]:
-            nonlocal is_own, had_old
+            nonlocal is_own, had_old, made
             old = self.old(key)
             is_own, had_old = True, old is not None
-            return self._loaded(load, await load.render(old))
+            made = self._loaded(load, await load.render(old))
+            return made
 
-        asking = asyncio.ensure_future(self.core.read(key, render, anew=anew))
+        async def read() -> Answer[Stored] | Private[Rendered] | LoadFailed:
+            if known is None:
+                outcome = await self.core.read(key, render, anew=anew)
+                if takes(outcome) or anew:
+                    return outcome
+            outcome = await self.core.read(key, render, anew=True)
+            return made if isinstance(made, Private) else outcome
+
+        asking = asyncio.ensure_future(read())
         resting = asyncio.ensure_future(self.rest(self._wait))
         try:
             await asyncio.wait([asking, resting], return_when=asyncio.FIRST_COMPLETED)
