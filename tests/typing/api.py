@@ -29,16 +29,15 @@ from stillfresh.coordinator import (
     Database,
     Kind,
     NexusClient,
-    Snapshot,
     TtlConfig,
     TtlController,
     TtlCoordinator,
+    TtlSnapshot,
 )
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.live import Connection, Hub, HubUpdate
 from stillfresh.testing import Explored, ManualClock, explore
-from stillfresh.waiting import GameId, Navigation, State, WaitingCache
-from stillfresh.waiting import Snapshot as PoolSnapshot
+from stillfresh.waiting import GameId, Navigation, Snapshot, State, WaitingCache
 
 MISSING = object()
 
@@ -202,7 +201,7 @@ async def navigated() -> None:
     await waiting.settled()
     assert_type(waiting.state, State)
     assert_type(waiting.state.pool, tuple[GameId, ...])
-    assert_type(waiting.state.snapshot, PoolSnapshot | None)
+    assert_type(waiting.state.snapshot, Snapshot | None)
     assert_type(waiting.navigation(current="a"), Navigation)
     assert_type(waiting.on_changed(print), Unsubscribe)
     waiting.your_turn(None)  # type: ignore[arg-type]
@@ -236,7 +235,7 @@ async def coordinating(kind: Kind) -> None:
         ttl.subscribe_post(composite_post_id="author:post")
         ttl.subscribe_user(pubky="ann")
         ttl.subscribe(kind.name, "sku-1")
-        assert_type(ttl.snapshot(), Snapshot)
+        assert_type(ttl.snapshot(), TtlSnapshot)
         off: Unsubscribe = ttl.on_updated(lambda kind, ids: print(kind.upper(), ids[0].upper()))
         off()
     TtlController(nexus=object(), database=Database("app.db"))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from stillfresh.coordinator.controller import TtlController
 from stillfresh.coordinator.coordinator import TtlCoordinator
 from stillfresh.coordinator.database import Database
 from stillfresh.coordinator.manager import CoordinatorsManager
-from stillfresh.coordinator.model import Kind, Snapshot
+from stillfresh.coordinator.model import Kind, TtlSnapshot
 
 if TYPE_CHECKING:
     from stillfresh.coordinator.nexus import NexusClient
@@ -20,10 +20,10 @@ __all__ = [
     "Database",
     "Kind",
     "NexusClient",
-    "Snapshot",
     "TtlConfig",
     "TtlController",
     "TtlCoordinator",
+    "TtlSnapshot",
 ]
 
 

@@ -14,7 +14,7 @@ from stillfresh.checks import checked_flag, checked_function
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.coordinator.config import TtlConfig, checked_config
 from stillfresh.coordinator.controller import TtlController
-from stillfresh.coordinator.model import Kind, Snapshot
+from stillfresh.coordinator.model import Kind, TtlSnapshot
 from stillfresh.coordinator.nexus_kinds import POST, USER
 from stillfresh.coordinator.rules import kept_fresh
 from stillfresh.coordinator.track import Track
@@ -189,12 +189,12 @@ class TtlCoordinator:
         """C4: known or not, once or often; what is in flight completes and is kept."""
         self._controller.track(kind).lane.unsubscribe(checked_id(kind, id))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TtlSnapshot:
         """C13: what is subscribed, queued, in flight and cooling, and what it cost so far."""
         now = stamped(self._clock())
         lanes = [(name, track.lane) for name, track in self._tracks.items()]
         tracks = self._tracks.values()
-        return Snapshot(
+        return TtlSnapshot(
             subscribed={name: lane.subscribed for name, lane in lanes},
             queued={name: tuple(lane.queued) for name, lane in lanes},
             in_flight={name: tuple(lane.in_flight) for name, lane in lanes},

@@ -56,7 +56,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TtlSnapshot:
     """The coordinator's state at one moment, kind by kind."""
 
     subscribed: Mapping[str, Mapping[str, int]]
