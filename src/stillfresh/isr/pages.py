@@ -137,7 +137,7 @@ class PageCache:
 
         key = self.key(checked_path(path), plain_path(path), tags)
         try:
-            read = await self.ask(PageLoad(key, rendering))
+            read = await self.ask(PageLoad(key, rendering), takes=lambda _: True)
         except Busy:
             return _unstored(storage.too_busy(RETRY_AFTER))
         except StoreError:
@@ -167,7 +167,7 @@ class PageCache:
         load: PageLoad,
         *,
         anew: bool = False,
-        takes: Callable[[object], bool] = lambda _: True,
+        takes: Callable[[object], bool],
     ) -> PageRead:
         """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here.
 
