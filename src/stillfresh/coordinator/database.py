@@ -27,7 +27,7 @@ FIRST_RELEASE: Final = 0x5F4E3002
 KEPT_FOR: Final = 315_360_000.0
 """Seconds: a view is kept until `evict` drops it. Ten years, whatever the TTL is by then."""
 REMEMBERED: Final = 10_000
-"""Changes; who was away for more looks everything up."""
+"""Changes; a process that was away for more looks everything up."""
 
 _BEGIN: Final = """
     CREATE TABLE IF NOT EXISTS stillfresh_owner(kind TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL)

@@ -219,7 +219,7 @@ class Flight(Struct, Generic[K, W], eq=False):
 
     @property
     def failures(self) -> int | None:
-        """E7: the lease is not for one who has missed a failure; `refresh()` asks for it anyway."""
+        """E7: no lease for a caller that missed a failure; `refresh()` asks for it anyway."""
         if self.forced:
             return None
         return 0 if self.failure is None else self.failure.count

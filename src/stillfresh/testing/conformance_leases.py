@@ -42,7 +42,7 @@ class LeaseConformance(ConformanceKit):
     """One holder at a time, and nothing is written without a live lease."""
 
     async def test_one_lease_at_a_time(self) -> None:
-        """The second who asks is told until when it is held."""
+        """The second caller is told until when it is held."""
         async with self.opened() as store:
             lease = await self.lease(store)
             denied = await self.ask(store)
@@ -62,7 +62,7 @@ class LeaseConformance(ConformanceKit):
             assert grants["newer"] == Newer(Record(newer))
 
     async def test_a_lease_is_granted_only_for_the_copy_seen(self) -> None:
-        """E5: who comes late with an old sight gets the newer copy and loads nothing."""
+        """E5: a late caller with an old sight gets the newer copy and loads nothing."""
         async with self.opened() as store:
             copy = await self.published(store)
             assert await self.ask(store, seen=None) == Newer(Record(copy))
@@ -95,7 +95,7 @@ class LeaseConformance(ConformanceKit):
             assert isinstance(await self.ask(store), Lease)
 
     async def test_a_lease_from_before_the_clock_was_set_back_is_over(self) -> None:
-        """S2: it ends further away than a lease can; who holds it still can do nothing."""
+        """S2: it ends further away than a lease can; its holder can do nothing any more."""
         async with self.opened() as store:
             old = await self.lease(store)
             await self.set_back(3600)
@@ -214,7 +214,7 @@ class LeaseConformance(ConformanceKit):
             assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == set()
 
     async def test_a_failure_that_was_not_seen_denies_the_lease(self) -> None:
-        """E7: who looked before it failed is told of the failure; who asks in spite of it is not.
+        """E7: a caller that looked before the failure is told of it, unless it asks in spite of it.
 
         With a copy, which comes along, and without one.
         """
@@ -244,7 +244,7 @@ class LeaseConformance(ConformanceKit):
             assert isinstance(grants["a"], Lease)
 
     async def test_a_released_lease_is_free(self) -> None:
-        """The next who asks gets it at once, and releasing twice is nothing."""
+        """The next caller gets it at once, and releasing twice changes nothing."""
         async with self.opened() as store:
             lease = await self.lease(store)
             await store.release(KIND, [lease])
