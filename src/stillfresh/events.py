@@ -1,6 +1,6 @@
-"""Telling whoever asked: `subscribe` returns the unsubscribe; events are frozen and typed.
+"""Listeners and events: `subscribe` returns the unsubscribe; events are frozen and typed.
 
-A listener that raises is logged and the others still run: telling can never break the teller.
+A listener that raises is logged, and the others still run.
 """
 
 import logging

@@ -15,7 +15,7 @@ from stillfresh.clock import Clock
 from stillfresh.coordinator.database import KEPT_FOR, Database
 from stillfresh.coordinator.model import Kind
 from stillfresh.coordinator.rules import View, original_of, owner_of, stale_at
-from stillfresh.engine import Answer, Cache, Dropped, spec_of
+from stillfresh.engine import Answer, Cache, Dropped, Spec
 from stillfresh.engine.driver import Driver
 from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, results_of, stamped
 from stillfresh.engine.tasks import looked_at
@@ -25,6 +25,7 @@ from stillfresh.stores.contract import Copy, Record
 
 LONGEST_COOLDOWN: Final = 300.0
 CONCURRENCY: Final = 16
+LEASE_FOR: Final = 5.0
 HELD: Final = 100
 """Decoded views in memory: the file is read on the spot."""
 
@@ -100,24 +101,19 @@ class Track:
         self._here = session
         self._everybody = ViewerSession(None)
         self._tell = tell
-        spec = spec_of(
-            kind.name,
-            self._load,
-            ViewCodec(),
-            None,
-            fresh_for=0,
-            stale_for=0,
-            error_for=0,
-            absent_for=0,
-            jitter=0,
+        spec: Spec[ViewKey, Stored] = Spec(
+            kind=kind.name,
+            load=self._load,
+            codec=ViewCodec(),
+            terms=_terms(kind, 0.0),
+            tags=None,
             max_batch=kind.max_batch,
             concurrency=CONCURRENCY,
             max_entries=HELD,
             memory_for=0,
-            lease_for=5,
+            lease_for=LEASE_FOR,
             load_timeout=fetch_timeout,
         )
-        spec.terms = _terms(kind, 0.0)
         self.core = cache.declare(
             spec, lambda asked: asked.id, lambda id_: ViewKey(id_, self.session)
         )

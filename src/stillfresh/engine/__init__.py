@@ -20,7 +20,7 @@ from stillfresh.engine.model import (
     RetryAfter,
 )
 from stillfresh.engine.resource import Function, Handle, Resource
-from stillfresh.engine.spec import spec_of
+from stillfresh.engine.spec import Spec, spec_of
 from stillfresh.engine.stats import CacheStats, ResourceStats, prometheus_text
 from stillfresh.engine.watch import Update, Watch
 
@@ -44,6 +44,7 @@ __all__ = [
     "Resource",
     "ResourceStats",
     "RetryAfter",
+    "Spec",
     "Update",
     "Watch",
     "prometheus_text",

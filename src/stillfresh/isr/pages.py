@@ -1,7 +1,7 @@
 """PageCache: pages by key, on any store, through the engine (I8-I11).
 
 Flights, leases, cooldowns and memory are the engine's. A page's render comes with each read: of
-all who ask for a page at once, the first one's is used.
+several callers that ask for a page at once, the first one's is used.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ KIND: Final = "page"
 UNSHARED_FOR: Final = 30.0
 """Seconds; after that, one asks behind whether a page that may not be shared still may not."""
 UNSHARED_KEPT: Final = 86_400.0
-"""Seconds for which it is rendered for each who asks, side by side, in the meantime."""
+"""Seconds for which each visitor meanwhile has such a page rendered, side by side."""
 CONCURRENCY: Final = 64
 RETRY_AFTER: Final = 1.0
 MAX_ERROR_PAGES: Final = 1_000
@@ -169,7 +169,7 @@ class PageCache:
         anew: bool = False,
         takes: Callable[[object], bool],
     ) -> PageRead:
-        """I8: who does not render it himself waits no longer than `wait`; `anew`: not from here.
+        """I8: a caller whose render is not used waits at most `wait`; `anew`: not from here.
 
         `takes` is told what came first; if that is not good enough, the page is loaded anew, by
         the refresh that was begun behind it, if one was.

@@ -16,11 +16,11 @@ from stillfresh.isr.rules_freshness import PageTerms, controls, initial_age, sta
 from stillfresh.isr.rules_validation import etag_of
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
-"""What a route's duration applies to: not refusals, which are about who asks, nor bad requests."""
+"""A route's duration applies to these; not to refusals of one client, nor to bad requests."""
 ABSENT: Final = frozenset({404, 410})
 TOO_MANY: Final = 429
 NEVER: Final = frozenset({428, TOO_MANY, 431})
-"""RFC 6585: about who asks, and not to be stored."""
+"""RFC 6585: they depend on the client, and are not stored."""
 MOST_HEADERS: Final = 32_768
 """Bytes; a response with more is passed on, not kept."""
 DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
@@ -37,7 +37,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Unshared:
-    """For who asked, and nobody else."""
+    """For the client that asked, and nobody else."""
 
     reason: Reason
 
