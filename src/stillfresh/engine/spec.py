@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from stillfresh.checks import is_whole
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.codec import Codec
@@ -113,7 +114,7 @@ def _check(kind: str, jitter: float, tags: object, codec: object) -> None:
 
 
 def _count(kind: str, option: str, number: int) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+    if not is_whole(number, 1):
         raise ConfigError(
             f"{kind}: {option} must be a whole number of 1 or more, not {shown(number)}"
         )
