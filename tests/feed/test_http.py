@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, StillfreshError, Verdict
 from stillfresh.feed import Comment, FeedCache, FeedCacheUpdated, FeedEngine, Topic
 from stillfresh.feed.http import FeedHttpError, HttpFeedSource
+from stillfresh.http.body import BodyReader, Unreadable
+from stillfresh.http.fields import pause_of
 from stillfresh.testing import ManualClock
-from stillfresh.wire import BodyReader, Unreadable, pause_of
 
 NOW = 1_700_000_000.0
 DAY = date(2023, 11, 14)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from isr_kit import Site, as_it_says, in_front
 
+from stillfresh.http.fields import http_date_text
+from stillfresh.http.freshness import longest_lifetime
 from stillfresh.isr import PageCache
-from stillfresh.isr.rules_freshness import longest_lifetime
 from stillfresh.testing import ManualClock
-from stillfresh.wire import http_date_text
 
 
 async def idle(pages: PageCache) -> None:

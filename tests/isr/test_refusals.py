@@ -11,10 +11,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 from starlette.routing import Route as At
 
+from stillfresh.http.fields import Raw, end_to_end
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Message, Send
-from stillfresh.isr.rules_fields import Raw, end_to_end
 from stillfresh.isr.rules_keys import normalised
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.rules_storage import private

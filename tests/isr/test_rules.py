@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError
-from stillfresh.isr import Headers, Page, Route
-from stillfresh.isr.rules_fields import (
+from stillfresh.http.fields import (
     Raw,
     directives,
     end_to_end,
     http_date,
+    http_date_text,
     members,
     number,
 )
-from stillfresh.isr.rules_freshness import (
+from stillfresh.http.freshness import (
     PageTerms,
     Wish,
     initial_age,
@@ -24,6 +24,16 @@ from stillfresh.isr.rules_freshness import (
     stated,
     wish_of,
 )
+from stillfresh.http.validation import (
+    RangeAsked,
+    etag_of,
+    if_range_holds,
+    is_refresh,
+    not_modified,
+    part_asked,
+    refreshed,
+)
+from stillfresh.isr import Headers, Page, Route
 from stillfresh.isr.rules_keys import (
     ENCODINGS,
     canonical_host,
@@ -36,16 +46,6 @@ from stillfresh.isr.rules_keys import (
 )
 from stillfresh.isr.rules_routes import Routes, Site
 from stillfresh.isr.rules_storage import Shared, Unshared, is_answer_to, judged
-from stillfresh.isr.rules_validation import (
-    RangeAsked,
-    etag_of,
-    if_range_holds,
-    is_refresh,
-    not_modified,
-    part_asked,
-    refreshed,
-)
-from stillfresh.wire import http_date_text
 
 NOW = 1_700_000_000.0
 OWN = PageTerms(60, 100, 100)

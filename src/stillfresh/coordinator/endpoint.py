@@ -16,7 +16,8 @@ from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, LoadFailed, shown_address
-from stillfresh.wire import Unreadable, checked_headers, pause_of, whole
+from stillfresh.http.body import Unreadable, whole
+from stillfresh.http.fields import checked_headers, pause_of
 
 try:
     import httpx

@@ -37,7 +37,8 @@ from stillfresh.feed.wire import (
     index_topics,
     topic_of,
 )
-from stillfresh.wire import Unreadable, checked_headers, pause_of, whole
+from stillfresh.http.body import Unreadable, whole
+from stillfresh.http.fields import checked_headers, pause_of
 
 try:
     import httpx

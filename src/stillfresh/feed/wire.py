@@ -12,7 +12,7 @@ import msgspec
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.rules import JsonRecords
-from stillfresh.wire import Unreadable
+from stillfresh.http.body import Unreadable
 
 T = TypeVar("T")
 R = TypeVar("R", Topic, Comment)

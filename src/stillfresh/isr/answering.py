@@ -10,6 +10,8 @@ from typing import Final
 from stillfresh.engine import Answer, Origin, Private
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
+from stillfresh.http.fields import Raw
+from stillfresh.http.freshness import PageTerms, is_good_enough
 from stillfresh.isr import rules_storage as storage
 from stillfresh.isr.collecting import AppAnswer
 from stillfresh.isr.model import (
@@ -25,9 +27,7 @@ from stillfresh.isr.model import (
 from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
 from stillfresh.isr.rendering import given_to
 from stillfresh.isr.rules_bounds import Heard, Word
-from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_forward import judged_for, selected
-from stillfresh.isr.rules_freshness import PageTerms, is_good_enough
 from stillfresh.isr.rules_routes import Visit
 
 KNOWN_KEYS: Final = 10_000

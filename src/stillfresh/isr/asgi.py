@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
+from stillfresh.http.fields import Raw, values
+from stillfresh.http.freshness import cache_status
 from stillfresh.isr.answering import FoundPage, Passed, Served, Unavailable
 from stillfresh.isr.changes import Changes
 from stillfresh.isr.collecting import App, AppAnswer, Receive
@@ -18,9 +20,7 @@ from stillfresh.isr.pages import RETRY_AFTER, Busy, Full, PageCache
 from stillfresh.isr.rendering import Renderer
 from stillfresh.isr.responses import Message, Send, send_page, send_stored, told, told_outdated
 from stillfresh.isr.rules_bounds import BoundedNames
-from stillfresh.isr.rules_fields import Raw, values
 from stillfresh.isr.rules_forward import CREDENTIALS, Forward
-from stillfresh.isr.rules_freshness import cache_status
 from stillfresh.isr.rules_routes import RequestedUrl, RoutesLike, Scope, Site, Visit
 from stillfresh.isr.rules_storage import Unshared, too_busy
 from stillfresh.isr.visits import PageAddress, Visits

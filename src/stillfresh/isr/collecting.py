@@ -9,9 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
+from stillfresh.http.fields import Raw, values
 from stillfresh.isr.model import Headers, Page, Reason
 from stillfresh.isr.responses import Message, Send
-from stillfresh.isr.rules_fields import Raw, values
 from stillfresh.isr.rules_storage import Judgement, Unshared, bare, is_failure, is_of_gateway
 
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stillfresh.http.fields import Raw, members, values
 from stillfresh.isr import rules_forward as rules
 from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Message, Send, send_whole, sized
-from stillfresh.isr.rules_fields import Raw, members, values
 from stillfresh.isr.rules_forward import Networks, checked_networks, is_host
 from stillfresh.isr.rules_routes import EDGE, Scope
 

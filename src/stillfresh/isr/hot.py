@@ -9,11 +9,11 @@ from typing import Any, Final, TypeAlias, cast
 
 from stillfresh.engine import MemoryEntry
 from stillfresh.freshness import Verdict
+from stillfresh.http.fields import Raw
 from stillfresh.isr.answering import FoundPage
 from stillfresh.isr.model import PageKey, Stored
 from stillfresh.isr.pages import PageCache
 from stillfresh.isr.responses import ReadyPage, ready, told
-from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_routes import Scope, Visit
 from stillfresh.isr.rules_storage import age_at, hit_text, ttl_at
 from stillfresh.isr.visits import PageAddress

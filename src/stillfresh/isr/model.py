@@ -13,8 +13,8 @@ from msgspec import Struct
 from stillfresh.engine import Answer, Private
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Verdict
-from stillfresh.isr.rules_fields import BAD, NAME, Raw
-from stillfresh.isr.rules_freshness import PageTerms
+from stillfresh.http.fields import BAD, NAME, Raw
+from stillfresh.http.freshness import PageTerms
 
 
 class Reason(StrEnum):

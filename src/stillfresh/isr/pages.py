@@ -20,6 +20,7 @@ from stillfresh.engine import Answer, Cache, CacheStats, Core, Explanation, Load
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
+from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import rules_storage as storage
 from stillfresh.isr.model import (
     Page,
@@ -33,7 +34,6 @@ from stillfresh.isr.model import (
     Stored,
 )
 from stillfresh.isr.rules_bounds import BoundedNames
-from stillfresh.isr.rules_freshness import PageTerms
 from stillfresh.isr.rules_keys import checked_path, own_tag, own_tags, plain_path, reached
 from stillfresh.isr.storing import PageCodec, bounded, shaped
 from stillfresh.stores.contract import Store

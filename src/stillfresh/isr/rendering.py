@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stillfresh.clock import Clock
+from stillfresh.http.fields import Raw, members, values
+from stillfresh.http.freshness import PageTerms
+from stillfresh.http.validation import conditions, is_refresh, refreshed
 from stillfresh.isr.collecting import NOT_MODIFIED, App, AppAnswer, Handover, ended
 from stillfresh.isr.model import Headers, Page, Rendered, Stored
-from stillfresh.isr.rules_fields import Raw, members, values
 from stillfresh.isr.rules_forward import as_asked, judged_for, selected
-from stillfresh.isr.rules_freshness import PageTerms
 from stillfresh.isr.rules_keys import normalised
 from stillfresh.isr.rules_routes import Scope, Visit
 from stillfresh.isr.rules_storage import Judgement, Shared, judged, made_of, unshared
-from stillfresh.isr.rules_validation import conditions, is_refresh, refreshed
 
 LOAD: Final = "stillfresh.load"
 """In a scope: a load for the cache by a visitor's own request, and its answer."""

@@ -3,16 +3,16 @@
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
 
-from stillfresh.isr.model import Page, Stored
-from stillfresh.isr.rules_fields import Raw, values
-from stillfresh.isr.rules_freshness import PageTerms, cache_status, longest_lifetime, policy_headers
-from stillfresh.isr.rules_validation import (
+from stillfresh.http.fields import Raw, values
+from stillfresh.http.freshness import PageTerms, cache_status, longest_lifetime, policy_headers
+from stillfresh.http.validation import (
     RangeAsked,
     if_range_holds,
     not_modified,
     not_modified_headers,
     part_asked,
 )
+from stillfresh.isr.model import Page, Stored
 
 Message: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]

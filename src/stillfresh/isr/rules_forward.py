@@ -13,9 +13,9 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, Literal, TypeAlias
 
 from stillfresh.errors import ConfigError, shown
+from stillfresh.http.fields import BAD, NAME, Raw, end_to_end, members, names_in, values
+from stillfresh.http.freshness import PageTerms, controls
 from stillfresh.isr.model import Reason
-from stillfresh.isr.rules_fields import BAD, NAME, Raw, end_to_end, members, names_in, values
-from stillfresh.isr.rules_freshness import PageTerms, controls
 from stillfresh.isr.rules_keys import HOST, HOST_LENGTH, normalised, variant
 from stillfresh.isr.rules_storage import Judgement, Shared, Unshared, allows_authorized, judged
 

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from stillfresh.errors import ConfigError, shown
-from stillfresh.isr.rules_fields import Raw, members, values
+from stillfresh.http.fields import Raw, members, values
 
 MOST_URL: Final = 8_192
 """Bytes of path and query; what is longer passes without being kept."""

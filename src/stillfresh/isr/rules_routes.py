@@ -11,8 +11,9 @@ from urllib.parse import quote, unquote
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
+from stillfresh.http.fields import Raw
+from stillfresh.http.freshness import Wish, wish_of
 from stillfresh.isr.model import Reason
-from stillfresh.isr.rules_fields import Raw
 from stillfresh.isr.rules_forward import (
     CREDENTIALS,
     Forward,
@@ -20,7 +21,6 @@ from stillfresh.isr.rules_forward import (
     checked_credentials,
     checked_forward,
 )
-from stillfresh.isr.rules_freshness import Wish, wish_of
 from stillfresh.isr.rules_keys import (
     canonical_host,
     canonical_path,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from stillfresh.freshness import Verdict
+from stillfresh.http.fields import BAD, NAME, Raw, directives, end_to_end, members, values
+from stillfresh.http.freshness import PageTerms, controls, initial_age, stated
+from stillfresh.http.validation import etag_of
 from stillfresh.isr.model import Head, Headers, Page, PageFailed, Reason, Rendered, Stored
-from stillfresh.isr.rules_fields import BAD, NAME, Raw, directives, end_to_end, members, values
-from stillfresh.isr.rules_freshness import PageTerms, controls, initial_age, stated
-from stillfresh.isr.rules_validation import etag_of
 
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """A route's duration applies to these; not to refusals of one client, nor to bad requests."""

@@ -13,8 +13,8 @@ import msgspec
 
 from stillfresh.errors import StoreError
 from stillfresh.freshness import Policy
+from stillfresh.http.fields import field_value, values
 from stillfresh.isr.model import Head, Page, Stored
-from stillfresh.isr.rules_fields import field_value, values
 from stillfresh.isr.rules_storage import opened
 from stillfresh.stores.contract import Store
 

@@ -15,14 +15,13 @@ import httpx
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown_address
+from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
 from stillfresh.isr.collecting import Receive
 from stillfresh.isr.edge import refuse
 from stillfresh.isr.rendering import LOAD
 from stillfresh.isr.responses import Send
-from stillfresh.isr.rules_fields import Raw, end_to_end, names_in, values
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection
-from stillfresh.wire import http_date_text
 
 CONNECTIONS: Final = 100
 """To one site: so many for visitors, and as many for renders."""

@@ -20,6 +20,8 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from stillfresh.backoff import spread
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, shown_address
+from stillfresh.http.body import whole
+from stillfresh.http.fields import checked_headers
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.messages import (
     EVENTS,
@@ -36,7 +38,6 @@ from stillfresh.waiting.messages import (
 )
 from stillfresh.waiting.model import GameId, GameState, Invalidated, MoveFailed, Opened, YourTurn
 from stillfresh.waiting.rules_refetch import retry_pause
-from stillfresh.wire import checked_headers, whole
 
 __all__ = ["WaitingClient"]
 

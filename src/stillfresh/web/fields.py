@@ -17,13 +17,13 @@ from stillfresh.checks import is_whole
 from stillfresh.coordinator.endpoint import checked_url
 from stillfresh.durations import ALLOWED, seconds
 from stillfresh.errors import ConfigError, shown, shown_address
+from stillfresh.http.fields import checked_headers
 from stillfresh.isr.edge import checked_networks, is_host
 from stillfresh.isr.rules_routes import Forward, Route, Routes, checked_credentials, checked_forward
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores.tenants import checked_tenant, for_tenant
 from stillfresh.stores.urls import store_for
 from stillfresh.web.guard import SECRET, checked_origins, is_address
-from stillfresh.wire import checked_headers
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()

@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from stillfresh.http.fields import http_date_text
 from stillfresh.isr.edge import refuse
-from stillfresh.wire import http_date_text
 
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from stillfresh.isr.rules_validation import etag_of, not_modified
+from stillfresh.http.validation import etag_of, not_modified
 
 SAFETY: Final = (
     (b"x-content-type-options", b"nosniff"),

@@ -12,7 +12,7 @@ from stillfresh.clock import Clock
 from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, StoreError
-from stillfresh.isr.rules_validation import etag_of, not_modified
+from stillfresh.http.validation import etag_of, not_modified
 from stillfresh.live import Hub
 from stillfresh.live.messages import NO_ID, is_id
 from stillfresh.live.sign_in import Authenticate

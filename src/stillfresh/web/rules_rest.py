@@ -13,7 +13,7 @@ from stillfresh.engine import HITS, Answer, Origin, RetryAfter
 from stillfresh.engine.rules import absent_believed_for
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.isr.rules_freshness import PageTerms, cache_control, cache_status
+from stillfresh.http.freshness import PageTerms, cache_control, cache_status
 
 MAX_IDS: Final = 200
 RETRY_AFTER: Final = 5.0

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.coordinator.endpoint import new_client
 from stillfresh.errors import ConfigError, StillfreshError, without_password
+from stillfresh.http.fields import http_date_text
 from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.config import Settings
 from stillfresh.web.protocol import Protocol
@@ -27,7 +28,6 @@ from stillfresh.web.replies import Problem, problem_reply
 from stillfresh.web.signing import Authority
 from stillfresh.web.sockets import SocketProtocol
 from stillfresh.web.sources import kind_for, page_cache_of, site_of
-from stillfresh.wire import http_date_text
 
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
 GRACE: Final = 10

@@ -8,16 +8,16 @@ import re
 from enum import Enum
 from typing import Final, TypeAlias
 
-from stillfresh.isr.rules_fields import (
+from stillfresh.http.fields import (
     Raw,
     date_of,
     end_to_end,
     http_date,
+    http_date_text,
     members,
     names_in,
     values,
 )
-from stillfresh.wire import http_date_text
 
 ETAG: Final = re.compile(rb'(W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 KEPT: Final = frozenset({b"content-length", b"content-encoding", b"content-type", b"content-range"})

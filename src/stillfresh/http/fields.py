@@ -1,14 +1,17 @@
 """Header fields: reading them, and which of them go where (I12, I14).
 
-Pure, and total: whatever bytes come in, nothing is raised; what cannot be read is None or zero.
-RFC 9110 §5.6 (lists, dates) and §7.6.1 (Connection), RFC 9111 §1.2 and §5.2, RFC 9211.
+Pure. Reading is total: whatever bytes come in, nothing is raised; what cannot be read is None or
+zero. RFC 9110 §5.6 (lists, dates), §7.6.1 (Connection) and §10.2.3 (Retry-After), RFC 9111 §1.2
+and §5.2, RFC 9211.
 """
 
 import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Final, TypeAlias
 
-from stillfresh.wire import http_date as date_in
+from stillfresh.errors import ConfigError, shown
 
 Raw: TypeAlias = tuple[tuple[bytes, bytes], ...]
 """Header fields as ASGI has them, names in lower case."""
@@ -60,9 +63,62 @@ def number(known: Mapping[str, str], name: str) -> float | None:
     return float(MOST_SECONDS if len(text) > 10 else min(int(text), MOST_SECONDS))
 
 
+MONTHS: Final = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_DAY: Final = b"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_LONG_DAY: Final = b"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+_MONTH: Final = b"(?P<month>%b)" % b"|".join(MONTHS)
+_TIME: Final = b"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-5][0-9]|60)"
+_DATES: Final = tuple(
+    re.compile(form)
+    for form in (
+        rb"%b, (?P<day>[0-9]{2}) %b (?P<year>[0-9]{4}) %b GMT" % (_DAY, _MONTH, _TIME),
+        rb"%b, (?P<day>[0-9]{2})-%b-(?P<year>[0-9]{2}) %b GMT" % (_LONG_DAY, _MONTH, _TIME),
+        rb"%b %b (?P<day>[0-9]{2}| [0-9]) %b (?P<year>[0-9]{4})" % (_DAY, _MONTH, _TIME),
+    )
+)
+"""IMF-fixdate, and the two obsolete forms."""
+LONGEST_PAUSE: Final = 86_400.0
+"""An upstream that asks for more is asked again after a day: nobody meant for ever."""
+
+
 def http_date(value: bytes) -> float | None:
-    """RFC 9110 §5.6.7: any of the three forms, as seconds; None if it is no date."""
-    return date_in(value.decode("latin-1"))
+    """RFC 9110 §5.6.7: one of the three forms, as seconds; None: it is no date.
+
+    A year of two digits is of 1969 to 2068.
+    """
+    if (found := next(filter(None, (form.fullmatch(value) for form in _DATES)), None)) is None:
+        return None
+    year, day, hour, minute, second = (
+        int(found[name]) for name in ("year", "day", "hour", "minute", "second")
+    )
+    if len(found["year"]) == 2:
+        year += 2000 if year < 69 else 1900
+    month = MONTHS.index(found["month"]) + 1
+    try:  # a leap second counts as the one before it
+        return datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def http_date_text(moment: float) -> bytes:
+    """RFC 9110 §5.6.7: as it is written in a header field."""
+    return formatdate(int(moment), usegmt=True).encode()
+
+
+def pause_of(retry_after: str, date: str, now: float) -> float | None:
+    """Seconds to wait; None if it does not say, or says no time at all.
+
+    A date is compared with the server's own (`now` where it tells none): clocks differ.
+    """
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        pause = float(text)
+    elif (until := http_date(text.encode("latin-1", "replace"))) is not None:
+        told = http_date(date.encode("latin-1", "replace"))
+        pause = until - (now if told is None else told)
+    else:
+        return None
+    return min(pause, LONGEST_PAUSE) if pause > 0 else None
 
 
 def date_of(headers: Raw, name: bytes) -> float | None:
@@ -82,6 +138,22 @@ def field_value(text: str) -> bytes | None:
     except UnicodeEncodeError:
         return None
     return None if BAD.search(value) or value != value.strip() else value
+
+
+_HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
+
+
+def checked_headers(headers: object) -> dict[str, str]:
+    """Names only in the error: values are often secrets."""
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"headers: must map names to texts, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise ConfigError(f"headers: {shown(name)} is no name of a header")
+        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise ConfigError(f"headers: the value of {name!r} must be printable ASCII text")
+    return dict(headers)
 
 
 HOP_BY_HOP: Final = names_in(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from stillfresh.isr.rules_fields import Raw, date_of, directives, http_date, members, number, values
+from stillfresh.http.fields import Raw, date_of, directives, http_date, members, number, values
 
 FOR_EVER: Final = float("inf")
 

@@ -1,0 +1,57 @@
+"""Bodies of a bounded size: chunks in, bytes out, and never more held than allowed."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterable
+from typing import Final
+
+from stillfresh.errors import shown
+
+GZIP_WINDOW: Final = 31
+
+
+class Unreadable(ValueError):
+    """What came is not what was asked for; the sentence says why."""
+
+
+class BodyReader:
+    """The bytes of an answer, without their compression, and never more than `most` of them."""
+
+    def __init__(self, encoding: str, most: int) -> None:
+        name = encoding.strip().lower()
+        if name not in {"", "identity", "gzip", "x-gzip"}:
+            raise Unreadable(f"a body encoded as {shown(encoding)}, not as gzip or not at all")
+        self.data = bytearray()
+        self._most = most
+        self._gzip = zlib.decompressobj(GZIP_WINDOW) if name.endswith("gzip") else None
+
+    def add(self, chunk: bytes) -> None:
+        """Inflates no more than fits: a small answer can stand for gigabytes."""
+        room = self._most + 1 - len(self.data)
+        self.data += chunk[:room] if self._gzip is None else self._inflated(self._gzip, chunk, room)
+        if len(self.data) > self._most:
+            raise Unreadable(f"more than {self._most:,} bytes (max_bytes)")
+
+    def _inflated(self, gzip: "zlib._Decompress", chunk: bytes, room: int) -> bytes:
+        try:
+            data = gzip.decompress(chunk, room)
+        except zlib.error as exc:
+            raise Unreadable(f"a broken gzip stream ({exc})") from exc
+        if gzip.unused_data:
+            raise Unreadable("data after the end of its gzip stream")
+        return data
+
+    def end(self) -> bytes:
+        """All of it has come; or has it?"""
+        if self._gzip is not None and not self._gzip.eof:
+            raise Unreadable("a gzip stream that was cut short")
+        return bytes(self.data)
+
+
+async def whole(chunks: AsyncIterable[bytes], encoding: str, most: int) -> bytes:
+    """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
+    body = BodyReader(encoding, most)
+    async for chunk in chunks:
+        body.add(chunk)
+        await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step
+    return body.end()
