@@ -60,7 +60,7 @@ NAMES_USED_TWICE = 0
 DOORS = {
     "stores": 17,
     "engine": 7,
-    "coordinator": 4,
+    "coordinator": 3,
     "feed": 5,
     "waiting": 5,
     "http": 5,

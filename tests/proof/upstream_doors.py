@@ -13,10 +13,10 @@ from corpus.raw_upstream import RawUpstream
 from ttl_kit import VIEWER, post
 
 from stillfresh.coordinator import Database, NexusClient, TtlConfig, TtlController, TtlCoordinator
-from stillfresh.coordinator.endpoint import new_client
 from stillfresh.errors import StillfreshError
 from stillfresh.feed import FeedCache, FeedEngine
 from stillfresh.feed.http import HttpFeedSource
+from stillfresh.http.client import new_client
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.client import WaitingClient
 from stillfresh.web import gateway

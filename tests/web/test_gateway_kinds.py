@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web_kit import Api, api_config, running
 
-from stillfresh.coordinator.endpoint import Endpoint, new_client
 from stillfresh.errors import LoadFailed
+from stillfresh.http.client import Endpoint, new_client
 from stillfresh.web.config import Settings, settings_of
 from stillfresh.web.serving import gateway_of
 from stillfresh.web.signing import Authority

@@ -1,13 +1,12 @@
 """NexusClient: the two `by_ids` endpoints of a Nexus server, over HTTP (C12).
 
-Plain: what is asked, and the shape of what comes; `endpoint` does the asking.
+Plain: what is asked, and the shape of what comes; `http.client` does the asking.
 """
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from stillfresh.coordinator.endpoint import MAX_BYTES, Endpoint, checked_url, new_client
 from stillfresh.coordinator.rules import (
     POST_PARTS,
     USER_PARTS,
@@ -18,6 +17,7 @@ from stillfresh.coordinator.rules import (
 )
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import LoadFailed
+from stillfresh.http.client import MAX_BYTES, Endpoint, checked_url, new_client
 
 if TYPE_CHECKING:
     import httpx
@@ -37,7 +37,7 @@ class NexusClient:
         max_bytes: int = MAX_BYTES,
         client: "httpx.AsyncClient | None" = None,
     ) -> None:
-        base = checked_url(url).rstrip("/")
+        base = str(checked_url(url)).rstrip("/")
         most = seconds(timeout, name="timeout", positive=True)
         self._client = client or new_client(most, kept=0)
         self._posts, self._users = (

@@ -18,7 +18,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import date
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final, Self, TypeVar
 
 import msgspec
@@ -26,7 +25,7 @@ import msgspec
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
-from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.errors import ConfigError, NotOpen, shown, shown_address
 from stillfresh.feed.model import Comment, Topic
 from stillfresh.feed.rules import checked_comments, checked_topic, json_object
 from stillfresh.feed.wire import (
@@ -42,6 +41,8 @@ from stillfresh.http.fields import checked_headers, pause_of
 
 try:
     import httpx
+
+    from stillfresh.http.client import checked_url, new_client
 except ModuleNotFoundError as exc:
     raise ConfigError(
         "stillfresh.feed.http needs httpx, which is not installed: install stillfresh[web]"
@@ -54,11 +55,8 @@ T = TypeVar("T")
 MOST_REDIRECTS: Final = 5
 EXCERPT: Final = 100
 """Bytes of an error's body that are read at all."""
-LIMITS: Final = httpx.Limits(
-    max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0
-)
-"""Idle connections are given up before servers, commonly after five seconds, hang up on them."""
-PORTS: Final = range(1, 2**16)
+KEPT: Final = 20
+"""Idle connections."""
 ABSENT: Final = frozenset({404, 410})
 BUSY: Final = frozenset({429, 503})
 
@@ -84,7 +82,9 @@ class HttpFeedSource:
         self._max_bytes = checked_whole("max_bytes", max_bytes)
         self._headers = checked_headers(headers or {})
         self._is_ours = client is None
-        self._client = _new_client() if client is None else _checked_client(client)
+        self._client = (
+            new_client(self._timeout, kept=KEPT) if client is None else _checked_client(client)
+        )
         self._is_closed = False
 
     async def day_index(self, day: date, category: str | None) -> list[Topic]:
@@ -135,7 +135,7 @@ class HttpFeedSource:
             if response.status_code != httpx.codes.OK:
                 raise await _refusal(request, response)
             try:
-                return decode(await self._whole(response))
+                return decode(await whole(response, self._max_bytes))
             except Unreadable as exc:
                 raise request.failed(f"{_kind(response)}: {exc}", response.status_code) from exc
 
@@ -183,10 +183,6 @@ class HttpFeedSource:
             headers=headers,
             timeout=httpx.Timeout(None, connect=self._timeout / 2),
         )
-
-    async def _whole(self, response: httpx.Response) -> bytes:
-        encoding = response.headers.get("Content-Encoding", "")
-        return await whole(response.aiter_raw(), encoding, self._max_bytes)
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         """Reads follow redirects within their host, so that no header is told to another one."""
@@ -263,25 +259,12 @@ def _is_near(request: httpx.Request, following: httpx.Request) -> bool:
     return (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
 
 
-def _new_client() -> httpx.AsyncClient:
-    """Without cookies: a feed is public, and a jar only grows."""
-    jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
-    return httpx.AsyncClient(limits=LIMITS, cookies=jar)
-
-
 def _checked_base(base_url: object) -> tuple[str, httpx.BasicAuth | None]:
     """The URL without its credentials, and these."""
-    text = base_url if isinstance(base_url, str) else ""
-    named = "one with credentials" if "@" in text else shown(base_url)
-    wrong = f"base_url: must be like 'https://feed.example/v1', without a query, not {named}"
-    try:
-        url = httpx.URL(text)
-        has_port = url.port is None or url.port in PORTS
-        is_usable = url.scheme in {"http", "https"} and url.host and has_port
-    except (httpx.InvalidURL, UnicodeError):
-        raise ConfigError(wrong) from None
-    if not is_usable or url.query or url.fragment:
-        raise ConfigError(wrong)
+    like = "must be like 'https://feed.example/v1', without a query"
+    url = checked_url(base_url, "base_url", like=like, may_sign_in=True)
+    if url.query:
+        raise ConfigError(f"base_url: {like}, not {shown_address(base_url)}")
     auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
     return str(url.copy_with(userinfo=b"")).rstrip("/"), auth
 

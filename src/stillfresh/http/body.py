@@ -2,10 +2,12 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from stillfresh.errors import shown
+
+if TYPE_CHECKING:
+    import httpx
 
 GZIP_WINDOW: Final = 31
 
@@ -48,10 +50,10 @@ class BodyReader:
         return bytes(self.data)
 
 
-async def whole(chunks: AsyncIterable[bytes], encoding: str, most: int) -> bytes:
+async def whole(response: "httpx.Response", most: int) -> bytes:
     """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
-    body = BodyReader(encoding, most)
-    async for chunk in chunks:
+    body = BodyReader(response.headers.get("content-encoding", ""), most)
+    async for chunk in response.aiter_raw():
         body.add(chunk)
         await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step
     return body.end()

@@ -8,13 +8,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Final
-from urllib.parse import urlsplit
 
 import h11
 import httpx
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown_address
+from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
 from stillfresh.isr.collecting import Receive
 from stillfresh.isr.edge import refuse
@@ -115,22 +115,11 @@ class Visitor:
 
 def checked_upstream(url: str) -> httpx.URL:
     """`http://host[:port]`; a path would have to be cut out of every link."""
-    if "@" in url:  # a parser's own words could repeat a part of it
-        raise ConfigError(f"upstream {shown_address(url)}: write it without a name and a password")
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as exc:
-        raise ConfigError(f"upstream {shown_address(url)}: not a URL ({exc})") from None
-    is_site = parts.scheme in {"http", "https"} and parts.hostname
-    if not is_site or parts.path not in {"", "/"} or parts.query or parts.fragment:
-        raise ConfigError(f"upstream {shown_address(url)}: write http://host:port or https://host")
-    try:
-        found = httpx.URL(f"{parts.scheme}://{parts.netloc}")
-        _ = found.raw_host.decode("ascii").encode("idna")
-    except (httpx.InvalidURL, UnicodeError) as exc:
-        raise ConfigError(f"upstream {shown_address(url)}: not a host's name ({exc})") from None
-    return found
+    like = "write http://host:port or https://host"
+    found = checked_url(url, "upstream", like=like)
+    if found.raw_path != b"/":
+        raise ConfigError(f"upstream: {like}, not {shown_address(url)}")
+    return found.copy_with(raw_path=b"")
 
 
 class Upstream:

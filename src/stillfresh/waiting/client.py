@@ -10,7 +10,6 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, Self
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -19,8 +18,9 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from stillfresh.backoff import spread
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, shown_address
+from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.http.body import whole
+from stillfresh.http.client import checked_url
 from stillfresh.http.fields import checked_headers
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.messages import (
@@ -67,7 +67,7 @@ class WaitingClient:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        self._url = checked_url(url).rstrip("/")
+        self._url = str(checked_url(url, may_sign_in=True)).rstrip("/")
         self._headers = checked_headers(headers or {})
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._sleep = sleep
@@ -151,8 +151,7 @@ class WaitingClient:
         ):
             if response.status_code != httpx.codes.OK:
                 raise LoadFailed(f"{WAITING_LONGEST}: HTTP {response.status_code}")
-            encoding = response.headers.get("Content-Encoding", "")
-            body = await whole(response.aiter_raw(), encoding, MOST_BYTES)
+            body = await whole(response, MOST_BYTES)
         return _read_answer(body).game_ids
 
     def _connected(self) -> ClientConnection:
@@ -267,17 +266,3 @@ class WaitingClient:
             looking.set_result(news.my_turn)
         else:
             looking.set_exception(StillfreshError(news.reason))
-
-
-def checked_url(url: object) -> str:
-    """Of a service; what stands before an @ is never shown."""
-    text = url if isinstance(url, str) else ""
-    try:
-        is_whole = bool(httpx.URL(text).host) and urlsplit(text).port != 0
-    except (httpx.InvalidURL, ValueError):
-        raise ConfigError(f"url: {shown_address(url)} is no address") from None
-    if not is_whole or not text.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"url: must begin with http:// or https:// and a host, not {shown_address(url)}"
-        )
-    return text

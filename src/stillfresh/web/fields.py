@@ -14,9 +14,9 @@ from typing import Any, Final, TypeAlias
 import httpx
 
 from stillfresh.checks import is_whole
-from stillfresh.coordinator.endpoint import checked_url
 from stillfresh.durations import ALLOWED, seconds
 from stillfresh.errors import ConfigError, shown, shown_address
+from stillfresh.http.client import checked_url
 from stillfresh.http.fields import checked_headers
 from stillfresh.isr.edge import checked_networks, is_host
 from stillfresh.isr.rules_routes import Forward, Route, Routes, checked_credentials, checked_forward

@@ -18,8 +18,8 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stillfresh.coordinator.endpoint import new_client
 from stillfresh.errors import ConfigError, StillfreshError, without_password
+from stillfresh.http.client import new_client
 from stillfresh.http.fields import http_date_text
 from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.config import Settings

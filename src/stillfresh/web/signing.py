@@ -9,8 +9,8 @@ from typing import Final
 import httpx
 import msgspec
 
-from stillfresh.coordinator.endpoint import Endpoint, Refused
 from stillfresh.errors import LoadFailed
+from stillfresh.http.client import Endpoint, Refused
 from stillfresh.ttl_cache import TtlCache
 
 KNOWN_FOR: Final = "1m"

@@ -15,8 +15,8 @@ import msgspec
 from starlette.types import ASGIApp
 
 from stillfresh.coordinator import Kind
-from stillfresh.coordinator.endpoint import Endpoint
 from stillfresh.errors import LoadFailed, shown
+from stillfresh.http.client import Endpoint
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.edge import Edge, checked_networks
 from stillfresh.isr.rules_routes import Route

@@ -1,8 +1,7 @@
-"""A `by_ids` endpoint of an upstream: POST JSON, and a whole answer within a time and a size (C12).
+"""The one HTTP client: checked addresses, and a whole answer within a time and a size (C12).
 
-Plain: a request and its status. httpx's errors end here: a request that failed is `LoadFailed`, one
-that was told when to come back is `RetryAfter`. Redirects are not followed: ids and header fields
-are told to nobody else.
+httpx's errors end here: a request that failed is `LoadFailed`, one that was told when to come back
+is `RetryAfter`. Redirects are not followed: ids and header fields are told to nobody else.
 """
 
 import asyncio
@@ -31,27 +30,34 @@ NOTHING: Final = 204
 ACCEPT: Final = {"accept": "application/json", "accept-encoding": "gzip"}
 
 
-def checked_url(url: object) -> str:
-    """A whole address of a server, without a name and a password in it."""
+def checked_url(
+    url: object,
+    name: str = "url",
+    *,
+    like: str = "must begin with http:// or https:// and a host",
+    may_sign_in: bool = False,
+) -> httpx.URL:
+    """A whole address of a server; what stands before an @ is never shown."""
+    text = url if isinstance(url, str) else ""
     try:
-        parsed = httpx.URL(url) if isinstance(url, str) else httpx.URL()
-        parts = urlsplit(str(url))
-        is_server = parsed.scheme in {"http", "https"} and bool(parts.hostname)
-        is_whole = " " not in str(url) and parts.port != 0
+        parsed = httpx.URL(text)
+        is_whole = " " not in text and urlsplit(text).port != 0
+        is_server = parsed.scheme in {"http", "https"} and bool(parsed.host)
+        _ = parsed.raw_host.decode("ascii").encode("idna")
+    except UnicodeError:
+        raise ConfigError(f"{name}: {shown_address(url)} is not a host's name") from None
     except (httpx.InvalidURL, ValueError):
-        raise ConfigError(f"url: {shown_address(url)} is no address") from None
-    if not is_whole:
-        raise ConfigError(f"url: {shown_address(url)} is no address")
-    if not is_server or parsed.fragment:
+        raise ConfigError(f"{name}: {shown_address(url)} is not a URL") from None
+    if not (is_whole and is_server) or parsed.fragment:
+        raise ConfigError(f"{name}: {like}, not {shown_address(url)}")
+    if parsed.userinfo and not may_sign_in:
         raise ConfigError(
-            f"url: must begin with http:// or https:// and a host, not {shown_address(url)}"
+            f"{name}: write it without a name and a password, not {shown_address(url)}"
         )
-    if parsed.userinfo:
-        raise ConfigError("url: holds a password; send an Authorization header instead")
-    return str(url)
+    return parsed
 
 
-def new_client(timeout: float, *, kept: int) -> "httpx.AsyncClient":
+def new_client(timeout: float, *, kept: int) -> httpx.AsyncClient:
     """So many idle connections are kept, and given up before servers hang up; no cookies.
 
     Connecting has a time-out of its own: cancelled from outside, it leaves a socket open.
@@ -81,7 +87,7 @@ class Endpoint:
 
     def __init__(
         self,
-        client: "httpx.AsyncClient",
+        client: httpx.AsyncClient,
         url: str,
         *,
         timeout: Duration = "10s",
@@ -115,10 +121,9 @@ class Endpoint:
             self._check_status(response)
             if response.status_code == NOTHING:
                 return b"[]"
-            encoding = response.headers.get("content-encoding", "")
-            return await whole(response.aiter_raw(), encoding, self._max_bytes)
+            return await whole(response, self._max_bytes)
 
-    def _check_status(self, response: "httpx.Response") -> None:
+    def _check_status(self, response: httpx.Response) -> None:
         """200, or 204: nothing found. Whoever says when to come back is listened to."""
         if response.status_code in {200, NOTHING}:
             return
