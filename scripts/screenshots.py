@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+import httpx2
 from playwright.async_api import Browser, Page, async_playwright
 
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
@@ -55,7 +55,7 @@ async def demo() -> AsyncIterator[str]:
 
 async def readers(url: str) -> None:
     """Who reads over HTTP: some posts often, most of them now and then."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
         told = await client.get("/_stillfresh/api/entries", params={"kind": "post", "limit": 500})
         ids = [entry["id"] for entry in told.json()["entries"]]
         while True:

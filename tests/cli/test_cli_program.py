@@ -101,7 +101,7 @@ try:
     main(["--help"], prog_name="stillfresh")
 except SystemExit:
     pass
-heavy = {"rich", "httpx", "starlette", "uvicorn", "redis", "aiobotocore", "pydantic"}
+heavy = {"rich", "httpx", "httpx2", "starlette", "uvicorn", "redis", "aiobotocore", "pydantic"}
 print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
 print([name for name in sys.modules if name.startswith(("stillfresh.web", "stillfresh.demo"))])
 """
@@ -226,7 +226,7 @@ class TestG10Errors:
             ("redis", ["inspect", "redis://localhost"], "redis"),
             ("aiobotocore", ["inspect", "dynamodb://t?bucket=b"], "aws"),
             ("uvicorn", ["serve", "--upstream", "http://x"], "web"),
-            ("httpx", ["demo"], "web"),
+            ("httpx2", ["demo"], "web"),
             ("rich", ["bench", "--quick"], "cli"),
         ],
     )

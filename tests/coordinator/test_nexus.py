@@ -82,6 +82,20 @@ class TestC12Requests:
             assert await client.posts_by_ids(["a:1"]) == [post("a:1")]
         assert own.is_closed
 
+    async def test_a_client_of_httpx_that_fails(self) -> None:
+        """Its errors are the load's, as those of httpx2 are."""
+        async with nexus_server() as gone:
+            url = gone.url
+        async with NexusClient(url, client=httpx.AsyncClient()) as client:
+            with pytest.raises(LoadFailed, match="ConnectError"):
+                await client.posts_by_ids(["a:1"])
+
+    def test_what_is_no_client(self) -> None:
+        """It is refused before anything is asked."""
+        wrong: Any = "httpx"
+        with pytest.raises(ConfigError, match="client: must be an httpx2"):
+            NexusClient("http://nexus.example", client=wrong)
+
 
 class TestC12BadAnswers:
     @pytest.mark.parametrize("status", [199 + 102, 400, 404, 429, 500, 503])
@@ -280,14 +294,14 @@ class TestC12BrokenEntries:
             assert len(views) + len(views.broken) == len(entries)
 
 
-def test_without_httpx_only_the_client_is_missing() -> None:
+def test_without_httpx2_only_the_client_is_missing() -> None:
     """C12: the coordinator works with any nexus; naming NexusClient says what to install."""
     script = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "httpx":
-            raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
+        if name.partition(".")[0] == "httpx2":
+            raise ModuleNotFoundError("No module named 'httpx2'", name="httpx2")
 sys.meta_path.insert(0, Refuse())
 import stillfresh.coordinator
 try:

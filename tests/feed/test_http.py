@@ -626,18 +626,30 @@ class TestOptions:
         with pytest.raises(NotOpen):
             await source.create_topic(a_topic())
 
-    def test_without_httpx(self) -> None:
+    async def test_a_client_of_httpx_that_fails(self, server: FeedServer) -> None:
+        """Its errors are told as those of httpx2 are, and so are redirects and credentials."""
+        server.on("GET /days", response(b"", 302, {"Location": "/v2/days"}))
+        server.on("GET /v2", response([]))
+        base = server.url.replace("//", "//ann:safe@")
+        async with httpx.AsyncClient() as client:
+            source = HttpFeedSource(base, client=client)
+            assert await source.day_index(DAY, None) == []
+            assert {it.headers["authorization"] for it in server.requests} == {"Basic YW5uOnNhZmU="}
+            await server.stop()
+            assert "ConnectError" in str(await failing(source))
+
+    def test_without_httpx2(self) -> None:
         """The module names the extra that it needs; the feed itself needs none."""
         script = """
 import sys
-sys.modules["httpx"] = None
+sys.modules["httpx2"] = None
 import stillfresh.feed
 try:
     import stillfresh.feed.http
 except stillfresh.ConfigError as exc:
     assert "stillfresh[web]" in str(exc), exc
 else:
-    raise SystemExit("imported without httpx")
+    raise SystemExit("imported without httpx2")
 """
         subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
 

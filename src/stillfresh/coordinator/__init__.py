@@ -1,6 +1,6 @@
 """TTL Coordinator: refreshes what somebody looks at, in batches, when its time is up (seed 000).
 
-`NexusClient` is imported when it is named: it alone needs httpx, the extra `stillfresh[web]`.
+`NexusClient` is imported when it is named: it alone needs httpx2, the extra `stillfresh[web]`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -17,10 +17,11 @@ from stillfresh.coordinator.rules import (
 )
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import LoadFailed
-from stillfresh.http.client import MAX_BYTES, Endpoint, checked_url, new_client
+from stillfresh.http.client import MAX_BYTES, Endpoint, checked_client, checked_url, new_client
 
 if TYPE_CHECKING:
     import httpx
+    import httpx2
 
 POSTS: Final = "v0/stream/posts/by_ids"
 USERS: Final = "v0/stream/users/by_ids"
@@ -35,11 +36,11 @@ class NexusClient:
         *,
         timeout: Duration = "10s",
         max_bytes: int = MAX_BYTES,
-        client: "httpx.AsyncClient | None" = None,
+        client: "httpx2.AsyncClient | httpx.AsyncClient | None" = None,
     ) -> None:
         base = str(checked_url(url)).rstrip("/")
         most = seconds(timeout, name="timeout", positive=True)
-        self._client = client or new_client(most, kept=0)
+        self._client = new_client(most, kept=0) if client is None else checked_client(client)
         self._posts, self._users = (
             Endpoint(self._client, f"{base}/{path}", timeout=most, max_bytes=max_bytes)
             for path in (POSTS, USERS)

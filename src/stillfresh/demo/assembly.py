@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
-import httpx
+import httpx2
 
 from stillfresh.coordinator import Kind, NexusClient
 from stillfresh.coordinator.rules import by_id, post_id, user_id
@@ -111,7 +111,7 @@ async def site_of(
     )
     with feed_file:
         async with (
-            httpx.AsyncClient(base_url=upstream.url, timeout=15, limits=NO_KEEPING) as http,
+            httpx2.AsyncClient(base_url=upstream.url, timeout=15, limits=NO_KEEPING) as http,
             NexusClient(upstream.url, timeout=PATIENCE) as nexus,
             HttpFeedSource(upstream.url, timeout=PATIENCE) as source,
             FeedEngine(feed_file, Patient(source, pause)) as engine,
@@ -153,7 +153,7 @@ async def site_of(
                     await visitors.close()
 
 
-NO_KEEPING: Final = httpx.Limits(max_connections=100, max_keepalive_connections=0)
+NO_KEEPING: Final = httpx2.Limits(max_connections=100, max_keepalive_connections=0)
 """An upstream that was switched off leaves no connection behind to stumble over."""
 
 

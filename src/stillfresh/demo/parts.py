@@ -5,7 +5,7 @@ import secrets
 import time
 from typing import Any, Final
 
-import httpx
+import httpx2
 
 from stillfresh.demo.pace import Pace
 from stillfresh.demo.playing import freshness
@@ -62,7 +62,7 @@ class Demo:
         pace: Pace,
         world: UpstreamData,
         upstream: BreakableUpstream,
-        http: httpx.AsyncClient,
+        http: httpx2.AsyncClient,
         engine: FeedEngine,
         visitors: Visitors,
     ) -> None:
@@ -136,7 +136,7 @@ class Demo:
         asked_at = time.time()
         try:
             answer = (await self._http.get("/prices")).raise_for_status()
-        except httpx.HTTPError as exc:
+        except httpx2.HTTPError as exc:
             raise LoadFailed(f"no prices: {exc!r}") from exc
         said: dict[str, Any] = answer.json()
         return said, asked_at

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
-import httpx
+import httpx2
 
 from stillfresh.demo.upstream import PLAYER
 from stillfresh.engine import Answer, Cache, Function, RetryAfter
@@ -32,12 +32,12 @@ class MoveRefused(StillfreshError):
     """The move was not made; the sentence is for the visitor."""
 
 
-def boards_of(cache: Cache, http: httpx.AsyncClient, pause: float) -> Boards:
+def boards_of(cache: Cache, http: httpx2.AsyncClient, pause: float) -> Boards:
     @cache.cached("board", fresh_for="10s", stale_for="1h", error_for="1h", max_entries=1_000)
     async def board(user: str, game_id: str) -> dict[str, Any]:
         try:
             answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
-        except httpx.HTTPError as exc:
+        except httpx2.HTTPError as exc:
             raise RetryAfter(pause, f"the game service does not answer: {exc!r}") from exc
         if answer.status_code != 200:
             raise RetryAfter(pause, f"the game service answered {answer.status_code}")
@@ -53,7 +53,7 @@ class Playing:
     def __init__(
         self,
         user: str,
-        http: httpx.AsyncClient,
+        http: httpx2.AsyncClient,
         boards: Boards,
         tell: Callable[[], object],
         *,
@@ -133,7 +133,7 @@ class Playing:
             if self._client is None:
                 self._client = await self._joined()
             if not self._is_seated:
-                with suppress(httpx.HTTPError):
+                with suppress(httpx2.HTTPError):
                     answer = await self._http.post("/games", headers={PLAYER: self._user})
                     self._is_seated = answer.is_success
         return self._client.cache
@@ -177,7 +177,7 @@ class Playing:
         path, asked = f"/games/{game_id}/play", {"cell": cell, "version": version}
         try:
             answer = await self._http.post(path, json=asked, headers={PLAYER: self._user})
-        except httpx.HTTPError as exc:
+        except httpx2.HTTPError as exc:
             raise MoveRefused("the game service does not answer: the move was taken back") from exc
         if answer.status_code == 409:
             raise MoveRefused(answer.json()["error"])

@@ -1,4 +1,4 @@
-"""The feed's network over HTTP, with `httpx` (F6, F7, F10; seed 001). Needs `stillfresh[web]`.
+"""The feed's network over HTTP, with `httpx2` (F6, F7, F10; seed 001). Needs `stillfresh[web]`.
 
 Below `base_url`, in JSON; fields that have no name here are carried as `extra` (F15):
 
@@ -18,7 +18,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import date
-from typing import Final, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import msgspec
 
@@ -40,13 +41,16 @@ from stillfresh.http.body import Unreadable, whole
 from stillfresh.http.fields import checked_headers, pause_of
 
 try:
-    import httpx
+    import httpx2
 
-    from stillfresh.http.client import checked_url, new_client
+    from stillfresh.http.client import checked_client, checked_url, new_client, request_errors
 except ModuleNotFoundError as exc:
     raise ConfigError(
-        "stillfresh.feed.http needs httpx, which is not installed: install stillfresh[web]"
+        "stillfresh.feed.http needs httpx2, which is not installed: install stillfresh[web]"
     ) from exc
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["FeedHttpError", "HttpFeedSource"]
 
@@ -72,7 +76,7 @@ class HttpFeedSource:
         self,
         base_url: str,
         *,
-        client: httpx.AsyncClient | None = None,
+        client: "httpx2.AsyncClient | httpx.AsyncClient | None" = None,
         timeout: Duration = "10s",
         max_bytes: int = 8_000_000,
         headers: Mapping[str, str] | None = None,
@@ -83,7 +87,7 @@ class HttpFeedSource:
         self._headers = checked_headers(headers or {})
         self._is_ours = client is None
         self._client = (
-            new_client(self._timeout, kept=KEPT) if client is None else _checked_client(client)
+            new_client(self._timeout, kept=KEPT) if client is None else checked_client(client)
         )
         self._is_closed = False
 
@@ -131,8 +135,8 @@ class HttpFeedSource:
     async def _get(self, path: str, decode: Callable[[bytes], T], expected: str) -> T:
         request = FeedRequest("GET", f"{self._base}{path}", expected)
 
-        async def read(response: httpx.Response) -> T:
-            if response.status_code != httpx.codes.OK:
+        async def read(response: httpx2.Response) -> T:
+            if response.status_code != httpx2.codes.OK:
                 raise await _refusal(request, response)
             try:
                 return decode(await whole(response, self._max_bytes))
@@ -144,7 +148,7 @@ class HttpFeedSource:
     async def _write(self, method: str, path: str, content: bytes | None = None) -> None:
         request = FeedRequest(method, f"{self._base}{path}", "a status of 2xx", content)
 
-        async def read(response: httpx.Response) -> None:
+        async def read(response: httpx2.Response) -> None:
             """It is done once the status says so: what else comes is not waited for."""
             if not response.is_success:
                 raise await _refusal(request, response)
@@ -152,7 +156,7 @@ class HttpFeedSource:
         await self._exchange(request, read)
 
     async def _exchange(
-        self, request: FeedRequest, read: Callable[[httpx.Response], Awaitable[T]]
+        self, request: FeedRequest, read: Callable[[httpx2.Response], Awaitable[T]]
     ) -> T:
         self._check_open()
         try:
@@ -164,14 +168,15 @@ class HttpFeedSource:
                     await response.aclose()
         except TimeoutError as exc:
             raise request.failed(f"no whole answer within {self._timeout:g} s") from exc
-        except httpx.ConnectTimeout as exc:
-            raise request.failed(f"no connection within {self._timeout / 2:g} s") from exc
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as exc:
-            raise request.failed(f"{type(exc).__name__}: {exc}".removesuffix(": ")) from exc
+        except request_errors() as exc:
+            said = f"{type(exc).__name__}: {exc}".removesuffix(": ")
+            if type(exc).__name__ == "ConnectTimeout":
+                said = f"no connection within {self._timeout / 2:g} s"
+            raise request.failed(said) from exc
 
-    def _built(self, request: FeedRequest) -> httpx.Request:
+    def _built(self, request: FeedRequest) -> httpx2.Request:
         """Connecting has its own time-out: cancelled from outside, it leaves a socket open."""
-        headers = httpx.Headers({"Accept": "application/json"})
+        headers = httpx2.Headers({"Accept": "application/json"})
         headers.update(self._headers)
         headers["Accept-Encoding"] = "gzip"
         if request.content is not None:
@@ -181,10 +186,10 @@ class HttpFeedSource:
             request.url,
             content=request.content,
             headers=headers,
-            timeout=httpx.Timeout(None, connect=self._timeout / 2),
+            timeout=(self._timeout / 2, None, None, None),
         )
 
-    async def _send(self, request: httpx.Request) -> httpx.Response:
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
         """Reads follow redirects within their host, so that no header is told to another one."""
         for _ in range(MOST_REDIRECTS):
             response = await self._send_once(request)
@@ -195,12 +200,12 @@ class HttpFeedSource:
             request = following
         return await self._send_once(request)
 
-    async def _send_once(self, request: httpx.Request) -> httpx.Response:
-        auth = httpx.USE_CLIENT_DEFAULT if self._auth is None else self._auth
+    async def _send_once(self, request: httpx2.Request) -> httpx2.Response:
+        send = partial(self._client.send, request, stream=True, follow_redirects=False)
         try:
-            return await self._client.send(request, stream=True, auth=auth, follow_redirects=False)
-        except httpx.InvalidURL as exc:
-            raise httpx.RemoteProtocolError(f"a redirect to nowhere: {exc}") from exc
+            return await (send() if self._auth is None else send(auth=self._auth))
+        except httpx2.InvalidURL as exc:
+            raise httpx2.RemoteProtocolError(f"a redirect to nowhere: {exc}") from exc
 
     def _check_open(self) -> None:
         if self._is_closed or self._client.is_closed:
@@ -217,7 +222,7 @@ async def _or_none(answer: Awaitable[T]) -> T | None:
         raise
 
 
-async def _refusal(request: FeedRequest, response: httpx.Response) -> Exception:
+async def _refusal(request: FeedRequest, response: httpx2.Response) -> Exception:
     status = response.status_code
     reason = response.reason_phrase[:EXCERPT]
     came = f"status {status} {reason}{_target(response)}{await _excerpt(response)}"
@@ -228,14 +233,14 @@ async def _refusal(request: FeedRequest, response: httpx.Response) -> Exception:
     return request.failed(came, status)
 
 
-def _target(response: httpx.Response) -> str:
+def _target(response: httpx2.Response) -> str:
     if response.next_request is None:
         return ""
     url = response.next_request.url.copy_with(userinfo=b"", query=None, fragment=None)
     return f" to {shown(str(url))} (followed for reads, on the same host, {MOST_REDIRECTS} times)"
 
 
-async def _excerpt(response: httpx.Response) -> str:
+async def _excerpt(response: httpx2.Response) -> str:
     """The beginning of what it says; a body that cannot be read is no news in an error."""
     data = b""
     try:
@@ -243,33 +248,27 @@ async def _excerpt(response: httpx.Response) -> str:
             data += chunk[:EXCERPT]
             if len(data) >= EXCERPT:
                 break
-    except httpx.HTTPError:
+    except request_errors():
         pass
     is_plain = "Content-Encoding" not in response.headers
     return f", {shown(data.decode(errors='replace'))}" if data and is_plain else ""
 
 
-def _kind(response: httpx.Response) -> str:
+def _kind(response: httpx2.Response) -> str:
     kind = response.headers.get("Content-Type")
     return "no content type, with" if kind is None else f"{shown(kind)} with"
 
 
-def _is_near(request: httpx.Request, following: httpx.Request) -> bool:
+def _is_near(request: httpx2.Request, following: httpx2.Request) -> bool:
     here, there = request.url, following.url
     return (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
 
 
-def _checked_base(base_url: object) -> tuple[str, httpx.BasicAuth | None]:
+def _checked_base(base_url: object) -> tuple[str, tuple[str, str] | None]:
     """The URL without its credentials, and these."""
     like = "must be like 'https://feed.example/v1', without a query"
     url = checked_url(base_url, "base_url", like=like, may_sign_in=True)
     if url.query:
         raise ConfigError(f"base_url: {like}, not {shown_address(base_url)}")
-    auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+    auth = (url.username, url.password) if url.userinfo else None
     return str(url.copy_with(userinfo=b"")).rstrip("/"), auth
-
-
-def _checked_client(client: object) -> httpx.AsyncClient:
-    if not isinstance(client, httpx.AsyncClient):
-        raise ConfigError(f"client: must be an httpx.AsyncClient, not {shown(client)}")
-    return client

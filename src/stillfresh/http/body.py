@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from stillfresh.errors import shown
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 GZIP_WINDOW: Final = 31
 
@@ -50,7 +50,7 @@ class BodyReader:
         return bytes(self.data)
 
 
-async def whole(response: "httpx.Response", most: int) -> bytes:
+async def whole(response: "httpx2.Response", most: int) -> bytes:
     """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
     body = BodyReader(response.headers.get("content-encoding", ""), most)
     async for chunk in response.aiter_raw():

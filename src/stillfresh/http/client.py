@@ -1,29 +1,36 @@
 """The one HTTP client: checked addresses, and a whole answer within a time and a size (C12).
 
-httpx's errors end here: a request that failed is `LoadFailed`, one that was told when to come back
-is `RetryAfter`. Redirects are not followed: ids and header fields are told to nobody else.
+The library is httpx2; a client of httpx's may be given too. Their errors end here: a request that
+failed is `LoadFailed`, one that was told when to come back is `RetryAfter`. Redirects are not
+followed: ids and header fields are told to nobody else.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, Final
+from itertools import chain
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
-from stillfresh.errors import ConfigError, LoadFailed, shown_address
+from stillfresh.errors import ConfigError, LoadFailed, shown, shown_address
 from stillfresh.http.body import Unreadable, whole
 from stillfresh.http.fields import checked_headers, pause_of
 
 try:
-    import httpx
+    import httpx2
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        "asking an upstream needs httpx: install stillfresh[web]", name=exc.name
+        "asking an upstream needs httpx2: install stillfresh[web]", name=exc.name
     ) from exc
+
+if TYPE_CHECKING:
+    import httpx
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 NOTHING: Final = 204
@@ -36,17 +43,17 @@ def checked_url(
     *,
     like: str = "must begin with http:// or https:// and a host",
     may_sign_in: bool = False,
-) -> httpx.URL:
+) -> httpx2.URL:
     """A whole address of a server; what stands before an @ is never shown."""
     text = url if isinstance(url, str) else ""
     try:
-        parsed = httpx.URL(text)
+        parsed = httpx2.URL(text)
         is_whole = " " not in text and urlsplit(text).port != 0
-        is_server = parsed.scheme in {"http", "https"} and bool(parsed.host)
-        _ = parsed.raw_host.decode("ascii").encode("idna")
+        labels = parsed.raw_host.decode("ascii").encode("idna").split(b".")
+        is_server = parsed.scheme in {"http", "https"} and labels != [b""] and b"xn--" not in labels
     except UnicodeError:
         raise ConfigError(f"{name}: {shown_address(url)} is not a host's name") from None
-    except (httpx.InvalidURL, ValueError):
+    except (httpx2.InvalidURL, ValueError):
         raise ConfigError(f"{name}: {shown_address(url)} is not a URL") from None
     if not (is_whole and is_server) or parsed.fragment:
         raise ConfigError(f"{name}: {like}, not {shown_address(url)}")
@@ -57,15 +64,38 @@ def checked_url(
     return parsed
 
 
-def new_client(timeout: float, *, kept: int) -> httpx.AsyncClient:
+def new_client(timeout: float, *, kept: int) -> httpx2.AsyncClient:
     """So many idle connections are kept, and given up before servers hang up; no cookies.
 
     Connecting has a time-out of its own: cancelled from outside, it leaves a socket open.
     """
-    limits = httpx.Limits(max_connections=100, max_keepalive_connections=kept, keepalive_expiry=4.0)
+    limits = httpx2.Limits(
+        max_connections=100, max_keepalive_connections=kept, keepalive_expiry=4.0
+    )
     jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
-    waits = httpx.Timeout(timeout, connect=timeout / 2)
-    return httpx.AsyncClient(timeout=waits, limits=limits, cookies=jar)
+    waits = httpx2.Timeout(timeout, connect=timeout / 2)
+    return httpx2.AsyncClient(timeout=waits, limits=limits, cookies=jar)
+
+
+def checked_client(client: object) -> httpx2.AsyncClient:
+    """httpx's has the same methods, and is taken for one of httpx2's."""
+    if not isinstance(client, tuple(library.AsyncClient for library in _libraries())):
+        raise ConfigError(
+            f"client: must be an httpx2.AsyncClient or an httpx.AsyncClient, not {shown(client)}"
+        )
+    return cast("httpx2.AsyncClient", client)
+
+
+def request_errors() -> tuple[type[Exception], ...]:
+    """What a request may raise; `UnicodeError`: a redirect to a host that has no such name."""
+    errors = ((it.HTTPError, it.InvalidURL, it.StreamError) for it in _libraries())
+    return (UnicodeError, *chain.from_iterable(errors))
+
+
+def _libraries() -> list[ModuleType]:
+    """A client of httpx's comes from a program that has imported httpx."""
+    other = sys.modules.get("httpx")
+    return [httpx2] if other is None else [httpx2, other]
 
 
 class Refused(LoadFailed):
@@ -78,7 +108,7 @@ class Refused(LoadFailed):
 
 def _where(url: str) -> str:
     """As an operator is told of it: the host counts, what stands behind ? may be a secret."""
-    parsed = httpx.URL(url)
+    parsed = httpx2.URL(url)
     return f"{parsed.netloc.decode()}{parsed.path}"
 
 
@@ -87,14 +117,14 @@ class Endpoint:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        client: "httpx2.AsyncClient | httpx.AsyncClient",
         url: str,
         *,
         timeout: Duration = "10s",
         max_bytes: int = MAX_BYTES,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._client = client
+        self._client = checked_client(client)
         self._url = url
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._max_bytes = checked_whole("max_bytes", max_bytes)
@@ -110,7 +140,7 @@ class Endpoint:
             raise LoadFailed(f"{self._where}: no whole answer within {self._timeout:g} s") from exc
         except Unreadable as exc:
             raise LoadFailed(f"{self._where}: the answer is {exc}") from exc
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except request_errors() as exc:
             raise LoadFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
 
     async def _asked(self, asked: dict[str, Any]) -> bytes:
@@ -123,7 +153,7 @@ class Endpoint:
                 return b"[]"
             return await whole(response, self._max_bytes)
 
-    def _check_status(self, response: httpx.Response) -> None:
+    def _check_status(self, response: httpx2.Response) -> None:
         """200, or 204: nothing found. Whoever says when to come back is listened to."""
         if response.status_code in {200, NOTHING}:
             return

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Final, cast
 
 import h11
-import httpx
+import httpx2
 
 LONGEST_HEAD: Final = 102_400
 """Bytes of an answer's head."""
@@ -177,7 +177,7 @@ class SiteConnection(asyncio.Protocol):
 class Pool:
     """At most `size` connections to one site; who comes when all are taken waits."""
 
-    def __init__(self, site: httpx.URL, size: int, timeout: float) -> None:
+    def __init__(self, site: httpx2.URL, size: int, timeout: float) -> None:
         self._is_tls = site.scheme == "https"
         self._host = site.raw_host.decode("ascii")
         self._port = site.port or (443 if self._is_tls else 80)
@@ -224,7 +224,7 @@ class Pool:
     async def _context(self) -> ssl.SSLContext | None:
         """Its certificates are read from files, once, and not on the loop."""
         if self._is_tls and self._tls is None:
-            self._tls = await asyncio.to_thread(httpx.create_ssl_context)
+            self._tls = await asyncio.to_thread(httpx2.create_ssl_context)
         return self._tls
 
     async def leave_to(self, other: "Pool") -> bool:

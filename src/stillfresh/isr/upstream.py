@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import h11
-import httpx
+import httpx2
 
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown_address
@@ -113,7 +113,7 @@ class Visitor:
             self._watching.cancel()
 
 
-def checked_upstream(url: str) -> httpx.URL:
+def checked_upstream(url: str) -> httpx2.URL:
     """`http://host[:port]`; a path would have to be cut out of every link."""
     like = "write http://host:port or https://host"
     found = checked_url(url, "upstream", like=like)

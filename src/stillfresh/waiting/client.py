@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, Self
 
-import httpx
+import httpx2
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -73,7 +73,7 @@ class WaitingClient:
         self._sleep = sleep
         self._dice = dice
         self.cache = WaitingCache(self._fetch, sleep=sleep)
-        self._http: httpx.AsyncClient | None = None
+        self._http: httpx2.AsyncClient | None = None
         self._socket: ClientConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_started = False
@@ -89,9 +89,9 @@ class WaitingClient:
     async def __aenter__(self) -> Self:
         if self._task is not None:
             raise ConfigError("this WaitingClient is open already, or closed; make another one")
-        waits = httpx.Timeout(None, connect=self._timeout / 2)
+        waits = httpx2.Timeout(None, connect=self._timeout / 2)
         headers = {**self._headers, "Accept-Encoding": "gzip"}
-        self._http = httpx.AsyncClient(base_url=self._url, headers=headers, timeout=waits)
+        self._http = httpx2.AsyncClient(base_url=self._url, headers=headers, timeout=waits)
         self._task = asyncio.create_task(self._run(), name="stillfresh-waiting-client")
         return self
 
@@ -149,7 +149,7 @@ class WaitingClient:
             asyncio.timeout(self._timeout),
             self._http.stream("GET", WAITING_LONGEST) as response,
         ):
-            if response.status_code != httpx.codes.OK:
+            if response.status_code != httpx2.codes.OK:
                 raise LoadFailed(f"{WAITING_LONGEST}: HTTP {response.status_code}")
             body = await whole(response, MOST_BYTES)
         return _read_answer(body).game_ids

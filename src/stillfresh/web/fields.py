@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Final, TypeAlias
 
-import httpx
+import httpx2
 
 from stillfresh.checks import is_whole
 from stillfresh.durations import ALLOWED, seconds
@@ -164,7 +164,7 @@ origins: Final = _checked(texts, checked_origins)
 
 def is_at(url: str, host: str, port: int) -> bool:
     """True if a request to this URL reaches the gateway itself."""
-    parts = httpx.URL(url)
+    parts = httpx2.URL(url)
     here = LOOPBACK | EVERYWHERE
     names = here if host in here else {host}
     return parts.scheme == "http" and parts.host in names and (parts.port or 80) == port

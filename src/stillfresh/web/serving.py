@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-import httpx
+import httpx2
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,7 +56,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
                 signal.signal(number, handler)
 
 
-def gateway_of(settings: Settings, client: httpx.AsyncClient) -> Gateway:
+def gateway_of(settings: Settings, client: httpx2.AsyncClient) -> Gateway:
     """The gateway that these settings describe; its kinds ask through this client."""
     server, pages = settings.server, settings.pages
     page_cache = page_cache_of(pages, settings.store) if pages is not None else None

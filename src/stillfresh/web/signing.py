@@ -6,7 +6,7 @@ unknown token.
 
 from typing import Final
 
-import httpx
+import httpx2
 import msgspec
 
 from stillfresh.errors import LoadFailed
@@ -28,7 +28,7 @@ class Viewer(msgspec.Struct):
 class Authority:
     """`authenticate=Authority(client, url)`; asks the upstream each time (G12)."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, client: httpx2.AsyncClient, url: str) -> None:
         self._endpoint = Endpoint(client, url, max_bytes=65_536)
         self._known: TtlCache[str, str] = TtlCache(KNOWN_FOR, max_entries=MOST_TOKENS)
 

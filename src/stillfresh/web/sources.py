@@ -10,7 +10,7 @@ from dataclasses import replace
 from string import Formatter
 from typing import Any, Final, TypeAlias
 
-import httpx
+import httpx2
 import msgspec
 from starlette.types import ASGIApp
 
@@ -65,7 +65,7 @@ def _route(written: float | Route, query: Sequence[str] | None) -> Route:
     return replace(route, query=query)
 
 
-def kind_for(settings: KindSettings, client: httpx.AsyncClient, memory_for: float) -> Kind:
+def kind_for(settings: KindSettings, client: httpx2.AsyncClient, memory_for: float) -> Kind:
     endpoint = Endpoint(
         client,
         settings.batch_url,
