@@ -48,7 +48,7 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/cli_help.py
 	$(BIN)/python scripts/figures.py
 	$(BIN)/python scripts/walks.py
-	$(BIN)/python tests/waiting/waiting_page.py
+	$(BIN)/python -m tests.waiting.waiting_page
 
 bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about fifteen minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
@@ -58,13 +58,13 @@ screenshots: $(VENV)/.dev ## take the pictures of the demo and the dashboard in 
 	$(BIN)/python scripts/screenshots.py
 
 explore: $(VENV)/.dev ## check the waiting rules further than the tests do: make explore DEEPER=2
-	$(BIN)/python tests/waiting/waiting_explorations.py --deeper $(or $(DEEPER),1)
+	$(BIN)/python -m tests.waiting.waiting_explorations --deeper $(or $(DEEPER),1)
 
 simulate: $(VENV)/.dev ## every system in the simulator, more seeds than the tests: make simulate SEEDS=10000
-	$(BIN)/python tests/simulation/simulate_all.py --seeds $(or $(SEEDS),10000) $(if $(WRITE),--write)
+	$(BIN)/python -m tests.simulation.simulate_all --seeds $(or $(SEEDS),10000) $(if $(WRITE),--write)
 
 torture: $(VENV)/.servers ## kill, pause, fill and cut under real processes: make torture MINUTES=2 SEED=1 STORES=sqlite
-	PYTHONPATH=tests/stores $(BIN)/python tests/proof/torture.py $(STORES) --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.proof.torture $(STORES) --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
 
 pins: $(VENV)/.uv ## choose newer releases of what tests and benchmarks use
 	@for group in dev bench; do \

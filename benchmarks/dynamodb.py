@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +13,6 @@ from stillfresh.stores.contract import Ask, Copy, Lease
 
 __all__ = ["section"]
 
-HELPERS = Path(__file__).parent.parent / "tests" / "stores"
 KIND, KEY = "price", "sku-1"
 KEYS = [KEY] * 20
 HIT, BARE_HIT = "`read` of a fresh copy", "the bare `get_item` and `get_object`"
@@ -91,9 +89,10 @@ async def measured(aws: Any) -> Figures:  # noqa: ANN401 (as above)
 
 def section(progress: Progress) -> Section:
     title = "DynamoDB and S3 (S6)"
-    sys.path.append(str(HELPERS))
     try:
-        import aws_servers  # noqa: PLC0415 (where the servers are is the tests' knowledge)
+        from tests.kit.servers import (  # noqa: PLC0415 (where the servers are is the tests' knowledge)
+            aws as aws_servers,
+        )
     except ModuleNotFoundError as exc:
         return Section(title, missing=f"{exc.name} is not installed")
     if why := aws_servers.missing():

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-from valkey_server import Server, binary_of, serving
+
+from tests.kit.servers.valkey import Server, binary_of, serving
 
 if TYPE_CHECKING:
-    from aws_servers import Aws
+    from tests.kit.servers.aws import Aws
 
 # How long an example takes says how busy the machine is, and nothing about the code. The same
 # examples every time, so that a failure is the change's own; STILLFRESH_EXPLORE=1 draws others.
@@ -48,7 +49,7 @@ def valkey(servers: Callable[[str], Server]) -> Server:
 @pytest.fixture(scope="session")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Aws]":
     """DynamoDB and S3."""
-    import aws_servers  # noqa: PLC0415 (a second of imports that most tests do not need)
+    from tests.kit.servers import aws as aws_servers  # noqa: PLC0415 (a second of imports that most tests do not need)
 
     if why := aws_servers.missing():
         pytest.skip(why)

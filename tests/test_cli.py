@@ -10,7 +10,7 @@ import pytest
 from stillfresh.testing import ManualClock
 
 if TYPE_CHECKING:
-    from aws_servers import Aws
+    from tests.kit.servers.aws import Aws
 
 
 def stillfresh(*arguments: str) -> "subprocess.CompletedProcess[str]":

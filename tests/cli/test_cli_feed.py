@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import call, neighbours, said, stillfresh
-from feed_kit import SEED_SCHEMA, Network
 
 from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.feed.view import FeedView, is_feed
 from stillfresh.stores.contract import Ask, Failure, Lease
 from stillfresh.stores.sqlite import SqliteStore
+from tests.kit.cli import call, neighbours, said, stillfresh
+from tests.kit.feed import SEED_SCHEMA, Network
 
 HOUR = 3600
 

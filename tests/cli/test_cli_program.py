@@ -17,16 +17,16 @@ from pathlib import Path
 import click
 import httpx
 import pytest
-from cli_kit import COMMAND, call, filled, neighbours, put, said, stillfresh
 from hypothesis import given
 from hypothesis import strategies as st
-from valkey_server import Server, free_port
 
 from stillfresh import Policy
 from stillfresh.cli import main, measuring
 from stillfresh.cli.output import age_text, moment_text, plain, size_text
 from stillfresh.cli.program import Command
 from stillfresh.errors import without_password
+from tests.kit.cli import COMMAND, call, filled, neighbours, put, said, stillfresh
+from tests.kit.servers.valkey import Server, free_port
 
 HOUR = Policy(3600)
 ROOT = Path(__file__).parent.parent.parent

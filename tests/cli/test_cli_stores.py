@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli_kit import call, fail, filled, neighbours, put, said, stillfresh
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from valkey_server import Server
 
 from stillfresh import Cache, Policy
 from stillfresh.cli import inspecting
@@ -22,9 +20,11 @@ from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.stores.tenants import for_tenant
 from stillfresh.stores.urls import store_for
+from tests.kit.cli import call, fail, filled, neighbours, put, said, stillfresh
+from tests.kit.servers.valkey import Server
 
 if TYPE_CHECKING:
-    from aws_servers import Aws
+    from tests.kit.servers.aws import Aws
 
 HOUR = Policy(3600, 3600, 3600)
 

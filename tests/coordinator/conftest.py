@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from ttl_kit import START, VIEWER, Site, made
 
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import START, VIEWER, Site, made
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ttl_kit import START, Nexus, Site, made, until
 
 from stillfresh import ConfigError
 from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import START, Nexus, Site, made, until
 
 COORDINATOR: Any = TtlCoordinator
 CONTROLLER: Any = TtlController

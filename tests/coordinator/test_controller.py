@@ -9,12 +9,12 @@ import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ttl_kit import VIEWER, Nexus, Site, made, milliseconds, post, reposting
 
 from stillfresh import ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.coordinator import Database, TtlController, TtlCoordinator
 from stillfresh.coordinator.rules import original_of
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import VIEWER, Nexus, Site, made, milliseconds, post, reposting
 
 
 class TestC10ForceRefresh:

@@ -7,13 +7,13 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from ttl_kit import VIEWER, Site, made, milliseconds, post, turns
 
 from stillfresh import Cache, StoreError
 from stillfresh.coordinator import TtlConfig, database
 from stillfresh.coordinator.database import FIRST_RELEASE
 from stillfresh.coordinator.rules import kept_fresh
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import VIEWER, Site, made, milliseconds, post, turns
 
 
 def subscribe(site: Site, *numbers: int) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ttl_kit import VIEWER, Site, made, turns, until
 
 from stillfresh import ConfigError
 from stillfresh.coordinator import CoordinatorsManager, Kind, TtlConfig, coordinator
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import VIEWER, Site, made, turns, until
 
 
 def subscribe(site: Site, *numbers: int) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ttl_kit import START, Site, made
 
 from stillfresh import LoadFailed
 from stillfresh.coordinator import TtlConfig
 from stillfresh.engine.rules import stamped
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import START, Site, made
 
 TTL = 60_000
 COOLDOWN = 10_000

@@ -13,8 +13,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nexus_server import NexusServer, nexus_server
-from ttl_kit import START, VIEWER, post, user
 
 from stillfresh import ConfigError, LoadFailed, RetryAfter
 from stillfresh.coordinator import (
@@ -26,6 +24,8 @@ from stillfresh.coordinator import (
 )
 from stillfresh.coordinator.rules import POST_PARTS, USER_PARTS, post_id, sorted_out, user_id
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import START, VIEWER, post, user
+from tests.kit.servers.nexus import NexusServer, nexus_server
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ttl_kit import START, VIEWER, Site, made, milliseconds
 
 from stillfresh import ConfigError, StoreError
 from stillfresh.coordinator import Kind
 from stillfresh.engine.lane import Lane
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import START, VIEWER, Site, made, milliseconds
 
 
 class TestC3Subscribe:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from ttl_kit import VIEWER, Site, made, milliseconds, turns, until
 
 from stillfresh import LoadFailed, RetryAfter, StoreError
 from stillfresh.coordinator import Kind, TtlConfig
@@ -19,6 +18,7 @@ from stillfresh.engine.rules import results_of
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Copy, Failure, Record
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import VIEWER, Site, made, milliseconds, turns, until
 
 
 def subscribe(site: Site, *numbers: int) -> None:

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare
-from valkey_server import Server
 
 from stillfresh import Cache, Resource
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare
+from tests.kit.servers.valkey import Server
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import pytest
-from engine_kit import Price
 
 from stillfresh import Cache, LoadFailed, RetryAfter, StillfreshError, prometheus_text
 from stillfresh.errors import error_text
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price
 
 
 class Unprintable(Exception):

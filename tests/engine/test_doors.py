@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NewType
 from uuid import UUID
 
 import pytest
-from engine_kit import Price, Upstream, declare, idle
 
 from stillfresh import Cache, ConfigError, LoadFailed, Resource
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Upstream, declare, idle
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers

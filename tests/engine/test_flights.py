@@ -7,12 +7,12 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
-from store_kit import cache_on, lease_of
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, Verdict
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from tests.kit.held_store import cache_on, lease_of
 
 REQUEST: ContextVar[str] = ContextVar("request", default="nobody")
 

@@ -7,14 +7,14 @@ import weakref
 from collections import Counter
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until, version
-from store_kit import SteppedStore, cache_on
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
 from stillfresh.slices import SLICE
 from stillfresh.stores.contract import Ask, Copy, Failure, Record
 from stillfresh.stores.memory import MemoryRow, MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until, version
+from tests.kit.held_store import SteppedStore, cache_on
 
 MANY = [f"sku-{number}" for number in range(300)]
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, version
-from store_kit import SteppedStore, cache_on
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, StoreError, Verdict
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, version
+from tests.kit.held_store import SteppedStore, cache_on
 
 FRESH, STALE, EXPIRED = Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED
 

@@ -5,13 +5,13 @@ import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
-from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
 from stillfresh.stores.contract import Copy, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 FRESH, STALE = Verdict.FRESH, Verdict.STALE
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until, version
-from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Answer, Cache, LoadFailed, NotOpen, Resource, StillfreshError, StoreError
 from stillfresh.engine import loader
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until, version
+from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 
 @pytest.fixture

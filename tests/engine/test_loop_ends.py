@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import pytest
-from engine_kit import Price, Upstream, declare
 
 from stillfresh import Cache
 from stillfresh.stores.contract import Ask, Grant
 from stillfresh.stores.memory import MemoryStore
+from tests.kit.engine import Price, Upstream, declare
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from engine_kit import Price, Upstream, declare
-from valkey_server import Server
 
 from stillfresh import Cache, Origin, StillfreshError
+from tests.kit.engine import Price, Upstream, declare
+from tests.kit.servers.valkey import Server
 
 if TYPE_CHECKING:
-    from aws_servers import Aws
+    from tests.kit.servers.aws import Aws
 
 Read = Callable[[], Awaitable[object]]
 

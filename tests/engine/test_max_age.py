@@ -4,16 +4,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, idle, turns, version
 from hypothesis import given
 from hypothesis import strategies as st
-from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Cache, ConfigError, LoadFailed, Policy, Resource, Verdict
 from stillfresh.engine.rules import Load, Plan, Serve, is_cooling, plan_read, verdict_of
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, turns, version
+from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 FRESH, STALE, EXPIRED, GONE = Verdict
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
-from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Cache, LoadFailed, Origin, Resource, ResourceStats, Verdict
 from stillfresh.engine.rules import age_bucket
@@ -18,6 +16,8 @@ from stillfresh.engine.stats import Counts
 from stillfresh.stores.contract import Failure, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 FRESH, STALE, EXPIRED, GONE = Verdict
 

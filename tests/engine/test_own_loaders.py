@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from engine_kit import Price, turns, until
 
 from stillfresh import Answer, Cache, LoadFailed, Verdict
 from stillfresh.engine import Core, Private, spec_of
 from stillfresh.engine.codec import MsgpackCodec
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, turns, until
 
 Load = Callable[[], Awaitable[object]]
 HERS = Private("hers")

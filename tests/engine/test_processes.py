@@ -3,18 +3,16 @@
 import asyncio
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from valkey_server import Server
 
 from stillfresh import Cache
-
-WORKER = Path(__file__).parent / "process_worker.py"
+from tests.kit.processes import ROOT, command
+from tests.kit.servers.valkey import Server
 
 
 class Process:
@@ -22,7 +20,8 @@ class Process:
 
     def __init__(self, url: str, folder: Path, *options: str, takes: float = 0.3) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), url, str(folder / "loads"), str(takes), *options],
+            command("cache", url, folder / "loads", takes, *options),
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

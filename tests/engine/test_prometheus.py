@@ -2,10 +2,9 @@
 
 import re
 
-from engine_kit import Price
-
 from stillfresh import Cache, Resource, prometheus_text
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price
 
 LINE = re.compile(r'stillfresh_\w+\{resource="price"(,(origin|verdict|le)="[\w.+]+")*\} \d+')
 

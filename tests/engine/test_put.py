@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
-from store_kit import SteppedStore, cache_on
 
 from stillfresh import Cache, ConfigError, Loaded, Origin, Policy, Resource, StoreError, Verdict
 from stillfresh.stores.contract import Ask, Copy, Grant, Newer, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from tests.kit.held_store import SteppedStore, cache_on
 
 FRESH, STALE, EXPIRED = Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED
 KNOWN = Price("a", 7)

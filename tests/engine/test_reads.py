@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from engine_kit import Price, Upstream, declare, idle, outcome, version
 
 from stillfresh import (
     Answer,
@@ -23,6 +22,7 @@ from stillfresh import (
 )
 from stillfresh.stores.contract import Ask, Copy, Lease
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Upstream, declare, idle, outcome, version
 
 
 class TestE2Read:

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, version
-from store_kit import SteppedStore, cache_on
 
 from stillfresh import Cache, NotOpen, Resource
 from stillfresh.stores.contract import Generations, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, version
+from tests.kit.held_store import SteppedStore, cache_on
 
 
 @pytest.fixture

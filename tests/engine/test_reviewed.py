@@ -5,13 +5,13 @@ import gc
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, outcome, turns, until
-from store_kit import SteppedStore, cache_on, lease_of
 
 from stillfresh import Answer, Cache, LoadFailed, NotOpen, Resource, Verdict
 from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until
+from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 
 class TestE6Deleted:

@@ -4,13 +4,13 @@ import asyncio
 import logging
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, idle, turns
-from store_kit import SteppedStore, cache_on
 
 from stillfresh import Answer, Cache, Resource, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, turns
+from tests.kit.held_store import SteppedStore, cache_on
 
 
 async def slow_read(

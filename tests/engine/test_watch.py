@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_kit import Price, Sleeper, Upstream, declare, turns, until, version
 
 from stillfresh import (
     Cache,
@@ -27,6 +26,7 @@ from stillfresh.engine.lane import LaneState
 from stillfresh.engine.watcher import LoadPace
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, turns, until, version
 
 Passes = Callable[..., Awaitable[None]]
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from feed_kit import NOW, Heard, Network
 
 from stillfresh.feed import FeedCache, FeedEngine
 from stillfresh.testing import ManualClock
+from tests.kit.feed import NOW, Heard, Network
 
 MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
 

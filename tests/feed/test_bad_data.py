@@ -5,7 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from feed_kit import (
+
+from stillfresh import StoreError, Verdict
+from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     DAY,
     NOW,
     PUT_COMMENTS,
@@ -24,10 +28,6 @@ from feed_kit import (
     uuids,
     written_by_another,
 )
-
-from stillfresh import StoreError, Verdict
-from stillfresh.feed import FeedCache, FeedEngine
-from stillfresh.testing import ManualClock
 
 BROKEN = [
     "",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feed_kit import DAY, NOW, comment, full, said, sql, topic, uuids
 
 from stillfresh import ConfigError, NotOpen, StoreError
 from stillfresh.feed import (
@@ -19,6 +18,7 @@ from stillfresh.feed import (
     Topic,
 )
 from stillfresh.testing import ManualClock
+from tests.kit.feed import DAY, NOW, comment, full, said, sql, topic, uuids
 
 
 def meta(path: Path) -> dict[str, int]:

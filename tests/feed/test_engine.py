@@ -10,7 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from feed_kit import (
+
+from stillfresh import ConfigError, LoadFailed, NotOpen, Verdict
+from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     DAY,
     NOW,
     Heard,
@@ -27,10 +31,6 @@ from feed_kit import (
     until,
     uuids,
 )
-
-from stillfresh import ConfigError, LoadFailed, NotOpen, Verdict
-from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
-from stillfresh.testing import ManualClock
 
 WEEK = [day_of(NOW) - timedelta(days=back) for back in range(7)]
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from feed_kit import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh import ConfigError, StoreError
+from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.feed.http import HttpFeedSource
+from stillfresh.feed.rules import DEEPEST, NAMED, JsonRecords
+from stillfresh.feed.store import FeedStore
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     NOW,
     PUT_COMMENTS,
     PUT_TOPIC,
@@ -19,16 +28,7 @@ from feed_kit import (
     sql,
     topic,
 )
-from feed_server import FeedServer
-from hypothesis import given
-from hypothesis import strategies as st
-
-from stillfresh import ConfigError, StoreError
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
-from stillfresh.feed.http import HttpFeedSource
-from stillfresh.feed.rules import DEEPEST, NAMED, JsonRecords
-from stillfresh.feed.store import FeedStore
-from stillfresh.testing import ManualClock
+from tests.kit.servers.feed import FeedServer
 
 SIGNED = {"signature": "c2ln", "client": {"name": "dna", "versions": [1, 2.5, None]}, "none": None}
 ODD = {"extra": 1, "stillfresh:extra": [2], "": 3, "ключ": 4, "big": 2**70, "long": "x" * 100_000}

@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from feed_kit import comment, full, topic
-from feed_store import FeedAsStore
 
 from stillfresh.clock import Clock
 from stillfresh.feed import FeedCache
@@ -14,6 +12,8 @@ from stillfresh.stores.contract import Ask, Entry, Lease
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_kit import KIND as PRICES
 from stillfresh.testing.conformance_kit import POLICY
+from tests.kit.feed import comment, full, topic
+from tests.kit.feed_store import FeedAsStore
 
 
 class TestF7FeedStore(StoreConformance):

@@ -7,7 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from feed_kit import (
+
+from stillfresh import ConfigError, LoadFailed, StoreError, Verdict
+from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.feed.store import FeedTables
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     DAY,
     NOW,
     PUT_COMMENTS,
@@ -27,11 +32,6 @@ from feed_kit import (
     uuids,
     written_by_another,
 )
-
-from stillfresh import ConfigError, LoadFailed, StoreError, Verdict
-from stillfresh.feed import FeedCache, FeedEngine
-from stillfresh.feed.store import FeedTables
-from stillfresh.testing import ManualClock
 
 
 def schema(path: Path) -> dict[str, str]:

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from feed_kit import (
+
+from stillfresh import Verdict
+from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.feed.reading import FeedMemory
+from stillfresh.feed.rules import JsonRecords
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     NOW,
     PUT_META,
     PUT_TOPIC,
@@ -22,12 +28,6 @@ from feed_kit import (
     uuids,
     written_by_another,
 )
-
-from stillfresh import Verdict
-from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
-from stillfresh.feed.reading import FeedMemory
-from stillfresh.feed.rules import JsonRecords
-from stillfresh.testing import ManualClock
 
 LONG = 3_000
 OLD_TABLES = """

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from feed_server import FeedServer, Hold, Seen, always, begun, response
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from stillfresh.feed.http import FeedHttpError, HttpFeedSource
 from stillfresh.http.body import BodyReader, Unreadable
 from stillfresh.http.fields import pause_of
 from stillfresh.testing import ManualClock
+from tests.kit.servers.feed import FeedServer, Hold, Seen, always, begun, response
 
 NOW = 1_700_000_000.0
 DAY = date(2023, 11, 14)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from feed_kit import DAY, NOW, Heard, Network, comment, day_of, full, idle, said, turns, uuids
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -27,6 +26,7 @@ from hypothesis.stateful import (
 from stillfresh import LoadFailed, Verdict
 from stillfresh.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
+from tests.kit.feed import DAY, NOW, Heard, Network, comment, day_of, full, idle, said, turns, uuids
 
 T = TypeVar("T")
 UUIDS = st.sampled_from("abcdef")

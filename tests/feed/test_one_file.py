@@ -4,7 +4,10 @@ import asyncio
 import threading
 from pathlib import Path
 
-from feed_kit import (
+from stillfresh import Verdict
+from stillfresh.feed import FeedCache, FeedEngine
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     DAY,
     NOW,
     PUT_META,
@@ -20,10 +23,6 @@ from feed_kit import (
     uuids,
     written_by_another,
 )
-
-from stillfresh import Verdict
-from stillfresh.feed import FeedCache, FeedEngine
-from stillfresh.testing import ManualClock
 
 
 class TestF8PartlyFailed:

@@ -7,20 +7,19 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from feed_kit import Heard, Network, sql, topic, turns, uuids
 
 from stillfresh import Verdict
 from stillfresh.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
+from tests.kit.feed import Heard, Network, sql, topic, turns, uuids
+from tests.kit.processes import ROOT, command
 
-WORKER = Path(__file__).parent / "kit" / "feed_worker.py"
 DEADLINE = 60.0
 
 
@@ -55,12 +54,12 @@ class Crew:
         self.path, self.log, self.now = path, log, now
         self.workers: list[Worker] = []
 
-    async def start(self, command: str, *arguments: str) -> Worker:
+    async def start(self, verb: str, *arguments: str) -> Worker:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(WORKER), command, str(self.path), str(self.now), *arguments),
+            *command("feed", verb, self.path, self.now, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(WORKER.parent)},
+            cwd=ROOT,
         )
         self.workers.append(Worker(process))
         return self.workers[-1]

@@ -11,7 +11,12 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
-from feed_kit import (
+
+from stillfresh import ConfigError, LoadFailed, RetryAfter, StoreError, Verdict
+from stillfresh.feed import FeedCache, FeedEngine, Topic
+from stillfresh.feed.reading import FeedMemory
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     NOW,
     PUT_COMMENTS,
     PUT_META,
@@ -32,11 +37,6 @@ from feed_kit import (
     uuids,
     written_by_another,
 )
-
-from stillfresh import ConfigError, LoadFailed, RetryAfter, StoreError, Verdict
-from stillfresh.feed import FeedCache, FeedEngine, Topic
-from stillfresh.feed.reading import FeedMemory
-from stillfresh.testing import ManualClock
 
 HALF = '{"topic_uuid": "a", "author": "x", "title": "t", "created_at": 1, '
 TOO_DEEP = ["[" * 100_000, '{"x":' * 50_000, HALF + '"x": ' + "[" * 50_000]

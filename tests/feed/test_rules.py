@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
-from feed_kit import DAY, NOW, comment, full, topic
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from stillfresh.feed.rules import (
     with_comment,
     without_comment,
 )
+from tests.kit.feed import DAY, NOW, comment, full, topic
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 CATEGORIES = NAMES.map(category_of).filter(lambda name: name not in {"", "all"})

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feed_kit import (
+
+from stillfresh import StillfreshError, Verdict
+from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
+from stillfresh.feed.serving import MAX_OVERTAKEN
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     NOW,
     PUT_META,
     PUT_TOPIC,
@@ -23,11 +28,6 @@ from feed_kit import (
     uuids,
     written_by_another,
 )
-
-from stillfresh import StillfreshError, Verdict
-from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
-from stillfresh.feed.serving import MAX_OVERTAKEN
-from stillfresh.testing import ManualClock
 
 
 class Refused(Exception):

@@ -4,7 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from feed_kit import (
+
+from stillfresh import Verdict
+from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
+from stillfresh.testing import ManualClock
+from tests.kit.feed import (
     Heard,
     Network,
     comment,
@@ -17,10 +21,6 @@ from feed_kit import (
     until,
     uuids,
 )
-
-from stillfresh import Verdict
-from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
-from stillfresh.testing import ManualClock
 
 
 class Refused(Exception):

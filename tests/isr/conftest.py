@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from engine_kit import Sleeper
-from isr_kit import Site
 
 from stillfresh.isr import PageCache
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Sleeper
+from tests.kit.isr import Site
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from engine_kit import until
-from isr_kit import Site, Visitor, as_it_says, in_front
 
 from stillfresh import ConfigError, StoreError
 from stillfresh.isr import IsrMiddleware, PageCache, Route
@@ -14,6 +12,8 @@ from stillfresh.isr.responses import Message, Send
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
+from tests.kit.isr import Site, Visitor, as_it_says, in_front
 
 
 async def idle(pages: PageCache) -> None:

@@ -1,11 +1,11 @@
 """I13, I16: what comes from outside takes so much room and no more, and locks nobody out."""
 
 import pytest
-from isr_kit import Site, Visitor, as_it_says, in_front
 
 from stillfresh.isr import IsrMiddleware, PageCache, Route
 from stillfresh.isr.rules_bounds import UNUSED_FOR, BoundedNames, NamesOf
 from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, Visitor, as_it_says, in_front
 
 
 async def kept(pages: PageCache) -> int:

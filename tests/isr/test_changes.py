@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from engine_kit import turns, until
-from isr_kit import Site, Visitor
 
 from stillfresh import StoreError
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.changes import FIRST_PAUSE
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns, until
+from tests.kit.isr import Site, Visitor
 
 
 class Slow(MemoryStore):

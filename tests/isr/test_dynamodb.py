@@ -5,14 +5,14 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import pytest
-from isr_kit import Site, in_front
 
 from stillfresh import Verdict
 from stillfresh.isr import FaceTheoryCacheLease, FaceTheoryCacheMetadata, PageCache
 from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, in_front
 
 if TYPE_CHECKING:
-    from aws_servers import Aws, Raw
+    from tests.kit.servers.aws import Aws, Raw
 
 PK = "CACHE#" + sha256(b"/pricing").hexdigest()
 

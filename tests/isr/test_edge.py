@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from serve_kit import Proxy, raw_site
 
 from stillfresh.errors import ConfigError
 from stillfresh.isr.rules_forward import checked_networks, is_trusted
+from tests.kit.serve import Proxy, raw_site
 
 
 @pytest.fixture(scope="module")

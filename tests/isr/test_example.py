@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from isr_kit import Visitor
+
+from tests.kit.isr import Visitor
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "slow_site.py"

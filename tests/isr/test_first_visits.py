@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_kit import turns
-from isr_kit import Site, as_it_says
 
 from stillfresh.isr import Page, PageCache
 from stillfresh.isr.rules_bounds import STANDS_FOR, Heard, Word
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns
+from tests.kit.isr import Site, as_it_says
 
 COOKIE = {"cookie": "session=1"}
 

@@ -6,16 +6,16 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from isr_kit import Site, in_front
 
 from stillfresh import ConfigError, Verdict
 from stillfresh.isr import PageCache
 from stillfresh.stores.contract import Ask, Held, Lease
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, in_front
 
 if TYPE_CHECKING:
-    from aws_servers import Aws, Raw
+    from tests.kit.servers.aws import Aws, Raw
 
 URL = "http://example.com/pricing"
 

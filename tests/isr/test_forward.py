@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from engine_kit import turns, until
-from isr_kit import Site, Visitor, as_it_says
 
 from stillfresh.errors import ConfigError
 from stillfresh.isr import IsrMiddleware, PageCache, Route
 from stillfresh.isr.collecting import App
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns, until
+from tests.kit.isr import Site, Visitor, as_it_says
 
 FRESH = "Cache-Control: max-age=60"
 KEY = {"x-api-key": "secret"}

@@ -7,7 +7,6 @@ import django
 import pytest
 from django.conf import settings
 from fastapi import BackgroundTasks, FastAPI
-from isr_kit import Visitor
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -16,6 +15,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route as Path
 
 from stillfresh.isr import IsrMiddleware, PageCache
+from tests.kit.isr import Visitor
 
 ROUTES = {"/pricing": "60s", "/stream": "60s", "/broken": "60s"}
 

@@ -11,7 +11,8 @@ from http.client import HTTPResponse
 
 import httpx
 import pytest
-from serve_kit import KeptSite, Proxy
+
+from tests.kit.serve import KeptSite, Proxy
 
 ENDLESS = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

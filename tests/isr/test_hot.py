@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isr_kit import Site, Visitor, in_front
 
 from stillfresh.isr import IsrMiddleware, PageCache, Route
 from stillfresh.isr.model import Stored
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, Visitor, in_front
 
 Field = tuple[bytes, bytes]
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import h11
 import httpx2
 import pytest
-from serve_kit import KeptSite, Proxy
 
 from stillfresh.isr.site_connections import Pool
+from tests.kit.serve import KeptSite, Proxy
 
 KEPT = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nContent-Length: 4\r\n\r\n"
 EVIL = KEPT + b"EVIL"

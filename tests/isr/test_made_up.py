@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isr_kit import Site, as_it_says, in_front
 
 from stillfresh.isr import Page, PageCache, Route
 from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, as_it_says, in_front
 
 
 def rows(file: Path) -> set[int]:

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from isr_kit import Site, Visitor
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -11,6 +10,7 @@ from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.collecting import App, Receive
 from stillfresh.isr.responses import Send
 from stillfresh.isr.rules_routes import Scope
+from tests.kit.isr import Site, Visitor
 
 
 def rewriting(app: App) -> App:

@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from isr_kit import Site, as_it_says, in_front
 
 from stillfresh.http.fields import http_date_text
 from stillfresh.http.freshness import longest_lifetime
 from stillfresh.isr import PageCache
 from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, as_it_says, in_front
 
 
 async def idle(pages: PageCache) -> None:

@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_kit import Sleeper, outcome, turns, until
-from isr_kit import Site, in_front
-from store_kit import SteppedStore
 
 from stillfresh import ConfigError, NotOpen, StoreError, Verdict
 from stillfresh.isr import Page, PageCache
@@ -16,6 +13,9 @@ from stillfresh.isr.pages import CONCURRENCY
 from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Sleeper, outcome, turns, until
+from tests.kit.held_store import SteppedStore
+from tests.kit.isr import Site, in_front
 
 
 async def idle(pages: PageCache) -> None:

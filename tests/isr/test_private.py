@@ -5,8 +5,6 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from engine_kit import turns, until
-from isr_kit import Site, as_it_says, in_front
 
 from stillfresh.isr import PageCache
 from stillfresh.isr.collecting import Receive
@@ -15,6 +13,8 @@ from stillfresh.isr.responses import Send
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.upstream import Upstream
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns, until
+from tests.kit.isr import Site, as_it_says, in_front
 
 
 async def idle(pages: PageCache) -> None:

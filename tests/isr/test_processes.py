@@ -6,9 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from process_kit import Process
 
-WORKER = Path(__file__).parent / "pages_worker.py"
+from tests.kit.processes import Process
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def stack() -> Iterator[ExitStack]:
 
 def start(stack: ExitStack, folder: Path, *options: str, takes: float = 0.3) -> Process:
     files = [str(folder / "pages.db"), str(folder / "renders")]
-    return Process(stack, WORKER, *files, str(takes), *options)
+    return Process(stack, "pages", *files, str(takes), *options)
 
 
 def renders(folder: Path) -> list[str]:

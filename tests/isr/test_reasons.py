@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isr_kit import Site, as_it_says, in_front
 
 from stillfresh.isr import PageCache, Route
 from stillfresh.isr.model import Reason
+from tests.kit.isr import Site, as_it_says, in_front
 
 ROOT = Path(__file__).parents[2]
 COOKIE = {"cookie": "a=1"}

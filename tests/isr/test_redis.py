@@ -4,10 +4,10 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
-from serve_kit import Proxy
-from valkey_server import Server
 
 from stillfresh.isr import Page, PageCache
+from tests.kit.serve import Proxy
+from tests.kit.servers.valkey import Server
 
 
 @pytest.fixture

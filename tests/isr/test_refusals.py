@@ -3,8 +3,6 @@
 import asyncio
 
 import pytest
-from engine_kit import turns, until
-from isr_kit import Site, Visitor, as_it_says, in_front
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -19,6 +17,8 @@ from stillfresh.isr.rules_keys import normalised
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.rules_storage import private
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns, until
+from tests.kit.isr import Site, Visitor, as_it_says, in_front
 
 
 async def idle(pages: PageCache) -> None:

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from isr_kit import Site, Visitor, as_it_says, in_front
 
 from stillfresh.isr import IsrMiddleware, PageCache, Route
 from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, Visitor, as_it_says, in_front
 
 PUBLIC = "Cache-Control: public, max-age=60"
 

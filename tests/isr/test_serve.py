@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serve_kit import CLI, Proxy
 
 from stillfresh.cli import main
 from stillfresh.isr import PageCache
+from tests.kit.serve import CLI, Proxy
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from engine_kit import until
-from isr_kit import Visitor, as_it_says
 
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.collecting import App, Receive
@@ -13,6 +11,8 @@ from stillfresh.isr.responses import Message, Send
 from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.upstream import Upstream
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
+from tests.kit.isr import Visitor, as_it_says
 
 
 class Slow:

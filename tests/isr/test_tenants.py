@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from isr_kit import Site, in_front
 
 from stillfresh import Cache, ConfigError
 from stillfresh.isr import PageCache
@@ -14,10 +13,11 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from stillfresh.web.config import settings_of
 from stillfresh.web.sources import page_cache_of
+from tests.kit.isr import Site, in_front
 
 if TYPE_CHECKING:
-    from aws_servers import Aws
-    from valkey_server import Server
+    from tests.kit.servers.aws import Aws
+    from tests.kit.servers.valkey import Server
 
 HASH = sha256(b"/pricing").hexdigest()
 CONFLICTS = [

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isr_kit import Site, Visitor, as_it_says
 
 from stillfresh.isr import PageCache, Route
 from stillfresh.isr.collecting import App
 from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, Visitor, as_it_says
 
 GERMAN = {"accept-language": "de"}
 ENGLISH = {"accept-language": "en"}

@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from live_kit import Start, Upstream, games, served
 
 from stillfresh import Cache
 from stillfresh.live import Hub, Live
+from tests.kit.live import Start, Upstream, games, served
 
 
 @pytest.fixture

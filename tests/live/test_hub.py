@@ -3,14 +3,11 @@
 import asyncio
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_kit import Sleeper, until
-from ttl_kit import START, turns
 
 from stillfresh import Cache, ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.coordinator import Kind
@@ -19,8 +16,9 @@ from stillfresh.live import Connection, Hub, HubUpdate
 from stillfresh.live import hub as live_hub
 from stillfresh.live.hub import joined
 from stillfresh.testing import ManualClock
-
-WORKER = Path(__file__).parent / "hub_worker.py"
+from tests.kit.coordinator import START, turns
+from tests.kit.engine import Sleeper, until
+from tests.kit.processes import ROOT, command
 
 
 class Upstream:
@@ -600,7 +598,8 @@ class TestC14Processes:
         """Four real processes watch the same ids on one file: each copy is fetched once."""
         workers = [
             subprocess.Popen(
-                [sys.executable, str(WORKER), str(tmp_path / "hub.db"), str(tmp_path / "loads")],
+                command("hub", tmp_path / "hub.db", tmp_path / "loads"),
+                cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

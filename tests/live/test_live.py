@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from live_kit import Start, Upstream, until, viewing
 from websockets.exceptions import InvalidStatus
 
 from stillfresh import Cache, ConfigError
 from stillfresh.live import Hub, Live
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
+from tests.kit.live import Start, Upstream, until, viewing
 
 TOKEN = "t"  # noqa: S105 (of a test)
 

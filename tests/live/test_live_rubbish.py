@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live_kit import Start, Upstream, handshaken, never, sent_raw, until, viewing
 
 from stillfresh.live import Hub, Live
 from stillfresh.live.messages import BURST, ErrorMessage, PongMessage
 from stillfresh.live.outbox import MOST_BEATS, MOST_NOTICES, MOST_REPLIES, Frames, Outbox
 from stillfresh.testing import ManualClock
+from tests.kit.live import Start, Upstream, handshaken, never, sent_raw, until, viewing
 
 pytestmark = pytest.mark.usefixtures("nothing_logged")
 

@@ -5,7 +5,6 @@ import random
 from typing import Any
 
 import pytest
-from live_kit import PATIENCE, Upstream, handshaken, never, sent_raw, served, until, viewing
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
@@ -13,6 +12,7 @@ from stillfresh.live import Hub, Live
 from stillfresh.testing import ManualClock
 from stillfresh.web import sockets
 from stillfresh.web.sockets import BURST, MOST_PARTS, SocketProtocol
+from tests.kit.live import PATIENCE, Upstream, handshaken, never, sent_raw, served, until, viewing
 
 pytestmark = pytest.mark.usefixtures("nothing_logged")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_kit import Upstream, served, viewing
 
 from stillfresh import Cache, StoreError
 from stillfresh.live import Hub, Live, connection
+from tests.kit.live import Upstream, served, viewing
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import json
 from typing import Any
 
 import pytest
-from engine_kit import Sleeper
-from live_kit import Start, Upstream, Viewer, games, until, viewing
 
 from stillfresh.live import Hub, Live
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
+from tests.kit.engine import Sleeper
+from tests.kit.live import Start, Upstream, Viewer, games, until, viewing
 
 MINUTE = 60.0
 BOUND = 300.0

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, pairwise
 from typing import Final
 
-from witness import Event
-
 from stillfresh.freshness import MAX_SKEW
+from tests.proof.witness import Event
 
 __all__ = ["CHECKS", "History", "violations"]
 

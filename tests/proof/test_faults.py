@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,21 +15,22 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import fault_worker
 import pytest
-from fault_worker import BIG, KEYS, KIND, LEASE_FOR, declared
-from torture import Run
-from torture_stages import STAGES, NotHere, Stage
-from valkey_server import Server
 
 from stillfresh import Cache, Verdict
 from stillfresh.stores.contract import Ask, Lease, Record
 from stillfresh.stores.sqlite import SqliteStore
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock
+from tests.kit.processes import ROOT, command
+from tests.kit.servers.valkey import Server
+from tests.kit.workers import fault as fault_worker
+from tests.kit.workers.fault import BIG, KEYS, KIND, LEASE_FOR, declared
+from tests.proof.torture import Run
+from tests.proof.torture_stages import STAGES, NotHere, Stage
 
 if TYPE_CHECKING:
-    from aws_servers import Aws
+    from tests.kit.servers.aws import Aws
 
 FORKS = get_context("forkserver")
 STRACE = shutil.which("strace")
@@ -107,9 +107,10 @@ def traced(path: Path, trace: Path) -> "subprocess.CompletedProcess[str]":
     """Publishes; from the twelfth sync on, when all is opened, four fail."""
     calls = "fsync,fdatasync"
     inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:error=EIO:when=12..15"]
-    worker = [sys.executable, str(fault_worker.__file__), str(path)]
+    worker = command("fault", path)
     return subprocess.run(
         [str(STRACE), "-f", "-qq", "-o", str(trace), *inject, *worker],
+        cwd=ROOT,
         check=False,
         capture_output=True,
         text=True,

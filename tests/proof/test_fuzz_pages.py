@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from asgi_client import Heard, ask, http_scope
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillfresh.errors import ConfigError
 from stillfresh.isr import IsrMiddleware, Page, PageCache, Route
 from stillfresh.testing import ManualClock
+from tests.kit.asgi_client import Heard, ask, http_scope
 
 MODEST = settings(max_examples=200, deadline=None)
 FEW = settings(max_examples=60, deadline=None)

@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 import pytest
-from asgi_client import Heard, ask, http_scope
-from corpus.answers import GROUPS, SLOW, Bad, noted
-from corpus.raw_upstream import RawUpstream, raw_upstream
 from starlette.types import ASGIApp
 
 from stillfresh.isr import PageCache
 from stillfresh.testing import ManualClock
 from stillfresh.web.config import PagesSettings
 from stillfresh.web.sources import site_of
+from tests.kit.asgi_client import Heard, ask, http_scope
+from tests.kit.bad_answers import GROUPS, SLOW, Bad, noted
+from tests.kit.servers.raw import RawUpstream, raw_upstream
 
 PATIENCE = 30.0
 IMPATIENT = 0.5

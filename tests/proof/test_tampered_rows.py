@@ -13,15 +13,15 @@ from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
-from feed_kit import DAY, NOW, Network, comment, full
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ttl_kit import START, VIEWER, Nexus, post
 
 from stillfresh import Cache
 from stillfresh.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
+from tests.kit.coordinator import START, VIEWER, Nexus, post
+from tests.kit.feed import DAY, NOW, Network, comment, full
 
 MODEST = settings(max_examples=30, deadline=None)
 VALUES = (

@@ -12,13 +12,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from aws_servers import Aws, Raw
-from feed_kit import NOW
 from hypothesis import HealthCheck, given, settings
 from hypothesis import example as also
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from valkey_server import Server
 
 from stillfresh import Cache, LoadFailed, Resource
 from stillfresh.errors import ConfigError
@@ -27,6 +24,9 @@ from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.layout import HEAD, packed_tags
 from stillfresh.testing import ManualClock
+from tests.kit.feed import NOW
+from tests.kit.servers.aws import Aws, Raw
+from tests.kit.servers.valkey import Server
 
 FEW = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

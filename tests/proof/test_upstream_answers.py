@@ -11,9 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from corpus.answers import GROUPS, SLOW, Bad, noted
-from corpus.raw_upstream import raw_upstream
-from upstream_doors import DOORS, Door
+
+from tests.kit.bad_answers import GROUPS, SLOW, Bad, noted
+from tests.kit.servers.raw import raw_upstream
+from tests.kit.upstream_doors import DOORS, Door
 
 PATIENCE = 30.0
 IMPATIENT = 0.5

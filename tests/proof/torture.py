@@ -16,18 +16,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from history import CHECKS, History, violations
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torture_crowd import PATIENCE, Crowd, faults_of
-from torture_stages import STAGES, NotHere, Stage
-from torture_worker import FRESH_FOR, KIND
-from witness import Event, Log, MovedClock, events_of
 
 from stillfresh import StoreError
 from stillfresh.stores.contract import Record, Store
 from stillfresh.stores.urls import store_for
+from tests.proof.history import CHECKS, History, violations
+from tests.proof.torture_crowd import PATIENCE, Crowd, faults_of
+from tests.proof.torture_stages import STAGES, NotHere, Stage
+from tests.proof.torture_worker import FRESH_FOR, KIND
+from tests.proof.witness import Event, Log, MovedClock, events_of
 
 __all__ = ["Report", "Run"]
 

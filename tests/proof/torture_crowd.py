@@ -11,10 +11,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Final
 
-import torture_worker
-from torture_stages import Fault, Stage, lasting
-from torture_worker import LEASE_FOR
-from witness import Event, Log, move_clock
+from tests.proof import torture_worker
+from tests.proof.torture_stages import Fault, Stage, lasting
+from tests.proof.torture_worker import LEASE_FOR
+from tests.proof.witness import Event, Log, move_clock
 
 __all__ = ["PATIENCE", "Crowd", "faults_of"]
 

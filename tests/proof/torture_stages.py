@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from unittest.mock import patch
 
-from valkey_server import Server, binary_of
+from tests.kit.servers.valkey import Server, binary_of
 
 __all__ = ["STAGES", "Fault", "NotHere", "Stage", "small_disk"]
 
@@ -135,7 +135,7 @@ def valkey(folder: Path) -> Iterator[Stage]:
 
 @contextmanager
 def dynamodb(folder: Path) -> Iterator[Stage]:
-    import aws_servers  # noqa: PLC0415 (a second of imports that other stores do not need)
+    from tests.kit.servers import aws as aws_servers  # noqa: PLC0415 (a second of imports that other stores do not need)
 
     if why := aws_servers.missing():
         raise NotHere(why)

@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from witness import Event, Log, MovedClock, Witness
-
 from stillfresh import Cache, StillfreshError, StoreError
 from stillfresh.engine.resource import Resource
 from stillfresh.stores.contract import Store
 from stillfresh.stores.urls import store_for
+from tests.proof.witness import Event, Log, MovedClock, Witness
 
 __all__ = ["FRESH_FOR", "KIND", "LEASE_FOR", "main"]
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from scenarios import SCENARIOS
 
 from stillfresh.engine import load, read
 from stillfresh.engine import rules as engine_rules
@@ -27,6 +26,7 @@ from stillfresh.testing.simulator import Promise
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import Asking
 from stillfresh.waiting import rules
+from tests.simulation.scenarios import SCENARIOS
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -1,6 +1,7 @@
 """Every scenario there is, by name."""
 
-from engine_scenarios import (
+from stillfresh.testing.simulator.simulate import Scenario
+from tests.simulation.engine_scenarios import (
     by_tags,
     closed_and_opened,
     from_memory,
@@ -11,12 +12,10 @@ from engine_scenarios import (
     over_a_network,
     set_back,
 )
-from feed_scenarios import of_a_feed
-from page_scenarios import of_pages
-from viewer_scenarios import of_a_coordinator, of_a_hub, of_a_watch
-from waiting_scenarios import of_games
-
-from stillfresh.testing.simulator.simulate import Scenario
+from tests.simulation.feed_scenarios import of_a_feed
+from tests.simulation.page_scenarios import of_pages
+from tests.simulation.viewer_scenarios import of_a_coordinator, of_a_hub, of_a_watch
+from tests.simulation.waiting_scenarios import of_games
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario

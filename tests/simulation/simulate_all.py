@@ -19,11 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scenarios import SCENARIOS
-
 from stillfresh.testing import SimulationFailed, simulate
+from tests.simulation.scenarios import SCENARIOS
 
 CHUNK = 5
 COLUMNS = ("scenario", "seeds", "steps", "requests", "faults", "virtual hours", "failed")

@@ -1,9 +1,9 @@
 """T2, T7: each promise has a deliberate bug that breaks it, and the simulator catches it."""
 
 import pytest
-from mutants import MUTANTS, Mutant
 
 from stillfresh.testing import Promise, SimulationFailed, simulate
+from tests.simulation.mutants import MUTANTS, Mutant
 
 SEEDS = 20
 

@@ -1,9 +1,9 @@
 """T2: what must hold at every step holds: 200 seeds here, 10,000 by `make simulate`."""
 
 import pytest
-from scenarios import SCENARIOS
 
 from stillfresh.testing import simulate
+from tests.simulation.scenarios import SCENARIOS
 
 SEEDS = 200
 EACH = -(-SEEDS // len(SCENARIOS))

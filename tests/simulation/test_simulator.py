@@ -6,22 +6,21 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from engine_scenarios import KEYS, over_a_network, prices
-from scenarios import SCENARIOS
 
 from stillfresh import ConfigError, Policy, StoreError
 from stillfresh.stores.contract import Ask, Copy, Grant, Held, Lease, Record
 from stillfresh.testing import Faults, Process, Promise, SimulationFailed, World, simulate
 from stillfresh.testing.simulator.faults import REQUESTS, Blow, Plan, Strike, Trouble, planned
 from stillfresh.testing.simulator.simulate import run
+from tests.kit.processes import ROOT
+from tests.simulation.engine_scenarios import KEYS, over_a_network, prices
+from tests.simulation.scenarios import SCENARIOS
 
-HERE = Path(__file__).parent
 REPLAY = """
 import zlib
-from scenarios import SCENARIOS
+from tests.simulation.scenarios import SCENARIOS
 from stillfresh.testing import simulate
 for name, scenario in SCENARIOS.items():
     run = simulate(scenario, seed=3)
@@ -87,9 +86,11 @@ class TestT1Replay:
         """Whatever the order of its sets."""
         said = set()
         for hashes in ("1", "2"):
-            environment = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(HERE)}
+            environment = {**os.environ, "PYTHONHASHSEED": hashes}
             command = [sys.executable, "-c", REPLAY]
-            done = subprocess.run(command, env=environment, capture_output=True, check=True)
+            done = subprocess.run(
+                command, env=environment, cwd=ROOT, capture_output=True, check=True
+            )
             said.add(done.stdout)
         assert len(said) == 1
         assert len(said.pop().splitlines()) == len(SCENARIOS)

@@ -9,10 +9,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
-import aws_servers
 import pytest
-from aws_servers import Aws, Raw
-from lossy_proxy import LossyProxy, lossy
 
 from stillfresh import Cache, Clock, ConfigError, NotOpen, Policy
 from stillfresh.stores.bodies import Body
@@ -36,6 +33,9 @@ from stillfresh.stores.dynamodb.store import Parts
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
+from tests.kit.proxies.lossy import LossyProxy, lossy
+from tests.kit.servers import aws as aws_servers
+from tests.kit.servers.aws import Aws, Raw
 
 T = TypeVar("T")
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from aws_servers import ENVIRONMENT, Aws
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
-from store_model import IDS, KINDS, SECONDS, SOME_IDS, StoreModel
 
 from stillfresh.stores.contract import Ask, Lease, Newer, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
+from tests.kit.servers.aws import ENVIRONMENT, Aws
+from tests.kit.store_model import IDS, KINDS, SECONDS, SOME_IDS, StoreModel
 
 TAGS = {"a": ("eu",), "b": ("eu", "us"), "c": ()}
 

@@ -14,14 +14,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import aws_servers
-import dynamodb_worker
 import pytest
-from aws_servers import Aws
 
 from stillfresh import Cache, Policy, StoreError
 from stillfresh.stores.contract import Ask, Copy, Held, Lease, Record
 from stillfresh.stores.dynamodb import DynamoStore
+from tests.kit.servers import aws as aws_servers
+from tests.kit.servers.aws import Aws
+from tests.kit.workers import dynamodb as dynamodb_worker
 
 KIND = "post"
 FORKS = get_context("forkserver")

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aws_servers import Aws
-from lossy_proxy import LossyProxy, lossy
 
 from stillfresh import Cache, ConfigError, LeaseHeld, LeaseLost, NotOpen, Policy, StoreError
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Record
@@ -18,6 +16,8 @@ from stillfresh.stores.dynamodb import DynamoStore, FaceTheoryCacheLease
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock
+from tests.kit.proxies.lossy import LossyProxy, lossy
+from tests.kit.servers.aws import Aws
 
 NOW = 1_700_000_000.0
 KIND = "price"

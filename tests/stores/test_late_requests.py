@@ -7,10 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aws_servers import Aws
-from flaky_proxy import FlakyProxy
-from lossy_proxy import LossyProxy, lossy
-from valkey_server import HOST, Server
 
 from stillfresh import Policy
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
@@ -18,6 +14,10 @@ from stillfresh.stores.dynamodb import DynamoStore
 from stillfresh.stores.dynamodb.leases import Tags
 from stillfresh.stores.redis import RedisStore
 from stillfresh.testing import ManualClock
+from tests.kit.proxies.flaky import FlakyProxy
+from tests.kit.proxies.lossy import LossyProxy, lossy
+from tests.kit.servers.aws import Aws
+from tests.kit.servers.valkey import HOST, Server
 
 KIND = "price"
 NOW = 1_700_000_000.0

@@ -7,10 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 import pytest
-from flaky_proxy import FlakyProxy
 from redis.asyncio import Redis
 from redis.crc import key_slot
-from valkey_server import HOST, SERVERS, Server, binary_of
 
 from stillfresh import Cache, Policy, Resource
 from stillfresh.clock import Clock
@@ -20,6 +18,8 @@ from stillfresh.stores.redis.layout import BUCKETS, COPY, GLANCE, MOST_FAILURES,
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
+from tests.kit.proxies.flaky import FlakyProxy
+from tests.kit.servers.valkey import HOST, SERVERS, Server, binary_of
 
 T = TypeVar("T")
 

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from flaky_proxy import FlakyProxy, Loss
-from valkey_server import HOST, Server, binary_of, free_port, serving
 
 from stillfresh import Cache, ConfigError, NotOpen, Origin, Policy, StoreError
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.link import Connections
+from tests.kit.proxies.flaky import FlakyProxy, Loss
+from tests.kit.servers.valkey import HOST, Server, binary_of, free_port, serving
 
 KIND = "price"
 LOSSES: list[Loss] = ["replies", "requests", "silently"]

@@ -6,12 +6,12 @@ from uuid import uuid4
 
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from store_model import StoreModel
-from valkey_server import Server
 
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import Store
 from stillfresh.stores.redis import RedisStore
+from tests.kit.servers.valkey import Server
+from tests.kit.store_model import StoreModel
 
 
 class RedisModel(StoreModel):

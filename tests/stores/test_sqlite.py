@@ -11,7 +11,6 @@ from pathlib import Path
 
 import apsw
 import pytest
-from sqlite_kit import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
 from stillfresh.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
@@ -26,6 +25,7 @@ from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.waiting.backend.schema import APPLICATION_ID as games_id  # noqa: N811
+from tests.kit.sqlite import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 
 SETTINGS = {
     apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,

@@ -19,7 +19,6 @@ from typing import TypeAlias
 
 import apsw
 import pytest
-from sqlite_kit import NOW, elsewhere, neighbours, opened, publish, value
 
 from stillfresh import Cache, ConfigError, StoreError
 from stillfresh.coordinator import Database
@@ -35,6 +34,8 @@ from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.stores.sqlite.writer import MAX_GROUP, Writer
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.backend import Games, Player
+from tests.kit.processes import ROOT
+from tests.kit.sqlite import NOW, elsewhere, neighbours, opened, publish, value
 
 
 @pytest.fixture
@@ -666,7 +667,7 @@ class TestS12Stopped:
 
 LOOKS_AND_DIES = """
 import asyncio, os, signal, sqlite3, sys
-from sqlite_kit import opened, publish
+from tests.kit.sqlite import opened, publish
 from pathlib import Path
 from stillfresh.stores.sqlite import read_only_copy
 
@@ -705,7 +706,7 @@ def looked_and_died(path: Path) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        cwd=ROOT,
     )
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import settings
-from store_model import StoreModel
 
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import Store
 from stillfresh.stores.sqlite import SqliteStore
+from tests.kit.store_model import StoreModel
 
 
 class SqliteModel(StoreModel):

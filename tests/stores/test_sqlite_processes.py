@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from worker_kit import working
 
 from stillfresh.stores.contract import Ask, Record
 from stillfresh.stores.sqlite import SqliteStore
+from tests.kit.store_processes import working
 
 KIND = "post"
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from valkey_server import Server
-from worker_kit import working
 
 from stillfresh import Policy
 from stillfresh.stores.contract import Ask, Copy, Held, Lease, Mark, Record, Store
 from stillfresh.stores.urls import store_for
+from tests.kit.servers.valkey import Server
+from tests.kit.store_processes import working
 
 KIND = "post"
 

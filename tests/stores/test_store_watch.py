@@ -7,9 +7,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from engine_kit import Price, Upstream, declare, version
 
 from stillfresh import Cache, Watch
+from tests.kit.engine import Price, Upstream, declare, version
 
 KEYS = [f"sku-{number}" for number in range(60)]
 

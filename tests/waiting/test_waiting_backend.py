@@ -11,7 +11,6 @@ from typing import Any
 
 import apsw
 import pytest
-from waiting_service import Served, served
 
 from stillfresh import ConfigError, NotOpen, StoreError
 from stillfresh.testing import ManualClock
@@ -20,6 +19,7 @@ from stillfresh.waiting.backend.app import MAX_UNSENT, GameListener
 from stillfresh.waiting.backend.schema import WAITING_LONGEST
 from stillfresh.waiting.backend.steps import Happened
 from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
+from tests.kit.servers.games import Served, served
 
 ME, YOU, BOT = Player("me"), Player("you"), Player("bot", is_human=False)
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from waiting_kit import Backend, Sleeper, until
 
 from stillfresh import ConfigError, NotOpen
 from stillfresh.waiting import Navigation, Proof, WaitingCache
+from tests.kit.waiting import Backend, Sleeper, until
 
 
 @pytest.fixture

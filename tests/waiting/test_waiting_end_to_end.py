@@ -7,8 +7,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from waiting_kit import Sleeper, until
-from waiting_service import Served, Wire, served, wired
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -18,6 +16,8 @@ from stillfresh.waiting import Proof
 from stillfresh.waiting.backend import Player
 from stillfresh.waiting.client import WaitingClient
 from stillfresh.waiting.messages import EVENTS
+from tests.kit.servers.games import Served, Wire, served, wired
+from tests.kit.waiting import Sleeper, until
 
 ANN, BEN, EVE = Player("ann"), Player("ben"), Player("eve")
 BOT = Player("bot", is_human=False)

@@ -4,14 +4,14 @@ import random
 import re
 
 import pytest
-import waiting_world as world
 from msgspec.structs import replace
-from waiting_explorations import EXPLORATIONS, Exploration
-from waiting_mutants import MUTANTS, Mutant
-from waiting_page import PAGE, from_rules, marked, mutant_row, state_count
 
 from stillfresh.waiting import rules
 from stillfresh.waiting.model import Opened
+from tests.waiting import waiting_world as world
+from tests.waiting.waiting_explorations import EXPLORATIONS, Exploration
+from tests.waiting.waiting_mutants import MUTANTS, Mutant
+from tests.waiting.waiting_page import PAGE, from_rules, marked, mutant_row, state_count
 
 
 class TestW13Explored:

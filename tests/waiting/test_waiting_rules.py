@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting_kit import Rules
 
 from stillfresh.waiting import Proof, Snapshot, State, step
 from stillfresh.waiting.model import (
@@ -26,6 +25,7 @@ from stillfresh.waiting.model import (
 )
 from stillfresh.waiting.rules import MEMORY, RULES, navigation
 from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE, retry_pause
+from tests.kit.waiting import Rules
 
 GAMES = st.sampled_from("abcdefg")
 EVENTS: st.SearchStrategy[Event] = st.one_of(

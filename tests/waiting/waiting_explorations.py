@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import waiting_world as world
-from waiting_world import ALL, PROMISES, Happening, World
-
 from stillfresh.testing import Explored, explore
+from tests.waiting import waiting_world as world
+from tests.waiting.waiting_world import ALL, PROMISES, Happening, World
 
 __all__ = [
     "BLIND",

@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
-from waiting_explorations import BLIND, CUT, FRESH, GOES_ON, LOOP, PAIR, TURN, WISHES, Exploration
 
 from stillfresh.testing import PromiseBroken
 from stillfresh.waiting import rules, rules_refetch
@@ -25,6 +24,17 @@ from stillfresh.waiting.model import (
     Snapshot,
     State,
     Step,
+)
+from tests.waiting.waiting_explorations import (
+    BLIND,
+    CUT,
+    FRESH,
+    GOES_ON,
+    LOOP,
+    PAIR,
+    TURN,
+    WISHES,
+    Exploration,
 )
 
 __all__ = ["MUTANTS", "Mutant"]

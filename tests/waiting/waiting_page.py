@@ -1,6 +1,6 @@
 """The parts of docs/waiting.md that come from the code: the rules, the diagrams, what was explored.
 
-`python tests/waiting/waiting_page.py` writes them.
+`python -m tests.waiting.waiting_page` writes them.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,13 +8,12 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-import waiting_world as world
-from waiting_explorations import EXPLORATIONS, LOOP, Exploration
-from waiting_mutants import MUTANTS, Mutant
-
 from stillfresh.testing import Explored, PromiseBroken
 from stillfresh.waiting import rules
 from stillfresh.waiting.model import Answered, Event, Pause, Refetch, State, Step
+from tests.waiting import waiting_world as world
+from tests.waiting.waiting_explorations import EXPLORATIONS, LOOP, Exploration
+from tests.waiting.waiting_mutants import MUTANTS, Mutant
 
 __all__ = ["PAGE", "from_rules", "marked", "mutant_row", "state_count"]
 

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
-from client_kit import Site
-from live_kit import Upstream
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+
+from tests.kit.browser_site import Site
+from tests.kit.live import Upstream
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS: Final = [

@@ -2,9 +2,10 @@
 
 import json
 
-from client_kit import AUTOMATIC, Site, show, text_is
-from live_kit import until
 from playwright.async_api import Page
+
+from tests.kit.browser_site import AUTOMATIC, Site, show, text_is
+from tests.kit.live import until
 
 BY_CODE = """<script type="module">
 import {connect, watch} from "/stillfresh.js";

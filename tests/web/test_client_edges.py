@@ -4,11 +4,11 @@ import asyncio
 import json
 from typing import Any
 
-from client_kit import Site, show, text_is
-from live_kit import until
 from playwright.async_api import Page, WebSocketRoute
 
 from stillfresh.live.messages import Close
+from tests.kit.browser_site import Site, show, text_is
+from tests.kit.live import until
 
 QUICK = "{minPause: 20, maxPause: 100}"
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
-from serving_kit import served
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -16,6 +15,7 @@ from starlette.routing import Route
 
 from stillfresh.coordinator import Kind
 from stillfresh.web import gateway
+from tests.kit.serving import served
 
 NewPage = Callable[..., Awaitable[Page]]
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Page, expect
-from serving_kit import served
 from starlette.responses import PlainTextResponse
 
 from stillfresh import Cache, StoreError
@@ -15,6 +14,7 @@ from stillfresh.coordinator import Kind
 from stillfresh.isr import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.web import Gateway, gateway
+from tests.kit.serving import served
 
 NewPage = Callable[..., Awaitable[Page]]
 BREAKS = (640, 641, 900, 901, 1180, 1181)

@@ -15,8 +15,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
-from valkey_server import binary_of, serving
-from web_kit import client_of, running
 from websockets.asyncio.client import connect
 
 from stillfresh.coordinator import Kind
@@ -26,6 +24,8 @@ from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.web import Gateway, gateway
 from stillfresh.web.guard import is_called_rightly, is_local
 from stillfresh.web.serving import server_config
+from tests.kit.gateway import client_of, running
+from tests.kit.servers.valkey import binary_of, serving
 
 TOKEN = "sesame"  # noqa: S105 (of a test)
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from web_kit import Api, api_config, running
 
 from stillfresh.errors import LoadFailed
 from stillfresh.http.client import Endpoint, new_client
@@ -18,6 +17,7 @@ from stillfresh.web.config import Settings, settings_of
 from stillfresh.web.serving import gateway_of
 from stillfresh.web.signing import Authority
 from stillfresh.web.sources import id_maker, views_by_id
+from tests.kit.gateway import Api, api_config, running
 
 
 def settings_for(url: str, **more: Any) -> Settings:

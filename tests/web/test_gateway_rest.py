@@ -5,12 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
-from web_kit import client_of, running
 
 from stillfresh.coordinator import Kind
 from stillfresh.engine import RetryAfter
 from stillfresh.testing import ManualClock
 from stillfresh.web import Gateway, gateway, rest
+from tests.kit.gateway import client_of, running
 
 
 class Prices:

@@ -17,7 +17,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from web_kit import Api, api_config, running
+
+from tests.kit.gateway import Api, api_config, running
 
 CLI = [sys.executable, "-W", "error", "-m", "stillfresh.cli"]
 

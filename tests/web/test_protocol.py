@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from web_kit import running
 
 from stillfresh.web.replies import Reply, read_body
+from tests.kit.gateway import running
 
 WHOLE = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 UPLOAD = b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"

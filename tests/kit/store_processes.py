@@ -2,15 +2,11 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-__all__ = ["Worker", "working"]
-
-WORKER = Path(__file__).with_name("store_worker.py")
+from tests.kit.processes import ROOT, command
 
 
 class Worker:
@@ -18,7 +14,8 @@ class Worker:
 
     def __init__(self, *arguments: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(WORKER), *map(str, arguments)],
+            command("store", *arguments),
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from corpus.answers import Bad, good_answer
+from tests.kit.bad_answers import Bad, good_answer
 
 __all__ = ["RawUpstream", "raw_upstream", "text_frame"]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from corpus.raw_upstream import RawUpstream
-from ttl_kit import VIEWER, post
 
 from stillfresh.coordinator import Database, NexusClient, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.errors import StillfreshError
@@ -22,6 +20,8 @@ from stillfresh.waiting.client import WaitingClient
 from stillfresh.web import gateway
 from stillfresh.web.config import settings_of
 from stillfresh.web.sources import kind_for
+from tests.kit.coordinator import VIEWER, post
+from tests.kit.servers.raw import RawUpstream
 
 __all__ = ["DOORS", "Door", "until"]
 

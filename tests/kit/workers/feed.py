@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from feed_kit import Network, comment, said, topic, uuids
-
 from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
+from tests.kit.feed import Network, comment, said, topic, uuids
 
 
 def tell(what: object) -> None:

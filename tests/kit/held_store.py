@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from engine_kit import Sleeper
-
 from stillfresh import Cache, StoreError
 from stillfresh.stores.contract import (
     Ask,
@@ -19,6 +17,7 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 from stillfresh.testing import ManualClock
+from tests.kit.engine import Sleeper
 
 T = TypeVar("T")
 

@@ -9,13 +9,13 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import IO
 from urllib.parse import urlencode
 
 import httpx
 
-WORKER = Path(__file__).parent.parent / "isr" / "upstream_worker.py"
+from tests.kit.processes import ROOT, command
+
 CLI = [sys.executable, "-m", "stillfresh.cli", "serve"]
 
 
@@ -23,7 +23,7 @@ def started(
     stack: ExitStack, command: list[str], log: IO[bytes] | None = None
 ) -> tuple["subprocess.Popen[str]", str]:
     """A process, and the first line it says; ended when the test is over."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
 
     def end() -> None:
         process.kill()
@@ -40,11 +40,11 @@ class Proxy:
     def __init__(self, stack: ExitStack, *options: str, upstream: str | None = None) -> None:
         self._stack = stack
         if upstream is None:
-            upstream = f"http://127.0.0.1:{started(stack, [sys.executable, str(WORKER)])[1]}"
+            upstream = f"http://127.0.0.1:{started(stack, command('upstream'))[1]}"
         self.upstream = upstream
         self._log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        command = [*CLI, "--upstream", self.upstream, "--port", "0", *options]
-        self.process, said = started(stack, command, self._log)
+        serve = [*CLI, "--upstream", self.upstream, "--port", "0", *options]
+        self.process, said = started(stack, serve, self._log)
         found = re.match(r"(http://\S+) in front of", said)
         assert found, said + self.log()
         self.url = found[1]

@@ -4,12 +4,12 @@ import json
 from contextlib import AsyncExitStack
 from typing import Any
 
-from live_kit import Upstream, served
 from playwright.async_api import Page
 from starlette.responses import HTMLResponse
 from starlette.types import Receive, Scope, Send
 
 from stillfresh.web import Gateway, gateway
+from tests.kit.live import Upstream, served
 
 __all__ = ["AUTOMATIC", "Site", "show", "text_is"]
 

@@ -4,14 +4,30 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+def command(worker: str, *arguments: object) -> list[str]:
+    """Runs a program of `tests.kit.workers`, with `cwd=ROOT`."""
+    return [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        f"tests.kit.workers.{worker}",
+        *map(str, arguments),
+    ]
 
 
 class Process:
     """Has said that it is ready, and waits for `go`; ended with the stack, however a test ends."""
 
-    def __init__(self, stack: ExitStack, worker: Path, *arguments: str) -> None:
+    def __init__(self, stack: ExitStack, worker: str, *arguments: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(worker), *arguments],
+            command(worker, *arguments),
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,0 +1,1 @@
+"""Proxies that lose, hold back and make up what they are told to."""

@@ -1,0 +1,1 @@
+"""Servers on free ports of the loopback, and what makes them misbehave."""

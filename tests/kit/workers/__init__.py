@@ -1,0 +1,1 @@
+"""Programs that a test starts as processes of their own: `tests.kit.processes.command`."""
