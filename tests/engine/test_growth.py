@@ -135,7 +135,7 @@ class TestE28Collection:
             failure,
             Record(copy, 3.0, failure),
             Ask("a", tags=("t",)),
-            MemoryRow(1, copy),
+            MemoryRow(copy),
         ]
         assert not any(gc.is_tracked(it) for it in held)
 

@@ -45,7 +45,7 @@ class TestS3MemoryStore(StoreConformance):
             await store.release(
                 "price", [grant for grant in grants.values() if isinstance(grant, Lease)]
             )
-        assert (store._rows.size, store._rows.tagged._keys, store._rows.leased) == (0, {}, {})
+        assert (len(store._rows), store._rows.tagged._keys, store._rows.leased) == (0, {}, {})
 
     @pytest.mark.parametrize("limit", [0, -1])
     def test_refuses_a_bad_limit(self, limit: int) -> None:
@@ -148,7 +148,7 @@ class TestE28Growth:
         monkeypatch.setattr(rows, "freed", lambda: (it for it in freed() if turns.touched()))
         await turns.follow(store.close())
         assert turns.longest == SLICE
-        assert not any(rows._parts)
+        assert not any(rows.parts)
         await store.open()
         assert (await store.stats()).copies == 0
 
