@@ -8,7 +8,7 @@ mark in place however long the value is; then come the tags, the error and the v
 Pure: bytes in, records out. The scripts read the same fields (`scripts.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import isfinite
 from re import compile as pattern
@@ -44,9 +44,6 @@ MOST_FAILURES: Final = 0xFFFFFFFF
 GLANCE: Final = 512
 """Bytes that tell all but the value, unless an error or the tags are very long."""
 
-MANY: Final = 20
-"""Ids in one MGET: large values come in several replies, each with its own time."""
-
 KIND: Final = pattern(r"[a-z][a-z0-9_]*")
 PREFIX: Final = pattern(r"[A-Za-z0-9_.:-]{1,64}")
 GLOB: Final = pattern(rb"[*?\[\]\\^-]")
@@ -54,8 +51,6 @@ GLOB: Final = pattern(rb"[*?\[\]\\^-]")
 MARKS: Final = tuple(Mark)
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
-Read: TypeAlias = tuple[Command, list[str]]
-"""A command, and the ids that its reply tells of."""
 
 
 class RedisKey:
@@ -114,17 +109,6 @@ class Places:
         """For each bucket its base, and the key of its ids that have the tag."""
         name = tag.encode(errors="surrogatepass")
         return [(base, base + b"#" + name) for base in self.bases]
-
-
-def reads_of(places: Mapping[str, RedisKey], known: Mapping[str, str]) -> list[Read]:
-    """A glance at each that is known, and the others by MGET."""
-    glances = [id_ for id_ in places if id_ in known]
-    others = [id_ for id_ in places if id_ not in known]
-    reads: list[Read] = [(("GETRANGE", places[id_].key, 0, GLANCE - 1), [id_]) for id_ in glances]
-    for first in range(0, len(others), MANY):
-        some = others[first : first + MANY]
-        reads.append((("MGET", *(places[id_].key for id_ in some)), some))
-    return reads
 
 
 def padded(token: str | None) -> bytes:

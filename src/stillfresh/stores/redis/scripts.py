@@ -8,7 +8,8 @@ twice never grants the same one again, and one that is sent again finds its leas
 What a step leaves has a time to live that covers every reader it may serve, and a minute for clocks
 that differ; the sets of a tag live at least as long as any of their ids.
 
-`evict` and `count` walk over the whole database in slices and are no steps: they may cross slots.
+EVICT and COUNT walk over the whole database in slices, GLANCES reads many ids with one reply. They
+are no steps: they may cross slots.
 """
 
 from dataclasses import dataclass, field
@@ -280,6 +281,15 @@ end
 return {{found[1], copies, leases, bytes}}
 """)
 
+GLANCES: Final = Script("""#!lua flags=no-writes,allow-cross-slot-keys
+local found, last = {}, tonumber(ARGV[1]) - 1
+for at, key in ipairs(KEYS) do
+  local text = redis.pcall('GETRANGE', key, 0, last)
+  found[at] = type(text) == 'string' and text or ''
+end
+return found
+""")
+
 BY_SHA: Final = {
     script.sha: script
     for script in (
@@ -292,6 +302,7 @@ BY_SHA: Final = {
         DELETE,
         EVICT,
         COUNT,
+        GLANCES,
     )
 }
 """A server that was started anew has forgotten them."""
