@@ -365,7 +365,7 @@ class TestE15Options:
     @pytest.mark.parametrize("option", ["max_batch", "concurrency", "max_entries"])
     def test_a_bad_count(self, cache: Cache, upstream: Upstream, option: str, bad: Any) -> None:
         """A whole number of 1 or more."""
-        says = f"price: {option} must be a whole number of 1 or more, not "
+        says = f"price: {option}: must be a whole number of 1 or more, not "
         with pytest.raises(ConfigError, match=says):
             declare(cache, upstream, **{option: bad})
         if option != "max_batch":

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Verdict
-from stillfresh.engine import Core, Private, spec_of
+from stillfresh.engine import Core, Private, Spec, terms_of
 from stillfresh.engine.codec import MsgpackCodec
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, turns, until
@@ -23,24 +22,21 @@ async def nobody(_: list[str]) -> dict[str, Price]:
 @pytest.fixture
 def core(cache: Cache) -> Core[str, Price]:
     """A resource whose reads bring their loaders."""
-    spec = spec_of(
+    spec: Spec[str, Price] = Spec(
         "price",
         nobody,
         MsgpackCodec[Price](Price, "price"),
         None,
-        fresh_for=30,
-        stale_for=60,
-        error_for=0,
-        absent_for=30,
-        jitter=0.0,
+        terms_of("price", 30, 60, 0, 30),
         max_batch=1,
         concurrency=4,
         max_entries=10,
         memory_for=0,
         lease_for=5,
         load_timeout=30,
+        by_id=False,
     )
-    return cache.declare(replace(spec, by_id=False), str, str)
+    return cache.declare(spec, str, str)
 
 
 class Asked:

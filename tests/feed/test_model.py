@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,12 @@ DAYS = st.sampled_from([1, 7, 30])
 FRESH_FOR = 300
 
 
+def no_dice(engine: FeedEngine) -> None:
+    """Cooldowns to the second."""
+    life = engine._serving.engine._life
+    life._new_runtime = partial(life._new_runtime, dice=lambda: 0.0)  # type: ignore[call-arg]
+
+
 class Refused(Exception):
     """The network does not want it."""
 
@@ -53,7 +60,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.clock, self.network = ManualClock(NOW), Network()
         self.cache = FeedCache.open(self.home / "feed.db", clock=self.clock)
         self.engine = FeedEngine(self.cache, self.network, clock=self.clock)
-        self.engine._serving.engine._life._dice = lambda: 0.0  # cooldowns to the second
+        no_dice(self.engine)
         self.heard = Heard(self.engine)
         self.rows: dict[str, Topic] = {}
         """What the file should have, by uuid."""
@@ -399,7 +406,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.cache.close()
         self.cache = FeedCache.open(self.home / "feed.db", clock=self.clock)
         self.engine = FeedEngine(self.cache, self.network, clock=self.clock)
-        self.engine._serving.engine._life._dice = lambda: 0.0  # cooldowns to the second
+        no_dice(self.engine)
         self.heard = Heard(self.engine)
 
     @invariant()

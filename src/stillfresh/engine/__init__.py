@@ -20,7 +20,7 @@ from stillfresh.engine.model import (
     RetryAfter,
 )
 from stillfresh.engine.resource import Function, Handle, Resource
-from stillfresh.engine.spec import Spec, spec_of
+from stillfresh.engine.spec import Spec, terms_of
 from stillfresh.engine.stats import CacheStats, ResourceStats, prometheus_text
 from stillfresh.engine.watch import Update, Watch
 
@@ -48,5 +48,5 @@ __all__ = [
     "Update",
     "Watch",
     "prometheus_text",
-    "spec_of",
+    "terms_of",
 ]

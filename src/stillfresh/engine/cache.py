@@ -13,7 +13,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import replace
+from functools import partial
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from stillfresh.clock import Clock, checked_clock
@@ -32,8 +32,9 @@ from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Loaded
 from stillfresh.engine.resource import Function, Resource, text_of
-from stillfresh.engine.spec import Runtime, Spec, spec_of
+from stillfresh.engine.spec import Spec, terms_of
 from stillfresh.engine.stats import CacheStats
+from stillfresh.engine.tasks import Runtime
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.slices import sliced
 from stillfresh.stores.contract import Store
@@ -68,14 +69,11 @@ class Cache:
         self._private = isinstance(store, str) and store.startswith("memory:")
         self._store = store_for(store, clock)
         self._cores: dict[str, Core[Any, Any]] = {}
-        self._life = Lifecycle(
-            self._store,
-            self._cores,
-            clock=self.clock,
-            sleep=sleep,
-            dice=dice,
-            grace=seconds(grace, name="grace"),
+        within = seconds(grace, name="grace")
+        new_runtime = partial(
+            Runtime, self._store, self.clock, sleep=sleep, dice=dice, grace=within
         )
+        self._life = Lifecycle(self._store, self._cores, new_runtime)
 
     def batched(
         self,
@@ -100,16 +98,12 @@ class Cache:
 
         def decorate(loader: BatchLoader[K, V]) -> Resource[K, V]:
             key_type, value_type = batch_types(kind, loader)
-            spec = spec_of(
+            spec: Spec[K, V] = Spec(
                 kind,
                 loader,
                 codec if codec is not None else MsgpackCodec[V](value_type, kind),
                 tags,
-                fresh_for=fresh_for,
-                stale_for=stale_for,
-                error_for=error_for,
-                absent_for=absent_for,
-                jitter=jitter,
+                terms_of(kind, fresh_for, stale_for, error_for, absent_for, jitter),
                 max_batch=max_batch,
                 concurrency=concurrency,
                 max_entries=max_entries,
@@ -152,24 +146,20 @@ class Cache:
             def tagged(call: Call[P]) -> Sequence[str]:
                 return tags(*call.args, **call.kwargs) if tags is not None else ()
 
-            spec = spec_of(
+            spec: Spec[Call[P], V] = Spec(
                 kind,
                 load,
                 codec if codec is not None else MsgpackCodec[V](signature.value_type, kind),
                 tagged if callable(tags) else tags,
-                fresh_for=fresh_for,
-                stale_for=stale_for,
-                error_for=error_for,
-                absent_for=0,
-                jitter=jitter,
+                terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
                 max_batch=1,
                 concurrency=concurrency,
                 max_entries=max_entries,
                 memory_for=memory_for,
                 lease_for=lease_for,
                 load_timeout=load_timeout,
+                by_id=False,
             )
-            spec = replace(spec, by_id=False)
             core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
             return Function(core, signature, self.clock)
 

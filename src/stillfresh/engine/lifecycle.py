@@ -1,21 +1,20 @@
 """Opened once, closed cleanly, on one event loop at a time (E13, E21); not in a forked child."""
 
 import asyncio
-import contextvars
 import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from stillfresh.clock import Clock
-from stillfresh.engine.core import Core
-from stillfresh.engine.spec import Runtime
-from stillfresh.engine.tasks import Tasks, looked_at
+from stillfresh.engine.tasks import Runtime, looked_at
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
 from stillfresh.slices import sliced
 from stillfresh.stores.contract import Store
+
+if TYPE_CHECKING:
+    from stillfresh.engine.core import Core
 
 EVICT_EVERY: Final = 3600.0
 
@@ -28,21 +27,13 @@ class Lifecycle:
     def __init__(
         self,
         store: Store,
-        cores: Mapping[str, Core[Any, Any]],
-        *,
-        clock: Clock,
-        sleep: Callable[[float], Awaitable[object]],
-        dice: Callable[[], float],
-        grace: float,
+        cores: "Mapping[str, Core[Any, Any]]",
+        new_runtime: Callable[[], Runtime],
     ) -> None:
         self.opened: Runtime | None = None
         self._store = store
         self._cores = cores
-        self._clock = clock
-        self._sleep = sleep
-        self._dice = dice
-        self._grace = grace
-        self._tasks = Tasks()
+        self._new_runtime = new_runtime
         self._loop: asyncio.AbstractEventLoop | None = None
         """That which it is open on, or being opened or closed."""
         self._opening: asyncio.Task[Runtime] | None = None
@@ -122,7 +113,6 @@ class Lifecycle:
             return
         self._is_left = self._is_left or self.opened is not None or self._opening is not None
         self._loop = self._opening = self._closing = self._keeper = self.opened = None
-        self._tasks = Tasks()
         for core in self._cores.values():
             core.leave()
 
@@ -135,27 +125,14 @@ class Lifecycle:
         except BaseException:
             self._opening = self._loop = None
             raise
-        self.opened = Runtime(
-            loop=asyncio.get_running_loop(),
-            store=self._store,
-            clock=self._clock,
-            read_now=self._store.read_now if self._store.reads_inline else None,
-            sleep=self._sleep,
-            dice=self._dice,
-            spawn=self._tasks.spawn,
-            child=self._tasks.child,
-            step=self._tasks.step,
-            finish=self._tasks.finish,
-            context=contextvars.Context(),
-            grace=self._grace,
-        )
+        runtime = self.opened = self._new_runtime()
         for core in self._cores.values():
-            core.open(self.opened)
+            core.open(runtime)
         if self._store.needs_eviction and not self._is_ended_loop():
-            self._tasks.spawn(_evict_now_and_then(self._store, self._clock), None)
+            runtime.spawn(_evict_now_and_then(runtime))
         await self._stay()
         self._opening = None
-        return self.opened
+        return runtime
 
     async def _stay(self) -> None:
         """Until the loop ends, if it says so: `asyncio.run` closes the generators under way."""
@@ -205,14 +182,15 @@ class Lifecycle:
     async def _end(self, *, keeps: bool = False) -> None:
         """`keeps`: the store is not bound to the loop that ends, and stays open."""
         keeper, self._keeper = self._keeper, None
-        self.opened = None
+        runtime, self.opened = self.opened, None
         self._is_left = not keeps  # until the store is closed: this may be cut off
         for core in self._cores.values():
             core.close()
         for core in tuple(self._cores.values()):  # one may be declared between two slices
             async for _ in sliced(core.memory.freed()):
                 pass
-        await self._tasks.end(self._grace)
+        if runtime is not None:
+            await runtime.end(runtime.grace)
         if not keeps:
             await self._store.close()
             self._is_left = False
@@ -227,11 +205,11 @@ class Lifecycle:
                 await self._store.close()
 
 
-async def _evict_now_and_then(store: Store, clock: Clock) -> NoReturn:
+async def _evict_now_and_then(runtime: Runtime) -> NoReturn:
     """Until it is cancelled; a store that is away is tried again the next time."""
     while True:
         await asyncio.sleep(EVICT_EVERY)
         try:
-            await store.evict(clock())
+            await runtime.store.evict(runtime.clock())
         except StoreError as exc:
             logger.warning("the store could not evict: %s", exc)

@@ -41,7 +41,8 @@ from stillfresh.engine.rules import (
     plan_wait,
     watched_until,
 )
-from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.spec import Spec
+from stillfresh.engine.tasks import Runtime
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Verdict

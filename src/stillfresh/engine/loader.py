@@ -24,9 +24,9 @@ from stillfresh.engine.rules import (
     results_of,
     stamped,
 )
-from stillfresh.engine.spec import Runtime, Spec
+from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import Counts
-from stillfresh.engine.tasks import looked_at
+from stillfresh.engine.tasks import Runtime, looked_at
 from stillfresh.errors import LoadFailed, StoreError, error_text
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from stillfresh.engine.core import Core
 from stillfresh.engine.model import Origin
 from stillfresh.engine.rules import kept, stamped, watched_until
-from stillfresh.engine.spec import Runtime, Spec
-from stillfresh.engine.tasks import looked_at
+from stillfresh.engine.spec import Spec
+from stillfresh.engine.tasks import Runtime, looked_at
 from stillfresh.errors import ConfigError, StoreError, error_text
 from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Newer, Record
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
@@ -22,8 +23,8 @@ from stillfresh.engine.rules import (
     plan_read,
     verdict_of,
 )
-from stillfresh.engine.spec import Owner, Runtime, Spec
-from stillfresh.engine.tasks import is_cancelled, looked_at
+from stillfresh.engine.spec import Spec
+from stillfresh.engine.tasks import Runtime, is_cancelled, looked_at
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
@@ -70,7 +71,7 @@ class Reads(Generic[K, V]):
     """What a resource answers, from memory, the store or a load."""
 
     def __init__(
-        self, spec: Spec[K, V], owner: Owner, memory: Memory[K, V], text: Callable[[K], str]
+        self, spec: Spec[K, V], owner: Lifecycle, memory: Memory[K, V], text: Callable[[K], str]
     ) -> None:
         self.spec = spec
         self.memory = memory

@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any
+
+from stillfresh.clock import Clock
+from stillfresh.stores.contract import Record, Store
 
 logger = logging.getLogger(__name__)
 
@@ -16,11 +19,15 @@ class Tasks:
         self._cancelled: set[asyncio.Task[Any]] = set()
         self._awaited: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, Any], context: Context | None) -> asyncio.Task[Any]:
+    def spawn(
+        self, work: Coroutine[Any, Any, Any], context: Context | None = None
+    ) -> asyncio.Task[Any]:
         """Closing cancels it."""
         return _kept(self._cancelled, work, context)
 
-    def child(self, work: Coroutine[Any, Any, Any], context: Context | None) -> asyncio.Task[Any]:
+    def child(
+        self, work: Coroutine[Any, Any, Any], context: Context | None = None
+    ) -> asyncio.Task[Any]:
         """Its parent cancels it; closing waits for it."""
         return _kept(self._awaited, work, context)
 
@@ -29,7 +36,7 @@ class Tasks:
 
         A request to the store that is cut off may have been done, with nobody to know it.
         """
-        task = self.child(work, None)
+        task = self.child(work)
         asyncio.tasks._unregister_task(task)  # noqa: SLF001 (documented for those who make tasks)
         return task
 
@@ -45,6 +52,32 @@ class Tasks:
         _, late = await asyncio.wait(busy, timeout=grace)
         for task in late:
             logger.error("still running %g s after close: %r", grace, task)
+
+
+class Runtime(Tasks):
+    """What all resources of a cache share while it is open."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[object]],
+        dice: Callable[[], float],
+        grace: float,
+    ) -> None:
+        super().__init__()
+        self.loop = asyncio.get_running_loop()
+        self.store = store
+        self.read_now: Callable[..., dict[str, Record]] | None = (
+            store.read_now if store.reads_inline else None
+        )
+        """Reads on the spot, where the store can."""
+        self.clock = clock
+        self.sleep = sleep
+        self.dice = dice
+        self.grace = grace
+        """Seconds in which its tasks have to end when the cache closes."""
+        self.context = Context()
 
 
 def _kept(

@@ -14,7 +14,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine.driver import SHORTEST_PAUSE, SLICE, Driver, new_lane
 from stillfresh.engine.lane import LaneState
 from stillfresh.engine.model import Answer, left_of
-from stillfresh.engine.spec import Runtime
+from stillfresh.engine.tasks import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
 

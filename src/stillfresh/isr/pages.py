@@ -9,14 +9,23 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from typing import Final, Self, TypeAlias
 
 from msgspec import structs
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Answer, Cache, CacheStats, Core, Explanation, Loaded, Private, spec_of
+from stillfresh.engine import (
+    Answer,
+    Cache,
+    CacheStats,
+    Core,
+    Explanation,
+    Loaded,
+    Private,
+    Spec,
+    terms_of,
+)
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
@@ -95,29 +104,25 @@ class PageCache:
         self.keep_for = max(self._stale_for, self._error_for)
         is_private = isinstance(store, str) and store.startswith("memory:")
         most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
-        spec = spec_of(
+        terms = terms_of(KIND, 0, stale_for, error_for, UNSHARED_FOR)
+        spec: Spec[PageKey, Stored] = Spec(
             KIND,
             _nobody,
             PageCodec(is_packed=not is_private),
             _tags_of,
-            fresh_for=0,
-            stale_for=stale_for,
-            error_for=error_for,
-            absent_for=UNSHARED_FOR,
-            jitter=0.0,
+            structs.replace(terms, absent_stale_for=UNSHARED_KEPT),
             max_batch=1,
             concurrency=CONCURRENCY,
             max_entries=max_entries,
             memory_for=memory_for,
             lease_for=lease_for,
             load_timeout=render_timeout,
+            by_id=False,
         )
         named = for_tenant(store_for(store, clock), tenant)
         own = MemoryStore(clock=clock, max_copies=spec.max_entries)
-        chosen = own if is_private else bounded(shaped(named, spec.terms.policy), *most)
+        chosen = own if is_private else bounded(shaped(named, terms.policy), *most)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
-        terms = structs.replace(spec.terms, absent_stale_for=UNSHARED_KEPT)
-        spec = replace(spec, by_id=False, terms=terms)
         self.core: Core[PageKey, Stored] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private
         )
