@@ -1,16 +1,17 @@
-"""What memory keeps, what is counted (also for G6), what is explained: E9, E10, E12, E14."""
+"""What memory keeps, what is counted (also for G6), what is explained: E9, E10, E12, E14, E27."""
 
 import asyncio
 import re
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 
 import msgspec
 import pytest
 
-from stillfresh import Cache, LoadFailed, Origin, Resource, ResourceStats, Verdict
+from stillfresh import Cache, LoadFailed, Origin, Resource, ResourceStats, Verdict, engine
 from stillfresh.engine.rules import age_bucket
 from stillfresh.engine.stats import Counts
 from stillfresh.stores.contract import Failure, Record
@@ -107,7 +108,7 @@ class TestE9Memory:
         await prices("a")
         runtime = prices._core._runtime
         assert runtime is not None
-        prices._core.open(replace(runtime, read_now=refused))
+        runtime.read_now = refused
         answers = []
         for _ in range(5):
             clock.advance(0.01)
@@ -497,6 +498,29 @@ class TestE14LoaderCalls:
         prices = declare(cache, upstream, max_batch=max_batch)
         await prices.get_many(str(number) for number in range(1000))
         assert len(upstream.calls) == -(-1000 // max_batch)
+
+
+class TestE27ColdKeys:
+    async def test_a_cold_key_takes_few_steps(self) -> None:
+        """At most eleven calls inside the engine for each of 1,000 keys: a call is what costs."""
+        calls = Counter[str]()
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            if event == "call":
+                calls[str(Path(frame.f_code.co_filename).parent)] += 1
+
+        async with Cache("memory://") as cache:
+
+            @cache.batched("price", fresh_for=30)
+            async def prices(skus: list[str]) -> dict[str, int]:
+                return dict.fromkeys(skus, 1)
+
+            sys.setprofile(note)
+            try:
+                await prices.get_many(str(number) for number in range(1000))
+            finally:
+                sys.setprofile(None)
+        assert calls[str(Path(engine.__file__).parent)] <= 11_000
 
 
 class TestE12Entries:

@@ -165,6 +165,15 @@ class TestE17Put:
         with pytest.raises(TypeError, match="ttl"):
             await prices.put("a", KNOWN, ttl=3)  # type: ignore[call-arg]
 
+    async def test_an_unknown_term_is_refused(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """By its name, with the terms that there are; nothing is put."""
+        for put in (prices.put("a", KNOWN, fresh=5), prices.put_many({"a": KNOWN}, fresh=5)):  # type: ignore[call-arg]
+            with pytest.raises(TypeError, match=r"'fresh'.*fresh_for, stale_for, error_for"):
+                await put
+        assert version(await prices.get("a")) == upstream.version
+
     async def test_of_a_function_by_its_handle(self, cache: Cache) -> None:
         """By its arguments, as a call would name them."""
 

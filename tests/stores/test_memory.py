@@ -8,7 +8,7 @@ import pytest
 
 from stillfresh import Clock, ConfigError, Policy
 from stillfresh.slices import SLICE
-from stillfresh.stores.contract import Ask, Copy, Lease, Mark, StoreStats
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Store, StoreStats
 from stillfresh.stores.memory import MemoryRows, MemoryStore
 from stillfresh.testing import ManualClock, StoreConformance
 
@@ -20,6 +20,18 @@ MANY = 3 * SLICE + 1
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(start=1_700_000_000.0)
+
+
+class TestS1Contract:
+    def test_a_store_without_a_step_cannot_be_made(self) -> None:
+        """Python refuses it and names what is missing, before anything is cached in it."""
+
+        class Forgetful(Store):
+            async def open(self) -> None:
+                pass
+
+        with pytest.raises(TypeError, match="publish"):
+            Forgetful()  # type: ignore[abstract]
 
 
 class TestS3MemoryStore(StoreConformance):

@@ -16,14 +16,16 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from stillfresh.engine.explain import explain
+from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Explanation, Origin, Outcome
 from stillfresh.engine.queue import OneByOne
 from stillfresh.engine.read import Reads, ReadStep
 from stillfresh.engine.rules import NOTHING, Serve, refresh_times, verdict_of, watched_until
-from stillfresh.engine.spec import Owner, Runtime, Spec
+from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import ResourceStats
+from stillfresh.engine.tasks import Runtime
 from stillfresh.engine.watcher import Watcher
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Record
@@ -38,7 +40,7 @@ class Core(Reads[K, V]):
     def __init__(
         self,
         spec: Spec[K, V],
-        owner: Owner,
+        owner: Lifecycle,
         memory: Memory[K, V],
         *,
         text: Callable[[K], str],
@@ -86,13 +88,16 @@ class Core(Reads[K, V]):
         for key in stale:
             self._join(key, texts[key], records.get(texts[key], NOTHING), waiter)
         self.loads.flush_soon()
-        if fresh := [key for key, at in times.items() if at > now]:
-            yield dict.fromkeys(fresh)
-        while waiter.missing or waiter.outcomes:
-            await self.loads.wait(waiter, stale)
-            ended = waiter.ended()
-            stale = [key for key in stale if key not in ended]
-            yield {**ended}
+        try:
+            if fresh := [key for key, at in times.items() if at > now]:
+                yield dict.fromkeys(fresh)
+            while waiter.missing or waiter.outcomes:
+                await self.loads.wait(waiter, stale)
+                ended = waiter.ended()
+                stale = [key for key in stale if key not in ended]
+                yield {**ended}
+        finally:
+            self.loads.queue.leave(waiter, stale)
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For watchers: when each is to be refreshed."""

@@ -176,13 +176,17 @@ class Queue(Generic[K, V]):
         try:
             await waiter.future
         except asyncio.CancelledError:
-            for key in keys:
-                if (flight := self.flights.get(key)) is not None:
-                    flight.waiters.pop(waiter, None)
+            self.leave(waiter, keys)
             raise
         finally:
             for flight in flights:
                 waiting_for.remove(flight)
+
+    def leave(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
+        """E3: a load that has not begun is dropped if nobody else waits for it."""
+        for key in keys:
+            if (flight := self.flights.get(key)) is not None:
+                flight.waiters.pop(waiter, None)
 
     async def pause(self, batch: Batch, sleep: Awaitable[object]) -> None:
         """E5: or until a put of this process, which may hold the lease, has ended."""

@@ -7,9 +7,10 @@ the fence, checked in the same atomic step as the write; its expiry only permits
 Times are wall-clock seconds. `now` is the store's own clock, read inside the step.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
@@ -149,7 +150,7 @@ Generations: TypeAlias = Mapping[str, str] | None
 """Those that a reader has, by id."""
 
 
-class Store(Protocol):
+class Store(ABC):
     """Every method takes many ids of one kind; failures of the store are `StoreError`.
 
     A store inherits from this class and declares what it can do besides the steps: nobody probes.
@@ -166,9 +167,11 @@ class Store(Protocol):
     shapes: "dict[str, Shape] | None" = None
     """I2: where others can read the values, how those of a kind are laid out for them."""
 
+    @abstractmethod
     async def open(self) -> None:
         """Ready for work; opening an open store changes nothing."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Nothing is left behind; it can be opened again."""
 
@@ -191,6 +194,7 @@ class Store(Protocol):
         del kind, ids, known
         raise TypeError(f"{type(self).__name__} does not read inline")
 
+    @abstractmethod
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         """For each: Newer if the copy is not the one seen, Held if the lease is live (unless it is
         to be taken over), Newer if a failure is not the one seen, else a Lease.
@@ -199,35 +203,44 @@ class Store(Protocol):
         in the step that grants the new one.
         """
 
+    @abstractmethod
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         """Store each copy whose lease is live, end that lease and forget the failure.
 
         One atomic step for each id. Returns the ids that were superseded: nothing of theirs shows.
         """
 
+    @abstractmethod
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         """Extend the live leases to `now + lease_for`; returns the ids that were lost."""
 
+    @abstractmethod
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
         """End those leases that are still theirs, and note the failure of each that failed."""
 
+    @abstractmethod
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """Void the leases first, then mark the copies; both are done when it returns."""
 
+    @abstractmethod
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """The same for every id that was leased with the tag; returns them as (kind, id)."""
 
+    @abstractmethod
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         """Forget everything about each id: copy, lease, failure, tags."""
 
+    @abstractmethod
     async def evict(self, before: float) -> int:
         """Drop the copies that were gone before then, and what is left of dead leases; how many."""
 
+    @abstractmethod
     async def stats(self) -> StoreStats:
         """What is in it now."""
 
+    @abstractmethod
     async def entries(
         self,
         kind: str | None = None,
