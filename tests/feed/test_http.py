@@ -384,7 +384,7 @@ class TestF6Size:
     async def test_a_bomb(self, server: FeedServer) -> None:
         """A few kilobytes that stand for many megabytes are never unpacked beyond the bound."""
         bomb = packed(bytes(2**24))
-        body = BodyReader("gzip", 1_000)
+        body = BodyReader(1_000, "gzip")
         with pytest.raises(Unreadable):
             body.add(bomb)
         assert len(body.data) == 1_001

@@ -17,27 +17,27 @@ tried twice here: the engine's cooldowns do that.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
-from stillfresh.errors import ConfigError, NotOpen, shown, shown_address
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown, shown_address
 from stillfresh.feed.model import Comment, Topic
-from stillfresh.feed.rules import checked_comments, checked_topic, json_object
-from stillfresh.feed.wire import (
-    FeedHttpError,
-    FeedRequest,
-    comments_of,
-    encoded,
-    index_topics,
-    topic_of,
+from stillfresh.feed.rules import (
+    LARGEST,
+    JsonRecords,
+    checked_comments,
+    checked_topic,
+    json_object,
 )
-from stillfresh.http.body import Unreadable, whole
+from stillfresh.http.body import BodyReader, Unreadable, whole
 from stillfresh.http.fields import checked_headers, pause_of
 
 try:
@@ -55,14 +55,46 @@ if TYPE_CHECKING:
 __all__ = ["FeedHttpError", "HttpFeedSource"]
 
 T = TypeVar("T")
+R = TypeVar("R", Topic, Comment)
 
 MOST_REDIRECTS: Final = 5
 EXCERPT: Final = 100
 """Bytes of an error's body that are read at all."""
+LONGEST: Final = 300
+"""Characters of a URL, or of an answer, that an error shows."""
 KEPT: Final = 20
 """Idle connections."""
 ABSENT: Final = frozenset({404, 410})
 BUSY: Final = frozenset({429, 503})
+_TOPICS: Final = JsonRecords(Topic, strict=True)
+_COMMENTS: Final = JsonRecords(Comment, strict=True)
+
+
+class FeedHttpError(StillfreshError):
+    """The network did not say what was asked of it; `status` is None where it said nothing."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class FeedRequest(msgspec.Struct, frozen=True):
+    """What is asked, and how an error speaks of it; its URL holds no credentials."""
+
+    method: str
+    url: str
+    expected: str
+    content: bytes | None = None
+
+    def said(self, came: str) -> str:
+        return f"{self.method} {_cut(self.url)}: {_cut(came)}; expected {self.expected}"
+
+    def failed(self, came: str, status: int | None = None) -> FeedHttpError:
+        return FeedHttpError(self.said(came), status)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 class HttpFeedSource:
@@ -92,27 +124,27 @@ class HttpFeedSource:
         self._is_closed = False
 
     async def day_index(self, day: date, category: str | None) -> list[Topic]:
-        query = "" if category is None else f"?category={encoded('category', category)}"
+        query = "" if category is None else f"?category={_encoded('category', category)}"
         path = f"/days/{day:%Y-%m-%d}{query}"
-        return await self._get(path, index_topics, "200 and a JSON array of topics")
+        return await self._get(path, _index_topics, "200 and a JSON array of topics")
 
     async def topic(self, uuid: str) -> Topic | None:
-        path = f"/topics/{encoded('uuid', uuid)}"
-        return await _or_none(self._get(path, topic_of, "200 and a topic as JSON, or 404"))
+        path = f"/topics/{_encoded('uuid', uuid)}"
+        return await _or_none(self._get(path, _topic_of, "200 and a topic as JSON, or 404"))
 
     async def comments(self, uuid: str) -> list[Comment]:
-        path = f"/topics/{encoded('uuid', uuid)}/comments"
+        path = f"/topics/{_encoded('uuid', uuid)}/comments"
         expected = "200 and a JSON array of comments, or 404"
-        return await _or_none(self._get(path, comments_of, expected)) or []
+        return await _or_none(self._get(path, _comments_of, expected)) or []
 
     async def create_topic(self, topic: Topic) -> None:
         await self._write("POST", "/topics", msgspec.json.encode(json_object(checked_topic(topic))))
 
     async def delete_topic(self, uuid: str) -> None:
-        await _or_none(self._write("DELETE", f"/topics/{encoded('uuid', uuid)}"))
+        await _or_none(self._write("DELETE", f"/topics/{_encoded('uuid', uuid)}"))
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
-        path = f"/topics/{encoded('topic_uuid', topic_uuid)}/comments"
+        path = f"/topics/{_encoded('topic_uuid', topic_uuid)}/comments"
         (new,) = checked_comments(topic_uuid, [comment])
         await self._write("POST", path, msgspec.json.encode(json_object(new)))
 
@@ -141,7 +173,9 @@ class HttpFeedSource:
             try:
                 return decode(await whole(response, self._max_bytes))
             except Unreadable as exc:
-                raise request.failed(f"{_kind(response)}: {exc}", response.status_code) from exc
+                kind = response.headers.get("Content-Type")
+                came = "no content type," if kind is None else shown(kind)
+                raise request.failed(f"{came} with: {exc}", response.status_code) from exc
 
         return await self._exchange(request, read)
 
@@ -242,21 +276,12 @@ def _target(response: httpx2.Response) -> str:
 
 async def _excerpt(response: httpx2.Response) -> str:
     """The beginning of what it says; a body that cannot be read is no news in an error."""
-    data = b""
-    try:
+    body = BodyReader(EXCERPT)
+    with suppress(Unreadable, *request_errors()):
         async for chunk in response.aiter_raw():
-            data += chunk[:EXCERPT]
-            if len(data) >= EXCERPT:
-                break
-    except request_errors():
-        pass
-    is_plain = "Content-Encoding" not in response.headers
-    return f", {shown(data.decode(errors='replace'))}" if data and is_plain else ""
-
-
-def _kind(response: httpx2.Response) -> str:
-    kind = response.headers.get("Content-Type")
-    return "no content type, with" if kind is None else f"{shown(kind)} with"
+            body.add(chunk)
+    is_plain = body.data and "Content-Encoding" not in response.headers
+    return f", {shown(body.data[:EXCERPT].decode(errors='replace'))}" if is_plain else ""
 
 
 def _is_near(request: httpx2.Request, following: httpx2.Request) -> bool:
@@ -272,3 +297,52 @@ def _checked_base(base_url: object) -> tuple[str, tuple[str, str] | None]:
         raise ConfigError(f"base_url: {like}, not {shown_address(base_url)}")
     auth = (url.username, url.password) if url.userinfo else None
     return str(url.copy_with(userinfo=b"")).rstrip("/"), auth
+
+
+def _index_topics(data: bytes) -> list[Topic]:
+    """All of a day or none: one entry left out would look like a topic that is gone.
+
+    An index carries no bodies: a preview or an empty one must not stand for the topic's own.
+    """
+    topics = _sound(_decoded(_TOPICS.all, data))
+    return [
+        topic if topic.body is None else msgspec.structs.replace(topic, body=None)
+        for topic in topics
+    ]
+
+
+def _topic_of(data: bytes) -> Topic:
+    return _sound([_decoded(_TOPICS.one, data)])[0]
+
+
+def _comments_of(data: bytes) -> list[Comment]:
+    return _sound(_decoded(_COMMENTS.all, data))
+
+
+def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+    try:
+        return decode(data)
+    except (ValueError, RecursionError) as exc:
+        text = shown(data[:100].decode(errors="replace"))
+        raise Unreadable(f"{text} ({exc})" if data else "nothing") from exc
+
+
+def _sound(records: list[R]) -> list[R]:
+    """What the types cannot say: a name that is not empty, a time that fits."""
+    for place, record in enumerate(records):
+        if not record.topic_uuid or (isinstance(record, Comment) and not record.comment_uuid):
+            raise Unreadable(f"an empty uuid - at `$[{place}]`")
+        if not -LARGEST <= record.created_at < LARGEST:
+            raise Unreadable(f"a time beyond 64 bits - at `$[{place}].created_at`")
+    return records
+
+
+def _encoded(name: str, text: object) -> str:
+    """One segment of a path or one value of a query, whatever characters it has."""
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{name}: must be text that is not empty, not {shown(text)}")
+    try:
+        segment = quote(text, safe="")
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{name}: {shown(text)} is no valid text: {exc.reason}") from exc
+    return segment.replace(".", "%2E") if segment in {".", ".."} else segment

@@ -2,6 +2,7 @@
 
 import asyncio
 import zlib
+from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Final
 
 from stillfresh.errors import shown
@@ -17,9 +18,9 @@ class Unreadable(ValueError):
 
 
 class BodyReader:
-    """The bytes of an answer, without their compression, and never more than `most` of them."""
+    """The bytes of a body, without their compression, and never more than `most` of them."""
 
-    def __init__(self, encoding: str, most: int) -> None:
+    def __init__(self, most: int, encoding: str = "") -> None:
         name = encoding.strip().lower()
         if name not in {"", "identity", "gzip", "x-gzip"}:
             raise Unreadable(f"a body encoded as {shown(encoding)}, not as gzip or not at all")
@@ -50,10 +51,16 @@ class BodyReader:
         return bytes(self.data)
 
 
-async def whole(response: "httpx2.Response", most: int) -> bytes:
+async def collected(chunks: AsyncIterable[bytes], most: int, encoding: str = "") -> bytes:
     """Read as it comes, so that more than is allowed is never held, packed or unpacked."""
-    body = BodyReader(response.headers.get("content-encoding", ""), most)
-    async for chunk in response.aiter_raw():
+    body = BodyReader(most, encoding)
+    async for chunk in chunks:
         body.add(chunk)
         await asyncio.sleep(0)  # a thousand tiny chunks that came at once are not one step
     return body.end()
+
+
+async def whole(response: "httpx2.Response", most: int) -> bytes:
+    """The body of an upstream's answer."""
+    encoding = response.headers.get("content-encoding", "")
+    return await collected(response.aiter_raw(), most, encoding)

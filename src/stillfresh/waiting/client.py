@@ -20,7 +20,7 @@ from stillfresh.backoff import spread
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError
 from stillfresh.http.body import whole
-from stillfresh.http.client import checked_url
+from stillfresh.http.client import checked_url, new_client
 from stillfresh.http.fields import checked_headers
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.messages import (
@@ -89,9 +89,7 @@ class WaitingClient:
     async def __aenter__(self) -> Self:
         if self._task is not None:
             raise ConfigError("this WaitingClient is open already, or closed; make another one")
-        waits = httpx2.Timeout(None, connect=self._timeout / 2)
-        headers = {**self._headers, "Accept-Encoding": "gzip"}
-        self._http = httpx2.AsyncClient(base_url=self._url, headers=headers, timeout=waits)
+        self._http = new_client(self._timeout, kept=1)
         self._task = asyncio.create_task(self._run(), name="stillfresh-waiting-client")
         return self
 
@@ -145,9 +143,10 @@ class WaitingClient:
     async def _fetch(self) -> list[str]:
         """Whole within `timeout`, and of a sane length, whatever the service sends."""
         assert self._http is not None  # noqa: S101 (entered)
+        headers = {**self._headers, "Accept-Encoding": "gzip"}
         async with (
             asyncio.timeout(self._timeout),
-            self._http.stream("GET", WAITING_LONGEST) as response,
+            self._http.stream("GET", self._url + WAITING_LONGEST, headers=headers) as response,
         ):
             if response.status_code != httpx2.codes.OK:
                 raise LoadFailed(f"{WAITING_LONGEST}: HTTP {response.status_code}")
