@@ -1,32 +1,24 @@
 """A store whose steps a test can hold, break and count; and two caches that share one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from stillfresh import Cache, StoreError
-from stillfresh.stores.contract import (
-    Ask,
-    Copy,
-    Entry,
-    Failure,
-    Grant,
-    Lease,
-    Record,
-    Store,
-    StoreStats,
-)
+from stillfresh.stores.contract import Ask, Lease, Store, WrappedStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Sleeper
 
 T = TypeVar("T")
 
 
-class SteppedStore(Store):
+class SteppedStore(WrappedStore):
     """Any store, without `read_now`: every step takes a turn of the loop, as over a network."""
 
     def __init__(self, inner: Store) -> None:
-        self.inner = inner
+        super().__init__(inner)
+        self.reads_inline = type(self).reads_inline
+        self.outlives_loops = False
         self.calls: list[str] = []
         self.broken: set[str] = set()
         self.alarms: dict[str, BaseException] = {}
@@ -57,7 +49,7 @@ class SteppedStore(Store):
             await gate.wait()
             self.waiting.discard(step)
 
-    async def _step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(name)
         await asyncio.sleep(0)
         await self._pass(name)
@@ -68,59 +60,6 @@ class SteppedStore(Store):
         result = await work()
         await self._pass(f"{name}:done")
         return result
-
-    async def open(self) -> None:
-        await self._step("open", self.inner.open)
-
-    async def close(self) -> None:
-        await self._step("close", self.inner.close)
-
-    async def read(
-        self,
-        kind: str,
-        ids: Sequence[str],
-        known: Mapping[str, str] | None = None,
-        lag: float = 0.0,
-    ) -> dict[str, Record]:
-        return await self._step("read", lambda: self.inner.read(kind, ids, known, lag))
-
-    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        return await self._step("acquire", lambda: self.inner.acquire(kind, asks, lease_for))
-
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        return await self._step("publish", lambda: self.inner.publish(kind, copies))
-
-    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        return await self._step("renew", lambda: self.inner.renew(kind, leases, lease_for))
-
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
-        await self._step("release", lambda: self.inner.release(kind, leases, failures))
-
-    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        await self._step("invalidate", lambda: self.inner.invalidate(kind, ids, soft=soft))
-
-    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        return await self._step("invalidate_tag", lambda: self.inner.invalidate_tag(tag, soft=soft))
-
-    async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self._step("delete", lambda: self.inner.delete(kind, ids))
-
-    async def evict(self, before: float) -> int:
-        return await self._step("evict", lambda: self.inner.evict(before))
-
-    async def stats(self) -> StoreStats:
-        return await self._step("stats", self.inner.stats)
-
-    async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
-    ) -> list[Entry]:
-        return await self._step("entries", lambda: self.inner.entries(kind, search, after, limit))
 
 
 def cache_on(store: Store, clock: ManualClock, sleep: Sleeper, **options: Any) -> Cache:

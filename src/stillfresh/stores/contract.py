@@ -8,9 +8,10 @@ Times are wall-clock seconds. `now` is the store's own clock, read inside the st
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
@@ -18,6 +19,9 @@ from stillfresh.freshness import Policy
 
 if TYPE_CHECKING:
     from stillfresh.stores.bodies import Shape
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., object])
 
 WALKED: Final = 1_000
 """Entries that a walk reads together."""
@@ -266,3 +270,54 @@ class Store(ABC):
         """I17: the store of the tenant's own partitions; None: it has none, and is wrapped."""
         del tenant
         return None
+
+
+def _forwarded(method: Method) -> Method:
+    name = method.__name__
+
+    async def forwarded(self: "WrappedStore", *args: Any, **options: Any) -> object:  # noqa: ANN401
+        return await self.step(name, partial(getattr(self.inner, name), *args, **options))
+
+    return cast("Method", forwarded)
+
+
+class WrappedStore(Store):
+    """Another store, `inner`; every method that is awaited passes through `step`.
+
+    A subclass overrides `step`, or the methods that it changes.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self.reads_inline = inner.reads_inline
+        self.outlives_loops = inner.outlives_loops
+        self.needs_eviction = inner.needs_eviction
+        self.tenant = inner.tenant
+        self.shapes = inner.shapes
+
+    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """`work` calls the method of that name of the store inside."""
+        del name
+        return await work()
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        return self.inner.read_now(kind, ids, known)
+
+    def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
+        return self.inner.walk(kind)
+
+    open = _forwarded(Store.open)
+    close = _forwarded(Store.close)
+    read = _forwarded(Store.read)
+    acquire = _forwarded(Store.acquire)
+    publish = _forwarded(Store.publish)
+    renew = _forwarded(Store.renew)
+    release = _forwarded(Store.release)
+    invalidate = _forwarded(Store.invalidate)
+    invalidate_tag = _forwarded(Store.invalidate_tag)
+    delete = _forwarded(Store.delete)
+    evict = _forwarded(Store.evict)
+    stats = _forwarded(Store.stats)
+    entries = _forwarded(Store.entries)

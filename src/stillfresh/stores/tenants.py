@@ -4,7 +4,7 @@ A store without partitions of its own for tenants is wrapped: ids and tags stand
 `TENANT#<tenant>#`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from msgspec import structs
@@ -21,7 +21,7 @@ from stillfresh.stores.contract import (
     Lease,
     Record,
     Store,
-    StoreStats,
+    WrappedStore,
 )
 
 T = TypeVar("T")
@@ -59,40 +59,31 @@ def for_tenant(store: Store, tenant: str | None) -> Store:
     return store.for_tenant(tenant) or TenantStore(store, tenant)
 
 
-class TenantStore(Store):
+class TenantStore(WrappedStore):
     """A store, less the entries of other tenants. `stats` and `evict` are the whole store's."""
 
     def __init__(self, store: Store, tenant: str) -> None:
+        super().__init__(store)
         self.tenant = tenant
-        self.reads_inline = store.reads_inline
-        self.outlives_loops = store.outlives_loops
-        self.needs_eviction = store.needs_eviction
-        self._store = store
         self._prefix = tenant_prefix(tenant)
-
-    async def open(self) -> None:
-        await self._store.open()
-
-    async def close(self) -> None:
-        await self._store.close()
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        found = await self._store.read(kind, self._named(ids), self._keyed(known or {}), lag)
+        found = await self.inner.read(kind, self._named(ids), self._keyed(known or {}), lag)
         return self._plain(found)
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        return self._plain(self._store.read_now(kind, self._named(ids), self._keyed(known or {})))
+        return self._plain(self.inner.read_now(kind, self._named(ids), self._keyed(known or {})))
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         named = [
             structs.replace(ask, id=self._prefix + ask.id, tags=tuple(self._named(ask.tags)))
             for ask in asks
         ]
-        grants = self._plain(await self._store.acquire(kind, named, lease_for))
+        grants = self._plain(await self.inner.acquire(kind, named, lease_for))
         return {
             id_: structs.replace(grant, id=id_) if isinstance(grant, Lease) else grant
             for id_, grant in grants.items()
@@ -102,34 +93,28 @@ class TenantStore(Store):
         named = {
             self._prefix + id_: (self._lease(lease), copy) for id_, (lease, copy) in copies.items()
         }
-        return self._bare(await self._store.publish(kind, named))
+        return self._bare(await self.inner.publish(kind, named))
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         named = [self._lease(lease) for lease in leases]
-        return self._bare(await self._store.renew(kind, named, lease_for))
+        return self._bare(await self.inner.renew(kind, named, lease_for))
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
         named = [self._lease(lease) for lease in leases]
-        await self._store.release(kind, named, self._keyed(failures or {}))
+        await self.inner.release(kind, named, self._keyed(failures or {}))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        await self._store.invalidate(kind, self._named(ids), soft=soft)
+        await self.inner.invalidate(kind, self._named(ids), soft=soft)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        found = await self._store.invalidate_tag(self._prefix + tag, soft=soft)
+        found = await self.inner.invalidate_tag(self._prefix + tag, soft=soft)
         size = len(self._prefix)
         return [(kind, id_[size:]) for kind, id_ in found if id_.startswith(self._prefix)]
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self._store.delete(kind, self._named(ids))
-
-    async def evict(self, before: float) -> int:
-        return await self._store.evict(before)
-
-    async def stats(self) -> StoreStats:
-        return await self._store.stats()
+        await self.inner.delete(kind, self._named(ids))
 
     async def entries(
         self,
@@ -142,17 +127,23 @@ class TenantStore(Store):
         found: list[Entry] = []
         place = None if after is None else (after[0], self._prefix + after[1])
         while True:
-            page = await self._store.entries(kind, self._prefix, place, limit)
-            own = (self._own(entry) for entry in page)
-            found += [entry for entry in own if entry is not None and search in entry.id]
+            page = await self.inner.entries(kind, self._prefix, place, limit)
+            found += [entry for entry in self._own(page) if search in entry.id]
             if len(found) >= limit or len(page) < limit:
                 return found[:limit]
             place = page[-1].kind, page[-1].id
 
-    def _own(self, entry: Entry) -> Entry | None:
-        if not entry.id.startswith(self._prefix):
-            return None
-        return structs.replace(entry, id=entry.id[len(self._prefix) :])
+    async def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
+        async for page in self.inner.walk(kind):
+            yield self._own(page)
+
+    def _own(self, entries: Iterable[Entry]) -> list[Entry]:
+        size = len(self._prefix)
+        return [
+            structs.replace(entry, id=entry.id[size:])
+            for entry in entries
+            if entry.id.startswith(self._prefix)
+        ]
 
     def _lease(self, lease: Lease) -> Lease:
         return structs.replace(lease, id=self._prefix + lease.id)

@@ -38,6 +38,7 @@ class SqliteView:
     """Reads on the caller's thread; a file that was damaged is an error, not an empty store."""
 
     reads_inline = outlives_loops = needs_eviction = False
+    tenant = shapes = None
 
     def __init__(
         self,
