@@ -11,10 +11,10 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from stillfresh.demo.assembly import demo
 from stillfresh.demo.guard import HEADER, Guard
-from stillfresh.demo.pace import Pace
-from stillfresh.demo.parts import Demo
+from stillfresh.demo.rules import Pace
+from stillfresh.demo.running import demo
+from stillfresh.demo.site import Demo
 from stillfresh.demo.upstream import MODES
 from stillfresh.demo.visitors import MOST_VISITORS, Approvals, Visitors, key_in
 from stillfresh.demo.world import MOST_COMMENTS, MOST_TOPICS, UpstreamData
@@ -22,7 +22,7 @@ from stillfresh.errors import ConfigError
 from stillfresh.feed import Comment, Topic
 from stillfresh.testing import ManualClock
 
-QUICK = Pace(lookup=(0, 0), slow_lookup=(0.2, 0.2), bot_thinks=(0, 0), change_every="1h")
+QUICK = Pace(lookup=(0, 0), slow_lookup=(0.2, 0.2), bot_thinks=(0, 0), change_every=3600)
 OURS = {HEADER: "1"}
 
 
@@ -54,9 +54,9 @@ async def asked(made: Demo) -> httpx.Response:
 class TestG8Upstream:
     async def test_fine_answers(self, made: Demo) -> None:
         """A real server, on a port of its own, that counts who asks."""
-        before = made.upstream.switch.requests["prices"]
-        assert (await asked(made)).json()["prices"]
-        assert made.upstream.switch.requests["prices"] == before + 1
+        before = made.upstream.requests["prices"]
+        assert (await asked(made)).json()
+        assert made.upstream.requests["prices"] == before + 1
 
     async def test_failing_answers_with_errors(self, made: Demo) -> None:
         """HTTP 500, whatever is asked."""
@@ -77,7 +77,7 @@ class TestG8Upstream:
         """A slow answer that somebody waits for never comes: the connection is gone at once."""
         await made.upstream.turn("slow")
         waiting = asyncio.create_task(asked(made))
-        while not made.upstream.switch.requests["prices"]:
+        while not made.upstream.requests["prices"]:
             await asyncio.sleep(0)
         await made.upstream.turn("down")
         with pytest.raises(httpx.TransportError):
@@ -121,7 +121,7 @@ class TestG8World:
 class TestG8Approvals:
     def test_what_is_approved_in_time_counts_once(self) -> None:
         """The first press gets it, the second is told that it is gone."""
-        approvals = Approvals("20s", random.Random(1), clock=ManualClock())
+        approvals = Approvals(20, random.Random(1), clock=ManualClock())
         (ask,) = approvals.shown()["pending"]
         assert approvals.decide(ask["id"])
         assert not approvals.decide(ask["id"])
@@ -129,7 +129,7 @@ class TestG8Approvals:
     def test_nothing_is_approved_too_late(self) -> None:
         """At the end of its time it is absent, and counted as expired."""
         clock = ManualClock()
-        approvals = Approvals("20s", random.Random(1), clock=clock)
+        approvals = Approvals(20, random.Random(1), clock=clock)
         (ask,) = approvals.shown()["pending"]
         assert ask["left"] == 20
         clock.advance(20)
@@ -139,7 +139,7 @@ class TestG8Approvals:
     def test_at_most_three_wait(self) -> None:
         """They come a third of a lifetime apart, and go at its end."""
         clock = ManualClock()
-        approvals = Approvals("30s", random.Random(1), clock=clock)
+        approvals = Approvals(30, random.Random(1), clock=clock)
         for _ in range(100):
             assert 1 <= len(approvals.shown()["pending"]) <= 3
             clock.advance(1)
@@ -215,7 +215,7 @@ class TestG8Guard:
         """Neither by a form, nor by a script of another origin, nor by a name of its own."""
         answer = await client.post("/demo/upstream", json={"mode": "down"}, headers=headers)
         assert answer.status_code == 403
-        assert made.upstream.switch.mode == "fine"
+        assert made.upstream.mode == "fine"
 
     async def test_bound_everywhere_it_answers_to_addresses_not_to_names(self) -> None:
         """A name can be anybody's; an address cannot be made to point here."""
@@ -230,7 +230,7 @@ class TestG8Guard:
         """Same origin, with the header that only it can send."""
         headers = {HEADER: "1", "origin": "http://127.0.0.1:8000"}
         answer = await client.post("/demo/upstream", json={"mode": "slow"}, headers=headers)
-        assert answer.json()["mode"] == made.upstream.switch.mode == "slow"
+        assert answer.json()["mode"] == made.upstream.mode == "slow"
 
     async def test_every_answer_forbids_what_it_does_not_need(
         self, client: httpx.AsyncClient
@@ -251,7 +251,7 @@ class TestG8Guard:
         """What is no small JSON object with a mode in it is refused in words."""
         answer = await client.post("/demo/upstream", content=body, headers=OURS)
         assert "refused" in answer.json()
-        assert made.upstream.switch.mode == "fine"
+        assert made.upstream.mode == "fine"
 
 
 class TestG8Visitors:
@@ -378,9 +378,9 @@ class TestG8Games:
                     cell = board["cells"].index(".")
                     await client.post("/demo/games/play", json={"cell": cell}, headers=OURS)
                 await asyncio.sleep(0.01)
-        asked = made.upstream.switch.requests["games"]
+        asked = made.upstream.requests["games"]
         assert (await client.get("/demo/games")).json()["board"] == board
-        assert made.upstream.switch.requests["games"] == asked
+        assert made.upstream.requests["games"] == asked
 
     async def test_a_move_while_the_service_is_down_is_taken_back(
         self, made: Demo, client: httpx.AsyncClient

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.demo import Pace
 from stillfresh.demo.rules import (
     EMPTY,
+    Pace,
     Polled,
     bot_cell,
     free,
@@ -68,22 +68,6 @@ class TestG8Cost:
 
 
 class TestG8Pace:
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("post_fresh_for", 0),
-            ("change_every", "soon"),
-            ("lookup", (3, 1)),
-            ("lookup", 1),
-            ("bot_thinks", (-1, 1)),
-            ("slow_lookup", (0, 90)),
-        ],
-    )
-    def test_what_cannot_be_is_refused(self, name: str, value: object) -> None:
-        """The mistake names its option."""
-        with pytest.raises(ConfigError, match=name):
-            Pace(**{name: value})  # type: ignore[arg-type]
-
     def test_all_of_it_can_be_made_faster(self) -> None:
         """For films and tests: everything by the same factor."""
         quick = Pace().faster(10)

@@ -3,7 +3,6 @@
 Needs `stillfresh[web]`.
 """
 
-from stillfresh.demo.pace import Pace
 from stillfresh.demo.running import run
 
-__all__ = ["Pace", "run"]
+__all__ = ["run"]

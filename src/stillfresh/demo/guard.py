@@ -17,7 +17,6 @@ from stillfresh.web.replies import POLICY, header
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without being asked by the browser whether it may."""
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
-SAFE: Final = frozenset({"GET", "HEAD"})
 SAID: Final = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -38,29 +37,19 @@ class Guard:
         self._by_address = bool(self._hosts & EVERYWHERE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif (why := self._refusal(scope)) is not None:
-            await PlainTextResponse(f"{why}\n", 403)(scope, receive, send)
-        else:
-            await self._app(scope, receive, _saying(send))
+        async def said(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SAID)
+            await send(message)
+
+        why = self._refusal(scope) if scope["type"] == "http" else None
+        app = self._app if why is None else PlainTextResponse(f"{why}\n", 403)
+        await app(scope, receive, said)
 
     def _refusal(self, scope: Scope) -> str | None:
         name = host_name(scope) or ""
         if name not in self._hosts and not (self._by_address and is_address(name)):
             return "this demo is not called by that name"
         is_ours = is_of_this_page(scope) and header(scope, HEADER.encode()) == "1"
-        return (
-            None if scope["method"] in SAFE or is_ours else "only this demo's own page may do that"
-        )
-
-
-def _saying(send: Send) -> Send:
-    async def said(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in SAID.items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return said
+        is_allowed = is_ours or scope["method"] in {"GET", "HEAD"}
+        return None if is_allowed else "only this demo's own page may do that"

@@ -37,11 +37,9 @@ def boards_of(cache: Cache, http: httpx2.AsyncClient, pause: float) -> Boards:
     async def board(user: str, game_id: str) -> dict[str, Any]:
         try:
             answer = await http.get(f"/games/{game_id}", headers={PLAYER: user})
+            shown: dict[str, Any] = answer.raise_for_status().json()
         except httpx2.HTTPError as exc:
-            raise RetryAfter(pause, f"the game service does not answer: {exc!r}") from exc
-        if answer.status_code != 200:
-            raise RetryAfter(pause, f"the game service answered {answer.status_code}")
-        shown: dict[str, Any] = answer.json()
+            raise RetryAfter(pause, f"the game service is away: {exc!r}") from exc
         return shown
 
     return board
@@ -64,8 +62,8 @@ class Playing:
         self._http = http
         self._boards = boards
         self._tell = tell
-        self._client: WaitingClient | None = None
         self._stack = AsyncExitStack()
+        self._client: WaitingClient | None = None
         self._is_seated = False
         self._is_outdated = False
         """The service told something since the board was asked for."""
@@ -120,9 +118,9 @@ class Playing:
     async def _look(self) -> None:
         """Tells the service what is on screen; later, if it is away now."""
         game_id, client = self.current, self._client
-        if game_id is None or game_id == self._looked_at:
+        if game_id is None or game_id == self._looked_at or client is None:
             return
-        if client is not None and client.is_connected:
+        if client.is_connected:
             with suppress(StillfreshError):
                 await client.look(game_id)
                 self._looked_at = game_id
@@ -131,19 +129,15 @@ class Playing:
         """Seats the visitor; tried again while the service is away."""
         async with self._beginning:
             if self._client is None:
-                self._client = await self._joined()
+                url, headers = str(self._http.base_url), {PLAYER: self._user}
+                client = WaitingClient(url, headers=headers, timeout=PATIENCE, sleep=self._nap)
+                self._client = await self._stack.enter_async_context(client)
+                client.cache.on_changed(self._changed)
             if not self._is_seated:
                 with suppress(httpx2.HTTPError):
                     answer = await self._http.post("/games", headers={PLAYER: self._user})
                     self._is_seated = answer.is_success
         return self._client.cache
-
-    async def _joined(self) -> WaitingClient:
-        url, headers = str(self._http.base_url), {PLAYER: self._user}
-        client = WaitingClient(url, headers=headers, timeout=PATIENCE, sleep=self._nap)
-        await self._stack.enter_async_context(client)
-        self._stack.callback(client.cache.on_changed(self._changed))
-        return client
 
     async def _nap(self, seconds: float) -> None:
         """Never long: somebody is playing with the upstream's switch."""
@@ -177,12 +171,11 @@ class Playing:
         path, asked = f"/games/{game_id}/play", {"cell": cell, "version": version}
         try:
             answer = await self._http.post(path, json=asked, headers={PLAYER: self._user})
+            if answer.status_code == 409:
+                raise MoveRefused(answer.json()["error"])
+            answer.raise_for_status()
         except httpx2.HTTPError as exc:
-            raise MoveRefused("the game service does not answer: the move was taken back") from exc
-        if answer.status_code == 409:
-            raise MoveRefused(answer.json()["error"])
-        if not answer.is_success:
-            raise MoveRefused("the game service failed: the move was taken back")
+            raise MoveRefused("the game service is away: the move was taken back") from exc
 
 
 def freshness(answer: Answer[Any] | Dated) -> dict[str, Any]:

@@ -1,16 +1,47 @@
-"""The demo's own decisions (G8): who wins at noughts and crosses, what polling costs. Pure.
+"""The demo's own decisions (G8): how fast its world is, who wins a game, what polling costs. Pure.
 
 A board is nine cells, row by row: `x` the visitor, `o` the bot, `.` free.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from math import ceil
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from stillfresh.errors import ConfigError, shown
 
 EMPTY: Final = "." * 9
 LINES: Final = (
     (0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds, or the shortest and the longest; a visitor sees each happen within a minute."""
+
+    post_fresh_for: float = 10.0
+    user_fresh_for: float = 30.0
+    feed_fresh_for: float = 20.0
+    page_fresh_for: float = 15.0
+    approval_for: float = 20.0
+    lookup: tuple[float, float] = (1.0, 3.0)
+    slow_lookup: tuple[float, float] = (5.0, 8.0)
+    retry_after: float = 2.0
+    """A lookup that failed is tried again after this."""
+    change_every: float = 0.7
+    """One thing in the upstream's world changes so often."""
+    bot_thinks: tuple[float, float] = (2.0, 12.0)
+
+    def faster(self, times: float) -> "Pace":
+        is_number = isinstance(times, int | float) and not isinstance(times, bool)
+        if not is_number or not 0.1 <= times <= 100:
+            raise ConfigError(f"speed: a number from 0.1 to 100, not {shown(times)}")
+        changed: dict[str, Any] = {
+            name: tuple(it / times for it in span) if isinstance(span, tuple) else span / times
+            for name, span in asdict(self).items()
+        }
+        return Pace(**changed)
 
 
 def free(board: str) -> tuple[int, ...]:

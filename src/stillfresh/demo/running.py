@@ -1,25 +1,58 @@
-"""One process, one address: the demo served until it is told to end (G8)."""
+"""One process, one address: the five systems, their upstream and the gateway put together (G8).
+
+Opened from the upstream up to the gateway, closed the other way round. All files lie in one
+directory: the entries and boards, the pages, the feed, the games.
+"""
 
 import asyncio
 import contextlib
 import logging
+import random
 import signal
 import socket
 import tempfile
+import time
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
+from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from stillfresh.demo.assembly import demo
-from stillfresh.demo.pace import Pace
-from stillfresh.demo.upstream import QuietServer
+import httpx2
+
+from stillfresh.coordinator import Kind, NexusClient
+from stillfresh.coordinator.rules import by_id, post_id, user_id
+from stillfresh.demo.guard import Guard
+from stillfresh.demo.playing import Playing, boards_of
+from stillfresh.demo.rules import Pace
+from stillfresh.demo.site import MAX_BATCH, Demo
+from stillfresh.demo.tables import Tables
+from stillfresh.demo.upstream import BreakableUpstream, QuietServer, upstream_app
+from stillfresh.demo.visitors import Visitors, key_in
+from stillfresh.demo.world import UpstreamData
+from stillfresh.engine import Cache, RetryAfter
 from stillfresh.errors import StillfreshError
+from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
+from stillfresh.feed.http import HttpFeedSource
+from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.live import Hub
 from stillfresh.quiet import quietly
+from stillfresh.waiting.backend import Games
+from stillfresh.waiting.messages import InvalidatedNews
+from stillfresh.web import gateway
 from stillfresh.web.serving import address, bound, server_config
 
+PATIENCE: Final = "15s"
+"""Longer than the slowest lookup: slow is not failing."""
 GRACE: Final = 2
 """Seconds that requests under way are given when the demo is told to end."""
+NO_KEEPING: Final = httpx2.Limits(max_connections=100, max_keepalive_connections=0)
+"""An upstream that was switched off leaves no connection behind to stumble over."""
+SEED: Final = 7
+"""Two runs begin alike."""
+
+T = TypeVar("T")
 
 
 def run(
@@ -51,26 +84,23 @@ def run(
 
 
 async def _served(
-    directory: Path,
-    pace: Pace,
-    host: str,
-    listener: socket.socket,
-    listening: Callable[[], None],
+    directory: Path, pace: Pace, host: str, listener: socket.socket, listening: Callable[[], None]
 ) -> None:
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
     async with demo(directory, pace, (host,)) as made:
         config = server_config(made.app)
         config.lifespan, config.timeout_graceful_shutdown = "off", GRACE
         server = QuietServer(config, listening)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        ending = asyncio.create_task(told.wait())
-        await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        made.close()
-        server.should_exit = True
-        await serving
+
+        async def end() -> None:
+            await told.wait()
+            made.close()
+            server.should_exit = True
+
+        async with running(end()):
+            await server.serve(sockets=[listener])
 
 
 @contextlib.contextmanager
@@ -85,3 +115,158 @@ def _directory(store: str | None) -> Iterator[Path]:
     except OSError as exc:
         raise StillfreshError(f"store: {store} cannot be the demo's directory: {exc}") from exc
     yield path.absolute()
+
+
+@asynccontextmanager
+async def demo(directory: Path, pace: Pace, hosts: tuple[str, ...] = ()) -> AsyncIterator[Demo]:
+    """The upstream, which forgets everything at its end, and the site in front of it."""
+    dice = random.Random(SEED)  # noqa: S311 (likes and bots, no secrets)
+    world = UpstreamData(int(time.time()), dice)
+    with tempfile.TemporaryDirectory(prefix="upstream-", dir=directory) as own:
+        games = Games(Path(own) / "games.db")
+        tables = Tables(games, pace.bot_thinks, dice)
+        async with (
+            games,
+            BreakableUpstream(upstream_app(world, games, tables), pace, world) as upstream,
+            running(changes(world, pace), tables.run()),
+            site_of(directory, pace, hosts, world, upstream) as made,
+        ):
+            yield made
+
+
+@asynccontextmanager
+async def site_of(
+    directory: Path,
+    pace: Pace,
+    hosts: tuple[str, ...],
+    world: UpstreamData,
+    upstream: BreakableUpstream,
+) -> AsyncIterator[Demo]:
+    pause, feed_db = pace.retry_after, directory / "feed.db"
+    feed_file = await asyncio.to_thread(FeedCache.open, feed_db, fresh_for=pace.feed_fresh_for)
+    with feed_file:
+        async with (
+            httpx2.AsyncClient(base_url=upstream.url, timeout=15, limits=NO_KEEPING) as http,
+            NexusClient(upstream.url, timeout=PATIENCE) as nexus,
+            PatientSource(upstream.url, pause) as source,
+            FeedEngine(feed_file, source) as engine,
+            Cache(f"sqlite:///{directory / 'entries.db'}") as cache,
+        ):
+            boards = boards_of(cache, http, pause)
+
+            def playing_of(user: str) -> Playing:
+                def tell() -> None:
+                    made.app.live.push(user, InvalidatedNews())
+
+                return Playing(user, http, boards, tell, pause=pause)
+
+            visitors = Visitors(playing_of, pace.approval_for, world.dice, key_in(directory))
+            made = Demo(
+                pace=pace,
+                world=world,
+                upstream=upstream,
+                http=http,
+                engine=engine,
+                visitors=visitors,
+            )
+            pages = PageCache(f"sqlite:///{directory / 'pages.db'}")
+            routes = {"/prices": pace.page_fresh_for}
+            made.app = gateway(
+                cache,
+                kinds=kinds_of(nexus, pace),
+                pages=Guard(IsrMiddleware(made.site(), pages, routes), hosts),
+                page_cache=pages,
+                authenticate=visitors.authenticate,
+                hosts=hosts,
+            )
+            made.app.live.register(InvalidatedNews)
+            async with made.app, running(ticks(made), wakings(made)):
+                try:
+                    yield made
+                finally:
+                    made.close()
+                    await visitors.close()
+
+
+async def soon(asked: Awaitable[T], pause: float) -> T:
+    """Ask a failing upstream again after `pause`: somebody is playing with its switch.
+
+    Without this, failures double the pause up to a minute, as is right anywhere else.
+    """
+    try:
+        return await asked
+    except StillfreshError as exc:
+        raise RetryAfter(pause, str(exc)) from exc
+
+
+class PatientSource(HttpFeedSource):
+    """Lookups that fail are tried again after the same pause each time."""
+
+    def __init__(self, url: str, pause: float) -> None:
+        super().__init__(url, timeout=PATIENCE)
+        self._pause = pause
+
+    async def day_index(self, day: date, category: str | None) -> list[Topic]:
+        return await soon(super().day_index(day, category), self._pause)
+
+    async def topic(self, uuid: str) -> Topic | None:
+        return await soon(super().topic(uuid), self._pause)
+
+    async def comments(self, uuid: str) -> list[Comment]:
+        return await soon(super().comments(uuid), self._pause)
+
+
+def kinds_of(nexus: NexusClient, pace: Pace) -> list[Kind]:
+    async def posts(ids: list[str]) -> dict[str, object]:
+        return by_id("post", ids, await soon(nexus.posts_by_ids(ids), pace.retry_after), post_id)
+
+    async def users(ids: list[str]) -> dict[str, object]:
+        return by_id("user", ids, await soon(nexus.users_by_ids(ids), pace.retry_after), user_id)
+
+    return [
+        Kind("post", fetch=posts, fresh_for=pace.post_fresh_for, max_batch=MAX_BATCH),
+        Kind("user", fetch=users, fresh_for=pace.user_fresh_for, max_batch=MAX_BATCH),
+    ]
+
+
+async def changes(world: UpstreamData, pace: Pace) -> None:
+    """The upstream's data goes on changing, also while its server is down."""
+    while True:
+        await asyncio.sleep(pace.change_every)
+        world.change(int(time.time()))
+
+
+async def ticks(made: Demo) -> None:
+    while True:
+        await asyncio.sleep(1)
+        await made.tick()
+
+
+async def wakings(made: Demo) -> None:
+    """C9 asks for what has failed one by one: here everybody knows that the upstream is back."""
+    hub = made.app.hub
+    while True:
+        await made.recovered.wait()
+        made.recovered.clear()
+        await asyncio.gather(*(refresh_watched(hub, kind) for kind in hub.kinds))
+
+
+async def refresh_watched(hub: Hub, kind: str) -> None:
+    resource = hub.resource(kind)
+    with suppress(StillfreshError):  # switched off again meanwhile
+        await resource.refresh(*resource.watched)
+
+
+@asynccontextmanager
+async def running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """While the block runs; what one of them raised is raised at the end of it."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

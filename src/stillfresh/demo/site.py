@@ -1,4 +1,4 @@
-"""The demo's site: one page, and the small API behind its parts (G8).
+"""The demo's site: one page, the small API behind its parts, and the state that it is told (G8).
 
 What the gateway does not answer itself comes here. Answers to expected trouble (the upstream is
 away) are no HTTP errors: the page shows them.
@@ -6,109 +6,177 @@ away) are no HTTP errors: the page shows them.
 
 import asyncio
 import json
+import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any, Final
 
+import httpx2
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import (
-    FileResponse,
-    HTMLResponse,
-    JSONResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from stillfresh.checks import is_whole
-from stillfresh.demo.pace import DURATIONS, Pace
-from stillfresh.demo.parts import Demo
-from stillfresh.demo.playing import MoveRefused
-from stillfresh.demo.visitors import DemoVisitor
+from stillfresh.demo.playing import MoveRefused, freshness
+from stillfresh.demo.rules import Pace, Polled, polling
+from stillfresh.demo.upstream import BreakableUpstream
+from stillfresh.demo.visitors import DemoVisitor, Visitors
+from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import StillfreshError
+from stillfresh.feed import Comment, FeedEngine
+from stillfresh.web import Gateway
 
 COOKIE: Final = "stillfresh_demo"
 STATIC: Final = Path(__file__).parent / "static"
-LOOK: Final = Path(__file__).parent.parent / "web" / "static" / "stillfresh.css"
+GATEWAYS: Final = ("stillfresh.web", "static")
+"""The look that the demo shares with the dashboard."""
 EVERY: Final = 1.0
 """Seconds between two states that are told to an open page."""
+MAX_BATCH: Final = 20
+DAYS: Final = 7
 MOST_BODY: Final = 4_096
 PRIVATE: Final = {"Cache-Control": "private, no-store"}
 
 
-def site(demo: Demo) -> Starlette:
-    """An ASGI app; what it shows is opened and closed by who made it."""
-    it = _Handlers(demo)
-    routes = [
-        Route("/", it.front),
-        Route("/prices", it.prices),
-        Route("/demo/events", it.events),
-        Route("/demo/state", it.state),
-        Route("/demo/upstream", it.turn, methods=["POST"]),
-        Route("/demo/topics", it.topics),
-        Route("/demo/topics/{uuid}", it.topic),
-        Route("/demo/topics/{uuid}/comments", it.comment, methods=["POST"]),
-        Route("/demo/games", it.games),
-        Route("/demo/games/{id}/open", it.open_game, methods=["POST"]),
-        Route("/demo/games/play", it.play, methods=["POST"]),
-        Route("/demo/approvals/{id}", it.approve, methods=["POST"]),
-        Route("/demo/stillfresh.css", _look),
-        Mount("/demo/static", StaticFiles(directory=STATIC)),
-    ]
-    return Starlette(routes=routes)
+class PageRequest(msgspec.Struct, frozen=True):
+    """What a page may send, and what stands for all that it leaves out."""
+
+    mode: str = ""
+    body: str = ""
+    cell: int = -1
 
 
-async def _look(_: Request) -> Response:
-    return FileResponse(LOOK, headers={"Cache-Control": "no-cache"})
-
-
-def _json(content: object) -> Response:
-    return JSONResponse(content, headers=PRIVATE)
-
-
-async def _asked(request: Request) -> dict[str, Any]:
-    """A small JSON object; whatever else came is an empty one."""
+async def _asked(request: Request) -> PageRequest:
+    """A small JSON object; anything else is an empty one."""
     if int(request.headers.get("content-length") or MOST_BODY + 1) > MOST_BODY:
-        return {}
+        return PageRequest()
     try:
-        asked = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        return {}
-    return asked if isinstance(asked, dict) else {}
+        return msgspec.json.decode(await request.body(), type=PageRequest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return PageRequest()
 
 
-class _Handlers:
-    def __init__(self, demo: Demo) -> None:
-        self._demo = demo
+class Demo:
+    """The site, and what stands behind it; its maker opens and closes the parts."""
+
+    app: Gateway
+    """Set once the site that it serves is made."""
+
+    def __init__(
+        self,
+        *,
+        pace: Pace,
+        world: UpstreamData,
+        upstream: BreakableUpstream,
+        http: httpx2.AsyncClient,
+        engine: FeedEngine,
+        visitors: Visitors,
+    ) -> None:
+        self.upstream = upstream
+        self.visitors = visitors
+        self.recovered = asyncio.Event()
+        """The upstream was switched on again: what is on a screen need not wait any longer."""
+        self._pace = pace
+        self._world = world
+        self._http = http
+        self._engine = engine
+        self._is_closing = False
+        self._news = asyncio.Event()
+        self._updates = 0
+        """Revalidations that brought news: a page that shows a smaller number reads again."""
+        self._polled = Polled()
+        """What polling would have cost since the first open tab."""
+        self._polled_until = time.monotonic()
+        engine.on_updated(self._updated)
+
+    def site(self) -> Starlette:
+        routes = [
+            Route("/", self.front),
+            Route("/prices", self.prices),
+            Route("/demo/events", self.events),
+            Route("/demo/state", self.shown),
+            Route("/demo/upstream", self.turn, methods=["POST"]),
+            Route("/demo/topics", self.topics),
+            Route("/demo/topics/{uuid}", self.topic),
+            Route("/demo/topics/{uuid}/comments", self.comment, methods=["POST"]),
+            Route("/demo/games", self.games),
+            Route("/demo/games/{id}/open", self.open_game, methods=["POST"]),
+            Route("/demo/games/play", self.play, methods=["POST"]),
+            Route("/demo/approvals/{id}", self.approve, methods=["POST"]),
+            Mount("/demo/static", StaticFiles(directory=STATIC, packages=[GATEWAYS])),
+        ]
+        return Starlette(routes=routes)
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._tell()
+
+    def _tell(self) -> None:
+        """Every open page is told the state now, not only with the next second."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _updated(self, _: object) -> None:
+        self._updates += 1
+        self._tell()
+
+    async def tick(self) -> None:
+        """Once a second."""
+        now, tabs = time.monotonic(), self.app.live.snapshot()["signed_in"]
+        kinds = (
+            (len(self._world.posts), self._pace.post_fresh_for, MAX_BATCH),
+            (len(self._world.users), self._pace.user_fresh_for, MAX_BATCH),
+        )
+        more = polling(now - self._polled_until, tabs, kinds)
+        self._polled = Polled(*map(sum, zip(self._polled, more, strict=True)))
+        self._polled_until = now
+        await self.visitors.sweep()
+
+    def state(self) -> dict[str, Any]:
+        requests = self.upstream.requests
+        return {
+            "mode": self.upstream.mode,
+            "asked": requests["posts"] + requests["users"],
+            "requests": requests,
+            "polled": round(self._polled.each),
+            "polled_in_batches": round(self._polled.in_batches),
+            "watched": self.app.live.snapshot(),
+            "changes": self._world.changes,
+            "news": self._updates,
+        }
 
     def _visitor(self, request: Request) -> DemoVisitor | None:
-        return self._demo.visitors.find(request.cookies.get(COOKIE))
+        return self.visitors.find(request.cookies.get(COOKIE))
 
     async def front(self, request: Request) -> Response:
-        visitor = self._visitor(request) or self._demo.visitors.welcome()
-        page = front_page(visitor.token, self._demo.post_ids, self._demo.pace)
+        token = (self._visitor(request) or self.visitors.welcome()).token
+        posts = "\n".join(map(_post, self._world.posts))
+        count, spans = len(self._world.posts), _spans(self._pace)
+        page = _template("demo.html").substitute(spans, token=token, posts=posts, count=count)
         answer = HTMLResponse(page, headers=PRIVATE)
-        answer.set_cookie(COOKIE, visitor.token, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
         return answer
 
     async def prices(self, _: Request) -> Response:
         """Slow, and broken with the upstream: the page cache in front of it is what is fast."""
+        asked_at = time.time()
         try:
-            said, rendered_at = await self._demo.prices()
-        except StillfreshError:
+            prices = (await self._http.get("/prices")).raise_for_status().json()
+        except httpx2.HTTPError:
             return HTMLResponse(_template("away.html").substitute(), 503)
-        return HTMLResponse(prices_page(said["prices"], rendered_at, self._demo.pace))
+        return HTMLResponse(_prices_page(prices, asked_at, self._pace))
 
-    async def state(self, _: Request) -> Response:
-        """Once, for who writes scripts."""
-        return _json(self._demo.state())
+    async def shown(self, _: Request) -> Response:
+        """The state once, for scripts."""
+        return _json(self.state())
 
     async def events(self, request: Request) -> Response:
         visitor = self._visitor(request)
@@ -118,52 +186,71 @@ class _Handlers:
         return StreamingResponse(self._told(visitor), 200, headers, "text/event-stream")
 
     async def _told(self, visitor: DemoVisitor) -> AsyncIterator[str]:
-        while not self._demo.closing.is_set():
-            state = self._demo.state() | {"approvals": visitor.approvals.shown()}
+        while not self._is_closing:
+            state = self.state() | {"approvals": visitor.approvals.shown()}
             yield f"data: {json.dumps(state)}\n\n"
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY):
-                    await self._demo.changed()
+                    await self._news.wait()
 
     async def turn(self, request: Request) -> Response:
-        mode = (await _asked(request)).get("mode")
         try:
-            await self._demo.turn(str(mode))
+            await self.upstream.turn((await _asked(request)).mode)
         except StillfreshError as exc:
             return _json({"refused": str(exc)})
-        return _json(self._demo.state())
+        if self.upstream.mode == "fine":
+            self.recovered.set()
+        self._tell()
+        return _json(self.state())
 
     async def topics(self, _: Request) -> Response:
-        return _json(await _or_away(self._demo.feed.topics()))
+        """From the feed's file, at once (seed 001)."""
+        return _json(await _or_away(self._topics()))
+
+    async def _topics(self) -> dict[str, Any]:
+        feed = await self._engine.get_all(days_back=DAYS)
+        rows = [
+            {"id": it.topic_uuid, "title": it.title, "author": it.author, "at": it.created_at}
+            for it in feed.topics
+        ]
+        return {"topics": rows, **freshness(feed)}
 
     async def topic(self, request: Request) -> Response:
-        return _json(await _or_away(self._demo.feed.comments(request.path_params["uuid"])))
+        return _json(await _or_away(self._comments(request.path_params["uuid"])))
+
+    async def _comments(self, uuid: str) -> dict[str, Any]:
+        answer = await self._engine.get_comments(uuid)
+        rows = [
+            {"id": it.comment_uuid, "author": it.author, "body": it.body, "at": it.created_at}
+            for it in answer.comments
+        ]
+        return {"comments": rows, **freshness(answer)}
 
     async def comment(self, request: Request) -> Response:
-        body = (await _asked(request)).get("body")
-        text = body.strip()[:280] if isinstance(body, str) else ""
+        """In the file at once, then upstream; taken back if upstream does not take it."""
+        uuid, text = request.path_params["uuid"], (await _asked(request)).body.strip()[:280]
         if not text:
             return _json({"refused": "write something first"})
+        said = Comment(secrets.token_hex(8), uuid, "a visitor", int(time.time()), text)
         try:
-            return _json(await self._demo.feed.say(request.path_params["uuid"], text))
+            await self._engine.add_comment(uuid, said)
+            return _json(await self._comments(uuid))
         except StillfreshError:
             return _json({"refused": "the upstream did not take it, so it was taken back"})
 
     async def games(self, request: Request) -> Response:
-        return await self._played(request, None)
+        return await self._played(request)
 
     async def open_game(self, request: Request) -> Response:
         game_id = request.path_params["id"]
         return await self._played(request, lambda visitor: visitor.playing.open(game_id))
 
     async def play(self, request: Request) -> Response:
-        cell = (await _asked(request)).get("cell")
-        if not is_whole(cell):
-            return _json({"refused": "a cell is a number from 0 to 8"})
+        cell = (await _asked(request)).cell
         return await self._played(request, lambda visitor: visitor.playing.play(cell))
 
     async def _played(
-        self, request: Request, step: Callable[[DemoVisitor], Awaitable[None]] | None
+        self, request: Request, step: Callable[[DemoVisitor], Awaitable[None]] | None = None
     ) -> Response:
         """The games as they are after the step, whether or not it was made."""
         visitor = self._visitor(request)
@@ -175,13 +262,16 @@ class _Handlers:
                 await step(visitor)
         except StillfreshError as exc:
             refused = str(exc) if isinstance(exc, MoveRefused) else "the game service is away"
-        state = await _or_away(visitor.playing.state())
-        return _json({"refused": refused} | state)
+        return _json({"refused": refused} | await _or_away(visitor.playing.state()))
 
     async def approve(self, request: Request) -> Response:
         visitor = self._visitor(request)
         is_done = visitor is not None and visitor.approvals.decide(request.path_params["id"])
         return _json({"done": is_done})
+
+
+def _json(content: object) -> Response:
+    return JSONResponse(content, headers=PRIVATE)
 
 
 async def _or_away(asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
@@ -197,15 +287,8 @@ def _template(name: str) -> Template:
     return Template((STATIC / name).read_text())
 
 
-def front_page(token: str, post_ids: Sequence[str], pace: Pace) -> str:
-    posts = "\n".join(map(_post, post_ids))
-    return _template("demo.html").substitute(
-        token=escape(token), posts=posts, count=len(post_ids), **_spans(pace)
-    )
-
-
 def _spans(pace: Pace) -> dict[str, str]:
-    return {name: f"{pace.seconds_of(name):g}" for name in DURATIONS}
+    return {name: f"{it:g}" for name, it in asdict(pace).items() if isinstance(it, float)}
 
 
 def _post(post_id: str) -> str:
@@ -214,15 +297,15 @@ def _post(post_id: str) -> str:
     return _template("post.html").substitute(id=escape(post_id), author=author)
 
 
-def prices_page(prices: Mapping[str, int], rendered_at: float, pace: Pace) -> str:
+def _prices_page(prices: Mapping[str, int], rendered_at: float, pace: Pace) -> str:
     rows = "\n".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="number">{cents / 100:.2f} €</td></tr>'
         for name, cents in prices.items()
     )
     return _template("prices.html").substitute(
+        _spans(pace),
         rows=rows,
         rendered_at=f"{rendered_at:.3f}",
         time=time.strftime("%H:%M:%S", time.localtime(rendered_at)),
         took=f"{time.time() - rendered_at:.1f}",
-        **_spans(pace),
     )

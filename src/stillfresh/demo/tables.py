@@ -8,10 +8,11 @@ import asyncio
 import logging
 import random
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
-from stillfresh.clock import Clock
 from stillfresh.demo import rules
 from stillfresh.errors import StillfreshError
 from stillfresh.waiting.backend import GameError, Games, Player
@@ -31,11 +32,11 @@ class BotGame:
     user: str
     seat: int
     cells: str = rules.EMPTY
-    due: float | None = None
+    due: float = inf
 
     @property
-    def bot(self) -> str:
-        return BOTS[self.seat]
+    def bot_id(self) -> str:
+        return f"bot-{BOTS[self.seat].lower()}"
 
     @property
     def result(self) -> str | None:
@@ -45,48 +46,37 @@ class BotGame:
 class Tables:
     """`thinks`: how long the quickest and the slowest bot take for a move."""
 
-    def __init__(
-        self,
-        games: Games,
-        thinks: tuple[float, float],
-        dice: random.Random,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, games: Games, thinks: tuple[float, float], dice: random.Random) -> None:
         self._games = games
         self._thinks = thinks
         self._dice = dice
-        self._clock = clock
-        self._players: dict[str, list[str]] = {}
-        self._tables: dict[str, BotGame] = {}
+        self._players: dict[str, dict[str, BotGame]] = {}
         self._games_begun = 0
 
-    async def sit(self, user: str) -> list[str]:
+    async def sit(self, user: str) -> None:
         """Six games, each waiting for the visitor; who sits already keeps theirs."""
-        if user not in self._players:
-            while len(self._players) >= MOST_PLAYERS:
-                await self.leave(next(iter(self._players)))
-            self._players[user] = []
-            for seat in range(len(BOTS)):
-                await self._begin(user, seat)
-        return list(self._players.get(user, ()))
+        if user in self._players:
+            return
+        while len(self._players) >= MOST_PLAYERS:
+            await self._leave(next(iter(self._players)))
+        self._players[user] = {}
+        for seat in range(len(BOTS)):
+            await self._begin(user, seat)
 
-    async def leave(self, user: str) -> None:
-        for game_id in self._players.pop(user, ()):
-            self._tables.pop(game_id, None)
-            try:
+    async def _leave(self, user: str) -> None:
+        for game_id in self._players.pop(user):
+            with suppress(GameError):  # it was over
                 await self._games.abandon(game_id)
-            except GameError:
-                logger.debug("%s was over", game_id)
 
     def shown(self, user: str, game_id: str) -> dict[str, Any] | None:
         """As its player sees it; None: not theirs, or long over."""
-        table = self._tables.get(game_id)
-        if table is None or table.user != user:
+        table = self._players.get(user, {}).get(game_id)
+        if table is None:
             return None
         game = self._games.view(game_id)
         return {
             "id": game_id,
-            "bot": table.bot,
+            "bot": BOTS[table.seat],
             "cells": table.cells,
             "result": table.result,
             "my_turn": game.actor == user,
@@ -95,8 +85,8 @@ class Tables:
 
     async def play(self, user: str, game_id: str, cell: int, version: int) -> None:
         """GameError: not a move that can be made, or the game has moved on meanwhile."""
-        table = self._tables.get(game_id)
-        if table is None or table.user != user:
+        table = self._players.get(user, {}).get(game_id)
+        if table is None:
             raise GameError("there is no such game of yours")
         cells = rules.played(table.cells, cell, "x")
         if table.result is not None or cells is None:
@@ -108,13 +98,13 @@ class Tables:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            now = self._clock()
-            for table in [it for it in self._tables.values() if it.due is not None]:
-                if table.due is not None and table.due <= now:
+            now = time.monotonic()
+            for table in [it for mine in self._players.values() for it in mine.values()]:
+                if table.due <= now:
                     await self._act(table)
 
     async def _act(self, table: BotGame) -> None:
-        table.due = None
+        table.due = inf
         try:
             if table.result is None:
                 await self._bot_plays(table)
@@ -127,7 +117,7 @@ class Tables:
         cell = rules.bot_cell(table.cells, self._dice.choice)
         table.cells = rules.played(table.cells, cell, "o") or table.cells
         if table.result is None:
-            await self._games.move(table.game_id, _bot_id(table))
+            await self._games.move(table.game_id, table.bot_id)
         else:
             await self._moved(table)
 
@@ -136,27 +126,19 @@ class Tables:
         if table.result is None:
             quickest, slowest = self._thinks
             share = table.seat / (len(BOTS) - 1) * self._dice.uniform(0.6, 1.0)
-            table.due = self._clock() + quickest + (slowest - quickest) * share
+            table.due = time.monotonic() + quickest + (slowest - quickest) * share
         else:
-            table.due = self._clock() + REMATCH_AFTER
+            table.due = time.monotonic() + REMATCH_AFTER
             await self._games.end(table.game_id)
 
     async def _again(self, table: BotGame) -> None:
-        if (mine := self._players.get(table.user)) is None:
-            return
-        mine.remove(table.game_id)
-        del self._tables[table.game_id]
-        await self._begin(table.user, table.seat)
+        if self._players.get(table.user, {}).pop(table.game_id, None) is not None:
+            await self._begin(table.user, table.seat)
 
     async def _begin(self, user: str, seat: int) -> None:
         self._games_begun += 1
         table = BotGame(f"{BOTS[seat].lower()}-{self._games_begun}-{user[:8]}", user, seat)
-        bot = Player(_bot_id(table), is_human=False)
-        await self._games.start(table.game_id, [Player(user), bot])
-        if (mine := self._players.get(user)) is not None:
-            self._tables[table.game_id] = table
-            mine.append(table.game_id)
-
-
-def _bot_id(table: BotGame) -> str:
-    return f"bot-{table.bot.lower()}"
+        players = [Player(user), Player(table.bot_id, is_human=False)]
+        await self._games.start(table.game_id, players)
+        if user in self._players:
+            self._players[user][table.game_id] = table

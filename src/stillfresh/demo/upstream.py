@@ -8,11 +8,10 @@ backends do: posts and users by ids (C12), a feed's days, topics and comments (F
 
 import asyncio
 import contextlib
-import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import date
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Self
 
 import msgspec
 import uvicorn
@@ -22,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stillfresh.demo.pace import Pace
+from stillfresh.demo.rules import Pace
 from stillfresh.demo.tables import Tables
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import ConfigError, shown
@@ -31,8 +30,7 @@ from stillfresh.waiting.backend import GameError, Games
 from stillfresh.waiting.backend.app import games_app
 from stillfresh.web.serving import Server, bound
 
-Mode: TypeAlias = Literal["fine", "slow", "failing", "down"]
-MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+MODES: Final = ("fine", "slow", "failing", "down")
 QUICK: Final = 0.1
 """A game's own requests take this share of a lookup: somebody is playing."""
 PLAYER: Final = "x-player"
@@ -41,44 +39,6 @@ KNOWN: Final = (
     "posts", "users", "comments", "waiting-longest", "games", "days", "topics", "prices",
 )  # fmt: skip
 """What a path asks for, by the first of these that is in it."""
-
-
-class Switch:
-    """The mode, how long an answer takes in it, and how many requests there were."""
-
-    def __init__(self, pace: Pace, dice: random.Random) -> None:
-        self.mode: Mode = "fine"
-        self.requests: Counter[str] = Counter()
-        """By what was asked for: posts, users, days, …"""
-        self.hung_up = asyncio.Event()
-        self._pace = pace
-        self._dice = dice
-
-    async def pause(self, share: float) -> None:
-        """As long as a lookup takes, or until the power is gone: then nobody waits any more."""
-        span = self._pace.slow_lookup if self.mode == "slow" else self._pace.lookup
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._dice.uniform(*span) * share):
-                await self.hung_up.wait()
-
-
-def breakable(app: ASGIApp, switch: Switch) -> ASGIApp:
-    """Late, and in *failing* not at all: every request is counted, whatever becomes of it."""
-
-    async def late(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        what = next((name for name in KNOWN if name in scope["path"]), "other")
-        switch.requests[what] += 1
-        await switch.pause(QUICK if what == "games" else 1.0)
-        answer = app
-        if switch.mode == "failing" or switch.hung_up.is_set():
-            answer = JSONResponse({"error": "this upstream was told to fail"}, 500)
-        with contextlib.suppress(ClientDisconnect):  # switched off while it was asked
-            await answer(scope, receive, send)
-
-    return late
 
 
 class QuietServer(Server):
@@ -90,14 +50,19 @@ class QuietServer(Server):
 
 
 class BreakableUpstream:
-    """`async with BreakableUpstream(app, switch) as it:`; `await it.turn("down")`."""
+    """`async with BreakableUpstream(app, pace, world) as it:`; `await it.turn("down")`."""
 
-    def __init__(self, app: ASGIApp, switch: Switch) -> None:
-        self.switch = switch
-        self._app = breakable(app, switch)
+    def __init__(self, app: ASGIApp, pace: Pace, world: UpstreamData) -> None:
+        self.mode = "fine"
+        self.requests: Counter[str] = Counter()
+        """By what was asked for: posts, users, days, …; whatever became of them."""
+        self._app = app
+        self._pace = pace
+        self._dice = world.dice
         self._port = 0
         self._server: QuietServer | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._hung_up = asyncio.Event()
         self._turning = asyncio.Lock()
 
     @property
@@ -105,31 +70,49 @@ class BreakableUpstream:
         return f"http://127.0.0.1:{self._port}"
 
     async def turn(self, mode: str) -> None:
-        """Whoever else turns it at the same time waits for that."""
-        known = next((it for it in MODES if it == mode), None)
-        if known is None:
+        """Change the mode; callers that turn it at the same time wait for each other."""
+        if mode not in MODES:
             raise ConfigError(f"mode: one of {', '.join(MODES)}, not {shown(mode)}")
         async with self._turning:
-            if known == "down":
+            if mode == "down":
                 await self._hang_up()
             elif self._server is None:
                 await self._listen()
-            self.switch.mode = known
+            self.mode = mode
 
-    async def __aenter__(self) -> "BreakableUpstream":
+    async def __aenter__(self) -> Self:
         await self._listen()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._hang_up()
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer late, and in *failing* with an error."""
+        answer = self._app
+        if scope["type"] == "http":
+            what = next((name for name in KNOWN if name in scope["path"]), "other")
+            self.requests[what] += 1
+            await self._pause(QUICK if what == "games" else 1.0)
+            if self.mode == "failing" or self._hung_up.is_set():
+                answer = JSONResponse({"error": "this upstream was told to fail"}, 500)
+        with contextlib.suppress(ClientDisconnect):  # switched off while it was asked
+            await answer(scope, receive, send)
+
+    async def _pause(self, share: float) -> None:
+        """As long as a lookup takes, or until the power is gone: then nobody waits any more."""
+        span = self._pace.slow_lookup if self.mode == "slow" else self._pace.lookup
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._dice.uniform(*span) * share):
+                await self._hung_up.wait()
+
     async def _listen(self) -> None:
         """Always on the same port, once it has one."""
-        self.switch.hung_up.clear()
+        self._hung_up.clear()
         listener = bound("127.0.0.1", self._port)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
-            self._app, ws="websockets-sansio", lifespan="off", log_config=None, access_log=False
+            self, ws="websockets-sansio", lifespan="off", log_config=None, access_log=False
         )
         is_listening = asyncio.Event()
         self._server = QuietServer(config, is_listening.set)
@@ -141,7 +124,7 @@ class BreakableUpstream:
         server, serving, self._server = self._server, self._serving, None
         if server is None or serving is None:
             return
-        self.switch.hung_up.set()
+        self._hung_up.set()
         for listening in server.servers:
             listening.close()
         for connection in list(server.server_state.connections):
@@ -168,11 +151,10 @@ def upstream_app(world: UpstreamData, games: Games, tables: Tables) -> Starlette
 
 
 def _json(content: object, status: int = 200) -> Response:
+    """None is nothing: 404."""
+    if content is None:
+        return Response(status_code=404)
     return Response(msgspec.json.encode(content), status, media_type="application/json")
-
-
-def _those(known: Mapping[str, object], ids: Iterable[str]) -> Response:
-    return _json([known[id_] for id_ in ids if id_ in known])
 
 
 class _Backend:
@@ -181,21 +163,22 @@ class _Backend:
         self._tables = tables
 
     async def posts(self, request: Request) -> Response:
-        return _those(self._world.posts, (await request.json())["post_ids"])
+        asked, known = (await request.json())["post_ids"], self._world.posts
+        return _json([known[id_] for id_ in asked if id_ in known])
 
     async def users(self, request: Request) -> Response:
-        return _those(self._world.users, (await request.json())["user_ids"])
+        asked, known = (await request.json())["user_ids"], self._world.users
+        return _json([known[id_] for id_ in asked if id_ in known])
 
     async def prices(self, _: Request) -> Response:
-        return _json({"prices": self._world.prices, "changes": self._world.changes})
+        return _json(self._world.prices)
 
     async def day(self, request: Request) -> Response:
         day = date.fromisoformat(request.path_params["day"])
         return _json(self._world.topics_of(day, request.query_params.get("category")))
 
     async def topic(self, request: Request) -> Response:
-        found = self._world.topics.get(request.path_params["uuid"])
-        return _json(found) if found else Response(status_code=404)
+        return _json(self._world.topics.get(request.path_params["uuid"]))
 
     async def comments(self, request: Request) -> Response:
         uuid = request.path_params["uuid"]
@@ -205,13 +188,11 @@ class _Backend:
         return Response(status_code=201 if self._world.add_comment(uuid, comment) else 404)
 
     async def sit(self, request: Request) -> Response:
-        user = request.headers[PLAYER]
-        ids = await self._tables.sit(user)
-        return _json([self._tables.shown(user, game_id) for game_id in ids])
+        await self._tables.sit(request.headers[PLAYER])
+        return Response(status_code=204)
 
     async def show(self, request: Request) -> Response:
-        shown = self._tables.shown(request.headers[PLAYER], request.path_params["id"])
-        return Response(status_code=404) if shown is None else _json(shown)
+        return _json(self._tables.shown(request.headers[PLAYER], request.path_params["id"]))
 
     async def play(self, request: Request) -> Response:
         user, game_id = request.headers[PLAYER], request.path_params["id"]

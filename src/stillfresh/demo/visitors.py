@@ -8,26 +8,22 @@ last use; `sweep` closes what they held open.
 import hashlib
 import hmac
 import random
-import re
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from stillfresh.clock import Clock, monotonic
 from stillfresh.demo.playing import Playing
-from stillfresh.durations import Duration, seconds
 from stillfresh.ttl_cache import TtlCache
 
 MOST_VISITORS: Final = 64
 KEPT_FOR: Final = "1h"
-TOKEN: Final = re.compile(r"([\w-]{32})\.([\da-f]{32})", re.ASCII)
-"""As we make them: a secret, and our signature."""
 KEY_LENGTH: Final = 32
 AT_ONCE: Final = 3
 """Requests that wait at the same time."""
-
 
 ASKS: Final = (
     ("The build robot", "wants to publish version 4.2"),
@@ -40,61 +36,48 @@ ASKS: Final = (
 )  # fmt: skip
 
 
-class Approval(NamedTuple):
-    who: str
-    what: str
-    asked_at: float
-
-
 class Approvals:
     """Of one visitor. A new request comes while somebody looks, a third of a lifetime apart."""
 
-    def __init__(self, ttl: Duration, dice: random.Random, clock: Clock = monotonic) -> None:
-        self._ttl = seconds(ttl)
+    def __init__(self, ttl: float, dice: random.Random, clock: Clock = monotonic) -> None:
+        self._ttl = ttl
         self._clock = clock
         self._last = float("-inf")
         self._asks = cycle(dice.sample(ASKS, len(ASKS)))
-        self.expired = 0
-        self.decided = 0
-        self._pending = TtlCache[str, Approval](
-            ttl, max_entries=AT_ONCE, clock=clock, on_evict=self._missed
-        )
+        self._decided = 0
+        self._pending = TtlCache[str, dict[str, Any]](ttl, max_entries=AT_ONCE, clock=clock)
 
     def shown(self) -> dict[str, Any]:
         """What is pending, the oldest first, and how long each has left."""
         self._pending.cleanup_expired()
         now = self._clock()
         if now - self._last >= self._ttl / 3 and len(self._pending) < AT_ONCE:
-            self._last = now
-            self._pending.insert(secrets.token_hex(8), Approval(*next(self._asks), now))
+            self._last, key, (who, what) = now, secrets.token_hex(8), next(self._asks)
+            self._pending.insert(
+                key, {"id": key, "who": who, "what": what, "until": now + self._ttl}
+            )
         pending = [
-            {"id": key, "who": it.who, "what": it.what, "left": self._left(it, now)}
-            for key, it in self._pending.items()
+            {**asked, "left": round(max(0.0, asked["until"] - now), 2)}
+            for _, asked in self._pending.items()
         ]
-        counts = {"expired": self.expired, "decided": self.decided}
-        return {"pending": pending, "ttl": self._ttl, **counts}
-
-    def _left(self, request: Approval, now: float) -> float:
-        return round(max(0.0, self._ttl - (now - request.asked_at)), 2)
+        expired = self._pending.stats().expired
+        return {"pending": pending, "ttl": self._ttl, "expired": expired, "decided": self._decided}
 
     def decide(self, key: str) -> bool:
         """False: it is too late, or somebody was quicker."""
         is_ours = self._pending.remove(key) is not None
-        self.decided += is_ours
+        self._decided += is_ours
         return is_ours
 
-    def _missed(self, _key: str, _request: Approval, _reason: str) -> None:
-        self.expired += 1
 
-
+@dataclass(frozen=True, slots=True, eq=False)
 class DemoVisitor:
     """`token` is the secret that the cookie holds; `id` is what others may see."""
 
-    def __init__(self, id_: str, token: str, playing: Playing, approvals: Approvals) -> None:
-        self.id = id_
-        self.token = token
-        self.playing = playing
-        self.approvals = approvals
+    id: str
+    token: str
+    playing: Playing
+    approvals: Approvals
 
 
 class Visitors:
@@ -106,7 +89,7 @@ class Visitors:
     def __init__(
         self,
         playing_of: Callable[[str], Playing],
-        approvals_for: Duration,
+        approvals_for: float,
         dice: random.Random,
         key: bytes,
     ) -> None:
@@ -116,38 +99,35 @@ class Visitors:
         self._dice = dice
         self._left: list[DemoVisitor] = []
         self._sessions = TtlCache[str, DemoVisitor](
-            KEPT_FOR, max_entries=MOST_VISITORS, on_evict=self._leave
+            KEPT_FOR,
+            max_entries=MOST_VISITORS,
+            on_evict=lambda _token, visitor, _reason: self._left.append(visitor),
         )
 
     def find(self, token: str | None) -> DemoVisitor | None:
         """Seen again: kept for another hour. One that was forgotten begins anew: its page is open,
         and goes on after a restart.
         """
-        if token is None or not self._is_ours(token):
-            return None
-        visitor = self._sessions.get(token)
-        if visitor is None:
-            return self.welcome(token)
+        return None if token is None or not self._is_ours(token) else self._seen(token)
+
+    def welcome(self) -> DemoVisitor:
+        return self._seen(self._signed(secrets.token_urlsafe(24)))
+
+    def _seen(self, token: str) -> DemoVisitor:
+        visitor = self._sessions.get(token) or self._new(token)
         self._sessions.insert(token, visitor)
         return visitor
 
-    def welcome(self, token: str | None = None) -> DemoVisitor:
-        id_, token = secrets.token_hex(8), token or self._new_token()
-        approvals = Approvals(self._approvals_for, self._dice)
-        visitor = DemoVisitor(id_, token, self._playing_of(id_), approvals)
-        self._sessions.insert(token, visitor)
-        return visitor
+    def _new(self, token: str) -> DemoVisitor:
+        id_, approvals = secrets.token_hex(8), Approvals(self._approvals_for, self._dice)
+        return DemoVisitor(id_, token, self._playing_of(id_), approvals)
 
-    def _new_token(self) -> str:
-        secret = secrets.token_urlsafe(24)
-        return f"{secret}.{self._signature(secret)}"
+    def _signed(self, secret: str) -> str:
+        signature = hmac.new(self._key, secret.encode(), hashlib.sha256).hexdigest()
+        return f"{secret}.{signature}"
 
     def _is_ours(self, token: str) -> bool:
-        found = TOKEN.fullmatch(token)
-        return found is not None and hmac.compare_digest(found[2], self._signature(found[1]))
-
-    def _signature(self, secret: str) -> str:
-        return hmac.new(self._key, secret.encode(), hashlib.sha256).hexdigest()[:32]
+        return token.isascii() and hmac.compare_digest(token, self._signed(token.partition(".")[0]))
 
     def authenticate(self, token: str) -> str | None:
         """For the gateway: whose connection it is."""
@@ -163,9 +143,6 @@ class Visitors:
         self._left.extend(visitor for _, visitor in self._sessions.items())
         self._sessions.clear()
         await self.sweep()
-
-    def _leave(self, _token: str, visitor: DemoVisitor, _reason: str) -> None:
-        self._left.append(visitor)
 
 
 def key_in(directory: Path) -> bytes:

@@ -6,6 +6,7 @@ Seeded, so that two runs begin alike. Bounded: comments and topics replace the o
 import random
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from itertools import cycle
 from typing import Any, Final
 
 from stillfresh.feed import Comment, Topic
@@ -87,13 +88,22 @@ class UpstreamData:
 
     def __post_init__(self) -> None:
         for name in PEOPLE:
-            self._meet(name)
-        for number in range(POSTS):
-            self._post(number)
+            id_ = name.partition(" ")[0].lower()
+            counts = {"followers": self.dice.randrange(40, 4_000), "posts": POSTS // len(PEOPLE)}
+            self.users[id_] = {"details": {"id": id_, "name": name}, "counts": counts}
+        for number, author in zip(range(POSTS), cycle(self.users)):
+            details = {
+                "author": author,
+                "id": str(number),
+                "content": self._text(),
+                "edited": False,
+            }
+            counts = {"likes": self.dice.randrange(900), "replies": self.dice.randrange(40)}
+            self.posts[f"{author}:{number}"] = {"details": details, "counts": counts}
         for number, title in enumerate(TITLES):
             self._open_topic(number, title)
 
-    def change(self, now: int) -> str:
+    def change(self, now: int) -> None:
         """One thing happens: mostly a like, now and then an edit, a comment, a price."""
         self.now = max(self.now, now)
         self.changes += 1
@@ -101,7 +111,7 @@ class UpstreamData:
             self._like, self._like, self._reply, self._like, self._follow,
             self._like, self._price, self._comment, self._like, self._edit,
         )  # fmt: skip
-        return what[self.changes % len(what)]()
+        what[self.changes % len(what)]()
 
     def topics_of(self, day: date, category: str | None) -> list[Topic]:
         """An index has no bodies."""
@@ -129,76 +139,49 @@ class UpstreamData:
             del kept[:-MOST_COMMENTS]
         return True
 
-    def like(self, post_id: str, likes: int = 1) -> None:
-        self.posts[post_id]["counts"]["likes"] += likes
-
-    def _meet(self, name: str) -> None:
-        id_ = name.partition(" ")[0].lower()
-        self.users[id_] = {
-            "details": {"id": id_, "name": name},
-            "counts": {"followers": self.dice.randrange(40, 4_000), "posts": POSTS // len(PEOPLE)},
-        }
-
-    def _post(self, number: int) -> None:
-        author = list(self.users)[number % len(self.users)]
-        text = f"{self._any(OPENINGS)} {self._any(LINES)}"
-        self.posts[f"{author}:{number}"] = {
-            "details": {"author": author, "id": str(number), "content": text, "edited": False},
-            "counts": {"likes": self.dice.randrange(900), "replies": self.dice.randrange(40)},
-        }
-
     def _open_topic(self, number: int, title: str) -> None:
         uuid = f"topic-{number}"
         at = self.now - number * DAY // 2 - 600
         category = "questions" if title.endswith("?") else "notices"
-        body = f"{self._any(OPENINGS)} {self._any(LINES)}"
-        self.add_topic(Topic(uuid, self._someone(), title, at, body, category))
+        self.add_topic(Topic(uuid, self._someone(), title, at, self._text(), category))
         for _ in range(self.dice.randrange(1, 5)):
             self._say(uuid)
 
-    def _like(self) -> str:
-        post_id = self._near_the_top()
-        self.like(post_id, self.dice.randrange(1, 6))
-        return f"{post_id} was liked"
+    def _like(self) -> None:
+        self._near_the_top()["counts"]["likes"] += self.dice.randrange(1, 6)
 
-    def _reply(self) -> str:
-        post_id = self._near_the_top()
-        self.posts[post_id]["counts"]["replies"] += 1
-        return f"{post_id} was answered"
+    def _reply(self) -> None:
+        self._near_the_top()["counts"]["replies"] += 1
 
-    def _edit(self) -> str:
-        details = self.posts[post_id := self._near_the_top()]["details"]
+    def _edit(self) -> None:
+        details = self._near_the_top()["details"]
         details["content"] = f"{details['content'].partition(' (Edit')[0]} {self._any(EDITS)}"
         details["edited"] = True
-        return f"{post_id} was edited"
 
-    def _follow(self) -> str:
-        author = self._someone()
-        self.users[author]["counts"]["followers"] += self.dice.randrange(1, 4)
-        return f"{author} was followed"
+    def _follow(self) -> None:
+        self.users[self._someone()]["counts"]["followers"] += self.dice.randrange(1, 4)
 
-    def _price(self) -> str:
+    def _price(self) -> None:
         name = self._any(tuple(self.prices))
         step = self.dice.choice((-50, -20, -10, 10, 20, 50))
         self.prices[name] = max(100, self.prices[name] + step)
-        return f"{name} has another price"
 
-    def _comment(self) -> str:
-        uuid = self._any(tuple(self.topics)[:4])
-        self._say(uuid)
-        return f"{uuid} was commented on"
+    def _comment(self) -> None:
+        self._say(self._any(tuple(self.topics)[:4]))
 
     def _say(self, uuid: str) -> None:
         self._written += 1
-        body = self._any(REPLIES)
-        at = self.topics[uuid].created_at if not self.changes else self.now
-        comment = Comment(f"said-{self._written}", uuid, self._someone(), at, body)
-        self.add_comment(uuid, comment)
+        id_, body = f"said-{self._written}", self._any(REPLIES)
+        at = self.now if self.changes else self.topics[uuid].created_at
+        self.add_comment(uuid, Comment(id_, uuid, self._someone(), at, body))
 
-    def _near_the_top(self) -> str:
-        """Anywhere, but mostly where readers begin: what nobody sees change shows nothing."""
+    def _near_the_top(self) -> dict[str, Any]:
+        """Any post, but mostly where readers begin: what nobody sees change shows nothing."""
         number = self.dice.randrange(12 if self.dice.random() < 0.6 else POSTS)
-        return list(self.posts)[number]
+        return list(self.posts.values())[number]
+
+    def _text(self) -> str:
+        return f"{self._any(OPENINGS)} {self._any(LINES)}"
 
     def _someone(self) -> str:
         return self._any(tuple(self.users))
