@@ -24,7 +24,7 @@ from stillfresh.stores.sqlite.steps import at_least, at_most
 from stillfresh.stores.sqlite.store import CHUNK
 from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED
 from stillfresh.testing import ManualClock, StoreConformance
-from stillfresh.waiting.backend.schema import APPLICATION_ID as games_id  # noqa: N811
+from stillfresh.waiting.backend.steps import APPLICATION_ID as games_id  # noqa: N811
 from tests.kit.sqlite import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 
 SETTINGS = {

@@ -16,8 +16,7 @@ from stillfresh import ConfigError, NotOpen, StoreError
 from stillfresh.testing import ManualClock
 from stillfresh.waiting.backend import GameError, Games, GameView, Player
 from stillfresh.waiting.backend.app import MAX_UNSENT, GameListener
-from stillfresh.waiting.backend.schema import WAITING_LONGEST
-from stillfresh.waiting.backend.steps import Happened
+from stillfresh.waiting.backend.steps import WAITING_LONGEST, Happened
 from stillfresh.waiting.messages import InvalidatedNews, YourTurnNews
 from tests.kit.servers.games import Served, served
 
@@ -275,15 +274,16 @@ class TestW12Refused:
         """Whoever had moved was cancelled before the refusal came."""
         complaints: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
-        assert games._thread is not None
+        assert games._writer is not None
         may_go_on = threading.Event()
-        games._thread.submit(may_go_on.wait, 10)
+        busy = asyncio.create_task(games._writer.run(lambda _: may_go_on.wait(10)))
         moving = asyncio.create_task(games.move("nowhere", "me"))
         await asyncio.sleep(0)
         moving.cancel()
         await asyncio.wait([moving])
         del moving
         may_go_on.set()
+        await busy
         await games.start("g", [ME, YOU])
         await asyncio.sleep(0)
         gc.collect()

@@ -139,7 +139,7 @@ class TestW12EndToEnd:
         async with client_of("ann", service.url) as ann:
             await until(ann.cache, shows(ann, "g1", "g2", "g3"))
             await ann.look("g1")
-            ann._version = 99  # as if the game had moved on
+            ann.cache.opened("g1", version=99)  # as if the game had moved on
             await ann.move("g1")
             await until(ann.cache, lambda: "g1" not in ann.cache.state.pool)
             await until(ann.cache, shows(ann, "g1", "g2", "g3"))

@@ -113,7 +113,7 @@ def _where(url: str) -> str:
 
 
 class Endpoint:
-    """`await Endpoint(client, url).ask({"ids": […]})` is the answer's body."""
+    """`await Endpoint(client, url).ask({"ids": […]})` is the body of the answer to that POST."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class Endpoint:
         self._headers = {**checked_headers(headers or {}), **ACCEPT}
         self._where = _where(url)
 
-    async def ask(self, asked: dict[str, Any]) -> bytes:
-        """The body; of an answer without one (204) an empty list."""
+    async def ask(self, asked: dict[str, Any] | None = None) -> bytes:
+        """The body; of an answer without one (204) an empty list. Nothing asked: a GET."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._asked(asked)
@@ -143,9 +143,10 @@ class Endpoint:
         except request_errors() as exc:
             raise LoadFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
 
-    async def _asked(self, asked: dict[str, Any]) -> bytes:
+    async def _asked(self, asked: dict[str, Any] | None) -> bytes:
+        method = "GET" if asked is None else "POST"
         sent = self._client.stream(
-            "POST", self._url, json=asked, headers=self._headers, follow_redirects=False
+            method, self._url, json=asked, headers=self._headers, follow_redirects=False
         )
         async with sent as response:
             self._check_status(response)

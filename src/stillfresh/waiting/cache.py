@@ -76,29 +76,23 @@ class WaitingCache:
 
     def opened(self, game_id: GameId, my_turn: bool = True, version: int | None = None) -> None:
         """A game is on screen; `version` is the one shown, if games have versions."""
-        self.hear(
-            Opened(checked_id(game_id), checked_flag("my_turn", my_turn), checked_version(version))
-        )
+        self.hear(Opened(game_id, my_turn, version))
 
     def move_sent(self, game_id: GameId, version: int | None = None) -> None:
         """R2: we have just played, at that version; at the one on screen if none is given."""
-        self.hear(MoveSent(checked_id(game_id), checked_version(version)))
+        self.hear(MoveSent(game_id, version))
 
     def your_turn(self, game_id: GameId, version: int | None = None) -> None:
         """R4: the backend says that a game has become ours to play."""
-        self.hear(YourTurn(checked_id(game_id), checked_version(version)))
+        self.hear(YourTurn(game_id, version))
 
     def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
         """R3, R5: what the backend says of the game on screen; others are ignored."""
-        self.hear(
-            GameState(
-                checked_id(game_id), checked_flag("my_turn", my_turn), checked_version(version)
-            )
-        )
+        self.hear(GameState(game_id, my_turn, version))
 
     def move_failed(self, game_id: GameId, version: int | None = None) -> None:
         """W9: the backend refused our move, the one at that version, or it did not end our turn."""
-        self.hear(MoveFailed(checked_id(game_id), checked_version(version)))
+        self.hear(MoveFailed(game_id, version))
 
     def reconnected(self) -> None:
         """W9: messages may have been missed."""
@@ -110,7 +104,7 @@ class WaitingCache:
 
     async def settled(self) -> None:
         """Returns when nothing is in flight, and nothing due but after a retry's pause."""
-        while not self._resting.is_set():
+        while not self._resting.is_set():  # it may have been cleared before we woke
             await self._resting.wait()
 
     async def close(self) -> None:
@@ -131,6 +125,7 @@ class WaitingCache:
 
     def hear(self, event: Event) -> None:
         """Any of the events above, as it came over the wire."""
+        check_event(event)
         if self._is_closed:
             raise NotOpen("this WaitingCache is closed; make another one")
         loop = asyncio.get_running_loop()
@@ -142,7 +137,10 @@ class WaitingCache:
                 self._spawn(loop, self._fly())
             else:
                 self._pause = self._spawn(loop, self._wait())
-        self._rest()
+        if self._state.in_flight is None:
+            self._resting.set()
+        else:
+            self._resting.clear()
         if self._state != before:
             self._changed.emit(self)
 
@@ -158,12 +156,6 @@ class WaitingCache:
         pause, self._pause = self._pause, None
         if pause is not None and pause is not asyncio.current_task():
             pause.cancel()
-
-    def _rest(self) -> None:
-        if self._state.in_flight is None:
-            self._resting.set()
-        else:
-            self._resting.clear()
 
     async def _fly(self) -> None:
         event = await self._asked()
@@ -207,10 +199,13 @@ def checked_id(game_id: GameId) -> GameId:
     return game_id
 
 
-def checked_version(version: int | None) -> int | None:
+def check_event(event: Event) -> None:
+    """Those of its fields that callers give."""
+    checked_id(getattr(event, "game_id", ""))
+    checked_flag("my_turn", getattr(event, "my_turn", False))
+    version = getattr(event, "version", None)
     if version is not None and not is_whole(version):
         raise ConfigError(f"version: must be a whole number or None, not {shown(version)}")
-    return version
 
 
 def checked_answer(answer: Iterable[GameId]) -> Pool:

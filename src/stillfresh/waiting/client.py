@@ -11,16 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, Self
 
-import httpx2
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from stillfresh.backoff import spread
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError
-from stillfresh.http.body import whole
-from stillfresh.http.client import checked_url, new_client
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError
+from stillfresh.http.client import Endpoint, checked_url, new_client
 from stillfresh.http.fields import checked_headers
 from stillfresh.waiting.cache import WaitingCache
 from stillfresh.waiting.messages import (
@@ -37,12 +35,12 @@ from stillfresh.waiting.messages import (
     read_news,
 )
 from stillfresh.waiting.model import GameId, GameState, Invalidated, MoveFailed, Opened, YourTurn
+from stillfresh.waiting.rules import seen
 from stillfresh.waiting.rules_refetch import retry_pause
 
 __all__ = ["WaitingClient"]
 
 logger = logging.getLogger(__name__)
-
 
 MOST_BYTES: Final = 1_048_576
 """Of an answer: five ids are expected."""
@@ -73,7 +71,14 @@ class WaitingClient:
         self._sleep = sleep
         self._dice = dice
         self.cache = WaitingCache(self._fetch, sleep=sleep)
-        self._http: httpx2.AsyncClient | None = None
+        self._http = new_client(self._timeout, kept=1)
+        self._endpoint = Endpoint(
+            self._http,
+            self._url + WAITING_LONGEST,
+            timeout=timeout,
+            max_bytes=MOST_BYTES,
+            headers=headers,
+        )
         self._socket: ClientConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_started = False
@@ -81,21 +86,17 @@ class WaitingClient:
         self._joined = asyncio.Event()
         """Connected, or closed: nothing to wait for."""
         self._rejoining: ClientConnection | None = None
-        self._watched: GameId | None = None
-        self._version: int | None = None
         self._looking: tuple[str, asyncio.Future[bool]] | None = None
         self._failures = 0
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
             raise ConfigError("this WaitingClient is open already, or closed; make another one")
-        self._http = new_client(self._timeout, kept=1)
         self._task = asyncio.create_task(self._run(), name="stillfresh-waiting-client")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None  # noqa: S101 (entered)
-        assert self._http is not None  # noqa: S101
         self._is_closed = True
         self._joined.set()
         self._task.cancel()
@@ -107,6 +108,11 @@ class WaitingClient:
     def is_connected(self) -> bool:
         """The service's events are heard now; without, the order is the one last known."""
         return self._socket is not None
+
+    @property
+    def _watched(self) -> GameId | None:
+        screen = self.cache.state.screen
+        return None if screen is None else screen.game_id
 
     async def look(self, game_id: str) -> bool:
         """The game comes on screen; returns whether it is ours to play.
@@ -136,22 +142,12 @@ class WaitingClient:
     async def move(self, game_id: str, *, keeps_turn: bool = False) -> None:
         """Play; the game leaves the pool at once, on trust."""
         self._connected()
-        version = self._version if game_id == self._watched else None
+        version = seen(self.cache.state.screen, game_id)
         self.cache.move_sent(game_id, version)
         await self._send(Move(game_id, version, keeps_turn))
 
     async def _fetch(self) -> list[str]:
-        """Whole within `timeout`, and of a sane length, whatever the service sends."""
-        assert self._http is not None  # noqa: S101 (entered)
-        headers = {**self._headers, "Accept-Encoding": "gzip"}
-        async with (
-            asyncio.timeout(self._timeout),
-            self._http.stream("GET", self._url + WAITING_LONGEST, headers=headers) as response,
-        ):
-            if response.status_code != httpx2.codes.OK:
-                raise LoadFailed(f"{WAITING_LONGEST}: HTTP {response.status_code}")
-            body = await whole(response, MOST_BYTES)
-        return _read_answer(body).game_ids
+        return _read_answer(await self._endpoint.ask()).game_ids
 
     def _connected(self) -> ClientConnection:
         if self._task is None or self._is_closed:
@@ -185,11 +181,7 @@ class WaitingClient:
         address = "ws" + self._url.removeprefix("http") + EVENTS
         async with connect(address, additional_headers=self._headers) as socket:
             async for text in socket:
-                news = read_news(text)
-                if isinstance(news, Connected):
-                    await self._welcomed(socket)
-                else:
-                    self._hear(news)
+                await self._hear(socket, read_news(text))
 
     async def _welcomed(self, socket: ClientConnection) -> None:
         """Nothing is missed from here on, and all before may have been."""
@@ -221,36 +213,22 @@ class WaitingClient:
         if looking is not None and not looking[1].done():
             looking[1].set_exception(reason)
 
-    def _hear(self, news: News) -> None:
+    async def _hear(self, socket: ClientConnection, news: News) -> None:
         match news:
-            case YourTurn() | Invalidated():
-                self.cache.hear(news)
-            case GameState():
-                self._saw(news.game_id, news.version)
-                self.cache.hear(news)
-            case MoveMade():
-                self._moved(news)
-            case MoveFailed():
-                logger.info("the move in %s was refused: %s", news.game_id, news.reason)
-                self.cache.hear(news)
+            case Connected():
+                await self._welcomed(socket)
             case Opened() | WatchFailed():
                 self._shown(news)
-
-    def _saw(self, game_id: GameId, version: int | None) -> None:
-        if game_id == self._watched:
-            self._version = version
-
-    def _moved(self, news: MoveMade) -> None:
-        """A turn that goes on in a game that we left would else be pending for ever."""
-        self._saw(news.game_id, news.version)
-        if news.game_id == self._watched:
-            self.cache.game_state(news.game_id, news.goes_on, news.version)
-        elif news.goes_on:
-            self.cache.move_failed(news.game_id)
+            case MoveMade():  # the state of the game on screen has come before
+                if news.goes_on and news.game_id != self._watched:
+                    self.cache.move_failed(news.game_id)  # else it would be pending for ever
+            case YourTurn() | Invalidated() | GameState() | MoveFailed():
+                if isinstance(news, MoveFailed):
+                    logger.info("the move in %s was refused: %s", news.game_id, news.reason)
+                self.cache.hear(news)
 
     def _shown(self, news: Opened | WatchFailed) -> None:
         if isinstance(news, Opened):
-            self._watched, self._version = news.game_id, news.version
             self.cache.hear(news)
         if self._rejoining is not None:
             self._caught_up(self._rejoining)

@@ -20,12 +20,11 @@ class Connected(Struct, frozen=True, tag="welcome"):
 
 
 class MoveMade(Struct, frozen=True, tag="moved"):
-    """Your move was made."""
+    """Your move was made; if you watch the game, its state has been sent before."""
 
     game_id: str
     goes_on: bool
     """Your turn has not ended."""
-    version: int
 
 
 class WatchFailed(Struct, frozen=True, tag="watch_failed"):

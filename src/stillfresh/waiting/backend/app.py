@@ -22,7 +22,6 @@ from stillfresh.waiting.backend.steps import Happened
 from stillfresh.waiting.messages import (
     EVENTS,
     WAITING_LONGEST,
-    Command,
     Connected,
     Move,
     MoveMade,
@@ -49,11 +48,8 @@ logger = logging.getLogger(__name__)
 def games_app(games: Games, sign_in: SignIn) -> Starlette:
     """An ASGI application; the games are opened and closed by who made them."""
     service = _GamesService(games, sign_in)
-    routes = [
-        Route(WAITING_LONGEST, service.waiting_longest),
-        WebSocketRoute(EVENTS, service.events),
-    ]
-    return Starlette(routes=routes)
+    asked = Route(WAITING_LONGEST, service.waiting_longest)
+    return Starlette(routes=[asked, WebSocketRoute(EVENTS, service.events)])
 
 
 class GameListener:
@@ -66,7 +62,7 @@ class GameListener:
         self.user_id = user_id
         self.watches: str | None = None
         self.is_lagging = asyncio.Event()
-        self._unsent = asyncio.Queue[News](MAX_UNSENT)
+        self.unsent = asyncio.Queue[News](MAX_UNSENT)
 
     def hear(self, happened: Happened) -> None:
         """A turn's message before its state: the cache then knows that the turn came anew."""
@@ -79,12 +75,9 @@ class GameListener:
 
     def tell(self, news: News) -> None:
         try:
-            self._unsent.put_nowait(news)
+            self.unsent.put_nowait(news)
         except asyncio.QueueFull:
             self.is_lagging.set()
-
-    async def next(self) -> News:
-        return await self._unsent.get()
 
 
 class _GamesService:
@@ -93,10 +86,14 @@ class _GamesService:
         self._sign_in = sign_in
 
     async def waiting_longest(self, request: Request) -> Response:
+        """One user's games are nobody else's: no cache may keep them."""
         user_id = self._sign_in(request)
-        if user_id is None:
-            return json_response({"error": "sign in first"}, 401)
-        return json_response({"game_ids": self._games.waiting_longest(user_id)})
+        said: dict[str, object] = {"error": "sign in first"}
+        if user_id is not None:
+            said = {"game_ids": self._games.waiting_longest(user_id)}
+        private = {"Cache-Control": "private, no-store"}
+        status = 401 if user_id is None else 200
+        return Response(encode(said), status, private, "application/json")
 
     async def events(self, socket: WebSocket) -> None:
         user_id = self._sign_in(socket)
@@ -134,36 +131,32 @@ class _GamesService:
             except msgspec.DecodeError as exc:
                 await socket.close(1007, str(exc)[:100])
                 return
-            await self._obey(listener, command)
+            if isinstance(command, Move):
+                listener.tell(await self._moved(listener.user_id, command))
+            else:
+                listener.tell(self._watched(listener, command.game_id))
 
-    async def _obey(self, listener: GameListener, command: Command) -> None:
-        if isinstance(command, Move):
-            await self._move(listener, command)
-            return
+    def _watched(self, listener: GameListener, game_id: str) -> Opened | WatchFailed:
         try:
-            game = self._games.view(command.game_id)
+            game = self._games.view(game_id)
         except StillfreshError as exc:
-            listener.tell(WatchFailed(command.game_id, str(exc)))
-            return
-        listener.watches = game.game_id
-        my_turn = game.actor == listener.user_id
-        listener.tell(Opened(game.game_id, my_turn, game.version))
+            return WatchFailed(game_id, str(exc))
+        listener.watches = game_id
+        return Opened(game_id, game.actor == listener.user_id, game.version)
 
-    async def _move(self, listener: GameListener, command: Move) -> None:
-        game_id, user_id = command.game_id, listener.user_id
+    async def _moved(self, user_id: str, move: Move) -> MoveMade | MoveFailed:
         try:
-            game = await self._games.move(
-                game_id, user_id, version=command.version, keeps_turn=command.keeps_turn
+            await self._games.move(
+                move.game_id, user_id, version=move.version, keeps_turn=move.keeps_turn
             )
         except StillfreshError as exc:
-            listener.tell(MoveFailed(game_id, command.version, str(exc)))
-            return
-        listener.tell(MoveMade(game_id, command.keeps_turn, game.version))
+            return MoveFailed(move.game_id, move.version, str(exc))
+        return MoveMade(move.game_id, move.keeps_turn)
 
 
 async def send(socket: WebSocket, listener: GameListener) -> None:
     while True:
-        await socket.send_text(encode(await listener.next()).decode())
+        await socket.send_text(encode(await listener.unsent.get()).decode())
 
 
 async def lag(socket: WebSocket, listener: GameListener) -> None:
@@ -172,13 +165,3 @@ async def lag(socket: WebSocket, listener: GameListener) -> None:
     with suppress(TimeoutError):  # who does not read may never take the farewell
         async with asyncio.timeout(FAREWELL):
             await socket.close(1013, "too slow")
-
-
-def json_response(content: object, status: int = 200) -> Response:
-    """One user's games are nobody else's: no cache may keep them."""
-    return Response(
-        encode(content),
-        status,
-        {"Cache-Control": "private, no-store"},
-        media_type="application/json",
-    )
