@@ -263,7 +263,7 @@ class TestS12Link:
         path.symlink_to(targets[0])
         async with opened(path) as store:
             swing(path, targets[1])
-            store._look()
+            store._is_replaced()
             database = store._opened()._database
             while database.identity != identity_of(path):
                 time.sleep(0.001)  # noqa: ASYNC251 (the loop is busy)
@@ -746,7 +746,7 @@ class TestS12Copy:
             both.wait(10)
             return connect_viewer(path)
 
-        monkeypatch.setattr("stillfresh.stores.sqlite.copying.connect_viewer", connected)
+        monkeypatch.setattr("stillfresh.stores.sqlite.view.connect_viewer", connected)
         async with a_store(path):
             made = await asyncio.gather(
                 read_only_copy(path, copy), read_only_copy(path, copy), return_exceptions=True

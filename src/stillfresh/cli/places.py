@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 import click
@@ -105,7 +105,7 @@ def _view(path: str, address: str) -> Readable:
             raise ConfigError("tenant: a feed file has no tenants; leave '?tenant=' out")
         return FeedView(path)
     view = SqliteView(path)
-    return view if tenant is None else TenantStore(cast("Store", view), tenant)
+    return view if tenant is None else TenantStore(view, tenant)
 
 
 def _tenant_of(address: str) -> str | None:

@@ -10,8 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from typing import Final, Self, TypeVar
 
 import apsw
@@ -27,7 +25,7 @@ from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record
 from stillfresh.stores.sqlite.format import Format
-from stillfresh.stores.sqlite.schema import TIMES, Row, Statements, record_of, statements_on
+from stillfresh.stores.sqlite.schema import TIMES, Row, Statements, record_of
 from stillfresh.stores.sqlite.steps import KindTables, Layout, at_most, own_tables
 from stillfresh.stores.sqlite.store import SqliteStore
 from stillfresh.stores.sqlite.writer import MAX_QUEUED
@@ -51,14 +49,8 @@ _RECORD: Final = """
         t.failures, t.retry_at, t.error, 0, {value}
 """
 _IDS: Final = """
-    SELECT cache_key AS id FROM feed_cache_meta WHERE cache_key >= ?1 {end}
-    UNION SELECT id FROM {times} WHERE id >= ?1 {more}
-"""
-_LEASE: Final = """
-    INSERT INTO {times}(id, lease_token, lease_expires_at, last_updated_at)
-    VALUES (?1, ?2, ?3, (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = ?1))
-    ON CONFLICT(id) DO UPDATE SET lease_token = excluded.lease_token,
-        lease_expires_at = excluded.lease_expires_at, last_updated_at = excluded.last_updated_at
+    SELECT cache_key AS id FROM feed_cache_meta WHERE cache_key >= ?1 %s
+    UNION SELECT id FROM {times} WHERE id >= ?1 %s
 """
 _UNTOUCHED: Final = """
     AND last_updated_at IS (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = id)
@@ -66,13 +58,6 @@ _UNTOUCHED: Final = """
 _HOLDS: Final = """
     SELECT 1 FROM stillfresh_feed_times t LEFT JOIN feed_cache_meta m ON m.cache_key = t.id
     WHERE id = ? AND lease_token = ? AND lease_expires_at > ? AND last_updated_at IS last_fetched
-"""
-# The end of a lease stays: it tells when a failure was noted, should the clock be set back.
-_RELEASE: Final = "UPDATE {times} SET lease_token = NULL WHERE id = ? AND lease_token = ?"
-# All at once, whatever the slice: a feed has few lists.
-_COUNT: Final = """
-    SELECT (SELECT count(*) FROM feed_cache_meta), (SELECT count(*) FROM {times}
-        WHERE lease_token IS NOT NULL AND lease_expires_at > ?1), 0, ?2 || ?3
 """
 _EVICT: Final = (
     """DELETE FROM feed_topics WHERE topic_uuid IN
@@ -97,29 +82,34 @@ _EVICT_TIMES: Final = """
 """
 
 
-def _statements(fresh_for: float, stale_for: float) -> Statements:
-    own, times = statements_on("", TIMES_TABLE), TIMES_TABLE
-    record = _RECORD.format(
-        fresh_for=float(fresh_for), stale_for=float(stale_for), value=f"x'{IN_ROWS.hex()}'"
+class FeedStatements(Statements):
+    """Of the one kind there is, whose copies are meta rows."""
+
+    create = TIMES
+    point = f"{_RECORD} FROM (SELECT ?2 AS id, ?1) k {_FROM} {_THERE}"
+    many_of = (
+        f"WITH k(id, known) AS (VALUES {{asked}}) {_RECORD}, k.id, k.known FROM k {_FROM} {_THERE}"
     )
-    joined = _FROM.format(times=times)
-    ids = partial(_IDS.format, times=times)
-    between = ids(end="AND cache_key <= ?2", more="AND id <= ?2")
-    return replace(
-        own,
-        create=TIMES.format(times=times),
-        point=f"{record} FROM (SELECT ?2 AS id, ?1) k {joined} {_THERE}",
-        many_of=f"WITH k(id, known) AS (VALUES {{asked}}) {record}, k.id, k.known FROM k {joined} "
-        + _THERE,
-        stretch=f"SELECT max(id) FROM ({ids(end='', more='')} ORDER BY id LIMIT ?2)",  # noqa: S608
-        listed=f"{record}, k.id, NULL FROM ({between}) k {joined} "
-        "WHERE instr(k.id, ?3) ORDER BY k.id LIMIT ?4",
-        lease=_LEASE.format(times=times),
-        publish=own.publish + _UNTOUCHED,
-        renew=own.renew + _UNTOUCHED,
-        release=_RELEASE.format(times=times),
-        count=_COUNT.format(times=times),
+    stretch = f"SELECT max(id) FROM ({_IDS % ('', '')} ORDER BY id LIMIT ?2)"  # noqa: S608
+    listed = (
+        f"{_RECORD}, k.id, NULL FROM ({_IDS % ('AND cache_key <= ?2', 'AND id <= ?2')}) k {_FROM} "
+        "WHERE instr(k.id, ?3) ORDER BY k.id LIMIT ?4"
     )
+    lease = """
+        INSERT INTO {times}(id, lease_token, lease_expires_at, last_updated_at)
+        VALUES (?1, ?2, ?3, (SELECT last_fetched FROM feed_cache_meta WHERE cache_key = ?1))
+        ON CONFLICT(id) DO UPDATE SET lease_token = excluded.lease_token,
+            lease_expires_at = excluded.lease_expires_at, last_updated_at = excluded.last_updated_at
+    """
+    publish = Statements.publish + _UNTOUCHED
+    renew = Statements.renew + _UNTOUCHED
+    # The end of a lease stays: it tells when a failure was noted, should the clock be set back.
+    release = "UPDATE {times} SET lease_token = NULL WHERE id = ? AND lease_token = ?"
+    # All at once, whatever the slice: a feed has few lists.
+    count = """
+        SELECT (SELECT count(*) FROM feed_cache_meta), (SELECT count(*) FROM {times}
+            WHERE lease_token IS NOT NULL AND lease_expires_at > ?1), 0, ?2 || ?3
+    """
 
 
 class FeedTables(KindTables):
@@ -127,7 +117,14 @@ class FeedTables(KindTables):
 
     def __init__(self, fresh_for: float, keep_for: float, clock: Clock = time.time) -> None:
         # Rows are served until they are evicted, which happens once a day.
-        super().__init__(KIND, _statements(fresh_for, keep_for + DAY))
+        sql = FeedStatements(
+            "",
+            TIMES_TABLE,
+            fresh_for=float(fresh_for),
+            stale_for=float(keep_for + DAY),
+            value=f"x'{IN_ROWS.hex()}'",
+        )
+        super().__init__(KIND, sql)
         self.fresh_for = fresh_for
         self.keep_for = keep_for
         self._clock = clock

@@ -7,6 +7,7 @@ that the file belongs to: the seed's five minutes and thirty days count.
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -72,7 +73,7 @@ class FeedView(SqliteView):
 
     async def open(self) -> None:
         await super().open()
-        completed(self._opened())
+        self.look(completed)
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
@@ -94,10 +95,8 @@ class FeedView(SqliteView):
 
     async def stats(self) -> StoreStats:
         held, now = await super().stats(), self._clock()
-        try:
-            rows = counted(self._opened(), before=now - FEED_CACHE_EVICT_SECONDS, skipped=0)
-        except FAILED as exc:
-            raise self._failed(exc) from exc
+        count = partial(counted, before=now - FEED_CACHE_EVICT_SECONDS, skipped=0)
+        rows = self.look(count)
         return FeedFileStats(
             held.copies, held.leases, held.bytes, topics=rows.topics, comments=rows.comments
         )
@@ -108,10 +107,7 @@ class FeedView(SqliteView):
         if copy is not None and copy.fetched_at > now:
             copy = replace(copy, mark=Mark.SOFT)  # F3, where E1 forgives a few seconds
         if copy is None or not is_list:
-            try:
-                found = finished(self._memory.find(self._opened(), key, now))
-            except FAILED as exc:
-                raise self._failed(exc) from exc
+            found = self.look(lambda file: finished(self._memory.find(file, key, now)))
             if copy is None and found.cached_at is not None:
                 copy = Copy("", float(found.cached_at), TERMS, UNREAD, Mark.SOFT)
             elif copy is not None and not found.is_hit:

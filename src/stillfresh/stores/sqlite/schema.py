@@ -6,7 +6,6 @@ only: nothing here runs SQL.
 """
 
 import re
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -46,7 +45,6 @@ _KIND: Final = re.compile(r"(?!sqlite_|stillfresh_)[a-z][a-z0-9_]*(?<!_ttl)")
 _MARKS: Final = tuple(Mark)
 STORED: Final = frozenset({bytes, type(None)})
 
-_COPIES: Final = "CREATE TABLE IF NOT EXISTS {copies}(id TEXT PRIMARY KEY NOT NULL, value BLOB);"
 TIMES: Final = """
     CREATE TABLE IF NOT EXISTS {times}(
         id TEXT PRIMARY KEY NOT NULL,
@@ -68,93 +66,88 @@ TIMES: Final = """
 _RECORD: Final = """
     SELECT t.generation, t.last_updated_at, t.fresh_for, t.stale_for, t.error_for, t.mark,
         t.lease_expires_at, t.failures, t.retry_at, t.error, t.absent,
-        CASE WHEN t.generation IS {known} THEN NULL
+        CASE WHEN t.generation IS %s THEN NULL
              ELSE (SELECT value FROM {copies} WHERE id = t.id) END
 """
-_POINT: Final = _RECORD + "FROM {times} t WHERE t.id = ?2"
-_MANY: Final = (
-    "WITH asked(id, known) AS (VALUES {asked})"
-    + _RECORD
-    + ", t.id, asked.known FROM asked CROSS JOIN {times} t ON t.id = asked.id"
-)
-_LEASE: Final = """
-    INSERT INTO {times}(id, lease_token, lease_expires_at) VALUES (?, ?, ?)
-    ON CONFLICT(id) DO UPDATE
-    SET lease_token = excluded.lease_token, lease_expires_at = excluded.lease_expires_at
-"""
-_PUBLISH: Final = """
-    UPDATE {times} SET generation = ?, last_updated_at = ?, fresh_for = ?, stale_for = ?,
-        error_for = ?, mark = ?, absent = ?, lease_token = NULL, lease_expires_at = NULL,
-        failures = NULL, retry_at = NULL, error = NULL
-    WHERE id = ? AND lease_token = ? AND lease_expires_at > ?
-"""
-_WRITE_VALUE: Final = """
-    INSERT INTO {copies}(id, value) VALUES (?, ?)
-    ON CONFLICT(id) DO UPDATE SET value = excluded.value
-"""
-_RENEW: Final = """
-    UPDATE {times} SET lease_expires_at = ?
-    WHERE id = ? AND lease_token = ? AND lease_expires_at > ?
-"""
-_RELEASE: Final = """
-    UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL
-    WHERE id = ? AND lease_token = ?
-"""
-_FAIL: Final = "UPDATE {times} SET failures = ?, retry_at = ?, error = ? WHERE id = ?"
-_INVALIDATE: Final = """
-    UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL,
-        mark = CASE WHEN generation IS NULL THEN mark ELSE max(mark, ?) END
-    WHERE id = ?
-"""
-_FORGET_IF_EMPTY: Final = """
-    DELETE FROM {times}
-    WHERE id = ? AND generation IS NULL AND lease_token IS NULL AND failures IS NULL
-"""
-_SLICE: Final = """
-    SELECT id, max(coalesce(lease_expires_at, 0),
-        CASE WHEN generation IS NULL THEN coalesce(retry_at, 0)
-             ELSE last_updated_at + 1000.0 * (fresh_for + max(stale_for, error_for)) END) < ?
-    FROM {times} WHERE id >= ? ORDER BY id LIMIT ?
-"""
-_COUNT: Final = """
-    SELECT count(generation), count(*) FILTER (WHERE lease_expires_at > ?), count(*), max(id)
-    FROM (SELECT id, generation, lease_expires_at FROM {times} WHERE id >= ? ORDER BY id LIMIT ?)
-"""
-
-
-# Where the next ids end, and those of them that are listed; the length is told without the value.
-_STRETCH: Final = "SELECT max(id) FROM (SELECT id FROM {times} WHERE id >= ? ORDER BY id LIMIT ?)"
 _LENGTH: Final = ", t.id, (SELECT octet_length(value) FROM {copies} WHERE id = t.id)"
-_LISTED: Final = (
-    _RECORD
-    + _LENGTH
-    + "FROM {times} t WHERE t.id >= ? AND t.id <= ? AND instr(t.id, ?) ORDER BY t.id LIMIT ?"
-)
 
 
-@dataclass(frozen=True, slots=True)
 class Statements:
-    """The SQL of one kind: one text per step, so that each is prepared once and kept."""
+    """The SQL of one kind: one text per step, so that each is prepared once and kept.
 
-    copies: str
-    times: str
-    create: str
-    point: str
-    lease: str
-    publish: str
-    write_value: str
-    renew: str
-    release: str
-    fail: str
-    invalidate: str
-    forget_if_empty: str
-    delete_times: str
-    delete_copy: str
-    slice: str
-    count: str
-    stretch: str
-    listed: str
-    many_of: str
+    Here they are patterns, which a subclass may override; those of an instance name its tables.
+    """
+
+    create = (
+        "CREATE TABLE IF NOT EXISTS {copies}(id TEXT PRIMARY KEY NOT NULL, value BLOB);" + TIMES
+    )
+    point = _RECORD % "?1" + "FROM {times} t WHERE t.id = ?2"
+    many_of = (
+        "WITH asked(id, known) AS (VALUES {asked})"
+        + _RECORD % "asked.known"
+        + ", t.id, asked.known FROM asked CROSS JOIN {times} t ON t.id = asked.id"
+    )
+    lease = """
+        INSERT INTO {times}(id, lease_token, lease_expires_at) VALUES (?, ?, ?)
+        ON CONFLICT(id) DO UPDATE
+        SET lease_token = excluded.lease_token, lease_expires_at = excluded.lease_expires_at
+    """
+    publish = """
+        UPDATE {times} SET generation = ?, last_updated_at = ?, fresh_for = ?, stale_for = ?,
+            error_for = ?, mark = ?, absent = ?, lease_token = NULL, lease_expires_at = NULL,
+            failures = NULL, retry_at = NULL, error = NULL
+        WHERE id = ? AND lease_token = ? AND lease_expires_at > ?
+    """
+    write_value = """
+        INSERT INTO {copies}(id, value) VALUES (?, ?)
+        ON CONFLICT(id) DO UPDATE SET value = excluded.value
+    """
+    renew = """
+        UPDATE {times} SET lease_expires_at = ?
+        WHERE id = ? AND lease_token = ? AND lease_expires_at > ?
+    """
+    release = """
+        UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL
+        WHERE id = ? AND lease_token = ?
+    """
+    fail = "UPDATE {times} SET failures = ?, retry_at = ?, error = ? WHERE id = ?"
+    invalidate = """
+        UPDATE {times} SET lease_token = NULL, lease_expires_at = NULL,
+            mark = CASE WHEN generation IS NULL THEN mark ELSE max(mark, ?) END
+        WHERE id = ?
+    """
+    forget_if_empty = """
+        DELETE FROM {times}
+        WHERE id = ? AND generation IS NULL AND lease_token IS NULL AND failures IS NULL
+    """
+    delete_times = "DELETE FROM {times} WHERE id = ?"
+    delete_copy = "DELETE FROM {copies} WHERE id = ?"
+    slice = """
+        SELECT id, max(coalesce(lease_expires_at, 0),
+            CASE WHEN generation IS NULL THEN coalesce(retry_at, 0)
+                 ELSE last_updated_at + 1000.0 * (fresh_for + max(stale_for, error_for)) END) < ?
+        FROM {times} WHERE id >= ? ORDER BY id LIMIT ?
+    """
+    count = """
+        SELECT count(generation), count(*) FILTER (WHERE lease_expires_at > ?), count(*), max(id)
+        FROM (SELECT id, generation, lease_expires_at FROM {times}
+              WHERE id >= ? ORDER BY id LIMIT ?)
+    """
+    # Where the next ids end, and those of them that are listed; the length without the value.
+    stretch = "SELECT max(id) FROM (SELECT id FROM {times} WHERE id >= ? ORDER BY id LIMIT ?)"
+    listed = (
+        _RECORD % "t.generation"
+        + _LENGTH
+        + "FROM {times} t WHERE t.id >= ? AND t.id <= ? AND instr(t.id, ?) ORDER BY t.id LIMIT ?"
+    )
+
+    def __init__(self, copies: str, times: str, **more: object) -> None:
+        self.times_table = times.strip('"')
+        for name in dir(type(self)):
+            text = getattr(type(self), name)
+            if isinstance(text, str) and not name.startswith("_"):
+                made = text.format(copies=copies, times=times, asked="{asked}", **more)
+                setattr(self, name, made)
 
     def many(self, count: int) -> str:
         """For pairs of (id, known generation); the id and that generation come back last."""
@@ -169,36 +162,7 @@ def statements(kind: str) -> Statements:
             f"kind: must be [a-z][a-z0-9_]*, not end in _ttl, and not begin with sqlite_ or "
             f"stillfresh_, since it names tables: not {kind!r}"
         )
-    return statements_on(f'"{kind}"', f'"{kind}_ttl"')
-
-
-def statements_on(copies: str, times: str) -> Statements:
-    """For tables of these names."""
-
-    def of(text: str, **more: str) -> str:
-        return text.format(copies=copies, times=times, **more)
-
-    return Statements(
-        copies=copies,
-        times=times,
-        create=of(_COPIES + TIMES),
-        point=of(_POINT, known="?1"),
-        lease=of(_LEASE),
-        publish=of(_PUBLISH),
-        write_value=of(_WRITE_VALUE),
-        renew=of(_RENEW),
-        release=of(_RELEASE),
-        fail=of(_FAIL),
-        invalidate=of(_INVALIDATE),
-        forget_if_empty=of(_FORGET_IF_EMPTY),
-        delete_times=of("DELETE FROM {times} WHERE id = ?"),
-        delete_copy=of("DELETE FROM {copies} WHERE id = ?"),
-        slice=of(_SLICE),
-        count=of(_COUNT),
-        stretch=of(_STRETCH),
-        listed=of(_LISTED, known="t.generation"),
-        many_of=of(_MANY, known="asked.known", asked="{asked}"),
-    )
+    return Statements(f'"{kind}"', f'"{kind}_ttl"')
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import groupby
 from math import ceil, floor
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import apsw
 
@@ -17,6 +17,7 @@ from stillfresh.freshness import is_lease_over
 from stillfresh.stores.contract import (
     Ask,
     Copy,
+    Entry,
     Failure,
     Grant,
     Held,
@@ -24,7 +25,9 @@ from stillfresh.stores.contract import (
     Mark,
     Newer,
     Record,
+    StoreStats,
 )
+from stillfresh.stores.sqlite.connection import bytes_of
 from stillfresh.stores.sqlite.format import STORE, Format
 from stillfresh.stores.sqlite.schema import (
     DELETE_TAGS,
@@ -38,6 +41,9 @@ from stillfresh.stores.sqlite.schema import (
     statements,
 )
 
+After: TypeAlias = tuple[str, str] | None
+"""The kind and id of the last entry that was looked at."""
+
 
 class KindTables:
     """One kind in a file: its times and leases, and how its values are written beside them.
@@ -49,17 +55,16 @@ class KindTables:
     def __init__(self, kind: str, sql: Statements) -> None:
         self.kind = kind
         self.sql = sql
-        self._times = sql.times.strip('"')
 
     def make(self, connection: apsw.Connection) -> Statements:
         """The statements; the tables are made when the kind is first used."""
-        if not connection.table_exists("main", self._times):
+        if not connection.table_exists("main", self.sql.times_table):
             connection.execute(self.sql.create)
         return self.sql
 
     def are_made(self, connection: apsw.Connection) -> bool:
         """As the file says now: what the connection knows of it may be older."""
-        return connection.execute(HAS_TABLE, (self._times,)).get is not None
+        return connection.execute(HAS_TABLE, (self.sql.times_table,)).get is not None
 
     def write(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
         """Store the values of copies whose lease was live."""
@@ -285,3 +290,56 @@ def at_least(seconds: float) -> int:
 def at_most(seconds: float) -> int:
     """Milliseconds of `now`: an end that has not come has not passed."""
     return floor(round(seconds * 1000, 3))
+
+
+def list_slice(
+    connection: apsw.Connection,
+    kind: KindTables,
+    start: str,
+    *,
+    search: str,
+    limit: int,
+    size: int,
+) -> tuple[list[Entry], str | None]:
+    """Of the next `size` ids: those that are listed, and where to go on."""
+    sql = kind.sql
+    if not kind.are_made(connection):  # the file was set aside since the kinds were listed
+        return [], None
+    end = connection.execute(sql.stretch, (start, size)).get
+    if end is None:
+        return [], None
+    rows: list[Row] = connection.execute(sql.listed, (start, end, search, limit)).fetchall()
+    found = [Entry(kind.kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows]
+    return found, following(end)
+
+
+def listed_kinds(
+    names: Iterable[str], kind: str | None, after: After
+) -> list[tuple[str, str | None]]:
+    """Each kind that a listing goes through, and the first id of it that may be listed."""
+    start = ("", "") if after is None else (after[0], following(after[1]))
+    return [
+        (each, start[1] if each == start[0] else "")
+        for each in sorted(names)
+        if kind in {None, each} and each >= start[0]
+    ]
+
+
+def following(id_: str) -> str:
+    """The first id that could stand behind it."""
+    return f"{id_}\0"
+
+
+def count_slice(
+    connection: apsw.Connection, layout: Layout, after: After, *, now: float, size: int
+) -> tuple[StoreStats, After]:
+    """Copies and live leases among the next `size` ids, and where to go on."""
+    copies, leases, end = 0, 0, None
+    for kind, start in listed_kinds(layout.kinds(connection), None, after):
+        sql = layout.tables(kind).sql.count
+        some, live, ids, last = connection.execute(sql, (at_most(now), start, size)).get
+        copies, leases, size = copies + some, leases + live, size - ids
+        if size == 0:
+            end = kind, last
+            break
+    return StoreStats(copies, leases, bytes_of(connection)), end

@@ -31,7 +31,6 @@ from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.files import Identity, identity_of
 from stillfresh.stores.sqlite.schema import Row, record_of
-from stillfresh.stores.sqlite.view import count_slice, list_slice, listed_kinds
 from stillfresh.stores.sqlite.writer import LoopWriter
 
 T = TypeVar("T")
@@ -97,35 +96,38 @@ class SqliteStore(Store):
 
     async def close(self) -> None:
         """Waits for what is queued; the last to close leaves no log behind."""
-        if (writer := self._writer) is None:
-            return
         self._execute = _closed
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        await writer.stopped()
-        if self._writer is writer:
-            self._writer = None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        if (writer := self._writer) is not None:
+            await writer.stopped()
+            if self._writer is writer:
+                self._writer = None
 
     def _adopt(self, reader: apsw.Connection) -> None:
         """A connection for reading: the first, or that of a file that was opened anew."""
         if self._writer is None or self._writer.is_stopping:
             reader.close()
             return
-        old, self._reader = self._reader, reader
-        self._execute = reader.cursor().execute
+        old = self._reader
+        self._read_from(reader)
         self._identity = self._writer.identity
         if old is not None:
             abandon(old)
+
+    def _read_from(self, reader: apsw.Connection) -> None:
+        self._reader = reader
+        self._execute = reader.cursor().execute
 
     def _cannot_read(self, exc: Exception) -> None:
         """A table nobody wrote yet, or a file that is broken or gone, holds nothing."""
         if isinstance(exc, CORRUPT) and self._writer is not None and self._reader is not None:
             self._writer.mend(self._reader)
-        elif not str(exc).startswith("no such table") and not self._look():
+        elif not str(exc).startswith("no such table") and not self._is_replaced():
             raise explained(self._path, exc) from exc
 
-    def _look(self) -> bool:
+    def _is_replaced(self) -> bool:
         """Another process may have set the file aside and begun a new one: then open that."""
         self._look_at = time.monotonic() + LOOK_EVERY
         is_replaced = self._reader is not None and identity_of(self._path) != self._identity
@@ -143,7 +145,7 @@ class SqliteStore(Store):
     ) -> dict[str, Record]:
         """In one thread at a time; a file that cannot be trusted any more holds nothing."""
         if time.monotonic() > self._look_at:
-            self._look()
+            self._is_replaced()
         if len(ids) != 1:
             return self._read_many(kind, ids, known or {})
         id_ = ids[0]
@@ -246,7 +248,7 @@ class SqliteStore(Store):
         now = self._clock()
         if self._counted is not None and 0 <= now - self._counted[0] < COUNTED_FOR:
             return self._counted[1]
-        job = partial(count_slice, layout=self._layout, now=now, size=STRETCH)
+        job = partial(steps.count_slice, layout=self._layout, now=now, size=STRETCH)
         stats, after = await self.run(partial(job, after=None), writes=False)
         is_large = after is not None
         while after is not None:
@@ -266,7 +268,7 @@ class SqliteStore(Store):
         checked_limit(limit)
         found: list[Entry] = []
         kinds = await self.run(self._layout.kinds, writes=False)
-        for each, start in listed_kinds(kinds, kind, after):
+        for each, start in steps.listed_kinds(kinds, kind, after):
             found += await self._listed(each, search, start, limit - len(found))
         return found
 
@@ -280,7 +282,7 @@ class SqliteStore(Store):
         found: list[Entry] = []
         while start is not None and (left := limit - len(found)) > 0:
             job = partial(
-                list_slice,
+                steps.list_slice,
                 kind=self._tables(kind),
                 start=start,
                 search=search,
