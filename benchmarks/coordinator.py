@@ -62,7 +62,7 @@ async def ticks(folder: Path, size: int) -> Figures:
             await ttl.tick()
             await ttl.tick()
             track = ttl._tracks["price"]
-            lane, now = track.lane, track.now()
+            lane, now = track.lane, track.clock()
             rows = dict.fromkeys(ids, now)
             names: dict[str, object] = {
                 "tick": ttl.tick,

@@ -73,7 +73,7 @@ class TestC1Environment:
     @pytest.mark.parametrize("text", ["", "maybe", "2"])
     def test_a_bad_flag(self, text: str) -> None:
         """The error names the variable."""
-        with pytest.raises(ConfigError, match="REFRESH_WHEN_HIDDEN: must be true or false"):
+        with pytest.raises(ConfigError, match="REFRESH_WHEN_HIDDEN: must be True or False"):
             TtlConfig.from_env({"REFRESH_WHEN_HIDDEN": text})
 
     @given(st.dictionaries(st.sampled_from([*NUMBERS, "REFRESH_WHEN_HIDDEN"]), st.text()))

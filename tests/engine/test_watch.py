@@ -5,7 +5,6 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from stillfresh import (
     Update,
 )
 from stillfresh.engine.lane import LaneState
-from stillfresh.engine.watcher import LoadPace
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Sleeper, Upstream, declare, turns, until, version
@@ -275,21 +273,6 @@ class TestC14Watch:
             assert len(upstream.calls) == 11
             await passes(0.2, prices)
             assert upstream.calls[11:] == [["a"]]
-        await passes(2, prices)
-        with prices.watch("c"):
-            await settled(prices)
-        assert len(prices._core.watcher._pace) == 1
-
-    def test_what_was_taken_long_ago_is_forgotten_little_by_little(self) -> None:
-        """C6: not ten thousand in one turn of the loop, and yet all of it in the end."""
-        pace: LoadPace[str] = LoadPace()
-        pace.note([f"old-{number}" for number in range(10_000)], 0.0)
-        sizes = []
-        for number in range(300):
-            pace.note([f"new-{number}-{each}" for each in range(50)], 10.0 + number)
-            sizes.append(len(pace))
-        assert all(before - after <= 50 for before, after in pairwise(sizes))
-        assert sizes[-1] == 50
 
     async def test_keys_come_and_go_while_it_is_open(
         self, prices: Resource[str, Price], upstream: Upstream

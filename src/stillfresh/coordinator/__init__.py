@@ -5,12 +5,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from stillfresh.coordinator.config import TtlConfig
+from stillfresh.coordinator.config import Kind, TtlConfig, TtlSnapshot
 from stillfresh.coordinator.controller import TtlController
 from stillfresh.coordinator.coordinator import TtlCoordinator
 from stillfresh.coordinator.database import Database
 from stillfresh.coordinator.manager import CoordinatorsManager
-from stillfresh.coordinator.model import Kind, TtlSnapshot
 
 if TYPE_CHECKING:
     from stillfresh.coordinator.nexus import NexusClient

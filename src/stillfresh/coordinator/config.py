@@ -1,23 +1,34 @@
-"""TtlConfig: the coordinator's settings, from the environment or from code (C1)."""
+"""What a coordinator is told, and what can be looked at: settings, kinds, snapshots (C1, C5, C13).
+
+Data, checked when it is made, and frozen. Posts and users are two kinds, declared by what fetches
+them (C10, C12). Their views differ by viewer: a post's bookmark, a user's relationship.
+"""
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Final, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Final, Protocol, Self, TypeAlias
 
-from stillfresh.checks import checked_flag, checked_whole
-from stillfresh.errors import ConfigError, shown
+from stillfresh.checks import checked_flag, checked_function, checked_whole
+from stillfresh.coordinator.rules import View, by_id, post_id, user_id
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.keys import checked_kind
 
+POST: Final = "post"
+USER: Final = "user"
 MOST: Final = 315_360_000_000
 """Ten years in milliseconds: more is a mistake, not a wish."""
-LEAST: Final = {"cooldown_ms": 0}
-WORDS: Final = {"true": True, "1": True, "yes": True, "on": True} | {
-    "false": False,
-    "0": False,
-    "no": False,
-    "off": False,
-}
+WHOLE: Final = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
+FLAGS: Final = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
+    ("false", "0", "no", "off"), False
+)
+
+Fetch: TypeAlias = Callable[..., Awaitable[Mapping[str, Any]]]
+"""`fetch(ids)`, or `fetch(ids, viewer_id)` for a kind whose views differ by viewer.
+
+A mapping from id to view: an id left out is absent, one mapped to an exception failed alone.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,34 +50,122 @@ class TtlConfig:
             if field.type is bool:
                 checked_flag(name, value)
             else:
-                checked_whole(name, value, LEAST.get(field.name, 1), MOST)
+                checked_whole(name, value, 0 if field.name == "cooldown_ms" else 1, MOST)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
         """The variables that are set; the others have their defaults."""
         given = os.environ if environ is None else environ
-        values: dict[str, int | bool] = {}
+        values: dict[str, Any] = {}
         for field in fields(cls):
-            name = field.name.upper()
-            if (text := given.get(name)) is not None:
-                read: Callable[[str, str], int | bool] = _flag if field.type is bool else _number
-                values[field.name] = read(name, text)
-        return cls(**values)  # type: ignore[arg-type]  # read by the field's own type
+            if (text := given.get(field.name.upper())) is None:
+                continue
+            if field.type is bool:
+                values[field.name] = FLAGS.get(text.strip().lower(), text)
+            else:
+                values[field.name] = int(text) if WHOLE.fullmatch(text) else text
+        return cls(**values)
 
 
-def checked_config(config: TtlConfig) -> TtlConfig:
-    if not isinstance(config, TtlConfig):
-        raise ConfigError(f"config: takes a TtlConfig, not {shown(config)}")
-    return config
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of entity: how it is fetched, and how long a view of it is fresh."""
+
+    name: str
+    _: KW_ONLY
+    fetch: Fetch
+    fresh_for: Duration
+    max_batch: int = 20
+    counted: bool = False
+    """One for each call of subscribe; else a set, in which twice is once."""
+    per_viewer: bool = False
+    """Its views differ by viewer, and are never shown to another."""
+    stale_for: Duration = "1d"
+    """In a `Hub`: an old view is shown for so long while its refresh runs;"""
+    error_for: Duration = "1d"
+    """and for so long while refreshing fails."""
+    absent_for: Duration | None = None
+    """In a `Hub`: for how long "it does not exist" is believed; None: a tenth of `fresh_for`."""
+    memory_for: Duration = 0
+    """In a `Hub`: for how long a view in memory is served without asking the store."""
+
+    def __post_init__(self) -> None:
+        checked_kind(self.name)
+        seconds(self.fresh_for, name=f"{self.name}: fresh_for", positive=True)
+        for name in ("stale_for", "error_for", "absent_for", "memory_for"):
+            if (duration := getattr(self, name)) is not None or name != "absent_for":
+                seconds(duration, name=f"{self.name}: {name}")
+        checked_function(f"{self.name}: fetch", self.fetch, "an async function")
+        for name in ("counted", "per_viewer"):
+            checked_flag(f"{self.name}: {name}", getattr(self, name))
+        checked_whole(f"{self.name}: max_batch", self.max_batch)
+
+    @property
+    def ttl_ms(self) -> int:
+        return max(1, round(seconds(self.fresh_for) * 1000))
+
+    @property
+    def ttl(self) -> float:
+        """Seconds, to the millisecond."""
+        return self.ttl_ms / 1000
 
 
-def _number(name: str, text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip(), re.ASCII):
-        raise ConfigError(f"{name}: must be a whole number such as 5000, not {shown(text)}")
-    return int(text)
+@dataclass(frozen=True, slots=True)
+class TtlSnapshot:
+    """The coordinator's state at one moment, kind by kind."""
+
+    subscribed: Mapping[str, Mapping[str, int]]
+    """Each id, and how often."""
+    queued: Mapping[str, tuple[str, ...]]
+    """The longest queued first."""
+    in_flight: Mapping[str, tuple[str, ...]]
+    cooling: Mapping[str, Mapping[str, float]]
+    """Until when each id is left alone, in seconds."""
+    last_tick: float | None
+    """When the last tick that did anything began, in seconds."""
+    requests_made: int
+    requests_saved: int
+    """One request for each id would have been so many more."""
 
 
-def _flag(name: str, text: str) -> bool:
-    if (value := WORDS.get(text.strip().lower())) is None:
-        raise ConfigError(f"{name}: must be true or false, not {shown(text)}")
-    return value
+class Nexus(Protocol):
+    """A server of posts and users; `NexusClient` is the real one."""
+
+    def posts_by_ids(
+        self, post_ids: list[str], viewer_id: str | None
+    ) -> Awaitable[Sequence[View]]: ...
+
+    def users_by_ids(
+        self, user_ids: list[str], viewer_id: str | None
+    ) -> Awaitable[Sequence[View]]: ...
+
+
+def nexus_kinds(nexus: Nexus, config: TtlConfig) -> list[Kind]:
+    """With the terms of the configuration (C1)."""
+    for method in ("posts_by_ids", "users_by_ids"):
+        what = f"a server with {method}(ids, viewer_id)"
+        checked_function("nexus", getattr(nexus, method, None), what)
+
+    async def posts(ids: list[str], viewer_id: str | None) -> dict[str, Any]:
+        return by_id(POST, ids, await nexus.posts_by_ids(ids, viewer_id), post_id)
+
+    async def users(ids: list[str], viewer_id: str | None) -> dict[str, Any]:
+        return by_id(USER, ids, await nexus.users_by_ids(ids, viewer_id), user_id)
+
+    return [
+        Kind(
+            POST,
+            fetch=posts,
+            fresh_for=config.post_ttl_ms / 1000,
+            max_batch=config.post_max_batch_size,
+            per_viewer=True,
+        ),
+        Kind(
+            USER,
+            fetch=users,
+            fresh_for=config.user_ttl_ms / 1000,
+            max_batch=config.user_max_batch_size,
+            counted=True,
+            per_viewer=True,
+        ),
+    ]

@@ -5,21 +5,20 @@ engine's `reload`, a local edit its `put`; another viewer's sign-in empties the 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
 from stillfresh.clock import Clock, checked_clock
-from stillfresh.coordinator.config import TtlConfig
+from stillfresh.coordinator.config import POST, USER, Kind, Nexus, TtlConfig, nexus_kinds
 from stillfresh.coordinator.database import KEPT_FOR, Database
-from stillfresh.coordinator.model import Kind
-from stillfresh.coordinator.nexus_kinds import POST, USER, Nexus, checked_nexus, nexus_kinds
 from stillfresh.coordinator.rules import View
 from stillfresh.coordinator.track import Outcome, Track, ViewerSession, ViewKey
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Cache
 from stillfresh.engine.keys import checked_id
 from stillfresh.engine.put import put
+from stillfresh.engine.rules import ABSENT
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, error_text, shown
 from stillfresh.events import Events, Unsubscribe
 
@@ -38,22 +37,19 @@ class TtlController:
     ) -> None:
         if not isinstance(database, Database):
             raise ConfigError(f'database: takes Database("app.db"), not {shown(database)}')
-        if nexus is not None:
-            checked_nexus(nexus)
         self.database = database
         self.clock = checked_clock(clock)
         self.session = ViewerSession(None)
         self.tracks: dict[str, Track] = {}
         database.set_clock(clock)
-        self._cache = Cache(database, clock=clock, dice=lambda: 0.0)
+        self.cache = Cache(database, clock=clock, dice=lambda: 0.0)
         self._fetch_timeout = seconds(fetch_timeout, name="fetch_timeout", positive=True)
         self._nexus = nexus
         self._visits: set[ViewerSession] = set()
         self._updated: Events[tuple[str, list[str]]] = Events()
         self._absent: Events[tuple[str, list[str]]] = Events()
         self._is_coordinated = False
-        self._config = TtlConfig()
-        self.configure(self._config)
+        self.configure(TtlConfig())
         self.declare(kinds)
 
     @property
@@ -73,7 +69,7 @@ class TtlController:
 
     def configure(self, config: TtlConfig) -> None:
         """C1: the terms of posts and users, and everybody's cooldown."""
-        self._config = config
+        self._cooldown = config.cooldown_ms / 1000
         kinds = self.kinds
         if self._nexus is not None:
             kinds |= {kind.name: kind for kind in nexus_kinds(self._nexus, config)}
@@ -82,20 +78,9 @@ class TtlController:
 
     def _lay(self, kind: Kind) -> None:
         if kind.name not in self.tracks:
-            self.tracks[kind.name] = Track(
-                kind,
-                self._cache,
-                self.database,
-                clock=self._now,
-                fetch_timeout=self._fetch_timeout,
-                session=lambda: self.session,
-                tell=self._tell,
-            )
+            self.tracks[kind.name] = Track(kind, self, self._fetch_timeout)
             self.session.is_served = False
-        self.tracks[kind.name].configure(kind, self._config.cooldown_ms / 1000)
-
-    def _now(self) -> float:
-        return self.clock()
+        self.tracks[kind.name].configure(kind, self._cooldown)
 
     def coordinate(self, kinds: Iterable[Kind], config: TtlConfig, clock: Clock) -> None:
         """Who is signed in is the word of one coordinator, and so are the terms and the time."""
@@ -110,8 +95,6 @@ class TtlController:
 
     def begin_session(self, viewer_id: str | None) -> None:
         """C7: what is in flight for the one before is dropped, and for a visit of anybody else."""
-        if viewer_id is not None:
-            checked_id("viewer_id", viewer_id)
         over, self.session = self.session, ViewerSession(viewer_id)
         over.end()
         for visit in self._visits:
@@ -133,7 +116,7 @@ class TtlController:
 
     async def _prepare(self, session: ViewerSession) -> None:
         """For this session; if it is over by the time the file is open, for the one that is not."""
-        await self._cache.open()
+        await self.cache.open()
         if session.is_over:
             session = self.session
         tracks = list(self.tracks.values())
@@ -149,7 +132,7 @@ class TtlController:
         """The stored view, fresh or not; None if there is none."""
         track = self.track(kind)
         checked_id(kind, id)
-        await self._cache.open()
+        await self.cache.open()
         return track.view(id)
 
     async def touch(self, kind: str, id: str, view: View | None = None) -> None:  # noqa: A002
@@ -204,13 +187,13 @@ class TtlController:
     async def evict(self, older_than: Duration = "30d") -> int:
         """Drop what was not refreshed for so long; returns how many views and rows."""
         before = self.clock() - seconds(older_than, name="older_than")
-        await self._cache.open()
+        await self.cache.open()
         return await self.database.evict(before + KEPT_FOR)
 
     async def close(self) -> None:
         """The file is closed; it opens again by itself when it is needed."""
         self.session.is_served = False
-        await self._cache.close()
+        await self.cache.close()
 
     async def __aenter__(self) -> Self:
         await self.prepare()
@@ -221,33 +204,23 @@ class TtlController:
 
     async def _force(self, name: str, ids: Iterable[str], viewer_id: str | None) -> dict[str, View]:
         track = self.track(name)
-        if isinstance(ids, str | bytes):
-            raise ConfigError(f"{name}: takes many ids; write [{ids!r}]")
-        if not isinstance(ids, Iterable):
-            raise ConfigError(f"{name}: takes many ids, not {shown(ids)}")
+        if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+            raise ConfigError(f"{name}: takes many ids; write [{shown(ids)}]")
         wanted = list(dict.fromkeys(checked_id(name, id_) for id_ in ids))
-        with self._admitted(track, viewer_id) as session:
-            return await self._forced(track, wanted, session)
-
-    async def _forced(
-        self, track: Track, wanted: list[str], session: ViewerSession
-    ) -> dict[str, View]:
         outcomes: dict[str, Outcome] = {}
-        size = track.kind.max_batch
-        for start in range(0, len(wanted), size):
-            await self._prepare(session)
-            outcomes |= await track.load(wanted[start : start + size], session)
-            _check_here(track, session)
-        failed = {id_: it for id_, it in outcomes.items() if isinstance(it, LoadFailed)}
-        if session is track.session:
-            track.refreshed([id_ for id_ in outcomes if id_ not in failed])
-            track.driver.cool(failed, 0, track.now())
-            track.refer(outcomes)
-        if failed:
-            id_, error = next(iter(failed.items()))
+        with self._admitted(track, viewer_id) as session:
+            for start in range(0, len(wanted), size := track.kind.max_batch):
+                await self._prepare(session)
+                outcomes |= await track.load(wanted[start : start + size], session)
+                _check_here(track, session)
+            failed = {id_: it for id_, it in outcomes.items() if isinstance(it, LoadFailed)}
+            if session is track.session:
+                track.refreshed([id_ for id_ in outcomes if id_ not in failed])
+                track.cool(failed, 0, track.clock())
+                track.refer(outcomes)
+        for id_, error in failed.items():
             raise LoadFailed(
-                f"{track.kind.name}: {len(failed)} of {len(wanted)} failed; "
-                f"{id_!r}: {error_text(error)}"
+                f"{name}: {len(failed)} of {len(wanted)} failed; {id_!r}: {error_text(error)}"
             ) from error.__cause__
         return {id_: it[1] for id_, it in outcomes.items() if isinstance(it, tuple)}
 
@@ -273,10 +246,12 @@ class TtlController:
         else:
             raise ConfigError(f"viewer_id: {viewer_id!r} is not who is signed in ({here!r})")
 
-    def _tell(self, kind: str, updated: list[str], absent: list[str]) -> None:
-        for ids, events in ((updated, self._updated), (absent, self._absent)):
-            if ids:
-                events.emit((kind, ids))
+    def tell(self, kind: str, outcomes: Mapping[str, Outcome]) -> None:
+        """The listeners hear which views are new, and which are absent."""
+        if updated := [id_ for id_, it in outcomes.items() if isinstance(it, tuple)]:
+            self._updated.emit((kind, updated))
+        if absent := [id_ for id_, it in outcomes.items() if it is ABSENT]:
+            self._absent.emit((kind, absent))
 
 
 def _check_here(track: Track, session: ViewerSession) -> None:

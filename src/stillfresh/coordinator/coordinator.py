@@ -1,7 +1,7 @@
 """TtlCoordinator: what is on screen is refreshed in batches, by one tick for all of it (seed 000).
 
 When it may tick is the gate (C7): started, signed in, and visible. One timer for everything, none
-per item; each kind has a lane and the engine's driver, whose pulse is the tick (`track.py`).
+per item; each kind is a `Track`, a driver whose pulse is the tick.
 """
 
 import asyncio
@@ -12,10 +12,8 @@ from typing import Any, Final, Self
 
 from stillfresh.checks import checked_flag, checked_function
 from stillfresh.clock import Clock, checked_clock
-from stillfresh.coordinator.config import TtlConfig, checked_config
+from stillfresh.coordinator.config import POST, USER, Kind, TtlConfig, TtlSnapshot
 from stillfresh.coordinator.controller import TtlController
-from stillfresh.coordinator.model import Kind, TtlSnapshot
-from stillfresh.coordinator.nexus_kinds import POST, USER
 from stillfresh.coordinator.rules import kept_fresh
 from stillfresh.coordinator.track import Track
 from stillfresh.durations import Duration, seconds
@@ -50,10 +48,9 @@ class TtlCoordinator:
         if visible is not None:
             checked_function("visible", visible, "a function that says whether")
         self._controller = controller
-        self._config = TtlConfig.from_env() if config is None else checked_config(config)
+        self._config = TtlConfig.from_env() if config is None else _checked(config)
         self._counted = checked_flag("counted", counted)
         self._asks_visible = visible
-        self._clock = controller.clock if clock is None else checked_clock(clock)
         self._grace = seconds(grace, name="grace")
         self._tracks = controller.tracks
         self._crowded: set[str] = set()
@@ -70,7 +67,9 @@ class TtlCoordinator:
         self._last_tick: float | None = None
         self.on_updated = controller.on_updated
         self.on_absent = controller.on_absent
-        controller.coordinate(kinds, self._config, self._clock)
+        controller.coordinate(
+            kinds, self._config, controller.clock if clock is None else checked_clock(clock)
+        )
         if POST in self._tracks:
             self._tracks[POST].follows_reposts = follow_reposts
 
@@ -122,11 +121,10 @@ class TtlCoordinator:
     def sign_out(self) -> None:
         """C7: stops ticking and resets; what is in flight for this viewer is dropped."""
         self._controller.begin_session(None)
-        if self._viewer is None:
-            return
-        self._viewer = None
-        self.reset()
-        self._disarm()
+        if self._viewer is not None:
+            self._viewer = None
+            self.reset()
+            self._disarm()
 
     def set_visible(self, visible: bool) -> None:
         """C7: becoming visible ticks at once; hiding keeps the subscriptions."""
@@ -150,7 +148,7 @@ class TtlCoordinator:
         """C1: a new interval takes effect at once, a new TTL re-plans what is subscribed."""
         old = self._config
         try:
-            self._config = replace(old if config is None else checked_config(config), **changes)
+            self._config = replace(old if config is None else _checked(config), **changes)
         except TypeError as exc:
             raise ConfigError(f"configure: {exc}") from None
         self._controller.configure(self._config)
@@ -183,7 +181,7 @@ class TtlCoordinator:
             counted = track.kind.counted or (kind == POST and self._counted)
         is_new = track.lane.subscribe(checked_id(kind, id), counted=counted)
         if is_new and self._viewer is not None and self._controller.database.is_open:
-            track.driver.note(track.times([id]))
+            track.note(track.times([id]))
 
     def unsubscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """C4: known or not, once or often; what is in flight completes and is kept."""
@@ -191,14 +189,14 @@ class TtlCoordinator:
 
     def snapshot(self) -> TtlSnapshot:
         """C13: what is subscribed, queued, in flight and cooling, and what it cost so far."""
-        now = stamped(self._clock())
-        lanes = [(name, track.lane) for name, track in self._tracks.items()]
+        now = stamped(self._controller.clock())
+        lanes = {name: track.lane for name, track in self._tracks.items()}
         tracks = self._tracks.values()
         return TtlSnapshot(
-            subscribed={name: lane.subscribed for name, lane in lanes},
-            queued={name: tuple(lane.queued) for name, lane in lanes},
-            in_flight={name: tuple(lane.in_flight) for name, lane in lanes},
-            cooling={name: lane.cooling(now) for name, lane in lanes},
+            subscribed={name: lane.subscribed for name, lane in lanes.items()},
+            queued={name: tuple(lane.queued) for name, lane in lanes.items()},
+            in_flight={name: tuple(lane.in_flight) for name, lane in lanes.items()},
+            cooling={name: lane.cooling(now) for name, lane in lanes.items()},
             last_tick=self._last_tick,
             requests_made=sum(track.requests for track in tracks),
             requests_saved=sum(track.requested - track.requests for track in tracks),
@@ -240,8 +238,6 @@ class TtlCoordinator:
 
     def _tick_now(self) -> None:
         """At once, or as soon as the tick that is running ends."""
-        if not self._is_started or self._viewer is None:
-            return
         self._tick_again = self._ticking is not None
         if self._ticking is None:
             is_known = self._asks_visible is not None or self._is_open()
@@ -262,19 +258,15 @@ class TtlCoordinator:
     def _on_timer(self) -> None:
         self._timer = None
         if self._is_open():
-            if self._ticking is None:
-                self._begin_tick()
-        elif self._asks_visible is not None:
-            self._arm()
-        elif not self._knows_visibility:
+            self._begin_tick()
+        elif self._asks_visible is not None or not self._knows_visibility:
             self._say_hidden()
             self._arm()
 
     def _say_hidden(self) -> None:
         """C16: once, if it would refresh something and was never told whether it is visible."""
-        if self._knows_visibility or not self._is_started or self._viewer is None:
-            return
-        if any(len(track.lane) for track in self._tracks.values()):
+        is_asked = self._is_started and self._viewer is not None and not self._knows_visibility
+        if is_asked and any(len(track.lane) for track in self._tracks.values()):
             self._knows_visibility = True
             logger.warning(
                 "nothing is refreshed: the coordinator was never told whether it is visible; "
@@ -283,8 +275,9 @@ class TtlCoordinator:
 
     def _begin_tick(self) -> None:
         self._disarm()
-        self._ticking = asyncio.create_task(self._tick(), name="stillfresh-tick")
-        self._ticking.add_done_callback(self._end_tick)
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick(), name="stillfresh-tick")
+            self._ticking.add_done_callback(self._end_tick)
 
     def _end_tick(self, tick: "asyncio.Task[None]") -> None:
         """C5: the next one is planned when this one ends."""
@@ -297,7 +290,7 @@ class TtlCoordinator:
         self._arm(0 if again else None)
 
     async def _tick(self) -> None:
-        began = self._clock()
+        began = self._controller.clock()
         try:
             await self._controller.prepare()
             changes = await self._controller.database.changes()
@@ -305,16 +298,12 @@ class TtlCoordinator:
             logger.warning("nothing is refreshed while the database is away: %s", exc)
             return
         self._last_tick = began
+        batches = self._config.max_batches_per_tick
         async with asyncio.TaskGroup() as group:
             for name, track in self._tracks.items():
                 track.lane.recheck(None if changes is None else changes.get(name, ()))
                 self._say_crowded(track)
-                pulse = track.driver.tick(
-                    size=track.kind.max_batch,
-                    batches=self._config.max_batches_per_tick,
-                    is_open=self._is_open,
-                )
-                group.create_task(pulse)
+                group.create_task(track.tick(track.kind.max_batch, batches, self._is_open))
 
     def _say_crowded(self, track: Track) -> None:
         """C18: once for a kind, if more are subscribed than can be kept fresh."""
@@ -328,3 +317,9 @@ class TtlCoordinator:
                 len(track.lane),
                 most,
             )
+
+
+def _checked(config: TtlConfig) -> TtlConfig:
+    if not isinstance(config, TtlConfig):
+        raise ConfigError(f"config: takes a TtlConfig, not {shown(config)}")
+    return config

@@ -1,7 +1,7 @@
 """CoordinatorsManager: starts, stops and routes several coordinators together (C13; seed 000)."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, Protocol, Self
 
 from stillfresh.errors import ConfigError
@@ -35,34 +35,34 @@ class CoordinatorsManager:
             try:
                 coordinator.start()
             except BaseException:
-                self._undo(self._coordinators[:number])
+                self._undoing |= {
+                    asyncio.create_task(it.stop()) for it in self._coordinators[:number]
+                }
                 raise
 
     async def stop(self) -> None:
         """All of them, side by side; the first error is raised when all have ended."""
-        await asyncio.gather(*self._undoing, return_exceptions=True)
+        await self._undone()
         ended = await asyncio.gather(
-            *(coordinator.stop() for coordinator in self._coordinators), return_exceptions=True
+            *(it.stop() for it in self._coordinators), return_exceptions=True
         )
         for error in ended:
             if isinstance(error, BaseException):
                 raise error
 
-    def _undo(self, started: Sequence[Coordinator]) -> None:
-        for coordinator in started:
-            task = asyncio.create_task(coordinator.stop())
-            self._undoing.add(task)
-            task.add_done_callback(self._undoing.discard)
-
     def set_route(self, route: str) -> None:
         for coordinator in self._coordinators:
             coordinator.set_route(route)
+
+    async def _undone(self) -> None:
+        undoing, self._undoing = self._undoing, set()
+        await asyncio.gather(*undoing, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         try:
             self.start()
         except BaseException:
-            await asyncio.gather(*self._undoing, return_exceptions=True)
+            await self._undone()
             raise
         return self
 

@@ -5,12 +5,13 @@ Pure: rows, views and times in seconds in, decisions out. No clock, database or 
 
 from collections.abc import Callable, Iterable, Mapping
 from math import floor
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from stillfresh.coordinator.config import TtlConfig
-from stillfresh.coordinator.model import Kind
 from stillfresh.errors import LoadFailed
 from stillfresh.stores.contract import Mark, Record
+
+if TYPE_CHECKING:
+    from stillfresh.coordinator.config import Kind, TtlConfig
 
 View: TypeAlias = Any
 """A whole entity as the server shows it to one viewer: what JSON can say."""
@@ -49,7 +50,7 @@ def stale_at(record: Record, ttl: float, longest: float, now: float) -> float:
     return failure.retry_at if failure is not None and is_cooling else NEVER
 
 
-def kept_fresh(kind: Kind, config: TtlConfig) -> int:
+def kept_fresh(kind: "Kind", config: "TtlConfig") -> int:
     """C18: how many ids of a kind are refreshed in one TTL, at most."""
     ticks = max(1.0, kind.ttl_ms / config.batch_interval_ms)
     return floor(kind.max_batch * config.max_batches_per_tick * ticks)

@@ -1,4 +1,4 @@
-"""One kind of the coordinator: a resource of its cache, a lane, and the driver of both (C3-C11).
+"""One kind of the coordinator: a resource of its cache, and the driver of its lane (C3-C11).
 
 The engine leases, fetches and publishes; here is what a request is, for whom it is made, and when a
 row is stale. A key says for which session it is asked: the law keeps the rest apart.
@@ -6,33 +6,27 @@ row is stale. A key says for which session it is asked: the law keeps the rest a
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-import msgspec
-
-from stillfresh.clock import Clock
-from stillfresh.coordinator.database import KEPT_FOR, Database
-from stillfresh.coordinator.model import Kind
+from stillfresh.coordinator.config import Kind
+from stillfresh.coordinator.database import KEPT_FOR
 from stillfresh.coordinator.rules import View, original_of, owner_of, stale_at
-from stillfresh.engine import Answer, Cache, Dropped, Spec
-from stillfresh.engine.driver import Driver
-from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, results_of, stamped
+from stillfresh.engine import Answer, Dropped, MsgpackCodec, Spec
+from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, pause_of, results_of, stamped
 from stillfresh.engine.tasks import looked_at
+from stillfresh.engine.watcher import Driver
 from stillfresh.errors import LoadFailed, StillfreshError, error_text
 from stillfresh.freshness import Policy, Verdict
-from stillfresh.stores.contract import Copy, Record
+from stillfresh.stores.contract import Record
+
+if TYPE_CHECKING:
+    from stillfresh.coordinator.controller import TtlController
 
 LONGEST_COOLDOWN: Final = 300.0
-CONCURRENCY: Final = 16
-LEASE_FOR: Final = 5.0
-HELD: Final = 100
-"""Decoded views in memory: the file is read on the spot."""
 
 Stored: TypeAlias = tuple[str, View]
 """A view and whose it is: it is shown to nobody else."""
-Result: TypeAlias = Stored | BaseException
-"""What the server said of one id."""
 Outcome: TypeAlias = Stored | Absent | LoadFailed | None
 """How a refresh ended; None: something newer overtook it (C11), or nobody waits for it (C7)."""
 
@@ -71,59 +65,38 @@ class ViewKey(NamedTuple):
         return repr(self.id)
 
 
-class ViewCodec:
-    """A view and its owner as msgpack."""
+class Track(Driver[str]):
+    """`controller` knows the viewer who is here, and hears what came."""
 
-    encode = staticmethod(msgspec.msgpack.encode)
-    decode = staticmethod(msgspec.msgpack.Decoder(tuple[str, View]).decode)
-
-
-class Track:
-    """`session()` is the viewer's who is here; `tell(kind, updated, absent)` hears what came."""
-
-    def __init__(
-        self,
-        kind: Kind,
-        cache: Cache,
-        database: Database,
-        *,
-        clock: Clock,
-        fetch_timeout: float,
-        session: Callable[[], ViewerSession],
-        tell: Callable[[str, list[str], list[str]], None],
-    ) -> None:
+    def __init__(self, kind: Kind, controller: "TtlController", fetch_timeout: float) -> None:
+        super().__init__(_terms(kind, 0.0), lambda: stamped(controller.clock()))
         self.kind = kind
         self.follows_reposts = False
         self.requests = self.requested = 0
         """Requests of ticks, and the ids in them."""
-        self._clock = clock
-        self._database = database
-        self._here = session
+        self._controller = controller
         self._everybody = ViewerSession(None)
-        self._tell = tell
         spec: Spec[ViewKey, Stored] = Spec(
             kind=kind.name,
             load=self._load,
-            codec=ViewCodec(),
+            codec=MsgpackCodec(tuple[str, View], kind.name),
             terms=_terms(kind, 0.0),
             tags=None,
             max_batch=kind.max_batch,
-            concurrency=CONCURRENCY,
-            max_entries=HELD,
+            concurrency=16,
+            max_entries=100,  # decoded: the file is read on the spot
             memory_for=0,
-            lease_for=LEASE_FOR,
+            lease_for=5.0,
             load_timeout=fetch_timeout,
         )
-        self.core = cache.declare(
+        self.core = controller.cache.declare(
             spec, lambda asked: asked.id, lambda id_: ViewKey(id_, self.session)
         )
-        self.driver: Driver[str] = Driver(self, spec.terms, self.now)
-        self.lane = self.driver.lane
 
     @property
     def session(self) -> ViewerSession:
         """For whom it is fetched: the viewer who is here, or everybody."""
-        return self._here() if self.kind.per_viewer else self._everybody
+        return self._controller.session if self.kind.per_viewer else self._everybody
 
     def configure(self, kind: Kind, cooldown: float) -> None:
         """C1: what is subscribed is looked at again."""
@@ -132,42 +105,42 @@ class Track:
         self.lane.cooldown = cooldown
         self.lane.recheck()
 
-    def now(self) -> float:
-        """To the millisecond, as the rows have it."""
-        return stamped(self._clock())
-
     def owner(self, session: ViewerSession) -> str:
         return owner_of(session.viewer_id, per_viewer=self.kind.per_viewer)
 
     def owns(self, session: ViewerSession) -> bool:
         """The file holds the views of this session's viewer."""
-        return self._database.owner(self.kind.name) == self.owner(session)
+        return self._controller.database.owner(self.kind.name) == self.owner(session)
 
-    def rows(self, ids: Sequence[str], session: ViewerSession | None = None) -> dict[str, Record]:
+    def rows(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Record]:
         """C3: a look-up that fails counts as stale."""
         try:
-            is_ours = self.owns(session or self.session)
-            return self._database.read_now(self.kind.name, ids) if is_ours else {}
+            is_ours = self.owns(session)
+            return self._controller.database.read_now(self.kind.name, ids) if is_ours else {}
         except StillfreshError as exc:
             logger.warning("%s: the rows could not be read: %s", self.kind.name, exc)
             return {}
 
     def view(self, id_: str) -> View | None:
         """The stored view, fresh or not, if it is for the viewer who is here."""
-        copy = self.rows([id_]).get(id_, NOTHING).copy
-        owner, view = self._decoded(copy) or ("", None)
+        copy = self.rows([id_], self.session).get(id_, NOTHING).copy
+        if copy is None or not isinstance(copy.value, bytes):
+            return None
+        try:
+            owner, view = self.core.spec.codec.decode(copy.value)
+        except Exception:  # noqa: BLE001 (bytes of anybody are a miss, not a crash)
+            return None
         return view if owner == self.owner(self.session) else None
 
     def times(self, ids: Sequence[str]) -> dict[str, float]:
         """When each is stale. Nothing is to be refreshed while nobody is signed in (C3)."""
-        if self._here().viewer_id is None:
+        if self._controller.session.viewer_id is None:
             return dict.fromkeys(ids, float("inf"))
-        rows, now, ttl = self.rows(ids), self.now(), self.kind.ttl_ms / 1000
+        rows, now = self.rows(ids, self.session), self.clock()
         longest = max(LONGEST_COOLDOWN, self.lane.cooldown)
-        return {id_: stale_at(rows.get(id_, NOTHING), ttl, longest, now) for id_ in ids}
+        return {id_: stale_at(rows.get(id_, NOTHING), self.kind.ttl, longest, now) for id_ in ids}
 
     async def refresh_times(self, keys: Sequence[str]) -> dict[str, float]:
-        """For the driver."""
         return self.times(keys)
 
     async def renew(self, keys: Sequence[str]) -> AsyncGenerator[dict[str, Outcome]]:
@@ -182,6 +155,12 @@ class Track:
         # C8: nothing of a batch is queued again for a screen that has gone.
         self.refer({id_: it for id_, it in outcomes.items() if id_ in self.lane})
 
+    def cool(self, failed: Mapping[str, LoadFailed], of: int, now: float) -> None:
+        """C9: one of a whole batch may be why it failed: they are tried apart."""
+        together = of if len(failed) == of else None
+        for id_, error in failed.items():
+            self.lane.failed(id_, now, pause_of(error.__cause__) or 0.0, together=together)
+
     async def load(self, ids: Sequence[str], session: ViewerSession) -> dict[str, Outcome]:
         """C10: the one way a view is refreshed."""
         if session.viewer_id is None and not self.owns(session):
@@ -191,8 +170,7 @@ class Track:
             return dict.fromkeys(ids)
         rows = self.rows(ids, session)
         outcomes = {key.id: self._kept(it, rows.get(key.id, NOTHING)) for key, it in found.items()}
-        updated = [id_ for id_, it in outcomes.items() if isinstance(it, tuple)]
-        self._tell(self.kind.name, updated, [id_ for id_, it in outcomes.items() if it is ABSENT])
+        self._controller.tell(self.kind.name, outcomes)
         return outcomes
 
     def _kept(self, answer: Answer[Stored] | LoadFailed, record: Record) -> Outcome:
@@ -203,7 +181,7 @@ class Track:
         if copy is None or copy.fetched_at < answer.fetched_at:
             error = LoadFailed(f"{self.kind.name}: what was fetched is not stored")
             return error if answer.verdict is Verdict.FRESH else None
-        value = ViewCodec.encode(answer.value) if answer.found else None
+        value = self.core.spec.codec.encode(answer.value) if answer.found else None
         if copy.fetched_at > answer.fetched_at or copy.value != value:
             return None
         return answer.value if answer.found else ABSENT
@@ -219,43 +197,40 @@ class Track:
 
     def refreshed(self, ids: Sequence[str]) -> None:
         """By force, or edited: looked at again when its time comes, and its cooldown is over."""
-        times, now = self.times(ids), self.now()
-        for id_ in ids:
-            self.lane.refreshed(id_, times[id_], now)
+        now = self.clock()
+        for id_, at in self.times(ids).items():
+            self.lane.refreshed(id_, at, now)
 
     def refer(self, outcomes: Mapping[str, Outcome]) -> None:
         """C10, C17: with `follow_reposts`, the stale originals of reposts join the queue."""
-        if not self.follows_reposts or self._here().viewer_id is None:
-            return
-        views = [it[1] for it in outcomes.values() if isinstance(it, tuple)]
-        originals = [it for it in map(original_of, views) if it is not None]
-        times, now = self.times(originals), self.now()
-        for id_ in originals:
-            if times[id_] <= now:
-                self.lane.refer(id_, now)
+        if self.follows_reposts:
+            views = [it[1] for it in outcomes.values() if isinstance(it, tuple)]
+            now, originals = self.clock(), [original_of(view) for view in views]
+            for id_, at in self.times([it for it in originals if it is not None]).items():
+                if at <= now:
+                    self.lane.refer(id_, now)
 
     async def _load(self, keys: list[ViewKey]) -> dict[ViewKey, object]:
-        """The engine's loader: one request for each viewer among them, and for each batch."""
-        by_session: dict[ViewerSession, list[str]] = {}
-        for key in keys:
-            by_session.setdefault(key.session, []).append(key.id)
-        size, found = self.kind.max_batch, dict[ViewKey, object]()
-        for session, ids in by_session.items():
-            for start in range(0, len(ids), size):
-                results = await self._leased(ids[start : start + size], session)
-                found |= {ViewKey(id_, session): it for id_, it in results.items()}
+        """The engine's loader: one request for each viewer among them.
+
+        Since the leases are held, a sign-in that is not seen here voids them (0116).
+        """
+        found: dict[ViewKey, object] = {}
+        for session in dict.fromkeys(key.session for key in keys):
+            ids = [key.id for key in keys if key.session is session]
+            if session.is_over:
+                results: Mapping[str, object] = dict.fromkeys(ids, Dropped())
+            elif not self.owns(session):
+                error = LoadFailed("the file serves another viewer, who signed in last")
+                results = dict.fromkeys(ids, error)
+            else:
+                results = await self._results(ids, session)
+            found |= {ViewKey(id_, session): it for id_, it in results.items()}
         return found
 
-    async def _leased(self, ids: list[str], session: ViewerSession) -> dict[str, Result]:
-        """Since the leases are held, a sign-in that is not seen here voids them (0116)."""
-        if session.is_over:
-            return dict.fromkeys(ids, Dropped())
-        if not self.owns(session):
-            error = LoadFailed("the file serves another viewer, who signed in last")
-            return dict.fromkeys(ids, error)
-        return await self._results(ids, session)
-
-    async def _results(self, ids: list[str], session: ViewerSession) -> dict[str, Result]:
+    async def _results(
+        self, ids: list[str], session: ViewerSession
+    ) -> dict[str, Stored | BaseException]:
         """Of each id that is not absent: its view with its owner, or why there is none."""
         try:
             results = results_of(self.kind.name, ids, await self._answer(ids, session))
@@ -286,19 +261,11 @@ class Track:
             request.cancel()
             request.add_done_callback(looked_at)
 
-    def _decoded(self, copy: Copy | None) -> Stored | None:
-        """What somebody else wrote into the file is a miss, not a crash."""
-        try:
-            return None if copy is None else ViewCodec.decode(copy.value)  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001 (bytes of anybody)
-            return None
-
 
 def _terms(kind: Kind, cooldown: float) -> Terms:
     """A view is kept for ten years: what is fresh is decided by the row and the TTL of the day."""
-    fresh_for = kind.ttl_ms / 1000
-    policy = Policy(fresh_for, KEPT_FOR - fresh_for)
-    return Terms(policy, fresh_for, 0.0, KEPT_FOR - fresh_for, cooldown, LONGEST_COOLDOWN)
+    kept_for = KEPT_FOR - kind.ttl
+    return Terms(Policy(kind.ttl, kept_for), kind.ttl, 0.0, kept_for, cooldown, LONGEST_COOLDOWN)
 
 
 def _is_dropped(outcome: Outcome) -> bool:

@@ -4,7 +4,7 @@ Other packages come in through here, and through `keys`, `driver`, `rules`, `exp
 """
 
 from stillfresh.engine.cache import Cache
-from stillfresh.engine.codec import Codec
+from stillfresh.engine.codec import Codec, MsgpackCodec
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import Listed
 from stillfresh.engine.memory import MemoryEntry
@@ -38,6 +38,7 @@ __all__ = [
     "Listed",
     "Loaded",
     "MemoryEntry",
+    "MsgpackCodec",
     "Origin",
     "Outcome",
     "Private",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from stillfresh.engine.model import Answer
 from stillfresh.errors import ConfigError, StillfreshError, shown
-from stillfresh.events import Events
 
 if TYPE_CHECKING:
     from stillfresh.engine.watcher import Watcher
@@ -47,27 +46,18 @@ class Watch(Generic[K, V]):
         end: Callable[[], object] | None = None,
     ) -> None:
         self._watcher = watcher
-        listed = list(keys)
-        watcher.check(listed)
+        watcher.core.check(listed := list(keys))
         self._keys = dict.fromkeys(listed)
-        self._tell = tell
-        self._ended: Events[None] = Events()
-        if tell is not None:
-            _check_plain("tell", tell, "iterate over the watch")
-        self._failed: Events[Update[K, V]] = Events()
-        if fail is not None:
-            _check_plain("fail", fail, "start a task of your own in it")
-            self._failed.subscribe(fail)
-        if end is not None:
-            _check_plain("end", end, "start a task of your own in it")
-            self._ended.subscribe(lambda _: end())
+        for name, listener in (("tell", tell), ("fail", fail), ("end", end)):
+            _check_plain(name, listener)
+        self._tell, self._fail, self._end = tell, fail, end
         self._news: dict[K, Update[K, V]] = {}
         self._changed = asyncio.Event()
         self._is_open = self._was_entered = False
 
     def add(self, *keys: K) -> None:
         """Watch these as well."""
-        self._watcher.check(keys)
+        self._watcher.core.check(keys)
         for key in keys:
             if key not in self._keys:
                 if self._is_open:
@@ -92,30 +82,26 @@ class Watch(Generic[K, V]):
         if self._is_open:
             self._is_open = False
             self._watcher.leave_all(self.keys, self)
-            self._ended.emit(None)
+            if self._end is not None:
+                _call(self._end)
         self._changed.set()
 
     def tell(self, update: Update[K, V]) -> None:
         """Kept until it is looked at, or passed on at once; nothing once it is closed."""
-        if not self._is_open:
-            return
-        if self._tell is None:
+        if self._is_open and self._tell is not None:
+            _call(self._tell, update)
+        elif self._is_open:
             self._news[update.key] = update
             self._changed.set()
-            return
-        try:
-            self._tell(update)
-        except Exception:
-            logger.exception("listener %r failed on %r", self._tell, update)
 
     @property
     def hears_failures(self) -> bool:
-        return len(self._failed) > 0
+        return self._fail is not None
 
     def tell_failure(self, update: Update[K, V]) -> None:
         """A refresh failed: what is left, with its error."""
-        if self._is_open:
-            self._failed.emit(update)
+        if self._is_open and self._fail is not None:
+            _call(self._fail, update)
 
     def __enter__(self) -> Self:
         if self._was_entered:
@@ -141,9 +127,20 @@ class Watch(Generic[K, V]):
         return self._news.pop(next(iter(self._news)))
 
 
-def _check_plain(name: str, listener: object, instead: str) -> None:
+def _call(listener: Callable[..., object], *told: object) -> None:
+    """A listener that raises is logged, and the others are still told."""
+    try:
+        listener(*told)
+    except Exception:
+        logger.exception("listener %r failed on %r", listener, told)
+
+
+def _check_plain(name: str, listener: object) -> None:
     """What an async function returns would be awaited by nobody."""
+    if listener is None:
+        return
     if not callable(listener) or any(map(iscoroutinefunction, (listener, listener.__call__))):
+        instead = "iterate over the watch" if name == "tell" else "start a task of your own in it"
         raise ConfigError(
             f"{name}: takes a plain function, not {shown(listener)}; to await, {instead}"
         )

@@ -1,19 +1,23 @@
-"""What keeps watched keys fresh: a driver that goes on by itself (C3-C6, C14, E24).
+"""What keeps the keys of a lane fresh (C3-C6, C14, E24): one driver, with one of two pulses.
 
-The core reads, leases and loads, so that one load serves every process on the store (E5). One
-pause for all keys of a resource: no timer per key, and no work for a key before its time comes.
+The lane says what is next; the driver looks it up, has it loaded, and plans it again. A `Watcher`
+goes on by itself, for `watch`; a coordinator's kind calls `tick` (seed 000). One pause for all keys
+of a resource: no timer per key, and no work for a key before its time comes.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
-from stillfresh.engine.driver import SHORTEST_PAUSE, SLICE, Driver, new_lane
-from stillfresh.engine.lane import LaneState
+from stillfresh.engine.lane import Lane, LaneState
+from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, left_of
+from stillfresh.engine.rules import Terms
 from stillfresh.engine.tasks import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
@@ -24,47 +28,125 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-MOST_LOADS: Final = 10
-"""Of a watched key in any second, however often it is invalidated."""
+SLICE: Final = 50
+"""Keys read, loaded or let go in one turn of the loop."""
+SHORTEST_PAUSE: Final = 0.1
+"""Between two loads of a key, however short its freshness."""
 LONGEST_PAUSE: Final = 30.0
 """A wall clock that was set is noticed after so long."""
+MOST_LOADS: Final = 10
+"""Of a watched key in a second, however often it is invalidated."""
+MOST_COUNTED: Final = 10_000
+"""Keys whose loads are counted."""
 
 logger = logging.getLogger(__name__)
 
 
-class LoadPace(Generic[K]):
-    """When each key was taken of late; what was not, for a second, is forgotten little by little:
-    ten thousand at once would hold up the loop."""
+class Driver(ABC, Generic[K]):
+    """Looks up what is due and loads what is stale, for the keys of one lane.
 
-    def __init__(self) -> None:
-        self._taken: OrderedDict[K, deque[float]] = OrderedDict()
+    The lane remembers cooldowns as the store does (E7), also while the store is away.
+    """
 
-    def note(self, keys: Sequence[K], now: float) -> None:
-        for key in keys:
-            self._taken.setdefault(key, deque(maxlen=MOST_LOADS)).append(now)
-            self._taken.move_to_end(key)
-        for _ in range(2 * len(keys)):
-            if 0 <= now - next(iter(self._taken.values()))[-1] < 1:
-                break
-            self._taken.popitem(last=False)
+    def __init__(self, terms: Terms, clock: Clock) -> None:
+        self.lane: Lane[K] = new_lane(terms)
+        self.clock = clock
+        self._stale_at: dict[K, float] = {}
+        """Of what landed while it is being renewed: it need not be read again."""
 
-    def free_at(self, key: K, now: float) -> float:
-        """In the past: now. A clock that was set back holds up nothing."""
-        taken = self._taken.get(key)
-        if taken is None or len(taken) < MOST_LOADS or taken[0] > now:
-            return now
-        return taken[0] + 1
+    @abstractmethod
+    async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
+        """When each is to be refreshed; in the past: now."""
 
-    def __len__(self) -> int:
-        return len(self._taken)
+    @abstractmethod
+    def renew(self, keys: Sequence[K]) -> AsyncGenerator[Mapping[K, object]]:
+        """Load what is not fresh, and tell of each as soon as it ends: a LoadFailed, or not."""
+
+    async def tick(self, size: int, batches: int, is_open: Callable[[], bool]) -> None:
+        """C5: one look at what is due, then up to so many batches; nothing once it is shut."""
+        while is_open() and await self.look_up():
+            pass
+        for _ in range(batches):
+            if not is_open() or not (batch := await self._stale(size)):
+                return
+            await self.refresh(batch)
+
+    async def _stale(self, size: int) -> list[K]:
+        """C5: up to a batch of what is still stale: another writer may have refreshed some."""
+        batch: list[K] = []
+        while taken := self.lane.take(size - len(batch), batch):
+            times, now = await self.refresh_times(taken), self.clock()
+            for key in taken:
+                if times[key] <= now and self.lane.cooling_until(key, now) is None:
+                    batch.append(key)
+                else:
+                    self.lane.land([key])
+                    self.lane.looked_up(key, times[key], now)
+        return batch
+
+    async def look_up(self) -> bool:
+        """A slice of what is due, and a turn for the loop; False if nothing is."""
+        if not (due := self.lane.due(self.clock(), SLICE)):
+            return False
+        self.note(await self.refresh_times(due))
+        await asyncio.sleep(0)
+        return True
+
+    def note(self, times: Mapping[K, float]) -> None:
+        """C3: the stale are queued, unless they are cooling; the fresh wait for their time."""
+        now = self.clock()
+        for key, at in times.items():
+            self.lane.looked_up(key, at, now)
+
+    async def refresh(self, keys: Sequence[K]) -> None:
+        """E24: each key is free again when its own load ends; a slow one holds up no other."""
+        flying = dict.fromkeys(keys)
+        try:
+            async with aclosing(self.renew(keys)) as renewed:
+                async for outcomes in renewed:
+                    await self._ended(outcomes, flying, len(keys))
+        finally:
+            self._land(flying)
+
+    async def _ended(self, outcomes: Mapping[K, object], flying: dict[K, None], of: int) -> None:
+        """When to look at each again.
+
+        A key that was invalidated since it landed has no time: it is looked up at once (E24).
+        """
+        times = dict.fromkeys(outcomes, NEVER)
+        if untold := [key for key in outcomes if key not in self._stale_at]:
+            times |= await self.refresh_times(untold)
+        now = self.clock()
+        times |= self._land(outcomes)
+        failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}
+        self.cool(failed, of, now)
+        for key in outcomes:
+            del flying[key]
+            if key in failed:
+                self.lane.looked_up(key, times[key], now)
+            else:
+                self.lane.refreshed(key, max(times[key], now + SHORTEST_PAUSE), now)
+
+    def cool(self, failed: Mapping[K, LoadFailed], of: int, now: float) -> None:  # noqa: ARG002
+        """C9: each on its own cooldown; `of` are so many that were loaded together."""
+        for key in failed:
+            self.lane.failed(key, now)
+
+    def _land(self, keys: Iterable[K]) -> dict[K, float]:
+        """Until when each is fresh that landed meanwhile."""
+        self.lane.land(keys)
+        return {key: self._stale_at.pop(key) for key in keys if key in self._stale_at}
 
 
 class Watcher(Driver[K], Generic[K, V]):
-    """All that is watched of one resource, for as long as it is."""
+    """All that is watched of one resource, for as long as it is.
+
+    The core reads, leases and loads, so that one load serves every process on the store (E5).
+    """
 
     def __init__(self, core: "Core[K, V]", clock: Clock) -> None:
-        super().__init__(core, core.spec.terms, clock)
-        self._core = core
+        super().__init__(core.spec.terms, clock)
+        self.core = core
         size = core.spec.max_batch
         self._batches = size * max(1, SLICE // size)
         """Whole batches: a slice that cuts one would cost a request."""
@@ -75,45 +157,45 @@ class Watcher(Driver[K], Generic[K, V]):
         """What was heard last of what is watched, and does not exist."""
         self._heard: dict[K, float] = {}
         """When the copy was fetched that is known of each key."""
-        self._pace: LoadPace[K] = LoadPace()
+        self._loads: BoundedDict[K, tuple[float, int]] = BoundedDict(MOST_COUNTED)
+        """How often each key was taken since a time, for a second."""
         self._leaving: list[tuple[K, Watch[K, V]]] = []
         self._driver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
-    def check(self, keys: Iterable[K]) -> None:
-        """ConfigError if one is no key."""
-        self._core.check(keys)
+    async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
+        return await self.core.refresh_times(keys)
+
+    def renew(self, keys: Sequence[K]) -> AsyncGenerator[Mapping[K, object]]:
+        return self.core.renew(keys)
 
     def begin(self, watch: Watch[K, V]) -> None:
-        self._core.check_not_closed()
+        self.core.check_not_closed()
         self._check_loop()
         self._open.add(watch)
 
     def enter(self, key: K, watch: Watch[K, V]) -> None:
         self._check_loop()
-        if key not in self.watches and (entry := self._core.memory.entries.get(key)) is not None:
+        if key not in self.watches and (entry := self.core.memory.entries.get(key)) is not None:
             self._heard[key] = entry.copy.fetched_at
         self.watches.setdefault(key, {})[watch] = None
-        self.lane.subscribe(key, counted=True)
-        self._wake()
+        self.lane.subscribe(key, counted=False)
+        self._changed.set()
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.get_running_loop().create_task(self._start())
         if (answer := self.absent.get(key)) is not None:
             watch.tell(Update(key, answer))
 
     def leave(self, key: K, watch: Watch[K, V]) -> None:
         watches = self.watches.get(key, {})
-        if watch not in watches:
-            return
-        del watches[watch]
-        self.lane.unsubscribe(key)
-        if not watches:
-            del self.watches[key]
-            self.absent.pop(key, None)
-            self._heard.pop(key, None)
-        self._changed.set()
-
-    def is_news(self, key: K, fetched_at: float) -> bool:
-        """True if a later copy was published than the one that is known; the first is no news."""
-        return key in self.watches and fetched_at > self._heard.setdefault(key, fetched_at)
+        if watch in watches:
+            del watches[watch]
+            if not watches:
+                self.lane.unsubscribe(key)
+                del self.watches[key]
+                self.absent.pop(key, None)
+                self._heard.pop(key, None)
+            self._changed.set()
 
     def leave_all(self, keys: Sequence[K], watch: Watch[K, V]) -> None:
         """Many at once would hold up the loop: the driver lets the rest go, slice by slice."""
@@ -122,6 +204,10 @@ class Watcher(Driver[K], Generic[K, V]):
             self.leave(key, watch)
         self._leaving += [(key, watch) for key in keys[SLICE:]]
         self._changed.set()
+
+    def is_news(self, key: K, fetched_at: float) -> bool:
+        """True if a later copy was published than the one that is known; the first is no news."""
+        return key in self.watches and fetched_at > self._heard.setdefault(key, fetched_at)
 
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
         """A new copy is here: tell its watches, and plan its next refresh (E24)."""
@@ -149,25 +235,21 @@ class Watcher(Driver[K], Generic[K, V]):
             self._changed.set()
 
     def begin_anew(self) -> None:
-        """E21: its loop was closed: nothing of it can be told."""
+        """Nothing is watched. E21: nothing of a loop that was closed can be told."""
         for known in (self._open, self.watches, self.absent, self._heard, self._stale_at):
             known.clear()
         self._leaving.clear()
-        self.lane = new_lane(self._core.spec.terms)
+        self.lane = new_lane(self.core.spec.terms)
         self._driver, self._changed = None, asyncio.Event()
 
     def close(self) -> None:
         """The cache closes: whoever iterates comes to the end."""
-        self.watches.clear()
-        self.absent.clear()
-        self._heard.clear()
-        self._leaving.clear()
-        self.lane.reset()
+        driver = self._driver
         for watch in tuple(self._open):
             watch.close()
-        self._leaving.clear()
-        if self._driver is not None:
-            self._driver.cancel()
+        self.begin_anew()
+        if driver is not None:
+            driver.cancel()
 
     def _check_loop(self) -> None:
         """Before anything is noted: what no driver will look after must not stay behind."""
@@ -177,20 +259,14 @@ class Watcher(Driver[K], Generic[K, V]):
             raise StillfreshError("enter a watch inside a running event loop") from None
         if self._loop is not None and self._loop.is_closed():  # before the cache was open
             self.begin_anew()
-            self._loop = None
-        if self._open and loop is not self._loop:
+        elif self._open and loop is not self._loop:
             raise StillfreshError("this is watched by another event loop; enter the watch there")
         self._loop = loop
-
-    def _wake(self) -> None:
-        self._changed.set()
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.get_running_loop().create_task(self._start())
 
     async def _start(self) -> None:
         """The cache may have to be opened first; then the driver is one of its tasks."""
         try:
-            runtime = await self._core.ready()
+            runtime = await self.core.ready()
         except StillfreshError as exc:
             logger.error("nothing is watched, since the cache did not open: %s", exc)  # noqa: TRY400
             self.close()
@@ -209,33 +285,40 @@ class Watcher(Driver[K], Generic[K, V]):
             while await self.look_up():
                 pass
             while batch := self.lane.take(self._batches):
-                self._pace.note(batch, self.clock())
+                self._count(batch)
                 runtime.spawn(self.refresh(batch), runtime.context)
                 await asyncio.sleep(0)
             await self._pause(runtime)
 
+    def _count(self, keys: Sequence[K]) -> None:
+        now = self.clock()
+        for key in keys:
+            since, loads = self._loads.get(key, (now, 0))
+            is_over = not 0 <= now - since < 1
+            self._loads.note(key, (now, 1) if is_over else (since, loads + 1))
+
     def note(self, times: Mapping[K, float]) -> None:
-        now, free_at = self.clock(), self._pace.free_at
-        super().note({key: max(at, free_at(key, now)) for key, at in times.items()})
+        super().note({key: max(at, self._free_at(key)) for key, at in times.items()})
+
+    def _free_at(self, key: K) -> float:
+        """A key that was loaded too often waits for the end of the second."""
+        since, loads = self._loads.get(key, (NEVER, 0))
+        return since + 1 if loads >= MOST_LOADS and since <= self.clock() else NEVER
 
     async def _ended(self, outcomes: Mapping[K, object], flying: dict[K, None], of: int) -> None:
         """Failures are told to the watches that hear of them, with what is left to show."""
         await super()._ended(outcomes, flying, of)
-        failed = {key: it for key, it in outcomes.items() if isinstance(it, LoadFailed)}
-        heard = [
-            key for key in failed if any(it.hears_failures for it in self.watches.get(key, ()))
-        ]
-        left = await self._core.known(heard) if heard else {}
-        for key in heard:
-            update = Update(key, left_of(left.get(key), failed[key], self.clock))
+        failed = {
+            key: it
+            for key, it in outcomes.items()
+            if isinstance(it, LoadFailed)
+            and any(watch.hears_failures for watch in self.watches.get(key, ()))
+        }
+        left = await self.core.known(list(failed)) if failed else {}
+        for key, error in failed.items():
+            update = Update(key, left_of(left.get(key), error, self.clock))
             for watch in tuple(self.watches.get(key, ())):
                 watch.tell_failure(update)
-
-    def cool(self, failed: Mapping[K, LoadFailed], of: int, now: float) -> None:
-        """The store, where it is not away, knows more of each failure (E7)."""
-        del of
-        for key in failed:
-            self.lane.failed(key, now)
 
     def _land(self, keys: Iterable[K]) -> dict[K, float]:
         self._changed.set()
@@ -245,13 +328,14 @@ class Watcher(Driver[K], Generic[K, V]):
         """Until the next key's time comes, or something changes."""
         at, now = self.lane.next_time(), self.clock()
         pause = LONGEST_PAUSE if at is None else min(max(at - now, 0.0), LONGEST_PAUSE)
-        waits = [
-            asyncio.ensure_future(runtime.sleep(pause)),
-            asyncio.ensure_future(self._changed.wait()),
-        ]
+        waits = [asyncio.ensure_future(it) for it in (runtime.sleep(pause), self._changed.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+
+
+def new_lane(terms: Terms) -> Lane[K]:
+    return Lane(cooldown=terms.first_cooldown, longest_cooldown=terms.longest_cooldown)

@@ -7,7 +7,7 @@ Pure: an answer and a time in, header fields out. RFC 9111 (Age, Cache-Control),
 import math
 from typing import Any, Final
 
-from stillfresh.coordinator.model import Kind
+from stillfresh.coordinator import Kind
 from stillfresh.durations import seconds
 from stillfresh.engine import HITS, Answer, Origin, RetryAfter
 from stillfresh.engine.rules import absent_believed_for
