@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import msgspec
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stillfresh.web.replies import Reply, read_body
 from stillfresh.web.serving import server_config
 
 
@@ -59,7 +60,7 @@ class Api:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise NotImplementedError
-        asked = msgspec.json.decode(await read_body(receive, 1_000_000))
+        asked = msgspec.json.decode(await Request(scope, receive).body())
         self.asked.append(asked)
         self.headers_seen.append({a.decode(): b.decode() for a, b in scope["headers"]})
         if self.silent:
@@ -69,7 +70,7 @@ class Api:
         headers = dict(self.headers)
         if headers.get("content-encoding") == "gzip":
             body = gzip.compress(body)
-        await Reply(self.status, body, "application/json", headers).send(scope, send)
+        await Response(body, self.status, headers, "application/json")(scope, receive, send)
 
     def views(self, asked: dict[str, Any]) -> bytes:
         ids = [id_ for id_ in asked.get("ids", ()) if id_ not in self.absent]

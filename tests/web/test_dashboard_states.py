@@ -111,7 +111,7 @@ async def busy(world: World) -> None:
     """Large numbers."""
     await world.read(*(f"ann:{number}" for number in range(300)))
     world.pages.passed = {"no-freshness": 123_456_789, "set-cookie": 12_345, "of-a-new-kind": 1}
-    numbers = world.app.dashboard._numbers
+    numbers = world.app.dashboard.numbers
     counted = numbers._count
 
     async def large() -> list[dict[str, Any]]:

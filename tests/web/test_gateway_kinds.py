@@ -15,8 +15,7 @@ from stillfresh.errors import LoadFailed
 from stillfresh.http.client import Endpoint, new_client
 from stillfresh.web.config import Settings, settings_of
 from stillfresh.web.serving import gateway_of
-from stillfresh.web.signing import Authority
-from stillfresh.web.sources import id_maker, views_by_id
+from stillfresh.web.sources import Authority, id_maker, views_by_id
 from tests.kit.gateway import Api, api_config, running
 
 

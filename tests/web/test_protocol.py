@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stillfresh.web.replies import Reply, read_body
 from tests.kit.gateway import running
 
 WHOLE = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -36,9 +37,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http" and scope["path"] == "/endless":
         await endless(receive, send)
     elif scope["type"] == "http":
-        body = await read_body(receive, 1_000_000)
+        body = await Request(scope, receive).body()
         host = dict(scope["headers"]).get(b"host", b"")
-        await Reply(200, body=scope["raw_path"] + b" " + host + b" " + body).send(scope, send)
+        await Response(scope["raw_path"] + b" " + host + b" " + body)(scope, receive, send)
     else:
         while (message := await receive())["type"] != "lifespan.shutdown":
             await send({"type": f"{message['type']}.complete"})

@@ -7,12 +7,12 @@ so it turns no switch here, also not by a name that it made point at this machin
 from collections.abc import Iterable
 from typing import Final
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.web.guard import LOCAL_NAMES, host_name, is_address, is_of_this_page
-from stillfresh.web.replies import POLICY, header
+from stillfresh.web.replies import POLICY
 
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without being asked by the browser whether it may."""
@@ -50,6 +50,6 @@ class Guard:
         name = host_name(scope) or ""
         if name not in self._hosts and not (self._by_address and is_address(name)):
             return "this demo is not called by that name"
-        is_ours = is_of_this_page(scope) and header(scope, HEADER.encode()) == "1"
+        is_ours = is_of_this_page(scope) and Headers(scope=scope).get(HEADER) == "1"
         is_allowed = is_ours or scope["method"] in {"GET", "HEAD"}
         return None if is_allowed else "only this demo's own page may do that"

@@ -3,14 +3,19 @@
 It routes and it opens and closes what it is made of; everything else is in the parts.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, Self
 
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from stillfresh.clock import Clock
 from stillfresh.coordinator import Kind
@@ -21,18 +26,30 @@ from stillfresh.isr import PageCache
 from stillfresh.live import Hub, Live
 from stillfresh.live.sign_in import Authenticate
 from stillfresh.web.dashboard import Dashboard
-from stillfresh.web.guard import SECRET, bearer, checked_hosts, checked_origins, is_called_rightly
-from stillfresh.web.life import Life, NotStarted
-from stillfresh.web.numbers import Health
-from stillfresh.web.openapi import openapi
-from stillfresh.web.replies import Problem, Reply, json_reply, method_of, problem_reply, send_file
+from stillfresh.web.guard import (
+    bearer,
+    checked_hosts,
+    checked_origins,
+    checked_token,
+    is_called_rightly,
+)
+from stillfresh.web.openapi import Ready, openapi
+from stillfresh.web.replies import (
+    Problem,
+    file_reply,
+    json_reply,
+    problem_app,
+    problem_reply,
+    reply,
+)
 from stillfresh.web.rest import Rest
-from stillfresh.web.signing import Authority
+from stillfresh.web.sources import Authority
 
-FILES: Final = {"/stillfresh.js": "stillfresh.js", "/stillfresh.d.ts": "stillfresh.d.ts"}
-SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After")
-"""Header fields that a page of another origin may read."""
 DASHBOARD: Final = "/_stillfresh"
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+ENDS_WITHIN: Final = 10.0
+"""Seconds that the app behind has to end; then it is ended."""
+OTHER_NAME: Final = "from this machine: localhost, 127.0.0.1, ::1, or what is in server.hosts"
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +81,7 @@ def gateway(
         authenticate=authenticate,
         origins=checked_origins(origins),
         hosts=checked_hosts(hosts),
-        token=checked_token(token),
+        token=None if token is None else checked_token(token),
         max_connections=max_connections,
     )
 
@@ -86,24 +103,22 @@ class Gateway:
         token: str | None,
         max_connections: int,
     ) -> None:
-        clock = cache.clock
         self.cache = cache
         self.page_cache = page_cache
         self.hub = Hub(cache, kinds=kinds)
         if page_cache is not None and PAGE in self.hub.kinds:
             raise ConfigError(f"kind {PAGE!r}: pages are kept under this name; choose another one")
         self._owns_cache = owns_cache
-        self._pages = pages
-        self._life = Life(pages) if pages is not None else None
+        self._pages = Behind(pages) if pages is not None else None
         self._hosts = hosts
         self._has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
             cache,
-            live=self._live_now,
+            live=lambda: self.live.snapshot(),  # noqa: PLW0108 (made below)
             page_cache=page_cache,
             token=token,
             has_site=pages is not None,
-            clock=clock,
+            clock=cache.clock,
         )
         self.live = Live(
             self.hub,
@@ -113,31 +128,52 @@ class Gateway:
             is_operator=self._may_see_figures,
             max_connections=max_connections,
         )
-        caches = {"entities": cache, **({"pages": page_cache.cache} if page_cache else {})}
-        self._health = Health(caches, self._live_now, page_cache)
         of_reads = authenticate.remembered if isinstance(authenticate, Authority) else authenticate
-        self._rest = Rest(self.hub, clock, of_reads)
-        self._v1: ASGIApp = CORSMiddleware(
-            self._answer_v1,
-            allow_origins=origins,
-            allow_methods=("GET", "HEAD", "POST"),
-            allow_headers=("Authorization", "Content-Type", "If-None-Match"),
-            expose_headers=SHOWN,
-        )
+        self._rest = Rest(self.hub, cache.clock, of_reads, origins).app
+        routes = [
+            *(Route(f"/{it}", partial(_file, it)) for it in ("stillfresh.js", "stillfresh.d.ts")),
+            Route("/healthz", _healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics),
+            Route(DASHBOARD, _to_dashboard),
+        ]
+        if self._has_v1:
+            routes.append(Route("/openapi.json", self._openapi))
+        self._paths = frozenset(route.path for route in routes)
+        self._own = problem_app(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match scope["type"]:
-            case "http":
-                await self._http(scope, receive, send)
-            case "websocket":
-                await self._websocket(scope, receive, send)
-            case "lifespan":
-                await self._lifespan(receive, send)
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope)(scope, receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+    def _websocket(self, scope: Scope) -> ASGIApp:
+        if path_of(scope) != "/v1/live":
+            return WebSocketClose(4404, "not here")
+        is_right = self._is_called_rightly(scope)
+        return self.live if is_right else WebSocketClose(4403, "not under this name")
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pages first of all: what is ours is known by its path, without a look at the routes."""
+        path = path_of(scope)
+        if path.startswith("/v1/") and self._has_v1:
+            is_right = self._is_called_rightly(scope)
+            await (self._rest if is_right else problem_reply(_misnamed()))(scope, receive, send)
+        elif path.startswith(f"{DASHBOARD}/"):
+            root = scope.get("root_path", "") + DASHBOARD
+            await self.dashboard({**scope, "root_path": root}, receive, send)
+        elif path in self._paths or self._pages is None:
+            await self._own(scope, receive, send)
+        else:
+            await self._pages(scope, receive, send)
 
     async def open(self) -> None:
         """Ready for requests; a store that cannot be opened raises, and is tried again by reads."""
-        if self._life is not None:
-            await self._life.start()
+        if self._pages is not None:
+            await self._pages.start()
         self.dashboard.open()
         await self.cache.open()
         if self.page_cache is not None:
@@ -147,8 +183,8 @@ class Gateway:
         """No new work; connections are told, and what is ours is closed."""
         await self.live.close()
         await self.dashboard.close()
-        if self._life is not None:
-            await self._life.end()
+        if self._pages is not None:
+            await self._pages.end()
         if self.page_cache is not None:
             await self.page_cache.close()
         if self._owns_cache:
@@ -181,77 +217,31 @@ class Gateway:
         await self.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_ours = path_of(scope) == "/v1/live"
-        if is_ours and self._is_called_rightly(scope):
-            await self.live(scope, receive, send)
-        else:
-            code, why = (4403, "not under this name") if is_ours else (4404, "not here")
-            await receive()
-            await send({"type": "websocket.close", "code": code, "reason": why})
+    async def _readyz(self, request: Request) -> Response:
+        del request
+        stores = await self.dashboard.numbers.reached()
+        is_ready = set(stores.values()) == {"reachable"}
+        told = Ready("ready" if is_ready else "not ready", stores)
+        return json_reply(told, status=200 if is_ready else 503)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = path_of(scope)
-        try:
-            await self._route(path, scope, receive, send)
-        except Problem as problem:
-            await problem_reply(problem).send(scope, send)
+    async def _metrics(self, request: Request) -> Response:
+        """Everybody may read them, unless there is a token."""
+        if not self._is_called_rightly(request.scope):
+            raise _misnamed()
+        operators = self.dashboard.operators
+        if operators.has_token and not operators.admits(request.scope, bearer(request.scope)):
+            raise Problem(401, "sign_in", "Sign in first", www_authenticate="Bearer")
+        text = await self.dashboard.numbers.metrics()
+        return reply(text.encode(), PROMETHEUS, {"cache-control": "no-store"})
 
-    async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._has_v1 and path.startswith("/v1/"):
-            self._check_host(scope)
-            await self._v1(scope, receive, send)
-        elif path in FILES:
-            await send_file(scope, send, FILES[path])
-        elif path == DASHBOARD or path.startswith(f"{DASHBOARD}/"):
-            await self._dashboard(path, scope, receive, send)
-        elif (reply := await self._own(path, scope)) is not None:
-            await reply.send(scope, send)
-        elif self._pages is not None:
-            await self._pages(self._behind(scope), receive, send)
-        else:
-            raise Problem(404, "not_found", "Not found", f"nothing is at {path}")
-
-    async def _own(self, path: str, scope: Scope) -> Reply | None:
-        match path:
-            case "/healthz":
-                method_of(scope)
-                return await self._health.healthz()
-            case "/readyz":
-                method_of(scope)
-                return await self._health.readyz()
-            case "/openapi.json" if self._has_v1:
-                method_of(scope)
-                return json_reply(self._openapi(scope), cache_control="no-cache")
-            case "/metrics":
-                method_of(scope)
-                self._check_host(scope)
-                self._check_token(scope)
-                return await self._health.metrics()
-            case _:
-                return None
-
-    async def _answer_v1(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._rest.answer(path_of(scope).removeprefix("/v1/"), scope, receive, send)
-
-    async def _dashboard(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        root = scope.get("root_path", "") + DASHBOARD
-        if path == DASHBOARD:
-            await Reply(308, headers={"location": f"{root}/"}).send(scope, send)
-        else:
-            await self.dashboard({**scope, "root_path": root}, receive, send)
-
-    def _openapi(self, scope: Scope) -> dict[str, Any]:
-        return openapi(
+    async def _openapi(self, request: Request) -> Response:
+        described = openapi(
             {name: self.hub.is_per_viewer(name) for name in self.hub.kinds},
             version=version("stillfresh"),
-            root=scope.get("root_path", ""),
+            root=request.scope.get("root_path", ""),
             has_token=self.dashboard.operators.has_token,
         )
-
-    def _behind(self, scope: Scope) -> Scope:
-        state = self._life.state if self._life is not None else {}
-        return {**scope, "state": {**scope.get("state", {}), **state}}
+        return json_reply(described, "no-cache")
 
     def _may_see_figures(self, scope: Scope, given: str | None) -> bool:
         try:
@@ -262,31 +252,85 @@ class Gateway:
     def _is_called_rightly(self, scope: Scope) -> bool:
         return self._hosts is None or is_called_rightly(scope, self._hosts)
 
-    def _check_host(self, scope: Scope) -> None:
-        if not self._is_called_rightly(scope):
-            said = (
-                "from this machine: localhost, 127.0.0.1, ::1, or what is written in server.hosts"
-            )
-            raise Problem(421, "another_host", "Not under this name", said)
 
-    def _check_token(self, scope: Scope) -> None:
-        """Everybody may read the metrics, unless there is a token."""
-        operators = self.dashboard.operators
-        if operators.has_token and not operators.admits(scope, bearer(scope)):
-            raise Problem(401, "sign_in", "Sign in first", www_authenticate="Bearer")
-
-    def _live_now(self) -> dict[str, Any]:
-        return self.live.snapshot()
+def _misnamed() -> Problem:
+    return Problem(421, "another_host", "Not under this name", OTHER_NAME)
 
 
-def checked_token(token: str | None) -> str | None:
-    """Never shown, not even where it is wrong."""
-    if token is not None and (not isinstance(token, str) or not SECRET.fullmatch(token)):
-        raise ConfigError("token: must be printable ASCII text without spaces")
-    return token
+async def _file(name: str, request: Request) -> Response:
+    return file_reply(request, name)
+
+
+async def _healthz(request: Request) -> Response:
+    del request
+    return json_reply({"status": "alive"})
+
+
+async def _to_dashboard(request: Request) -> Response:
+    location = f"{request.scope.get('root_path', '')}{DASHBOARD}/"
+    return reply(b"", None, {"location": location}, 308)
 
 
 def path_of(scope: Scope) -> str:
     """Without the prefix under which the gateway is mounted."""
     path, root = str(scope["path"]), scope.get("root_path", "").rstrip("/")
     return path.removeprefix(root) or "/" if f"{path}/".startswith(f"{root}/") else path
+
+
+class NotStarted(StillfreshError):
+    """The app behind said so."""
+
+
+class Behind:
+    """The app behind the gateway, and its life: ASGI's lifespan protocol, spoken to it.
+
+    An app that knows no lifespan lives without it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._state: dict[str, Any] = {}
+        self._told: asyncio.Queue[Message] = asyncio.Queue()
+        self._said: asyncio.Queue[Message] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._state:
+            scope = {**scope, "state": {**scope.get("state", {}), **self._state}}
+        await self._app(scope, receive, send)
+
+    async def start(self) -> None:
+        """Once; starting what has started changes nothing."""
+        if self._task is not None:
+            return
+        self._state, self._has_started = {}, False
+        self._told, self._said = asyncio.Queue(), asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+        await self._told.put({"type": "lifespan.startup"})
+        said = await self._said.get()
+        if said.get("type") == "lifespan.startup.failed":
+            await self.end()
+            raise NotStarted(f"the app behind did not start: {said.get('message', '')}")
+        self._has_started = bool(said)
+
+    async def end(self) -> None:
+        """The app is told, and given its time; then it is over."""
+        task, self._task = self._task, None
+        if task is not None:
+            await self._told.put({"type": "lifespan.shutdown"})
+            await asyncio.wait([task], timeout=ENDS_WITHIN)
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        scope: Scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": self._state}
+        try:
+            await self._app(scope, self._told.get, self._said.put)
+        except Exception as exc:
+            if self._has_started:
+                logger.exception("the app behind failed in its lifespan")
+            else:  # as servers do: it is taken for one that knows no lifespan
+                logger.warning("the app behind knows no lifespan, or did not start: %r", exc)
+        finally:
+            self._said.put_nowait({})

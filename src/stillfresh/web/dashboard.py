@@ -8,27 +8,23 @@ of another site: it needs a header field that forms cannot send, and its own ori
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from stillfresh.clock import Clock
 from stillfresh.engine import Cache
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
-from stillfresh.web.entries import ACTIONS, PAGES, Place, Shelves
+from stillfresh.web.entries import ACTIONS, PAGES, Listing, Place
 from stillfresh.web.guard import Operators, bearer, is_local, is_of_this_page
 from stillfresh.web.numbers import Numbers
-from stillfresh.web.replies import (
-    Problem,
-    Reply,
-    header,
-    json_reply,
-    method_of,
-    problem_reply,
-    send_file,
-)
+from stillfresh.web.replies import Problem, file_reply, json_reply, problem_app, problem_reply
 
 FILES: Final = {
     "/": "dashboard.html",
@@ -43,7 +39,7 @@ FILES: Final = {
 LIMIT: Final = 25
 MOST: Final = 500
 """Entries in one answer."""
-OWN_FIELD: Final = b"x-stillfresh"
+OWN_FIELD: Final = "x-stillfresh"
 """A form cannot send it, and a script of another origin may not."""
 
 
@@ -63,16 +59,30 @@ class Dashboard:
         caches = {"entities": cache}
         if page_cache is not None:
             caches[PAGES] = page_cache.cache
-        self._shelves = Shelves(caches)
-        self._numbers = Numbers(caches, live, pages=page_cache, clock=clock)
-        self._has_site = has_site
+        self.numbers = Numbers(caches, live, pages=page_cache, clock=clock)
         self.operators = Operators(token)
+        self._listing = Listing(caches)
+        self._has_site = has_site
         self._noting: asyncio.Task[NoReturn] | None = None
+        self._app = problem_app(
+            [
+                *(Route(path, partial(self._file, name)) for path, name in FILES.items()),
+                Route("/api/access", self._access),
+                Route("/api/stats", self._stats),
+                Route("/api/history", self._history),
+                Route("/api/entries", self._entries),
+                Route("/api/entries/{kind}/{id:any}", self._entry, methods=["GET", "POST"]),
+            ],
+            {StillfreshError: _store_away},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
     def open(self) -> None:
         """From now on the last minutes are remembered."""
         if self._noting is None:
-            self._noting = asyncio.get_running_loop().create_task(self._numbers.note_now_and_then())
+            self._noting = asyncio.get_running_loop().create_task(self.numbers.note_now_and_then())
 
     async def close(self) -> None:
         noting, self._noting = self._noting, None
@@ -80,94 +90,69 @@ class Dashboard:
             noting.cancel()
             await asyncio.wait([noting])
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del receive  # no request of this page has a body
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        try:
-            if (name := FILES.get(path)) is not None:
-                self._check_files(scope)
-                await send_file(scope, send, name)
-                return
-            reply = await self._api(path, scope)
-        except Problem as problem:
-            reply = problem_reply(problem)
-        except StillfreshError as exc:
-            reply = problem_reply(Problem(503, "store_away", "The store is away", str(exc)))
-        await reply.send(scope, send)
-
     async def snapshot(self) -> dict[str, Any]:
         """The numbers of the moment, as `api/stats` and the live connection tell them."""
-        return {**await self._numbers.snapshot(), "has_site": self._has_site}
+        return {**await self.numbers.snapshot(), "has_site": self._has_site}
 
-    async def _api(self, path: str, scope: Scope) -> Reply:
-        match path.split("/", 5)[1:]:
-            case ["api", "entries", kind, *rest]:
-                return await self._entry(scope, kind, "/".join(rest))
-            case ["api", "access"]:
-                method_of(scope)
-                return self._access(scope)
-            case ["api", ("stats" | "history" | "entries") as what]:
-                method_of(scope)
-                self._check_reader(scope)
-                if what == "stats":
-                    return _told(await self.snapshot())
-                if what == "history":
-                    return _told(self._numbers.history())
-                return _told(await self._entries(QueryParams(scope["query_string"])))
-            case _:
-                raise Problem(404, "not_found", "Not found", f"nothing is at {path}")
+    async def _file(self, name: str, request: Request) -> Response:
+        if not self.operators.has_token and not is_local(request.scope):
+            raise _refused()
+        return file_reply(request, name)
 
-    def _access(self, scope: Scope) -> Reply:
+    async def _access(self, request: Request) -> Response:
         """Whether a token is wanted, and whether this one is it: no error in either case."""
         needs_token = self.operators.has_token
-        may = self._is_operator(scope) and is_of_this_page(scope)
+        may = self._is_operator(request) and is_of_this_page(request.scope)
         if not may and not needs_token:
             raise _refused()
-        return _told({"needs_token": needs_token, "is_operator": may})
+        return json_reply({"needs_token": needs_token, "is_operator": may})
 
-    async def _entries(self, query: QueryParams) -> dict[str, Any]:
-        found = await self._shelves.entries(
+    async def _stats(self, request: Request) -> Response:
+        self._check_reader(request)
+        return json_reply(await self.snapshot())
+
+    async def _history(self, request: Request) -> Response:
+        self._check_reader(request)
+        return json_reply(self.numbers.history())
+
+    async def _entries(self, request: Request) -> Response:
+        self._check_reader(request)
+        query = request.query_params
+        found = await self._listing.entries(
             query.get("kind") or None,
             query.get("search", ""),
             _place(query),
             _limit(query.get("limit")),
         )
-        return {**found, "kinds": self._shelves.kinds()}
+        return json_reply({**found, "kinds": self._listing.kinds()})
 
-    async def _entry(self, scope: Scope, kind: str, rest: str) -> Reply:
-        """`rest` is the id, and for an action its name after it; an id may hold anything."""
-        if method_of(scope, "GET", "HEAD", "POST") != "POST":
-            self._check_reader(scope)
-            return _told(await self._shelves.explain(kind, _id(scope, rest)))
-        self._check_actor(scope)
-        id_, _, action = rest.rpartition("/")
+    async def _entry(self, request: Request) -> Response:
+        """The path ends with the id, and for an action its name; an id may hold anything."""
+        self._check_reader(request)
+        kind, id_ = request.path_params["kind"], request.path_params["id"]
+        if request.method != "POST":
+            return json_reply(await self._listing.explain(kind, _id(request, id_)))
+        if not self.operators.has_token and not request.headers.get(OWN_FIELD):
+            said = "without a token, an action needs the header field X-Stillfresh"
+            raise Problem(403, "not_ours", "Not from this page", said)
+        id_, _, action = id_.rpartition("/")
         if action not in ACTIONS:
             raise Problem(404, "not_found", "Not found", f"an action is one of {ACTIONS}")
-        id_ = _id(scope, id_)
-        said = await self._shelves.act(action, kind, id_)
-        return _told({"said": said, "entry": await self._shelves.explain(kind, id_)})
+        id_ = _id(request, id_)
+        said = await self._listing.act(action, kind, id_)
+        return json_reply({"said": said, "entry": await self._listing.explain(kind, id_)})
 
-    def _is_operator(self, scope: Scope) -> bool:
-        return self.operators.admits(scope, bearer(scope))
+    def _is_operator(self, request: Request) -> bool:
+        return self.operators.admits(request.scope, bearer(request.scope))
 
-    def _check_files(self, scope: Scope) -> None:
-        if not self.operators.has_token and not is_local(scope):
-            raise _refused()
-
-    def _check_reader(self, scope: Scope) -> None:
-        if not is_of_this_page(scope):
+    def _check_reader(self, request: Request) -> None:
+        if not is_of_this_page(request.scope):
             raise Problem(403, "another_origin", "Not for pages of another origin")
-        if self._is_operator(scope):
+        if self._is_operator(request):
             return
         if not self.operators.has_token:
             raise _refused()
         raise Problem(401, "sign_in", "The token, please", www_authenticate="Bearer")
-
-    def _check_actor(self, scope: Scope) -> None:
-        self._check_reader(scope)
-        if not self.operators.has_token and not header(scope, OWN_FIELD):
-            said = "without a token, an action needs the header field X-Stillfresh"
-            raise Problem(403, "not_ours", "Not from this page", said)
 
 
 def _refused() -> Problem:
@@ -178,13 +163,14 @@ def _refused() -> Problem:
     return Problem(403, "this_machine_only", "For this machine alone", said)
 
 
-def _told(value: object) -> Reply:
-    return json_reply(value, cache_control="no-store")
+async def _store_away(request: Request, exc: StillfreshError) -> Response:
+    del request
+    return problem_reply(Problem(503, "store_away", "The store is away", str(exc)))
 
 
-def _id(scope: Scope, from_path: str) -> str:
+def _id(request: Request, from_path: str) -> str:
     """`?id=` for the two that no path can hold: a browser takes `.` and `..` for steps."""
-    id_ = QueryParams(scope["query_string"]).get("id") or from_path
+    id_ = request.query_params.get("id") or from_path
     if not id_:
         raise Problem(404, "not_found", "Not found", "an id has at least one character")
     return id_

@@ -5,7 +5,7 @@ of it; one that only lies in the store (of an older configuration) through the s
 """
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -24,7 +24,7 @@ INVALIDATED: Final = "Invalidated: no read is answered with this copy, unless lo
 INVALIDATED_PAGE: Final = "Invalidated: not served before it was validated."
 CHUNK: Final = 100
 """Entries asked of a store at once."""
-MOST_CHUNKS: Final = 100
+MOST_LOOKED_AT: Final = 10_000
 """For one page: of a store that another cache has filled with its own."""
 MOST_DECODED: Final = 1_000_000
 """Bytes of a value; a larger one is only counted."""
@@ -35,35 +35,7 @@ Place: TypeAlias = tuple[str, str, str]
 """A cache's name, a kind and an id: where a page of entries ended."""
 
 
-class ListingPage:
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._rows: list[dict[str, Any]] = []
-        self._next: Place | None = None
-        self._chunks = 0
-
-    def takes(self, cache: str, entries: Iterable[Listed], now: float) -> bool:
-        """True: it is full, and there is more."""
-        for entry in entries:
-            if len(self._rows) == self._limit:
-                last = self._rows[-1]
-                self._next = last["cache"], last["kind"], last["id"]
-                return True
-            self._rows.append(_row(cache, entry, now))
-        return False
-
-    def is_long(self, cache: str, place: tuple[str, str]) -> bool:
-        """So much was looked through that the rest is for another request."""
-        self._chunks += 1
-        if self._chunks == MOST_CHUNKS:
-            self._next = (cache, *place)
-        return self._next is not None
-
-    def told(self) -> dict[str, Any]:
-        return {"entries": self._rows, "next": self._next}
-
-
-class Shelves:
+class Listing:
     """The caches by name; where two hold a kind of one name, the first that declared it."""
 
     def __init__(self, caches: Mapping[str, Cache]) -> None:
@@ -79,22 +51,31 @@ class Shelves:
 
         What another cache looks after, perhaps on the same store, is passed over.
         """
-        page = ListingPage(limit)
-        for name in self._from(after):
-            cache, begin = self._caches[name], after[1:] if after and after[0] == name else None
-            now = (await cache.runtime()).clock()
-            while chunk := await cache.entries(kind, search, begin, CHUNK):
+        rows: list[dict[str, Any]] = []
+        last, looked_at = after, 0
+        async for name, entry in self._from(kind, search, after):
+            is_own = self._owner(entry.kind) in {None, name}
+            if looked_at == MOST_LOOKED_AT or (is_own and len(rows) == limit):
+                return {"entries": rows, "next": last}
+            if is_own:
+                rows.append(_row(name, entry, self._caches[name].clock()))
+            last, looked_at = (name, entry.kind, entry.id), looked_at + 1
+        return {"entries": rows, "next": None}
+
+    async def _from(
+        self, kind: str | None, search: str, after: Place | None
+    ) -> AsyncIterator[tuple[str, Listed]]:
+        """Every entry from there on, with the name of its cache."""
+        names = list(self._caches)
+        first = names.index(after[0]) if after and after[0] in names else 0
+        for name in names[first:]:
+            begin = after[1:] if after and after[0] == name else None
+            while chunk := await self._caches[name].entries(kind, search, begin, CHUNK):
+                for entry in chunk:
+                    yield name, entry
                 begin = chunk[-1].kind, chunk[-1].id
-                own = [it for it in chunk if self._owner(it.kind) in {None, name}]
-                if page.takes(name, own, now) or page.is_long(name, begin):
-                    return page.told()
                 if len(chunk) < CHUNK:
                     break
-        return page.told()
-
-    def _from(self, after: Place | None) -> list[str]:
-        names = list(self._caches)
-        return names[names.index(after[0]) :] if after and after[0] in names else names
 
     async def explain(self, kind: str, id_: str) -> dict[str, Any]:
         """Why this value, why now, who refreshes it, when; and the value."""
@@ -107,7 +88,7 @@ class Shelves:
         else:
             told = await core.explain(_key(core, id_))
         (row,) = listed([Entry(kind, id_, record)], now)
-        value = None if record.copy is None else record.copy.value
+        copy = record.copy
         return {
             **_row(name, row, now),
             "text": told.text,
@@ -115,30 +96,25 @@ class Shelves:
             "in_memory": told.in_memory,
             "is_declared": core is not None,
             "can_refresh": core is not None and core.spec.by_id,
-            "value": shown_value(value, is_page=name == PAGES) if record.copy else None,
-            "terms": _terms(record),
+            "value": shown_value(copy.value, is_page=name == PAGES) if copy else None,
+            "terms": copy.policy if copy else None,
         }
 
     async def act(self, action: str, kind: str, id_: str) -> str:
         """What was done, in a sentence."""
         _, cache = await self._cache_of(kind, id_)
         core = cache.cores.get(kind)
+        if action == "refresh":
+            return await _refresh(kind, core, id_)
+        store = (await cache.runtime()).store
+        if action == "delete":
+            await (core.delete([_key(core, id_)]) if core else store.delete(kind, [id_]))
+            return "Deleted."
         if core is None:
-            return await _act_on_store(cache, action, kind, id_)
-        key = _key(core, id_)
-        match action:
-            case "refresh" if core.spec.by_id:
-                await _reload(core, key)
-                return "Loaded anew."
-            case "refresh":
-                await core.invalidate([key], soft=True)
-                return "Marked stale: its next reader brings a new copy."
-            case "invalidate":
-                await core.invalidate([key], soft=False)
-                return INVALIDATED_PAGE if kind == PAGE else INVALIDATED
-            case _:
-                await core.delete([key])
-                return "Deleted."
+            await store.invalidate(kind, [id_])
+        else:
+            await core.invalidate([_key(core, id_)], soft=False)
+        return INVALIDATED_PAGE if kind == PAGE else INVALIDATED
 
     def _owner(self, kind: str) -> str | None:
         return next((name for name, cache in self._caches.items() if kind in cache.cores), None)
@@ -157,24 +133,17 @@ class Shelves:
         raise Problem(404, "not_found", "Not found", f"no store knows {kind} {id_!r}")
 
 
-async def _act_on_store(cache: Cache, action: str, kind: str, id_: str) -> str:
-    store = (await cache.runtime()).store
-    match action:
-        case "refresh":
-            said = f"{kind} is declared nowhere here, so nobody knows how to load it"
-            raise Problem(409, "not_loadable", "Cannot be loaded", said)
-        case "invalidate":
-            await store.invalidate(kind, [id_])
-            return "Invalidated."
-        case _:
-            await store.delete(kind, [id_])
-            return "Deleted."
-
-
-async def _reload(core: Core[Any, Any], key: object) -> None:
-    outcome = (await core.reload([key]))[key]
-    if isinstance(outcome, LoadFailed):
+async def _refresh(kind: str, core: Core[Any, Any] | None, id_: str) -> str:
+    if core is None:
+        said = f"{kind} is declared nowhere here, so nobody knows how to load it"
+        raise Problem(409, "not_loadable", "Cannot be loaded", said)
+    key = _key(core, id_)
+    if not core.spec.by_id:
+        await core.invalidate([key], soft=True)
+        return "Marked stale: its next reader brings a new copy."
+    if isinstance(outcome := (await core.reload([key]))[key], LoadFailed):
         raise Problem(502, "load_failed", "Loading failed", str(outcome))
+    return "Loaded anew."
 
 
 def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource has its own)
@@ -196,7 +165,7 @@ def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
         "cache": cache,
         "kind": entry.kind,
         "id": entry.id,
-        "verdict": str(entry.verdict),
+        "verdict": entry.verdict,
         "age": entry.age,
         "fresh_for": _from(now, entry.fresh_until),
         "size": entry.size,
@@ -211,17 +180,6 @@ def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
 
 def _from(now: float, at: float | None) -> float | None:
     return None if at is None else at - now
-
-
-def _terms(record: Record) -> dict[str, float] | None:
-    if record.copy is None:
-        return None
-    policy = record.copy.policy
-    return {
-        "fresh_for": policy.fresh_for,
-        "stale_for": policy.stale_for,
-        "error_for": policy.error_for,
-    }
 
 
 def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:

@@ -16,12 +16,13 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from stillfresh.clock import Clock, monotonic
 from stillfresh.errors import ConfigError, shown
 from stillfresh.ttl_cache import TtlCache
-from stillfresh.web.replies import Problem, header
+from stillfresh.web.replies import Problem
 
 SECRET: Final = re.compile(r"[\x21-\x7e]+")
 """What a token is made of: anything that a header field can carry whole."""
@@ -45,7 +46,7 @@ IPV6_SHARED: Final = 64
 
 
 def bearer(scope: Scope) -> str | None:
-    kind, _, token = header(scope, b"authorization").partition(" ")
+    kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
     return token.strip() or None if kind.lower() == "bearer" else None
 
 
@@ -79,10 +80,11 @@ def is_of_this_page(scope: Scope) -> bool:
     Browsers say so in a field that no script can set; where they do not (plain HTTP), the origin
     is compared with the name that was asked for.
     """
-    if site := header(scope, b"sec-fetch-site"):
+    headers = Headers(scope=scope)
+    if site := headers.get("sec-fetch-site"):
         return site in OWN_SITES
-    origin = header(scope, b"origin")
-    return not origin or origin.partition("://")[2].lower() == header(scope, b"host").lower()
+    origin = headers.get("origin")
+    return not origin or origin.partition("://")[2].lower() == headers.get("host", "").lower()
 
 
 def _is_loopback(address: str) -> bool:
@@ -99,19 +101,9 @@ def _is_named(name: str, host: str) -> bool:
 
 def host_name(scope: Scope) -> str | None:
     """Of one Host, and of one that is nothing but a name and a port."""
-    told = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
-    found = HOST.fullmatch(told[0]) if len(told) == 1 else None
+    told = Headers(scope=scope).getlist("host")
+    found = HOST.fullmatch(told[0].lower()) if len(told) == 1 else None
     return found[1].strip("[]") if found is not None else None
-
-
-class Guesses:
-    """The wrong tokens of one address, by their hashes."""
-
-    __slots__ = ("began_at", "wrong")
-
-    def __init__(self, began_at: float) -> None:
-        self.began_at = began_at
-        self.wrong: set[int] = set()
 
 
 class Operators(Sized):
@@ -120,9 +112,10 @@ class Operators(Sized):
     def __init__(self, token: str | None, *, clock: Clock = monotonic) -> None:
         self._token = token
         self._clock = clock
-        self._guesses: TtlCache[str, Guesses] = TtlCache(
+        self._guesses: TtlCache[str, tuple[float, set[int]]] = TtlCache(
             COUNTED_FOR, max_entries=MOST_ADDRESSES, clock=clock
         )
+        """By address: since when, and the hashes of its wrong tokens."""
 
     @property
     def has_token(self) -> bool:
@@ -136,26 +129,22 @@ class Operators(Sized):
         """
         if self._token is None or given is None:
             return is_operator(scope, self._token, given)
-        address = address_of(scope)
-        guesses = self._guesses.get(address)
-        if guesses is not None and len(guesses.wrong) >= MOST_GUESSES:
-            raise self._refused(guesses)
+        address, now = address_of(scope), self._clock()
+        began_at, wrong = self._guesses.get(address) or (now, set())
+        if len(wrong) >= MOST_GUESSES:
+            left = f"{max(1, math.ceil(began_at + COUNTED_FOR - now))}"
+            said = f"too many wrong tokens from this address; try again in {left} s"
+            raise Problem(429, "too_many_guesses", "Too many guesses", said, retry_after=left)
         if is_operator(scope, self._token, given):
             return True
-        if guesses is None:
-            guesses = Guesses(self._clock())
-            self._guesses.insert(address, guesses)
-        guesses.wrong.add(hash(given))
+        if not wrong:
+            self._guesses.insert(address, (now, wrong))
+        wrong.add(hash(given))
         return False
 
     def __len__(self) -> int:
         """Addresses whose guesses are counted now."""
         return len(self._guesses)
-
-    def _refused(self, guesses: Guesses) -> Problem:
-        left = max(1, math.ceil(guesses.began_at + COUNTED_FOR - self._clock()))
-        said = f"too many wrong tokens from this address; try again in {left} s"
-        return Problem(429, "too_many_guesses", "Too many guesses", said, retry_after=f"{left}")
 
 
 def is_address(name: str) -> bool:
@@ -178,6 +167,13 @@ def address_of(scope: Scope) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ip_network((int(address), IPV6_SHARED), strict=False))
+
+
+def checked_token(token: object, name: str = "token") -> str:
+    """Never shown, not even where it is wrong."""
+    if not isinstance(token, str) or not SECRET.fullmatch(token):
+        raise ConfigError(f"{name}: must be printable ASCII text without spaces")
+    return token
 
 
 def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:

@@ -7,19 +7,18 @@ minutes a few numbers are kept, for an operator that opens the page when somethi
 """
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from stillfresh.clock import Clock
-from stillfresh.engine import Cache, CacheStats, ResourceStats, prometheus_text
+from stillfresh.engine import Cache, CacheStats, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
-from stillfresh.freshness import Verdict
 from stillfresh.isr import PageCache
-from stillfresh.web.replies import Reply, json_reply
 
 COUNTED_EVERY: Final = 0.5
 ASKED_EVERY: Final = 5.0
@@ -32,11 +31,15 @@ NOTED_EVERY: Final = 5.0
 KEPT: Final = 60
 """Notes of the last minutes: five of them."""
 NOTED: Final = ("loads", "failed", "store_errors")
-TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 READY_WITHIN: Final = 2.0
 """Seconds that a store has to answer."""
+LOOKED_AT: Final = "Ids that viewers look at, each viewer's counted."
+BYPASSED: Final = "Requests that passed through uncached, by reason (I28)."
 NOBODY: Final = "stillfresh:ready"
 """An id that nothing is kept under."""
+
+
+Reached: TypeAlias = Literal["reachable", "unreachable"]
 
 
 class Numbers:
@@ -58,7 +61,8 @@ class Numbers:
         self._ticks = ticks
         self._started_at = clock()
         self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
-        self._counted: tuple[float, list[dict[str, Any]]] | None = None
+        self._counted: list[dict[str, Any]] = []
+        self._count_due = -math.inf
         self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
     async def snapshot(self) -> dict[str, Any]:
@@ -71,8 +75,26 @@ class Numbers:
             "resources": await self._resources(),
             "stores": dict(zip(self._gauges, looked, strict=True)),
             "live": self._live(),
-            "bypassed": _bypassed(self._pages),
+            "bypassed": self._bypassed(),
         }
+
+    async def reached(self) -> dict[str, Reached]:
+        """Which stores answer, and in time."""
+        found = await asyncio.gather(*map(_reached, self._caches.values()))
+        return dict(zip(self._caches, found, strict=True))
+
+    async def metrics(self) -> str:
+        """Of every resource, for Prometheus; nothing is asked of the stores."""
+        cores = [it for cache in self._caches.values() for it in cache.cores.items()]
+        counts = CacheStats({kind: await core.stats() for kind, core in cores}, None)
+        live, bypassed = self._live(), self._bypassed()
+        connected = {"": live["connections"]}
+        lines = (
+            *_metric("connections", "gauge", "Viewers that are connected.", connected),
+            *_metric("subscriptions", "gauge", LOOKED_AT, live["subscriptions"], "resource"),
+            *_metric("bypassed_total", "counter", BYPASSED, bypassed, "reason"),
+        )
+        return prometheus_text(counts) + "".join(f"{it}\n" for it in lines)
 
     def history(self) -> list[dict[str, Any]]:
         """A few totals of the last five minutes, the oldest first."""
@@ -97,27 +119,27 @@ class Numbers:
             }
             for row in rows
         }
-        noted = {"reads": dict(reads), "ages": ages, "bypassed": _bypassed(self._pages)}
+        noted = {"reads": dict(reads), "ages": ages, "bypassed": self._bypassed()}
         self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
+
+    def _bypassed(self) -> dict[str, int]:
+        return {} if self._pages is None else self._pages.bypassed()
 
     async def _resources(self) -> list[dict[str, Any]]:
         now = self._ticks()
-        if self._counted is None or not 0 <= now - self._counted[0] < COUNTED_EVERY:
-            self._counted = now, await self._count()
-        return self._counted[1]
+        if now >= self._count_due:
+            self._counted, self._count_due = await self._count(), now + COUNTED_EVERY
+        return self._counted
 
     async def _count(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "cache": name,
-                "kind": kind,
-                **_plain(await core.stats()),
+        rows = []
+        for name, cache in self._caches.items():
+            for kind, core in tuple(cache.cores.items()):
+                stats = await core.stats()
+                row = {"cache": name, "kind": kind, **asdict(stats), "reads": stats.reads}
                 # None where every copy has terms of its own, as pages have.
-                "fresh_for": core.spec.terms.policy.fresh_for or None,
-            }
-            for name, cache in self._caches.items()
-            for kind, core in tuple(cache.cores.items())
-        ]
+                rows.append({**row, "fresh_for": core.spec.terms.policy.fresh_for or None})
+        return rows
 
 
 class Gauge:
@@ -126,83 +148,38 @@ class Gauge:
     def __init__(self, cache: Cache, ticks: Clock) -> None:
         self._cache = cache
         self._ticks = ticks
-        self._is_asking = False
-        self._due = float("-inf")
+        self._due = -math.inf
         self._last: dict[str, Any] = {"error": "not asked yet"}
 
     async def look(self) -> dict[str, Any]:
-        if not self._is_asking and self._ticks() >= self._due:
-            self._is_asking = True
+        if self._ticks() >= self._due:
+            self._due, pause = math.inf, ASKED_EVERY  # nobody else asks meanwhile
             try:
-                await self._ask()
+                pause = await self._ask()
             finally:
-                self._is_asking = False
+                self._due = self._ticks() + pause
         return self._last
 
-    async def _ask(self) -> None:
-        """One that is away is asked again soon, however long that took."""
+    async def _ask(self) -> float:
+        """The pause before the next; a store that is away is asked again soon."""
         began = self._ticks()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):
                 stats = await (await self._cache.runtime()).store.stats()
         except TimeoutError:
-            self._note({"error": f"no answer within {ANSWERS_WITHIN:g} s"}, ASKED_EVERY)
+            self._last = {"error": f"no answer within {ANSWERS_WITHIN:g} s"}
+            return ASKED_EVERY
         except StillfreshError as exc:
-            self._note({"error": str(exc)}, ASKED_EVERY)
-        else:
-            pause = ASKED_EVERY if stats.costs is None else PAID_EVERY
-            told = {"copies": stats.copies, "leases": stats.leases, "bytes": stats.bytes}
-            told["is_paid"] = stats.costs is not None
-            self._note(told, max(pause, SHARE * (self._ticks() - began)))
-
-    def _note(self, told: dict[str, Any], pause: float) -> None:
-        self._last = told
-        self._due = self._ticks() + pause
+            self._last = {"error": str(exc)}
+            return ASKED_EVERY
+        is_paid = stats.costs is not None
+        told = {"copies": stats.copies, "leases": stats.leases, "bytes": stats.bytes}
+        self._last = {**told, "is_paid": is_paid}
+        pause = PAID_EVERY if is_paid else ASKED_EVERY
+        return max(pause, SHARE * (self._ticks() - began))
 
 
-def _plain(stats: ResourceStats) -> dict[str, Any]:
-    by_origin = {str(it): _texts(reads) for it, reads in stats.reads_by_origin.items()}
-    return {**asdict(stats), "reads": _texts(stats.reads), "reads_by_origin": by_origin}
-
-
-def _texts(reads: Mapping[Verdict, int]) -> dict[str, int]:
-    return {str(verdict): count for verdict, count in reads.items()}
-
-
-class Health:
-    """Of these caches, by name; `live` tells who is connected, `pages` what was not cached."""
-
-    def __init__(
-        self,
-        caches: Mapping[str, Cache],
-        live: Callable[[], dict[str, Any]],
-        pages: PageCache | None = None,
-    ) -> None:
-        self._caches = caches
-        self._live = live
-        self._pages = pages
-
-    async def healthz(self) -> Reply:
-        return json_reply({"status": "alive"}, cache_control="no-store")
-
-    async def readyz(self) -> Reply:
-        """Ready: every store answers, and in time."""
-        found = await asyncio.gather(*map(_reached, self._caches.values()))
-        stores = dict(zip(self._caches, found, strict=True))
-        is_ready = set(found) == {"reachable"}
-        told = {"status": "ready" if is_ready else "not ready", "stores": stores}
-        return json_reply(told, 200 if is_ready else 503, cache_control="no-store")
-
-    async def metrics(self) -> Reply:
-        """Of every resource; nothing is asked of the stores."""
-        cores = [it for cache in self._caches.values() for it in cache.cores.items()]
-        counts = CacheStats({kind: await core.stats() for kind, core in cores}, None)
-        lines = (*_connected(self._live()), *_passed(_bypassed(self._pages)))
-        text = prometheus_text(counts) + "".join(f"{it}\n" for it in lines)
-        return Reply(200, text.encode(), TEXT, {"cache-control": "no-store"})
-
-
-async def _reached(cache: Cache) -> str:
+async def _reached(cache: Cache) -> Reached:
     try:
         async with asyncio.timeout(READY_WITHIN):
             store = (await cache.runtime()).store
@@ -212,22 +189,11 @@ async def _reached(cache: Cache) -> str:
     return "reachable"
 
 
-def _connected(live: dict[str, Any]) -> Iterator[str]:
-    yield "# HELP stillfresh_connections Viewers that are connected."
-    yield "# TYPE stillfresh_connections gauge"
-    yield f"stillfresh_connections {live['connections']}"
-    yield "# HELP stillfresh_subscriptions Ids that viewers look at, each viewer's counted."
-    yield "# TYPE stillfresh_subscriptions gauge"
-    for kind, count in live["subscriptions"].items():
-        yield f'stillfresh_subscriptions{{resource="{kind}"}} {count}'
-
-
-def _passed(bypassed: Mapping[str, int]) -> Iterator[str]:
-    yield "# HELP stillfresh_bypassed_total Requests that passed through uncached, by reason (I28)."
-    yield "# TYPE stillfresh_bypassed_total counter"
-    for reason, count in bypassed.items():
-        yield f'stillfresh_bypassed_total{{reason="{reason}"}} {count}'
-
-
-def _bypassed(pages: PageCache | None) -> dict[str, int]:
-    return {} if pages is None else pages.bypassed()
+def _metric(
+    name: str, kind: str, what: str, counts: Mapping[str, int], label: str = ""
+) -> Iterator[str]:
+    yield f"# HELP stillfresh_{name} {what}"
+    yield f"# TYPE stillfresh_{name} {kind}"
+    for value, count in counts.items():
+        labels = f'{{{label}="{value}"}}' if label else ""
+        yield f"stillfresh_{name}{labels} {count}"

@@ -1,22 +1,28 @@
 """`/openapi.json`: what the gateway's HTTP takes and answers, as OpenAPI 3.1 (G2).
 
-Made of the kinds that there are; a test compares it with what `rest` really does.
+Made of the kinds that there are, and of the types that `rest` decodes and encodes; a test compares
+it with what `rest` really does.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from stillfresh.live.messages import ID, MAX_ID
-from stillfresh.web.rules_rest import MAX_IDS
+import msgspec
+
+from stillfresh.web.numbers import Reached
+from stillfresh.web.replies import ProblemBody
+from stillfresh.web.rules_rest import Id, Ids, Items
 
 Schema = dict[str, Any]
 
-PROBLEM: Final = {"$ref": "#/components/schemas/Problem"}
+REF: Final = "#/components/schemas/{name}"
+WHOLE: Final = {"type": "integer", "minimum": 0}
+TEXT: Final = {"type": "string"}
 HEADERS: Final = {
-    "Age": ("Seconds since the upstream was asked for it.", {"type": "integer", "minimum": 0}),
-    "Cache-Control": ("How caches between may keep it.", {"type": "string"}),
-    "Cache-Status": ("RFC 9211: a hit or not, and how fresh.", {"type": "string"}),
-    "ETag": ("Other bytes, another tag.", {"type": "string"}),
+    "Age": {"description": "Seconds since the upstream was asked for it.", "schema": WHOLE},
+    "Cache-Control": {"description": "How caches between may keep it.", "schema": TEXT},
+    "Cache-Status": {"description": "RFC 9211: a hit or not, and how fresh.", "schema": TEXT},
+    "ETag": {"description": "Other bytes, another tag.", "schema": TEXT},
 }
 RETRY: Final = {
     "Retry-After": {
@@ -24,72 +30,42 @@ RETRY: Final = {
         "schema": {"type": "integer", "minimum": 1},
     }
 }
-SCHEMAS: Final = {
-    "Id": {"type": "string", "minLength": 1, "maxLength": MAX_ID, "pattern": ID.pattern},
-    "Ids": {
-        "type": "object",
-        "properties": {
-            "ids": {
-                "type": "array",
-                "items": {"$ref": "#/components/schemas/Id"},
-                "minItems": 1,
-                "maxItems": MAX_IDS,
-            }
-        },
-        "required": ["ids"],
-        "additionalProperties": False,
-    },
-    "Item": {
-        "type": "object",
-        "properties": {
-            "id": {"type": "string"},
-            "status": {"enum": ["found", "absent", "failed"]},
-            "value": {"description": "As the upstream sent it; with `found` only."},
-            "fetched_at": {"type": "number", "description": "Seconds since 1970."},
-            "age": {"type": "number", "minimum": 0},
-            "verdict": {"enum": ["fresh", "stale", "expired", "gone"]},
-            "error": {"type": "string", "description": "Why it is not newer, or not there."},
-            "retry_after": {"type": "integer", "minimum": 1},
-        },
-        "required": ["id", "status"],
-    },
-    "Items": {
-        "type": "object",
-        "properties": {"items": {"type": "array", "items": {"$ref": "#/components/schemas/Item"}}},
-        "required": ["items"],
-    },
-    "Problem": {
-        "type": "object",
-        "description": "RFC 9457.",
-        "properties": {
-            "type": {"type": "string"},
-            "title": {"type": "string"},
-            "status": {"type": "integer"},
-            "detail": {"type": "string"},
-            "code": {"type": "string", "description": "For programs: absent, bad_id, …"},
-        },
-        "required": ["type", "title", "status", "detail", "code"],
-    },
-    "Ready": {
-        "type": "object",
-        "properties": {
-            "status": {"enum": ["ready", "not ready"]},
-            "stores": {
-                "type": "object",
-                "additionalProperties": {"enum": ["reachable", "unreachable"]},
-            },
-        },
-        "required": ["status", "stores"],
-    },
+ONE: Final = {
+    200: "The view, as the upstream sent it.",
+    304: "The view that you have is this one.",
+    404: "It does not exist upstream.",
+    422: "Not an id.",
+    503: "The upstream failed, and nothing is kept.",
 }
+MANY: Final = {
+    200: "Each, by itself.",
+    400: "The request broke off.",
+    408: "It did not come whole in time.",
+    413: "Too long.",
+    415: "Not application/json.",
+    422: "Not a batch, or not an id in it.",
+    503: "The upstream failed for all of them, and nothing is kept.",
+}
+
+
+class Ready(msgspec.Struct):
+    """`/readyz`: every store answers, and in time."""
+
+    status: Literal["ready", "not ready"]
+    stores: dict[str, Reached]
 
 
 def openapi(kinds: Mapping[str, bool], *, version: str, root: str, has_token: bool) -> Schema:
     """Of these kinds, each per viewer or not, under the prefix `root`."""
+    types = (Ids, Items, ProblemBody, Ready)
+    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
+    schemas |= {"Id": msgspec.json.schema(Id), "Problem": schemas.pop("ProblemBody")}
     paths: Schema = {}
     for kind, per_viewer in kinds.items():
-        paths[f"/v1/{kind}/{{id}}"] = _one(kind, per_viewer=per_viewer)
-        paths[f"/v1/{kind}/batch"] = _batch(kind, per_viewer=per_viewer)
+        asked = {"name": "id", "in": "path", "required": True, "schema": _ref("Id")}
+        paths[f"/v1/{kind}/{{id}}"] = {"parameters": [asked], **_reads(kind, kind, per_viewer)}
+        called = _reads(kind, f"{kind}_called_batch", per_viewer)
+        paths[f"/v1/{kind}/batch"] = {"post": _batch(kind, per_viewer), **called}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -100,114 +76,78 @@ def openapi(kinds: Mapping[str, bool], *, version: str, root: str, has_token: bo
         "servers": [{"url": root or "/"}],
         "paths": {**paths, **_own(has_token=has_token)},
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": schemas,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _one(kind: str, *, per_viewer: bool) -> Schema:
-    named = {"name": "id", "in": "path", "required": True}
-    id_ = {**named, "schema": {"$ref": "#/components/schemas/Id"}}
-    return {"parameters": [id_], **_reads(kind, kind, per_viewer=per_viewer)}
+def _ref(name: str) -> Schema:
+    return {"$ref": REF.format(name=name)}
 
 
-def _reads(kind: str, name: str, *, per_viewer: bool) -> Schema:
-    asked = {"name": "If-None-Match", "in": "header", "schema": {"type": "string"}}
-    summaries = {"get": f"One {kind}, as fresh as it is.", "head": "Its header fields."}
-    return {
-        method: {
-            **_signed(_read(kind, f"{method}_{name}", method, summary), per_viewer),
-            "parameters": [asked],
-        }
-        for method, summary in summaries.items()
+def _reads(kind: str, name: str, per_viewer: bool) -> Schema:
+    asked = {"name": "If-None-Match", "in": "header", "schema": TEXT}
+    get = _operation(
+        kind, f"get_{name}", f"One {kind}, as fresh as it is.", ONE, {}, per_viewer=per_viewer
+    )
+    get["parameters"] = [asked]
+    get["responses"]["200"]["headers"] = HEADERS
+    head = {**get, "operationId": f"head_{name}", "summary": "Its header fields."}
+    bodiless = {
+        status: {name: it for name, it in response.items() if name != "content"}
+        for status, response in get["responses"].items()
     }
+    return {"get": get, "head": {**head, "responses": bodiless}}
 
 
-def _read(kind: str, name: str, method: str, summary: str) -> Schema:
-    headers = {
-        name: {"description": what, "schema": schema} for name, (what, schema) in HEADERS.items()
-    }
-    found: Schema = {"description": "The view, as the upstream sent it.", "headers": headers}
-    if method == "get":
-        found["content"] = {"application/json": {"schema": {}}}
-    responses = {
-        "200": found,
-        "304": {"description": "The view that you have is this one."},
-        "404": _problem("It does not exist upstream.", method),
-        "422": _problem("Not an id.", method),
-        "503": _problem("The upstream failed, and nothing is kept.", method, RETRY),
-    }
-    return _operation(kind, name, summary, responses)
-
-
-def _batch(kind: str, *, per_viewer: bool) -> Schema:
-    items = {"schema": {"$ref": "#/components/schemas/Items"}}
-    responses = {
-        "200": {"description": "Each, by itself.", "content": {"application/json": items}},
-        "400": _problem("The request broke off."),
-        "408": _problem("It did not come whole in time."),
-        "413": _problem("Too long."),
-        "415": _problem("Not application/json."),
-        "422": _problem("Not a batch, or not an id in it."),
-        "503": _problem("The upstream failed for all of them, and nothing is kept.", "post", RETRY),
-    }
+def _batch(kind: str, per_viewer: bool) -> Schema:
     summary = f"Many of {kind}, in one request."
-    operation = _operation(kind, f"batch_{kind}", summary, responses)
-    asked = {"schema": {"$ref": "#/components/schemas/Ids"}}
-    body = {"required": True, "content": {"application/json": asked}}
-    return {
-        "post": _signed({**operation, "requestBody": body}, per_viewer),
-        **_reads(kind, f"{kind}_called_batch", per_viewer=per_viewer),
-    }
-
-
-def _operation(kind: str, name: str, summary: str, responses: Schema) -> Schema:
-    return {"operationId": name, "summary": summary, "tags": [kind], "responses": responses}
-
-
-def _signed(operation: Schema, per_viewer: bool) -> Schema:
-    """Views that differ by viewer are for who has signed in."""
-    if not per_viewer:
-        return operation
-    responses = {**operation["responses"], "401": _problem("Sign in first.")}
-    return {**operation, "responses": responses, "security": [{"bearer": []}]}
-
-
-def _problem(what: str, method: str = "post", headers: Schema | None = None) -> Schema:
-    told: Schema = {"description": what, **({"headers": headers} if headers else {})}
-    if method != "head":
-        told["content"] = {"application/problem+json": {"schema": PROBLEM}}
-    return told
+    post = _operation(kind, f"batch_{kind}", summary, MANY, _ref("Items"), per_viewer=per_viewer)
+    return {**post, "requestBody": {"required": True, "content": _json(_ref("Ids"))}}
 
 
 def _own(*, has_token: bool) -> Schema:
-    ready = {"application/json": {"schema": {"$ref": "#/components/schemas/Ready"}}}
-    metrics = _plain("metrics", "Counts, for Prometheus.", "text/plain", {"type": "string"})
+    alive = _operation("gateway", "healthz", "It runs.", {200: "It runs."}, {"type": "object"})
+    ready = _operation("gateway", "readyz", "The stores answer.", {200: "Ready."}, _ref("Ready"))
+    away = {**ready["responses"]["200"], "description": "A store does not answer."}
+    ready["responses"]["503"] = away
+    refused = {401: "A token is needed.", 429: "Too many wrong tokens."} if has_token else {}
+    counted = {200: "Counts, for Prometheus.", **refused}
+    metrics = _operation("gateway", "metrics", counted[200], counted, {})
+    metrics["responses"]["200"]["content"] = {"text/plain": {"schema": TEXT}}
     if has_token:
-        metrics["get"]["security"] = [{"bearer": []}]
-        metrics["get"]["responses"]["401"] = _problem("A token is needed.")
-        metrics["get"]["responses"]["429"] = _problem("Too many wrong tokens.", headers=RETRY)
-    readyz = _plain("readyz", "The stores answer.", "application/json", {})
-    readyz["get"]["responses"] = {
-        "200": {"description": "Ready.", "content": ready},
-        "503": {"description": "A store does not answer.", "content": ready},
-    }
+        metrics["security"] = [{"bearer": []}]
     return {
-        "/healthz": _plain("healthz", "It runs.", "application/json", {"type": "object"}),
-        "/readyz": readyz,
-        "/metrics": metrics,
+        path: {"get": it}
+        for path, it in (("/healthz", alive), ("/readyz", ready), ("/metrics", metrics))
     }
 
 
-def _plain(name: str, summary: str, media: str, schema: Schema) -> Schema:
-    content = {media: {"schema": schema}}
-    found = {"description": summary, "content": content}
-    return {
-        "get": {
-            "operationId": name,
-            "summary": summary,
-            "tags": ["gateway"],
-            "responses": {"200": found},
-        }
-    }
+def _operation(
+    tag: str,
+    name: str,
+    summary: str,
+    said: Mapping[int, str],
+    found: Schema,
+    *,
+    per_viewer: bool = False,
+) -> Schema:
+    """`said` is what each status means; `found` the body of a 200."""
+    if per_viewer:
+        said = {**said, 401: "Sign in first."}
+    responses: Schema = {}
+    for status, what in said.items():
+        told = responses[f"{status}"] = {"description": what}
+        if status == 200:
+            told["content"] = _json(found)
+        elif status >= 400:
+            told["content"] = {"application/problem+json": {"schema": _ref("Problem")}}
+        if status in {429, 503}:
+            told["headers"] = RETRY
+    made = {"operationId": name, "summary": summary, "tags": [tag], "responses": responses}
+    return {**made, "security": [{"bearer": []}]} if per_viewer else made
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}

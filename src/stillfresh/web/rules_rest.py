@@ -1,11 +1,13 @@
-"""What a read over HTTP says of itself (G2).
+"""What a read over HTTP says of itself: its bodies, and its header fields (G2).
 
-Pure: an answer and a time in, header fields out. RFC 9111 (Age, Cache-Control), RFC 9211
+Pure: an answer and a time in, data out. RFC 9111 (Age, Cache-Control), RFC 9211
 (Cache-Status), RFC 9110 §10.2.3 (Retry-After).
 """
 
 import math
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stillfresh.coordinator import Kind
 from stillfresh.durations import seconds
@@ -14,6 +16,7 @@ from stillfresh.engine.rules import absent_believed_for
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.http.freshness import PageTerms, cache_control, cache_status
+from stillfresh.live.messages import ID, MAX_ID
 
 MAX_IDS: Final = 200
 RETRY_AFTER: Final = 5.0
@@ -21,13 +24,59 @@ RETRY_AFTER: Final = 5.0
 FAILED: Final = "the upstream could not say"
 """What exactly went wrong there is the operator's to know, not every reader's."""
 
+Id = Annotated[
+    str,
+    Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_ID, "pattern": ID.pattern}),
+]
+"""Described here; checked as everywhere, by `is_id`."""
 
-def freshness_headers(kind: Kind, answer: Answer[Any], age: float) -> dict[str, str]:
+
+class Ids(Struct, forbid_unknown_fields=True):
+    ids: Annotated[list[Id], Meta(min_length=1, max_length=MAX_IDS)]
+
+
+class Item(Struct, omit_defaults=True):
+    """One of a batch: found, absent, or failed with nothing kept."""
+
+    id: str
+    status: Literal["found", "absent", "failed"]
+    value: Annotated[Any, Meta(description="As the upstream sent it; with `found` only.")] = UNSET
+    fetched_at: Annotated[float, Meta(description="Seconds since 1970.")] | UnsetType = UNSET
+    age: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
+    verdict: Verdict | UnsetType = UNSET
+    error: Annotated[str, Meta(description="Why it is not newer, or not there.")] | UnsetType = (
+        UNSET
+    )
+    retry_after: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+
+
+class Items(Struct):
+    items: list[Item]
+
+
+def item_of(id_: str, answer: Answer[Any], now: float) -> Item:
+    if is_failed(answer) and answer.error is not None:
+        pause = pause_after(answer.error, now)
+        return Item(id_, "failed", error=FAILED, retry_after=pause)
+    return Item(
+        id_,
+        "found" if answer.found else "absent",
+        value=answer.value if answer.found else UNSET,
+        fetched_at=answer.fetched_at,
+        age=answer.age,
+        verdict=answer.verdict,
+        error=UNSET if answer.error is None else FAILED,
+    )
+
+
+def freshness_headers(kind: Kind, answer: Answer[Any]) -> dict[str, str]:
     """Of one view; a viewer's own stays with that viewer."""
-    fresh_for = fresh_for_of(kind, found=answer.found)
-    status = cache_status([], status_of(answer, fresh_for - age)).decode()
-    told = {"age": f"{int(age)}", "cache-control": control_of(kind, answer, fresh_for)}
-    told["cache-status"] = status
+    age, fresh_for = answer.age, fresh_for_of(kind, found=answer.found)
+    told = {
+        "age": f"{int(age)}",
+        "cache-control": control_of(kind, answer, fresh_for),
+        "cache-status": cache_status([], status_of(answer, fresh_for - age)).decode(),
+    }
     return told | ({"vary": "authorization"} if kind.per_viewer else {})
 
 
@@ -67,15 +116,3 @@ def pause_after(error: LoadFailed, now: float) -> int:
 def is_failed(answer: Answer[Any]) -> bool:
     """Nobody could say, and nothing is kept; that it does not exist may be kept, too."""
     return answer.verdict is Verdict.GONE and answer.error is not None
-
-
-def item_of(id_: str, answer: Answer[Any], age: float, now: float) -> dict[str, Any]:
-    """One of a batch: found, absent, or failed with nothing kept."""
-    if is_failed(answer) and answer.error is not None:
-        pause = pause_after(answer.error, now)
-        return {"id": id_, "status": "failed", "error": FAILED, "retry_after": pause}
-    told: dict[str, Any] = {"id": id_, "status": "found" if answer.found else "absent"}
-    if answer.found:
-        told["value"] = answer.value
-    told |= {"fetched_at": answer.fetched_at, "age": age, "verdict": answer.verdict.value}
-    return told if answer.error is None else {**told, "error": FAILED}

@@ -25,9 +25,8 @@ from stillfresh.web.app import Gateway, gateway
 from stillfresh.web.config import Settings
 from stillfresh.web.protocol import Protocol
 from stillfresh.web.replies import Problem, problem_reply
-from stillfresh.web.signing import Authority
 from stillfresh.web.sockets import SocketProtocol
-from stillfresh.web.sources import kind_for, page_cache_of, site_of
+from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
 
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
 GRACE: Final = 10
@@ -120,11 +119,9 @@ def finished(app: ASGIApp) -> ASGIApp:
         except asyncio.CancelledError:
             if scope["type"] == "lifespan":
                 raise
-            if (
-                scope["type"] == "http" and not is_begun
-            ):  # else it is cut, which the client can tell
+            if scope["type"] == "http" and not is_begun:  # else it is cut, as the client sees
                 ending = Problem(503, "ending", "The server ends", retry_after="5")
-                await problem_reply(ending).send(scope, tell)
+                await problem_reply(ending)(scope, receive, tell)
 
     return answered
 

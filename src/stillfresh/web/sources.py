@@ -1,4 +1,4 @@
-"""`[pages]` and `[kinds.NAME]`: a site behind a page cache, an API as kinds of a hub (G1, I12).
+"""The upstreams of a file: a site's pages, an API's kinds, and who signs in (G1, G3, I12).
 
 A kind is fetched in batches: POST `{"<ids_field>": […]}`. The answer is a JSON list of views, or an
 object that has the list under `list_field`. A view's id is built from its own fields. An id without
@@ -16,14 +16,19 @@ from starlette.types import ASGIApp
 
 from stillfresh.coordinator import Kind
 from stillfresh.errors import LoadFailed, shown
-from stillfresh.http.client import Endpoint
+from stillfresh.http.client import Endpoint, Refused
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.edge import Edge, checked_networks
 from stillfresh.isr.rules_routes import Route
 from stillfresh.isr.upstream import Upstream, checked_upstream
+from stillfresh.ttl_cache import TtlCache
 from stillfresh.web.config import KindSettings, PagesSettings, StoreSettings
 
 IdOf: TypeAlias = Callable[[object], str]
+KNOWN_FOR: Final = "1m"
+"""For reads over HTTP: a revoked token is refused after that at the latest."""
+MOST_TOKENS: Final = 10_000
+UNKNOWN: Final = frozenset({401, 403, 404})
 SPARE: Final = 5.0
 """Seconds that a render has above twice its site's time: to connect, and to answer."""
 
@@ -156,3 +161,44 @@ def views_by_id(ids: Iterable[str], views: list[Any], id_of: IdOf) -> dict[str, 
     if broken is not None:
         found |= {id_: broken for id_ in ids if id_ not in found}
     return found
+
+
+class Viewer(msgspec.Struct):
+    """What the upstream says."""
+
+    viewer_id: str
+
+
+class Authority:
+    """`[server] authenticate_url`: POST `{"token": "…"}`, answered by `{"viewer_id": "…"}` (G12).
+
+    401, 403 or 404 stand for an unknown token.
+    """
+
+    def __init__(self, client: httpx2.AsyncClient, url: str) -> None:
+        self._endpoint = Endpoint(client, url, max_bytes=65_536)
+        self._known: TtlCache[str, str] = TtlCache(KNOWN_FOR, max_entries=MOST_TOKENS)
+
+    async def __call__(self, token: str) -> str | None:
+        viewer_id = await self._asked(token)
+        if viewer_id is None:
+            self._known.remove(token)
+        else:
+            self._known.insert(token, viewer_id)
+        return viewer_id
+
+    async def remembered(self, token: str) -> str | None:
+        """The last answer, for a minute: a read over HTTP sends its token each time."""
+        viewer_id = self._known.get(token)
+        return await self(token) if viewer_id is None else viewer_id
+
+    async def _asked(self, token: str) -> str | None:
+        try:
+            body = await self._endpoint.ask({"token": token})
+            return msgspec.json.decode(body, type=Viewer).viewer_id or None
+        except Refused as exc:
+            if exc.status in UNKNOWN:
+                return None
+            raise
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise LoadFailed(f"the answer of authenticate_url names no viewer: {exc}") from exc
