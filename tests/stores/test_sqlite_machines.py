@@ -28,8 +28,9 @@ from stillfresh.feed.view import is_feed
 from stillfresh.stores.contract import Ask, Mark
 from stillfresh.stores.sqlite import SqliteStore, database, read_only_copy
 from stillfresh.stores.sqlite.connection import connect_viewer
-from stillfresh.stores.sqlite.files import identity_of, lock_holder
-from stillfresh.stores.sqlite.format import STORE
+from stillfresh.stores.sqlite.database import identity_of
+from stillfresh.stores.sqlite.files import lock_holder
+from stillfresh.stores.sqlite.steps import STORE
 from stillfresh.stores.sqlite.view import SqliteView
 from stillfresh.stores.sqlite.writer import MAX_GROUP, Writer
 from stillfresh.testing import ManualClock
@@ -159,20 +160,17 @@ class TestS12Lock:
     def test_the_holder_is_found_by_its_inode(self, path: Path) -> None:
         """The kernel's list names it; a list without it, or none, does not."""
         path.touch()
-        identity = identity_of(path)
-        assert identity is not None
-        device, inode = identity
-        place = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+        lock = path.stat()
+        place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
         text = (
             f"1: POSIX  ADVISORY  WRITE 11 {place} 0 EOF\n"
             f"2: FLOCK  ADVISORY  WRITE 12 {place}7 0 EOF\n"
             f"3: FLOCK  ADVISORY  WRITE 13 {place} 0 EOF\n"
             f"3: -> FLOCK  ADVISORY  WRITE 14 {place} 0 EOF\n"
         )
-        assert lock_holder(text, identity) == 13
-        assert lock_holder(text.replace("WRITE 13", "WRITE -1"), identity) is None
-        assert lock_holder("", identity) is None
-        assert lock_holder(text, None) is None
+        assert lock_holder(text, lock) == 13
+        assert lock_holder(text.replace("WRITE 13", "WRITE -1"), lock) is None
+        assert lock_holder("", lock) is None
 
 
 @pytest.fixture
@@ -264,7 +262,7 @@ class TestS12Link:
         async with opened(path) as store:
             swing(path, targets[1])
             store._is_replaced()
-            database = store._opened()._database
+            database = store._opened().database
             while database.identity != identity_of(path):
                 time.sleep(0.001)  # noqa: ASYNC251 (the loop is busy)
             swing(path, targets[2])
@@ -539,11 +537,9 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many steps each transaction that was tried had."""
     found, write = list[int](), database.WriteDatabase.write
 
-    def counted(
-        self: database.WriteDatabase, jobs: Sequence[database.Job]
-    ) -> list[database.Outcome]:
-        found.append(len(jobs))
-        return write(self, jobs)
+    def counted(self: database.WriteDatabase, group: Sequence[database.Work]) -> None:
+        found.append(len(group))
+        write(self, group)
 
     monkeypatch.setattr(database.WriteDatabase, "write", counted)
     return found

@@ -26,8 +26,7 @@ from stillfresh.engine.explain import PAGE, Listed, listed
 from stillfresh.engine.explain import explain as explained
 from stillfresh.errors import without_password
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import Record, StoreStats
-from stillfresh.stores.listing import MOST_LISTED
+from stillfresh.stores.contract import MOST_LISTED, Record, StoreStats
 
 VERDICTS: Final = tuple(Verdict)
 COUNTED: Final = 10_000

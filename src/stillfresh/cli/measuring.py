@@ -23,7 +23,7 @@ from stillfresh.cli.program import Command
 from stillfresh.engine import Cache
 from stillfresh.errors import without_password
 from stillfresh.quiet import quietly
-from stillfresh.stores.urls import store_for
+from stillfresh.stores import store_for
 
 KIND: Final = "bench"
 LASTS: Final = 0.5

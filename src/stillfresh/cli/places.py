@@ -17,10 +17,8 @@ import click
 from stillfresh.cli.output import plain
 from stillfresh.errors import ConfigError
 from stillfresh.quiet import quietly
-from stillfresh.stores.contract import Entry, Record, Store, StoreStats
-from stillfresh.stores.listing import MOST_LISTED
-from stillfresh.stores.tenants import TenantStore
-from stillfresh.stores.urls import split_tenant, store_for
+from stillfresh.stores import TenantStore, split_tenant, store_for
+from stillfresh.stores.contract import MOST_LISTED, Entry, Record, Store, StoreStats
 
 LOOKED_AT: Final = 1_000
 """Entries whose kinds are named."""
@@ -97,7 +95,7 @@ def _named(address: str) -> Store:
 
 def _view(path: str, address: str) -> Readable:
     from stillfresh.feed.view import FeedView, is_feed  # noqa: PLC0415 (only when named)
-    from stillfresh.stores.sqlite.view import SqliteView  # noqa: PLC0415
+    from stillfresh.stores.sqlite import SqliteView  # noqa: PLC0415
 
     tenant = _tenant_of(address)
     if is_feed(path):

@@ -9,8 +9,7 @@ import click
 
 from stillfresh.cli.output import as_json, extra, print_json
 from stillfresh.cli.program import Command, CommandGroup
-from stillfresh.stores.tenants import checked_tenant
-from stillfresh.stores.urls import dynamodb_options
+from stillfresh.stores import checked_tenant, dynamodb_options
 
 if TYPE_CHECKING:
     from stillfresh.stores.dynamodb.admin import TableState

@@ -16,11 +16,16 @@ import apsw
 import msgspec
 
 from stillfresh.clock import Clock
-from stillfresh.stores.sqlite.connection import FAILED
-from stillfresh.stores.sqlite.format import STORE
-from stillfresh.stores.sqlite.schema import BEGIN_FILE, Row
-from stillfresh.stores.sqlite.steps import OWN, own_kinds, own_tables
-from stillfresh.stores.sqlite.store import SqliteStore
+from stillfresh.stores.sqlite import (
+    BEGIN_FILE,
+    FAILED,
+    OWN,
+    STORE,
+    Row,
+    SqliteStore,
+    own_kinds,
+    own_tables,
+)
 
 FIRST_RELEASE: Final = 0x5F4E3002
 """The `application_id` of a coordinator's file before it was a store's."""
@@ -74,7 +79,9 @@ class Database(SqliteStore):
     needs_eviction = False
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        kind = replace(STORE, is_begun=_is_begun, former_id=FIRST_RELEASE)
+        kind = replace(
+            STORE, is_begun=_is_begun, application_ids=(*STORE.application_ids, FIRST_RELEASE)
+        )
         super().__init__(path, layout=replace(OWN, format=kind))
         self._seen = ChangesRead()
 

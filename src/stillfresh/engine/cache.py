@@ -37,8 +37,8 @@ from stillfresh.engine.stats import CacheStats
 from stillfresh.engine.tasks import Runtime
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.slices import sliced
+from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
-from stillfresh.stores.urls import store_for
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)

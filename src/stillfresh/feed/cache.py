@@ -42,7 +42,7 @@ from stillfresh.feed.rules import (
     window,
 )
 from stillfresh.feed.store import FeedTables, counted
-from stillfresh.stores.sqlite.store import SLICE
+from stillfresh.stores.sqlite import SLICE
 
 T = TypeVar("T")
 

@@ -16,17 +16,20 @@ from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed.reading import FeedMemory, Sliced
 from stillfresh.feed.schema import FEED, completed
 from stillfresh.forks import tell_of_forks
-from stillfresh.stores.sqlite.connection import (
+from stillfresh.stores.sqlite import (
     CORRUPT,
+    LOOK_EVERY,
     READ_PATIENCE,
+    Identity,
+    Writer,
     abandon,
     connect_reader,
     explained,
+    identity_of,
+    locked,
+    real,
     translated,
 )
-from stillfresh.stores.sqlite.files import Identity, identity_of, locked, real
-from stillfresh.stores.sqlite.store import LOOK_EVERY
-from stillfresh.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 

@@ -9,8 +9,7 @@ from typing import Final
 import apsw
 
 from stillfresh.errors import ConfigError
-from stillfresh.stores.sqlite.format import Format, not_ours
-from stillfresh.stores.sqlite.schema import TAGS, TIMES
+from stillfresh.stores.sqlite import TAGS, TIMES, Format, not_ours
 
 SEED: Final = (
     """CREATE TABLE IF NOT EXISTS feed_topics (
@@ -146,7 +145,7 @@ def _is_feed(connection: apsw.Connection, path: Path) -> bool:
     return names >= {_name(text) for text in (*SEED, *OWN)}
 
 
-FEED: Final = Format(0, ";\n".join((*SEED, *OWN)), _is_feed)
+FEED: Final = Format((0,), ";\n".join((*SEED, *OWN)), _is_feed)
 
 
 def completed(connection: apsw.Connection) -> None:

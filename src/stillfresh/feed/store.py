@@ -24,11 +24,19 @@ from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record
-from stillfresh.stores.sqlite.format import Format
-from stillfresh.stores.sqlite.schema import TIMES, Row, Statements, record_of
-from stillfresh.stores.sqlite.steps import KindTables, Layout, at_most, own_tables
-from stillfresh.stores.sqlite.store import SqliteStore
-from stillfresh.stores.sqlite.writer import MAX_QUEUED
+from stillfresh.stores.sqlite import (
+    MAX_QUEUED,
+    TIMES,
+    Format,
+    KindTables,
+    Layout,
+    Row,
+    SqliteStore,
+    Statements,
+    at_most,
+    own_tables,
+    record_of,
+)
 
 T = TypeVar("T")
 

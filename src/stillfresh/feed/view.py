@@ -23,9 +23,7 @@ from stillfresh.feed.schema import FEED, TABLES, completed
 from stillfresh.feed.store import KIND, FeedStore, FeedTables, counted, layout
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Entry, Generations, Mark, Record, StoreStats
-from stillfresh.stores.sqlite.connection import FAILED, connect_viewer
-from stillfresh.stores.sqlite.format import Format
-from stillfresh.stores.sqlite.view import SqliteView
+from stillfresh.stores.sqlite import FAILED, Format, SqliteView, connect_viewer
 
 TERMS: Final = Policy(FEED_CACHE_TTL_SECONDS, FEED_CACHE_EVICT_SECONDS)
 
@@ -68,7 +66,7 @@ class FeedView(SqliteView):
     """Reads on the caller's thread; changes nothing in the file."""
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__(path, layout=layout(_tables(), Format(0, FEED.begin, _holds_feed)))
+        super().__init__(path, layout=layout(_tables(), Format((0,), FEED.begin, _holds_feed)))
         self._memory = FeedMemory()
 
     async def open(self) -> None:

@@ -45,10 +45,8 @@ from stillfresh.isr.model import (
 from stillfresh.isr.rules_bounds import BoundedNames
 from stillfresh.isr.rules_keys import checked_path, own_tag, own_tags, plain_path, reached
 from stillfresh.isr.storing import PageCodec, bounded, shaped
+from stillfresh.stores import MemoryStore, for_tenant, store_for
 from stillfresh.stores.contract import Store
-from stillfresh.stores.memory import MemoryStore
-from stillfresh.stores.tenants import for_tenant
-from stillfresh.stores.urls import store_for
 
 KIND: Final = "page"
 UNSHARED_FOR: Final = 30.0

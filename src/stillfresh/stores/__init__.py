@@ -1,3 +1,12 @@
-"""Where copies and leases are kept: one contract, one conformance suite, several stores."""
+"""Where copies and leases are kept: one contract, one conformance suite, several stores.
 
-__all__: list[str] = []
+The door: a store by its address, for a tenant. What a store is, and what it speaks of, is in
+`contract`; SQLite and DynamoDB have doors of their own.
+"""
+
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.tenants import TenantStore, checked_tenant, for_tenant
+from stillfresh.stores.urls import dynamodb_options, split_tenant, store_for
+
+__all__ = ["MemoryStore", "TenantStore", "checked_tenant", "dynamodb_options", "for_tenant"]
+__all__ += ["split_tenant", "store_for"]

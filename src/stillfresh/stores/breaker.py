@@ -16,20 +16,13 @@ class Breaker:
     """Closed while all is well; after a failure it lets one step pass when each pause is over."""
 
     def __init__(self) -> None:
+        self.is_open = False
         self._failures = 0
-        self._pause = 0.0
-        self._opened_at = 0.0
-        self._next_at = 0.0
-
-    @property
-    def is_open(self) -> bool:
-        return self._failures > 0
+        self._pause = self._opened_at = self._next_at = 0.0
 
     def allows(self, now: float) -> bool:
         """One who is allowed through takes the place of all until its pause is over."""
-        if not self.is_open:
-            return True
-        if now < self._next_at:
+        if self.is_open and now < self._next_at:
             return False
         self._next_at = now + self._pause
         return True
@@ -42,10 +35,12 @@ class Breaker:
         """Steps that began together count once."""
         if self.is_overtaken(began):
             return
+        self.is_open = True
         self._failures += 1
         self._pause = pause_after(self._failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
         self._opened_at = now
         self._next_at = now + self._pause
 
     def succeeded(self) -> None:
+        self.is_open = False
         self._failures = 0

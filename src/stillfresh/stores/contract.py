@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
+from stillfresh.checks import checked_whole
 from stillfresh.freshness import Policy
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 WALKED: Final = 1_000
 """Entries that a walk reads together."""
+MOST_LISTED: Final = 10_000
+"""Entries in one answer: a listing is turned page by page."""
 
 
 class Mark(IntEnum):
@@ -270,6 +273,19 @@ class Store(ABC):
         """I17: the store of the tenant's own partitions; None: it has none, and is wrapped."""
         del tenant
         return None
+
+
+def checked_limit(limit: int) -> int:
+    return checked_whole("limit", limit, 1, MOST_LISTED)
+
+
+def is_listed(
+    name: tuple[str, str], kind: str | None, search: str, after: tuple[str, str] | None
+) -> bool:
+    """Of that kind, with that in its id, behind that one."""
+    return (
+        (kind is None or name[0] == kind) and (after is None or name > after) and search in name[1]
+    )
 
 
 def _forwarded(method: Method) -> Method:

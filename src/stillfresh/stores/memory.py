@@ -31,8 +31,9 @@ from stillfresh.stores.contract import (
     Record,
     Store,
     StoreStats,
+    checked_limit,
+    is_listed,
 )
-from stillfresh.stores.listing import checked_limit, is_listed
 from stillfresh.tags import TagIndex
 
 __all__ = ["MemoryStore"]

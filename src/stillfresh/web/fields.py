@@ -21,8 +21,7 @@ from stillfresh.http.fields import checked_headers
 from stillfresh.isr.edge import checked_networks, is_host
 from stillfresh.isr.rules_routes import Forward, Route, Routes, checked_credentials, checked_forward
 from stillfresh.isr.upstream import checked_upstream
-from stillfresh.stores.tenants import checked_tenant, for_tenant
-from stillfresh.stores.urls import store_for
+from stillfresh.stores import checked_tenant, for_tenant, store_for
 from stillfresh.web.guard import SECRET, checked_origins, is_address
 
 Reader: TypeAlias = Callable[[Any, str], Any]

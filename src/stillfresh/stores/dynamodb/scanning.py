@@ -19,13 +19,12 @@ from typing import Any, Final
 from stillfresh.clock import Clock
 from stillfresh.freshness import is_over
 from stillfresh.stores.bodies import S3Bodies
-from stillfresh.stores.contract import Entry, StoreStats
+from stillfresh.stores.contract import Entry, StoreStats, is_listed
 from stillfresh.stores.dynamodb.leases import Tags
 from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.rows import Lock, Row, lock_of, merged, row_of, tagged
 from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
 from stillfresh.stores.dynamodb.table import Table, each, values
-from stillfresh.stores.listing import is_listed
 from stillfresh.stores.meter import CostMeter
 
 FEWEST_ROWS: Final = 200

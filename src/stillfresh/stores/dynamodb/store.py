@@ -33,6 +33,7 @@ from stillfresh.stores.contract import (
     Record,
     Store,
     StoreStats,
+    checked_limit,
 )
 from stillfresh.stores.dynamodb.admin import check_table
 from stillfresh.stores.dynamodb.leases import Leases, Tags
@@ -42,7 +43,6 @@ from stillfresh.stores.dynamodb.scanning import TableScan
 from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE
 from stillfresh.stores.dynamodb.table import Table, each
 from stillfresh.stores.dynamodb.writing import RowWriter
-from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.tenants import checked_tenant
 

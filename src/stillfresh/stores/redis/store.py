@@ -23,8 +23,8 @@ from stillfresh.stores.contract import (
     Record,
     Store,
     StoreStats,
+    checked_limit,
 )
-from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.redis import scripts
 from stillfresh.stores.redis.layout import (
     ASKER,

@@ -1,6 +1,41 @@
-"""`sqlite:///path`: copies and leases in one file, shared by any number of processes (S4)."""
+"""`sqlite:///path`: copies and leases in one file, shared by any number of processes (S4).
 
-from stillfresh.stores.sqlite.store import SqliteStore
+Also the door for those who keep a file of their own design with the same writer and leases.
+"""
+
+from stillfresh.stores.sqlite.connection import (
+    CORRUPT,
+    FAILED,
+    READ_PATIENCE,
+    Format,
+    abandon,
+    by_header,
+    connect_reader,
+    connect_viewer,
+    explained,
+    not_ours,
+    translated,
+)
+from stillfresh.stores.sqlite.database import Identity, identity_of
+from stillfresh.stores.sqlite.files import locked, real
+from stillfresh.stores.sqlite.schema import BEGIN_FILE, TAGS, TIMES, Row, Statements, record_of
+from stillfresh.stores.sqlite.steps import (
+    OWN,
+    STORE,
+    KindTables,
+    Layout,
+    at_most,
+    own_kinds,
+    own_tables,
+)
+from stillfresh.stores.sqlite.store import LOOK_EVERY, SLICE, SqliteStore
 from stillfresh.stores.sqlite.view import SqliteView, read_only_copy
+from stillfresh.stores.sqlite.writer import MAX_QUEUED, LoopWriter, Writer
 
 __all__ = ["SqliteStore", "SqliteView", "read_only_copy"]
+# For a file of another design: its format, its tables, its writer, and connections to it.
+__all__ += ["BEGIN_FILE", "OWN", "STORE", "TAGS", "TIMES", "Format", "by_header", "not_ours"]
+__all__ += ["KindTables", "Layout", "Row", "Statements", "own_kinds", "own_tables", "record_of"]
+__all__ += ["LOOK_EVERY", "MAX_QUEUED", "SLICE", "LoopWriter", "Writer", "at_most"]
+__all__ += ["CORRUPT", "FAILED", "READ_PATIENCE", "Identity", "abandon", "connect_reader"]
+__all__ += ["connect_viewer", "explained", "identity_of", "locked", "real", "translated"]

@@ -1,12 +1,14 @@
-"""One connection to the file: how it is opened, waits, is admitted, and fails (S4).
+"""One connection to a file: whose file it is, how it is opened, waits, and fails (S4).
 
-apsw's errors end here: `translated` turns them into `StoreError`.
+The store's files (S4) and the coordinator's (C2) say by their header whose they are; a feed
+cache's (F1) by their tables. apsw's errors end here: `translated` turns them into `StoreError`.
 """
 
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -16,7 +18,6 @@ import apsw
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.files import create_private, has_log, log_of, on_read_only_mount, real
-from stillfresh.stores.sqlite.format import Format, not_ours
 
 CORRUPT: Final = (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
 """Text that is no UTF-8 was never written so: its bytes have changed since."""
@@ -41,6 +42,61 @@ _REASONS: Final = {
     apsw.SQLITE_BUSY: "another process keeps it locked for writing; is it stopped? "
     "It must continue or end before anything can be written",
 }
+
+
+OURS: Final = {
+    0x5F4E3001: "a cache's store",
+    0x5F4E3002: "a coordinator's file",
+    0x5F4E3003: "a games file",
+}
+"""What the header of a file of stillfresh says that it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One kind of file."""
+
+    application_ids: tuple[int, ...]
+    """Its own, and those of earlier releases, whose files `is_begun` makes files of this kind."""
+    begin: str
+    """The SQL that makes an empty file one of this kind."""
+    is_begun: Callable[[apsw.Connection, Path], bool]
+    """False for a file that `begin` has still to be run on; ConfigError for somebody else's."""
+
+
+def not_ours(path: Path, application: int) -> ConfigError:
+    """The error for a file that cannot be opened as the kind that was asked for."""
+    if (what := OURS.get(application)) is not None:
+        return ConfigError(
+            f"{path}: is {what} of stillfresh, which cannot be opened as any other; "
+            "name another file"
+        )
+    return ConfigError(
+        f"{path}: is another application's SQLite file (application_id {application}); "
+        "give stillfresh a file of its own"
+    )
+
+
+def by_header(application_id: int, version: int, begin: str) -> Format:
+    """A kind of file whose header says whose it is; an empty one is begun, any other refused."""
+
+    def is_begun(connection: apsw.Connection, path: Path) -> bool:
+        found, its_version = (
+            connection.pragma(name) for name in ("application_id", "user_version")
+        )
+        if found != application_id:
+            tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+            if (found, its_version, tables) != (0, 0, 0):
+                raise not_ours(path, found)
+            return False
+        if its_version != version:
+            raise ConfigError(
+                f"{path}: is of schema version {its_version}, this release of stillfresh knows "
+                f"{version}; use another file, or delete this one: it is a cache"
+            )
+        return True
+
+    return Format((application_id,), begin, is_begun)
 
 
 class Patience:
@@ -135,13 +191,13 @@ def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 
-def check_log(path: Path, *application_ids: int | None) -> None:
+def check_log(path: Path, *application_ids: int) -> None:
     """A log beside a file that is not ours may be ours: SQLite would replay it into that file."""
     if has_log(path) and path.exists():
         check_owner(path, *application_ids)
 
 
-def check_owner(path: Path, *application_ids: int | None) -> None:
+def check_owner(path: Path, *application_ids: int) -> None:
     """Refuse a file whose header is whole and not ours; its log and its state do not matter.
 
     Read through SQLite's own files, which keep their locks when one of them is closed.

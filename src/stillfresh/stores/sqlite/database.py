@@ -5,10 +5,13 @@ A file that was found corrupt is set aside; one that moved or was replaced, or a
 leads elsewhere by now, is opened anew.
 """
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -20,6 +23,7 @@ from stillfresh.stores.sqlite.connection import (
     CORRUPT,
     FAILED,
     PATIENCE,
+    Format,
     Patience,
     abandon,
     admit,
@@ -30,32 +34,30 @@ from stillfresh.stores.sqlite.connection import (
     explained,
     translated,
 )
-from stillfresh.stores.sqlite.files import (
-    Identity,
-    check_place,
-    identity_of,
-    locked,
-    log_of,
-    neighbours_of,
-    real,
-    remove_neighbours,
-    set_aside,
-)
-from stillfresh.stores.sqlite.format import Format
+from stillfresh.stores.sqlite.files import check_place, locked, log_of, real, set_aside
 
 T = TypeVar("T")
-Job: TypeAlias = Callable[[apsw.Connection], Any]
 
 CONCERNS_ALL: Final = (StoreError, *BUSY, *CORRUPT, apsw.ReadOnlyError, apsw.CantOpenError)
 """Not one job's fault: trying them one by one would fail as often."""
+Identity: TypeAlias = tuple[int, int]
+"""Device and inode: the same path may name another file by now."""
 
 log = logging.getLogger("stillfresh.sqlite")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a job returned, or raised."""
+@dataclass(eq=False, slots=True)
+class Work:
+    """A job, the callers that wait for it, and what it returned or raised.
 
+    Urgent is what nobody can do without: it is tried whatever happened before.
+    """
+
+    job: Callable[[apsw.Connection], Any]
+    future: "asyncio.Future[Any] | Future[Any] | None" = None
+    writes: bool = True
+    urgent: bool = True
+    began: float = field(default_factory=time.monotonic)
     result: Any = None
     error: Exception | None = None
 
@@ -80,7 +82,8 @@ class WriteDatabase:
         self._reader: apsw.Connection | None = None
         self.identity: Identity | None = None
         """Of the file that was opened; the name may lead to another by now."""
-        self._neighbours: dict[Path, Identity] = {}
+        self._neighbours: dict[Path, Identity | None] = {}
+        """The log beside the file, and the log's index."""
         self.damaged: apsw.Connection | None = None
         """The connection that met corruption; one of an older file says nothing of this one."""
 
@@ -101,11 +104,12 @@ class WriteDatabase:
         """
         if self._writer is None or self.identity == identity_of(self._path):
             return
-        log = log_of(self._path)
-        if log in self._neighbours and self._neighbours[log] == identity_of(log):
+        ours = [name for name, it in self._neighbours.items() if it and identity_of(name) == it]
+        if log_of(self._path) in ours:
             with suppress(apsw.Error):  # so that the file is whole, wherever it was moved to
                 self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        remove_neighbours(self._neighbours)
+        for name in ours:
+            name.unlink(missing_ok=True)
 
     def _open_whole(self, *, is_locked: bool) -> None:
         if self._is_damaged() and self.identity == identity_of(self._path):
@@ -113,7 +117,7 @@ class WriteDatabase:
         try:
             self._connect()
         except CORRUPT:
-            check_owner(self._path, self._kind.application_id, self._kind.former_id)
+            check_owner(self._path, *self._kind.application_ids)
             self._set_aside(is_locked=is_locked)
             self._connect()
 
@@ -121,7 +125,7 @@ class WriteDatabase:
         return self.damaged is not None and self.damaged in (self._reader, self._writer)
 
     def _connect(self) -> None:
-        check_log(self._path, self._kind.application_id, self._kind.former_id)
+        check_log(self._path, *self._kind.application_ids)
         before = identity_of(self._path)
         writer = connect(self._path, self.patience)
         try:
@@ -132,7 +136,8 @@ class WriteDatabase:
             raise
         old, self._writer, self._reader = self._writer, writer, reader
         self.identity = before or identity_of(self._path)  # replaced since: opened once more
-        self._neighbours = neighbours_of(self._path)
+        names = log_of(self._path), Path(f"{self._path}-shm")
+        self._neighbours = {name: identity_of(name) for name in names}
         self._adopt(reader)
         if old is not None:
             abandon(old)
@@ -147,26 +152,25 @@ class WriteDatabase:
             self._writer.close()
             self._writer = None
 
-    def look(self, job: Job) -> Outcome:
+    def look(self, work: Work) -> None:
         """Outside any transaction: what only reads asks for no lock and needs no room."""
         try:
-            return Outcome(self._mending(lambda: job(self._ready(writing=False))))
+            work.result = self._mending(lambda: work.job(self._ready(writing=False)))
         except Exception as exc:  # noqa: BLE001 (handed to who asked)
-            return self._failed(exc)
+            work.error = self._explained(exc)
 
-    def write(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Each job's outcome, in their order; what succeeded is committed."""
+    def write(self, group: Sequence[Work]) -> None:
+        """Each is done or has its error; what succeeded is committed."""
         try:
-            return self._grouped(jobs)
+            self._mending(lambda: commit(self._ready(writing=True), group))
         except Exception as exc:  # noqa: BLE001 (handed to who asked)
-            if len(jobs) == 1 or isinstance(exc, CONCERNS_ALL):
-                return [self._failed(exc) for _ in jobs]
-            # One of them broke the transaction: each alone, so that it takes no other with it.
-            return [outcome for job in jobs for outcome in self.write([job])]
-
-    def _grouped(self, jobs: Sequence[Job]) -> list[Outcome]:
-        outcomes = self._mending(lambda: commit(self._ready(writing=True), jobs))
-        return [self._failed(found.error) if found.error else found for found in outcomes]
+            for work in group:
+                if len(group) == 1 or isinstance(exc, CONCERNS_ALL):
+                    work.error = exc
+                else:  # one of them broke the transaction: each alone
+                    self.write([work])
+        for work in group:
+            work.error = self._explained(work.error)
 
     def _mending(self, action: Callable[[], T]) -> T:
         """Once more on a new file, if this one turns out to be corrupt, or not to be there."""
@@ -199,37 +203,45 @@ class WriteDatabase:
         except ConfigError as exc:
             raise StoreError(str(exc)) from exc
 
-    def _failed(self, exc: Exception) -> Outcome:
+    def _explained(self, exc: Exception | None) -> Exception | None:
         if not isinstance(exc, FAILED):
-            return Outcome(error=exc)
+            return exc
         error = explained(self._path, exc)
         error.__cause__ = exc
-        return Outcome(error=error)
+        return error
 
 
-def commit(connection: apsw.Connection, jobs: Sequence[Job]) -> list[Outcome]:
+def identity_of(path: Path) -> Identity | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def commit(connection: apsw.Connection, group: Sequence[Work]) -> None:
     """One transaction for all."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        outcomes = [attempt(connection, job) for job in jobs]
+        for work in group:
+            attempt(connection, work)
         connection.execute("COMMIT")
     except BaseException:
         # Some errors have rolled it back already.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    return outcomes
 
 
-def attempt(connection: apsw.Connection, job: Job) -> Outcome:
+def attempt(connection: apsw.Connection, work: Work) -> None:
     """A savepoint for each; errors of the file itself concern the whole group."""
     connection.execute("SAVEPOINT job")
     try:
-        result = job(connection)
+        work.result, work.error = work.job(connection), None
     except Exception as exc:
         if isinstance(exc, CORRUPT) or not connection.in_transaction:
             raise
         connection.execute("ROLLBACK TO job; RELEASE job")
-        return Outcome(error=exc)
-    connection.execute("RELEASE job")
-    return Outcome(result)
+        work.error = exc
+    else:
+        connection.execute("RELEASE job")

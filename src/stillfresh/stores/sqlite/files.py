@@ -8,16 +8,13 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from stillfresh.errors import ConfigError, StoreError
-
-Identity: TypeAlias = tuple[int, int]
-"""Device and inode: the same path may name another file by now."""
 
 NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "ceph", "glusterfs", "afs"} | {
     "fuse.glusterfs"
@@ -65,14 +62,6 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def identity_of(path: Path) -> Identity | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def log_of(path: Path) -> Path:
     return Path(f"{path}-wal")
 
@@ -83,19 +72,6 @@ def has_log(path: Path) -> bool:
         return log_of(path).stat().st_size > 0
     except FileNotFoundError:
         return False
-
-
-def neighbours_of(path: Path) -> dict[Path, Identity]:
-    """The log beside the file and the log's index, as they are now."""
-    names = log_of(path), Path(f"{path}-shm")
-    return {name: found for name in names if (found := identity_of(name)) is not None}
-
-
-def remove_neighbours(ours: Mapping[Path, Identity]) -> None:
-    """Those that are still the same: a file that took the place of theirs must not meet them."""
-    for name, identity in ours.items():
-        if identity_of(name) == identity:
-            name.unlink(missing_ok=True)
 
 
 def on_read_only_mount(path: Path) -> bool:
@@ -148,7 +124,7 @@ def _check_lock(lock: Path, path: Path) -> None:
     """Refuse a link: it makes a file elsewhere, or drops SQLite's locks when it is closed."""
     if lock.is_symlink():
         raise StoreError(f"{lock}: is a symbolic link, not a lock file of ours; remove it")
-    if (identity := identity_of(lock)) is not None and identity == identity_of(path):
+    if lock.exists() and path.exists() and lock.samefile(path):
         raise StoreError(f"{lock}: is a link to the file itself, not a lock file; remove it")
 
 
@@ -159,14 +135,14 @@ def _lock(descriptor: int, lock: Path, limit: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             if time.monotonic() >= until:
-                raise _kept(lock, limit) from exc
+                raise _kept(descriptor, lock, limit) from exc
             time.sleep(random.uniform(0.001, 0.005))  # noqa: S311 (no secret)
         else:
             return
 
 
-def _kept(lock: Path, limit: float) -> StoreError:
-    found = lock_holder(LOCKS.read_text(), identity_of(lock)) if LOCKS.exists() else None
+def _kept(descriptor: int, lock: Path, limit: float) -> StoreError:
+    found = lock_holder(LOCKS.read_text(), os.fstat(descriptor)) if LOCKS.exists() else None
     holder = "another process" if found is None else f"process {found}"
     return StoreError(
         f"{lock}: {holder} has kept this lock for {limit:g} s; is it stopped? "
@@ -174,12 +150,9 @@ def _kept(lock: Path, limit: float) -> StoreError:
     )
 
 
-def lock_holder(locks: str, identity: Identity | None) -> int | None:
+def lock_holder(locks: str, lock: os.stat_result) -> int | None:
     """The process that has this file locked, by the text of /proc/locks; None if not known."""
-    if identity is None:
-        return None
-    device, inode = identity
-    place = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
     for line in locks.splitlines():
         match line.split():
             case [_, "FLOCK", _, _, process, found, *_] if found == place:

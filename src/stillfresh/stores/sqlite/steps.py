@@ -27,14 +27,16 @@ from stillfresh.stores.contract import (
     Record,
     StoreStats,
 )
-from stillfresh.stores.sqlite.connection import bytes_of
-from stillfresh.stores.sqlite.format import STORE, Format
+from stillfresh.stores.sqlite.connection import Format, by_header, bytes_of
 from stillfresh.stores.sqlite.schema import (
+    APPLICATION_ID,
+    BEGIN_FILE,
     DELETE_TAGS,
     HAS_TABLE,
     INSERT_TAG,
     KINDS,
     SELECT_TAG,
+    VERSION,
     Row,
     Statements,
     record_of,
@@ -106,6 +108,7 @@ def own_kinds(connection: apsw.Connection) -> list[str]:
     return [kind for (kind,) in connection.execute(KINDS)]
 
 
+STORE: Final = by_header(APPLICATION_ID, VERSION, BEGIN_FILE)
 OWN: Final = Layout(STORE, own_tables, own_kinds)
 """A store's own file."""
 

@@ -25,11 +25,11 @@ from stillfresh.stores.contract import (
     Record,
     Store,
     StoreStats,
+    checked_limit,
 )
-from stillfresh.stores.listing import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
-from stillfresh.stores.sqlite.files import Identity, identity_of
+from stillfresh.stores.sqlite.database import Identity, identity_of
 from stillfresh.stores.sqlite.schema import Row, record_of
 from stillfresh.stores.sqlite.writer import LoopWriter
 
@@ -112,7 +112,7 @@ class SqliteStore(Store):
             return
         old = self._reader
         self._read_from(reader)
-        self._identity = self._writer.identity
+        self._identity = self._writer.database.identity
         if old is not None:
             abandon(old)
 

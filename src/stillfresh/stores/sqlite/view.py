@@ -39,7 +39,7 @@ class SqliteView(SqliteStore):
     async def open(self) -> None:
         self._check_place()
         try:
-            check_log(real(self._path), self._layout.format.application_id)
+            check_log(real(self._path), *self._layout.format.application_ids)
             self._read_from(connect_viewer(self._path))
             is_begun = self.look(lambda file: self._layout.format.is_begun(file, self._path))
         except FAILED as exc:

@@ -11,19 +11,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import apsw
 
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.breaker import Breaker
-from stillfresh.stores.sqlite.connection import BUSY, PATIENCE
-from stillfresh.stores.sqlite.database import Job, Outcome, WriteDatabase
-from stillfresh.stores.sqlite.files import Identity
-from stillfresh.stores.sqlite.format import Format
+from stillfresh.stores.sqlite.connection import BUSY, PATIENCE, Format
+from stillfresh.stores.sqlite.database import Work, WriteDatabase
 
 T = TypeVar("T")
 
@@ -39,23 +36,6 @@ KEPT: Final = (*BUSY, BlockingIOError)
 """Causes of a failure that took all the time there is: another process has the file."""
 
 log = logging.getLogger("stillfresh.sqlite")
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A job, and the callers that wait for it.
-
-    Urgent is what nobody can do without: it is tried whatever happened before.
-    """
-
-    job: Job
-    future: "asyncio.Future[Any] | Future[Any] | None"
-    writes: bool
-    urgent: bool = True
-    began: float = field(default_factory=time.monotonic)
-
-
-Settled: TypeAlias = list[tuple[Work, Outcome]]
 
 
 class Writer:
@@ -75,7 +55,7 @@ class Writer:
         self._gate = threading.Lock()
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        self._database = WriteDatabase(
+        self.database = WriteDatabase(
             path, kind, lambda reader: self._tell(adopt, reader), patience
         )
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
@@ -85,11 +65,6 @@ class Writer:
 
     def _start(self) -> None:
         self._thread.start()
-
-    @property
-    def identity(self) -> Identity | None:
-        """Of the file that was opened last."""
-        return self._database.identity
 
     def wait_until_open(self) -> None:
         """Raises why it could not be opened."""
@@ -101,17 +76,11 @@ class Writer:
         """What is queued is done, whether or not its caller waits for it."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
-        work = Work(job, future, writes, urgent)
-        if self._allows(work):
-            self._put(work)
-        else:
-            future.set_exception(self._away())
+        try:
+            self._put(Work(job, future, writes, urgent))
+        except StoreError as exc:
+            future.set_exception(exc)
         return future
-
-    def _allows(self, work: Work) -> bool:
-        """False: the file was locked just now, and another step tries it again in a moment."""
-        with self._gate:
-            return work.urgent or self._breaker.allows(work.began)
 
     def _away(self) -> StoreError:
         return StoreError(
@@ -121,15 +90,15 @@ class Writer:
 
     def mend(self, damaged: apsw.Connection) -> None:
         """A reader met corruption: the next group sets the file aside first, so have one."""
-        if self._database.damaged is not damaged and not self.is_stopping:
-            self._database.damaged = damaged
+        if self.database.damaged is not damaged and not self.is_stopping:
+            self.database.damaged = damaged
             self.wake()
 
     def wake(self) -> None:
         """An empty group: it looks whether the file is still the one that was opened."""
         if not self._is_woken:
             self._is_woken = True
-            self._queue.put(Work(lambda _: None, None, writes=False))
+            self._queue.put(Work(lambda _: None, writes=False))
 
     def stop(self) -> None:
         """What is queued is done first; returns when the thread has ended."""
@@ -137,7 +106,10 @@ class Writer:
         self._thread.join()
 
     def _put(self, work: Work) -> None:
+        """StoreError: the file was locked just now, and another step tries it in a moment."""
         with self._gate:
+            if self._breaker.is_open and not work.urgent and not self._breaker.allows(work.began):
+                raise self._away()
             if self.is_stopping:
                 raise NotOpen("this file is closed")
             self._queue.put(work)
@@ -154,25 +126,25 @@ class Writer:
         callback(argument)
         return True
 
-    def _settle(self, settled: Settled) -> None:
-        for work, outcome in settled:
+    def _settle(self, group: list[Work]) -> None:
+        for work in group:
             if work.future is None or work.future.done():
                 continue  # its caller was cancelled
-            if outcome.error is not None:
-                work.future.set_exception(outcome.error)
+            if work.error is not None:
+                work.future.set_exception(work.error)
             else:
-                work.future.set_result(outcome.result)
+                work.future.set_result(work.result)
 
     def _main(self) -> None:
         try:
-            self._database.open()
+            self.database.open()
         except BaseException as exc:  # noqa: BLE001 (handed to who opens)
             self._opened.set_exception(exc)
         else:
             self._opened.set_result(None)
             self._work()
         finally:
-            self._database.close()
+            self.database.close()
             self._closed.set_result(None)
 
     def _work(self) -> None:
@@ -180,44 +152,44 @@ class Writer:
         while not is_last:
             group, is_last = self._next_group()
             self._is_woken = False
-            late = [work for work in group if self._is_late(work)]
-            settled: Settled = [(work, Outcome(error=self._away())) for work in late]
-            settled += self._done([work for work in group if not self._is_late(work)])
-            is_last |= not self._tell(self._settle, settled)
+            self._do(group)
+            is_last |= not self._tell(self._settle, group)
 
-    def _is_late(self, work: Work) -> bool:
-        """It waited behind a step that failed, and would fail as that one did."""
-        return work.writes and not work.urgent and self._breaker.is_overtaken(work.began)
-
-    def _done(self, group: list[Work]) -> Settled:
+    def _do(self, group: list[Work]) -> None:
         began = time.monotonic()
         with self._gate:
             self._limit_patience()
         writes = [work for work in group if work.writes]
-        looks = [work for work in group if not work.writes]
-        outcomes = self._database.write([work.job for work in writes]) if writes else []
-        self._note(began, outcomes)
-        outcomes += [self._database.look(work.job) for work in looks]
-        return [*zip(writes + looks, outcomes, strict=True)]
+        if self._breaker.is_open:
+            for work in writes:
+                if not work.urgent and self._breaker.is_overtaken(work.began):
+                    work.error = self._away()  # it waited behind a step that failed, and would too
+            writes = [work for work in writes if work.error is None]
+        if writes:
+            self.database.write(writes)
+            self._note(began, writes)
+        for work in group:
+            if not work.writes:
+                self.database.look(work)
 
     def _limit_patience(self) -> None:
         limits = [self._patience]
         limits += [PROBE] if self._breaker.is_open else []
         limits += [CLOSING] if self.is_stopping else []
-        self._database.patience.limit = min(limits)
+        self.database.patience.limit = min(limits)
 
-    def _note(self, began: float, outcomes: list[Outcome]) -> None:
+    def _note(self, began: float, group: list[Work]) -> None:
         """Whether the file could be written; said once when it cannot be, and when it can."""
         was_open = self._breaker.is_open
-        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        with self._gate:
-            if any(isinstance(error.__cause__, KEPT) for error in errors):
+        errors = [work.error for work in group if work.error is not None]
+        if any(isinstance(error.__cause__, KEPT) for error in errors):
+            with self._gate:
                 self._breaker.failed(began, time.monotonic())
-            elif outcomes:
+            if not was_open:
+                log.warning("%s; until then it is tried now and then", errors[0])
+        elif was_open:
+            with self._gate:
                 self._breaker.succeeded()
-        if self._breaker.is_open and not was_open:
-            log.warning("%s; until then it is tried now and then", errors[0])
-        elif was_open and not self._breaker.is_open:
             log.warning("%s: can be written again", self._path)
 
     def _next_group(self) -> tuple[list[Work], bool]:
@@ -258,11 +230,8 @@ class LoopWriter(Writer):
         """What is queued is done, whether or not its caller waits for it."""
         await self._room.acquire()
         future: asyncio.Future[T] = self._loop.create_future()
-        work = Work(job, future, writes, urgent)
         try:
-            if not self._allows(work):
-                raise self._away()
-            self._put(work)
+            self._put(Work(job, future, writes, urgent))
         except (NotOpen, StoreError):
             self._room.release()
             raise
@@ -282,8 +251,8 @@ class LoopWriter(Writer):
             return False
         return True
 
-    def _settle(self, settled: Settled) -> None:
-        for work, _ in settled:
+    def _settle(self, group: list[Work]) -> None:
+        for work in group:
             if work.future is not None:
                 self._room.release()
-        super()._settle(settled)
+        super()._settle(group)

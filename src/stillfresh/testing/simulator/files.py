@@ -13,8 +13,8 @@ from unittest.mock import patch
 import apsw
 
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.stores.sqlite.database import Outcome
-from stillfresh.stores.sqlite.writer import LoopWriter, Work
+from stillfresh.stores.sqlite.database import Work
+from stillfresh.stores.sqlite.writer import LoopWriter
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.world import World
@@ -47,11 +47,11 @@ class InlineWriter(LoopWriter):
             self.simulated.processes[owner - 1].at_end(self.stop)
 
     def wait_until_open(self) -> None:
-        self._database.open()
+        self.database.open()
 
     async def opened(self) -> None:
         await asyncio.sleep(self._pause())
-        self._database.open()
+        self.database.open()
 
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
@@ -66,9 +66,10 @@ class InlineWriter(LoopWriter):
             raise NotOpen("this file is closed")
         weather = self.simulated.weather
         if work.writes and (weather.is_full or weather.is_away):
-            self._settle([(work, Outcome(error=StoreError("the disk is full")))])
+            work.error = StoreError("the disk is full")
         else:
-            self._settle(self._done([work]))
+            self._do([work])
+        self._settle([work])
 
     def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
         callback(argument)
@@ -84,7 +85,7 @@ class InlineWriter(LoopWriter):
     def stop(self) -> None:
         if not self.is_stopping:
             self.is_stopping = True
-            self._database.close()
+            self.database.close()
 
     async def stopped(self) -> None:
         self.stop()

@@ -17,9 +17,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.events import Events, Unsubscribe
-from stillfresh.stores.sqlite.connection import abandon, translated
-from stillfresh.stores.sqlite.format import by_header
-from stillfresh.stores.sqlite.writer import LoopWriter
+from stillfresh.stores.sqlite import LoopWriter, abandon, by_header, translated
 from stillfresh.waiting.backend import steps
 from stillfresh.waiting.backend.steps import GameView, Happened, Player
 from stillfresh.waiting.model import LIMIT
