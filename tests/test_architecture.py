@@ -48,7 +48,7 @@ LAYERS = [
 """From the bottom up: a part may import itself and what stands in a line above its own."""
 
 PURE = re.compile(
-    r"(^|/)(freshness|durations|checks|backoff|flight|rules\w*|lane|model|keys)\.py$"
+    r"(^|/)(freshness|durations|checks|backoff|flight|queue|rules\w*|lane|model|keys)\.py$"
     r"|^http/(fields|validation)\.py$"
 )
 """Modules that decide and do nothing else."""

@@ -19,14 +19,12 @@ from stillfresh.engine.flight import (
     JOINED,
     MAX_ROUNDS,
     NEXT,
-    OVER,
     Again,
-    Batch,
     End,
-    Flight,
     LoadEvent,
     LoadState,
 )
+from stillfresh.engine.queue import OVER, Batch, Flight
 
 VALUES = (End.LOADED, End.SUPERSEDED)
 TOLD_FROM_STORE = (End.FOUND, End.FOUND_STALE)

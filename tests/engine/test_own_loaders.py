@@ -98,7 +98,7 @@ class TestE3OwnLoader:
         clock.advance(31)
         again = Asked(Price("a", 2))
         assert of(await core.read("a", again)) == Price("a", 1)
-        await until(lambda: not core.loads.queue.flights)
+        await until(lambda: not core.queue.flights)
         assert again.calls == 1
         assert of(await core.read("a", Asked(Price("a", 3)))) == Price("a", 2)
 

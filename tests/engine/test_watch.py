@@ -38,7 +38,7 @@ async def settled(*resources: Resource[str, Price]) -> None:
 
 
 def is_settled(prices: Resource[str, Price]) -> bool:
-    lane, queue = prices._core.watcher.lane, prices._core.loads.queue
+    lane, queue = prices._core.watcher.lane, prices._core.queue
     return not queue.flights and are_waiting(prices, *lane.subscribed)
 
 

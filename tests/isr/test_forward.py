@@ -268,7 +268,7 @@ class TestI24Credentials:
         assert (await visit(headers={**GERMAN, "cookie": "a=1"})).text == "de"
         await until(lambda: site.renders == 2)
         assert (site.seen("cookie"), site.seen("accept-language")) == ([], ["de"])
-        await until(lambda: not pages.core.loads.queue.flights)
+        await until(lambda: not pages.core.queue.flights)
         assert "hit; ttl=10" in (await visit(headers=GERMAN)).headers["cache-status"]
 
     async def test_an_expired_page_is_not_refreshed_for_one_with_a_cookie(

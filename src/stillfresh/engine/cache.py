@@ -29,12 +29,12 @@ from stillfresh.engine.keys import (
     checked_tags,
 )
 from stillfresh.engine.lifecycle import Lifecycle
+from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Loaded
 from stillfresh.engine.resource import Function, Resource, text_of
 from stillfresh.engine.spec import Spec, terms_of
 from stillfresh.engine.stats import CacheStats
-from stillfresh.engine.tasks import Runtime
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.slices import sliced
 from stillfresh.stores import store_for

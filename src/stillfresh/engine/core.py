@@ -18,14 +18,14 @@ from typing import TypeVar
 from stillfresh.engine.explain import explain
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
+from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Explanation, Origin, Outcome
-from stillfresh.engine.queue import OneByOne
+from stillfresh.engine.queue import Queue, Waiter
 from stillfresh.engine.read import Reads, ReadStep
 from stillfresh.engine.rules import NOTHING, Serve, refresh_times, verdict_of, watched_until
 from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import ResourceStats
-from stillfresh.engine.tasks import Runtime
 from stillfresh.engine.watcher import Watcher
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Record
@@ -48,13 +48,12 @@ class Core(Reads[K, V]):
     ) -> None:
         super().__init__(spec, owner, memory, text)
         self.watcher: Watcher[K, V] = Watcher(self, memory.now)
-        self.loads = Loads(spec, memory, self.watcher)
         self.key = key
 
     def open(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._begin_anew()
-        self.loads.open(runtime)
+        self.loads = Loads(self.spec, self.memory, self.watcher, self.queue, runtime)
 
     def close(self) -> None:
         """Nothing is served from memory any more, and nobody waits for ever."""
@@ -74,14 +73,14 @@ class Core(Reads[K, V]):
 
     def _begin_anew(self) -> None:
         """What is under way belongs to the life that has ended."""
-        self.loads = Loads(self.spec, self.memory, self.watcher)
+        self.queue = Queue(self.spec, self.memory.counts)
         self._question = None
 
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For watchers: what is not fresh is loaded, by us or another; cooldowns hold."""
         runtime, texts = await self.ready(), {key: self.text(key) for key in keys}
         records = await self._watched_records(runtime, texts)
-        waiter: OneByOne[K, V] = OneByOne(runtime.loop.create_future())
+        waiter: Waiter[K, V] = Waiter(each=True)
         now = runtime.clock()
         times = refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
         stale = [key for key, at in times.items() if at <= now]
@@ -93,11 +92,11 @@ class Core(Reads[K, V]):
                 yield dict.fromkeys(fresh)
             while waiter.missing or waiter.outcomes:
                 await self.loads.wait(waiter, stale)
-                ended = waiter.ended()
+                ended, waiter.outcomes = waiter.outcomes, {}
                 stale = [key for key in stale if key not in ended]
                 yield {**ended}
         finally:
-            self.loads.queue.leave(waiter, stale)
+            self.queue.leave(waiter, stale)
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For watchers: when each is to be refreshed."""
@@ -155,7 +154,7 @@ class Core(Reads[K, V]):
         self.watcher.look_again(keys)
         for key in keys:
             self.memory.drop(key)
-            if (flight := self.loads.queue.flights.get(key)) is not None:
+            if (flight := self.queue.flights.get(key)) is not None:
                 flight.overtake()
         for step in self._steps:
             step.dirty |= step.keys & keys
@@ -166,7 +165,7 @@ class Core(Reads[K, V]):
             return set()
         steps = (key for step in self._steps for key in step.keys)
         tags_of, wanted = self.spec.possible_tags, {tag, None}
-        under_way = {*self.loads.queue.flights, *steps}
+        under_way = {*self.queue.flights, *steps}
         found = {key for key in under_way if not wanted.isdisjoint(tags_of(key))}
         return found | self.memory.tagged(tag)
 
@@ -178,14 +177,14 @@ class Core(Reads[K, V]):
             key,
             records.get(id_, NOTHING),
             runtime.clock(),
-            loading_here=self.loads.queue.is_loading(key),
+            loading_here=self.queue.is_loading(key),
             in_memory=key in self.memory.entries,
             lease_for=self.spec.lease_for,
         )
 
     def is_full(self, key: K) -> bool:
         """As many loads are under way as may be, none of them this one's."""
-        flights = self.loads.queue.flights
+        flights = self.queue.flights
         return len(flights) >= self.spec.concurrency and key not in flights
 
     async def stats(self) -> ResourceStats:
@@ -193,8 +192,8 @@ class Core(Reads[K, V]):
         return self.memory.counts.stats(
             self.memory.now(),
             entries=len(self.memory.entries),
-            loading=len(self.loads.queue.flights),
-            queued=self.loads.queue.waiting(),
+            loading=len(self.queue.flights),
+            queued=self.queue.not_begun(),
             watched=len(self.watcher.watches),
             max_batch=self.spec.max_batch,
         )

@@ -1,21 +1,11 @@
-"""A load in flight: its states, what moves it on, and which callers hear of its end (E3-E6).
+"""The tables of a load in flight: its states, and which callers hear of its end (E3-E6).
 
-Pure: what happened goes in, what is to be done comes out. All that a load goes through is in
-`NEXT`, all that its end means is in `ENDINGS`; docs/engine.md draws both from here. `load.py` does
-the work. Nothing else may live here: no clock, no store, no asyncio.
+All that a load goes through is in `NEXT`, all that its end means is in `ENDINGS`; docs/engine.md
+draws both from here. `queue.py` goes by them. Nothing but tables may live here.
 """
 
-from collections.abc import Collection, Hashable
 from enum import IntEnum, StrEnum
-from typing import Any, Final, Generic, NamedTuple, TypeVar
-
-from msgspec import Struct
-
-from stillfresh.stores.contract import Copy, Failure, Record
-
-K = TypeVar("K", bound=Hashable)
-W = TypeVar("W", bound=Hashable)
-"""A caller that waits."""
+from typing import Final, NamedTuple
 
 MAX_ROUNDS: Final = 2
 """Loads in a row that lost their lease and are followed by another with nobody waiting."""
@@ -136,122 +126,3 @@ ENDINGS: Final[dict[tuple[End, bool], EndRule]] = {
     (GIVEN_UP, True): _NOBODY,
 }
 """By how a load ended, and whether the key was invalidated since it began."""
-
-
-class Ended(Struct, Generic[W]):
-    """What is to be done at the end of a flight."""
-
-    told: Collection[W]
-    """The callers that hear of it."""
-    left: Collection[W]
-    """Those that wait for the next load."""
-    again: bool
-    is_overtaken: bool
-
-
-class Batch:
-    """The flights that go through the states together: one lease request, one loader call."""
-
-    __slots__ = ("flights", "overtaken", "state", "waiting_for")
-
-    def __init__(
-        self, flights: "list[Flight[Any, Any]]", state: LoadState = LoadState.QUEUED
-    ) -> None:
-        self.flights = flights
-        self.state = state
-        self.overtaken: set[Hashable] = set()
-        """E6: the keys that were invalidated since it began."""
-        self.waiting_for: list[Flight[Any, Any]] = []
-        """What its loader waits for in turn."""
-        for flight in flights:
-            flight.batch = self
-
-    def step(self, event: LoadEvent) -> None:
-        """To the next state. A look at the store is new to all callers that wait for it."""
-        self.state = NEXT[self.state][event]
-        if self.state is LOOKING:
-            self.overtaken.clear()
-            for flight in self.flights:
-                flight.waiters = dict.fromkeys(flight.waiters, BEFORE)
-                flight.last = BEFORE
-
-    def split(self, flights: "list[Flight[Any, Any]]", event: LoadEvent) -> "Batch":
-        """These go another way; what was said of their keys goes with them."""
-        other = Batch(flights, NEXT[self.state][event])
-        other.overtaken = set(self.overtaken)
-        self.flights = [flight for flight in self.flights if flight.batch is self]
-        return other
-
-
-IN_QUEUE: Final = Batch([])
-OVER: Final = Batch([], ENDED)
-
-
-class Flight(Struct, Generic[K, W], eq=False):
-    """One key on its way from "somebody needs it" to an answer, and its waiting callers."""
-
-    key: K
-    id: str
-    waiters: dict[W, Joined] = {}
-    last: Joined = BEFORE
-    """When the last of them came."""
-    seen: str | None = None
-    """The generation of the copy that is to be replaced."""
-    failure: Failure | None = None
-    wanted: bool = False
-    """It is loaded even if nobody waits: a refresh behind a stale answer."""
-    forced: bool = False
-    """A caller wants a new copy, however good the old one is, and whatever failed (E7)."""
-    outgrown: bool = False
-    """E18: the copy that was seen is too old for a caller."""
-    urgent: bool = False
-    """A loader waits for it, and may hold the only place."""
-    rounds: int = 0
-    successor: "Flight[K, W] | None" = None
-    batch: Batch = IN_QUEUE
-    by: W | None = None
-    """The caller whose loader it runs; it may have left, or have been served an older copy."""
-
-    def saw(self, record: Record) -> None:
-        """What the next lease is asked for with."""
-        self.seen = record.copy.generation if record.copy is not None else None
-        self.failure = record.failure
-
-    @property
-    def failures(self) -> int | None:
-        """E7: no lease for a caller that missed a failure; `refresh()` asks for it anyway."""
-        if self.forced:
-            return None
-        return 0 if self.failure is None else self.failure.count
-
-    @property
-    def is_bound(self) -> bool:
-        """E7: by a cooldown; not if it was invalidated since it began, nor for a new copy."""
-        return self.key not in self.batch.overtaken and not self.forced
-
-    def takes(self, copy: Copy, seen: str | None) -> bool:
-        """Another's copy answers, unless it was invalidated since, or a newer one is wanted."""
-        is_new_enough = copy.generation != seen or not (self.forced or self.outgrown)
-        return self.key not in self.batch.overtaken and is_new_enough
-
-    def join(self, waiter: W) -> None:
-        self.last = self.waiters[waiter] = JOINED[self.batch.state]
-
-    def overtake(self) -> None:
-        """E6: the key is invalidated. A load that has not begun will not be told of the past."""
-        if self.batch.state is not QUEUED:
-            self.batch.overtaken.add(self.key)
-
-    def end(self, how: End) -> Ended[W]:
-        """Over: which callers are told, which wait on, and whether another load follows."""
-        told_to, again, is_overtaken = ENDINGS[how, self.key in self.batch.overtaken]
-        waiters, self.batch = self.waiters, OVER
-        if again is IF_WAITED:
-            self.wanted = False
-        elif again is not AS_WANTED:
-            self.wanted = again is ALWAYS or self.rounds < MAX_ROUNDS
-        if self.last < told_to:
-            return Ended(waiters, (), self.wanted, is_overtaken)
-        told = [waiter for waiter, joined in waiters.items() if joined < told_to]
-        left = [waiter for waiter, joined in waiters.items() if joined >= told_to]
-        return Ended(told, left, self.wanted or bool(left), is_overtaken)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from stillfresh.engine.tasks import Runtime, looked_at
+from stillfresh.engine.loader import Runtime, looked_at
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
 from stillfresh.slices import sliced

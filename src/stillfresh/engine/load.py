@@ -1,6 +1,6 @@
 """From "somebody needs these keys" to copies in the store and answers to all callers (E3-E8).
 
-The driver of `flight.py`: `loader.py` does the work, the tables say which callers hear of it, and
+The driver of the queue: `loader.py` does the work, the queue says which callers hear of it, and
 `rules.py` decides what a foreign lease or a failure means.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from stillfresh.engine.flight import (
     COOLING,
@@ -17,18 +17,14 @@ from stillfresh.engine.flight import (
     FOUND_STALE,
     GIVEN_UP,
     LOADED,
-    OVER,
     SUPERSEDED,
-    Batch,
     End,
-    Ended,
-    Flight,
     LoadEvent,
 )
-from stillfresh.engine.loader import Loader, LoadResult
+from stillfresh.engine.loader import Loader, LoadResult, Runtime
 from stillfresh.engine.memory import NEVER, Memory
 from stillfresh.engine.model import Answer, Origin, Outcome
-from stillfresh.engine.queue import Queue, Waiter
+from stillfresh.engine.queue import CURRENT, OVER, Batch, Flight, Queue, Waiter
 from stillfresh.engine.rules import (
     NOTHING,
     Fail,
@@ -42,9 +38,8 @@ from stillfresh.engine.rules import (
     watched_until,
 )
 from stillfresh.engine.spec import Spec
-from stillfresh.engine.tasks import Runtime
 from stillfresh.engine.watcher import Watcher
-from stillfresh.errors import LoadFailed, StoreError
+from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Held, Lease, Newer, Record
 
@@ -60,40 +55,50 @@ logger = logging.getLogger(__name__)
 
 
 class Loads(Generic[K, V]):
-    """The loads of one resource, from the first caller that asks to the last that is told."""
+    """The loads of one resource while its cache is open, until the last caller is told."""
 
-    def __init__(self, spec: Spec[K, V], memory: Memory[K, V], watcher: Watcher[K, V]) -> None:
-        self.queue: Queue[K, V] = Queue(spec, memory.counts)
+    def __init__(
+        self,
+        spec: Spec[K, V],
+        memory: Memory[K, V],
+        watcher: Watcher[K, V],
+        queue: Queue[K, V],
+        runtime: Runtime,
+    ) -> None:
+        self.puts: dict[K, asyncio.Future[None]] = {}
+        """E17: the last put of each key that has not ended."""
         self._spec = spec
         self._memory = memory
         self._watcher = watcher
-        self._is_open = self._is_flushing = False
-        self._runtime: Runtime
-        self._loader: Loader[K, V]
-
-    def open(self, runtime: Runtime) -> None:
+        self._queue = queue
         self._runtime = runtime
-        self._loader = Loader(self._spec, runtime, self._memory.counts)
-        self._is_open = True
+        self._loader: Loader[K, V] = Loader(spec, runtime, memory.counts)
+        self._is_flushing = False
 
     def close(self) -> None:
         """Nobody waits for ever."""
-        self._is_open = False
         closed = LoadFailed(f"{self._spec.kind}: the cache was closed")
-        for flight in self.queue.clear():
+        for flight in self._queue.close():
             _settle(flight.key, flight.waiters, closed)
 
     async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
-        """Until the loads that the caller has joined have ended."""
-        if waiter.missing:
-            self.flush_soon()
-            await self.queue.wait(waiter, keys)
-
-    def refresh(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> None:
-        """Load it with nobody waiting, behind an answer that is served."""
-        if self.queue.has_room_behind():
-            self.queue.add(key, id_, record, by).wanted = True
-            self.flush_soon()
+        """Until what was joined has ended. A caller that leaves takes nobody along (E3)."""
+        if not waiter.missing or (waiter.each and waiter.outcomes):
+            return
+        self.flush_soon()
+        woken, batch, flights = asyncio.Event(), CURRENT.get(), self._queue.flights
+        waiter.wake = woken.set
+        inner = [flights[key] for key in keys if key not in waiter.outcomes] if batch else []
+        waiting_for = batch.waiting_for if batch else []
+        waiting_for += inner
+        try:
+            await woken.wait()
+        except asyncio.CancelledError:
+            self._queue.leave(waiter, keys)
+            raise
+        finally:
+            for flight in inner:
+                waiting_for.remove(flight)
 
     def give_fallback(
         self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False
@@ -112,18 +117,17 @@ class Loads(Generic[K, V]):
     def _flush(self) -> None:
         """Begin as many batches as there are places for."""
         self._is_flushing = False
-        while self._is_open and (taken := self.queue.take()) is not None:
-            self._runtime.spawn(self._lead(*taken), self._runtime.context)
+        while (batch := self._queue.take()) is not None:
+            self._runtime.spawn(self._lead(batch), self._runtime.context)
 
-    async def _lead(self, batch: Batch, takes_place: bool) -> None:
+    async def _lead(self, batch: Batch) -> None:
         try:
             with self._told(batch):
                 leases = await self._acquire(batch)
                 if batch.flights:
                     await self._load(batch, leases)
         finally:
-            if takes_place:
-                self.queue.give_back()
+            self._queue.running -= batch.takes_place
             self._flush()
 
     @contextmanager
@@ -152,7 +156,7 @@ class Loads(Generic[K, V]):
             self._end([it for it in batch.flights if it.id in failed], failed)
             batch.flights = [it for it in batch.flights if it.id not in failed]
         since = self._runtime.clock()
-        grants = await self._loader.acquire(asks) if asks else {}
+        grants = await self._loader.asked("lease", self._loader.acquire(asks)) if asks else {}
         if grants is None:
             batch.step(LoadEvent.GRANT)
             return {}
@@ -178,24 +182,32 @@ class Loads(Generic[K, V]):
         """E5: another process loads these; look now and then, with growing, jittered pauses."""
         pause = SHORTEST_PAUSE
         with self._told(batch):
-            self.queue.drop_unwaited(batch)
+            self._queue.drop_unwaited(batch)
             while batch.flights:
-                sleep = self._runtime.sleep(pause * (1 + 0.5 * self._runtime.dice()))
-                await self.queue.pause(batch, sleep)
+                await self._pause(batch, pause * (1 + 0.5 * self._runtime.dice()))
                 pause = min(LONGEST_PAUSE, pause * 1.5)
                 await self._look_around(batch)
-                self.queue.drop_unwaited(batch)
+                self._queue.drop_unwaited(batch)
+
+    async def _pause(self, batch: Batch, seconds: float) -> None:
+        """Or until a put of this process, which may hold the lease, has ended."""
+        puts = [self.puts[flight.key] for flight in batch.flights if flight.key in self.puts]
+        if not puts:
+            await self._runtime.sleep(seconds)
+            return
+        pause: asyncio.Future[Any] = asyncio.ensure_future(self._runtime.sleep(seconds))
+        try:
+            await asyncio.wait([pause, *puts], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
 
     async def _look_around(self, batch: Batch) -> None:
         """Those of the batch that have to wait on are left in it."""
         batch.step(LoadEvent.LOOK)
-        since = self._runtime.clock()
-        try:
-            ids = [flight.id for flight in batch.flights]
-            records = await self._runtime.store.read(self._spec.kind, ids)
-        except StoreError as exc:
-            self._loader.store_failed("read", exc)
-            records = {}  # ask for the lease again, and load without one if that fails too
+        since, ids = self._runtime.clock(), [flight.id for flight in batch.flights]
+        reading = self._runtime.store.read(self._spec.kind, ids)
+        # If it fails: ask for the lease again, and load without one if that fails too.
+        records = await self._loader.asked("read", reading) or {}
         now = self._runtime.clock()
         for flight in batch.flights:
             record = records.get(flight.id, NOTHING)
@@ -226,7 +238,7 @@ class Loads(Generic[K, V]):
             case Serve(copy) if flight.takes(copy, seen) and (
                 answer := memory.serve(key, plan, now, ANOTHER, since)
             ):
-                ended = self._over(flight, FOUND_STALE if plan.refresh else FOUND)
+                ended = self._queue.end(flight, FOUND_STALE if plan.refresh else FOUND)
                 _settle(key, ended.told, answer)
                 self._watcher.landed(key, answer, watched_until(copy, self._spec.terms), now)
             case Fail(failure):
@@ -237,16 +249,16 @@ class Loads(Generic[K, V]):
             case plan:
                 if isinstance(plan, Load) and plan.fallback is not None:
                     self.give_fallback(key, plan.fallback, flight.waiters)
-                self._over(flight, GIVEN_UP)
+                self._queue.end(flight, GIVEN_UP)
         self.flush_soon()
 
     async def _load(self, batch: Batch, leases: dict[str, Lease]) -> None:
         try:
             results = await self._loader.results(batch, leases)
         except (asyncio.CancelledError, Exception):
-            await self._loader.release(list(leases.values()), {})
+            await self._loader.release(list(leases.values()))
             raise
-        await self._runtime.finish(self._finish(batch, leases, results))
+        await asyncio.shield(self._runtime.step(self._finish(batch, leases, results)))
 
     async def _finish(
         self, batch: Batch, leases: dict[str, Lease], results: dict[str, LoadResult[V]]
@@ -259,13 +271,13 @@ class Loads(Generic[K, V]):
             if (copy := (it := results[id_]).copy) is not None and it.is_kept
         }
         since = self._runtime.clock()
-        superseded, is_stored = await self._loader.publish(copies)
-        published: Container[str] = copies if is_stored else ()
-        if not is_stored or len(copies) < len(leases):
+        superseded = await self._loader.publish(copies)
+        published: Container[str] = copies if superseded is not None else ()
+        if superseded is None or len(copies) < len(leases):
             failures = {id_: it.failure for id_, it in results.items() if it.failure is not None}
             unused = [lease for id_, lease in leases.items() if id_ not in published]
             await self._loader.release(unused, failures)
-        self._end(batch.flights, results, published, superseded, since)
+        self._end(batch.flights, results, published, superseded or (), since)
 
     def _end(
         self,
@@ -309,7 +321,7 @@ class Loads(Generic[K, V]):
         since: float | None,
     ) -> None:
         """`since` None: the store does not have it."""
-        ended, key, memory = self._over(flight, how), flight.key, self._memory
+        ended, key, memory = self._queue.end(flight, how), flight.key, self._memory
         verdict = STALE if ended.is_overtaken else outlook.at_arrival
         found, at, clock, origin = copy.value is not None, copy.fetched_at, memory.now, OWN
         for waiter in ended.told:  # the first had it loaded, the others share it
@@ -327,17 +339,9 @@ class Loads(Generic[K, V]):
             self._watcher.landed(key, answer, until, outlook.now)
 
     def _tell_failure(self, flight: Flight[K, Waiter[K, V]], how: End, error: LoadFailed) -> None:
-        _settle(flight.key, self._over(flight, how).told, error)
+        _settle(flight.key, self._queue.end(flight, how).told, error)
         if flight.key in self._watcher.watches:
             self._watcher.look_again([flight.key])
-
-    def _over(self, flight: Flight[K, Waiter[K, V]], how: End) -> Ended[Waiter[K, V]]:
-        """The next load, if one follows, is queued: those who are told may join it (E6)."""
-        ended = flight.end(how)
-        self.queue.flights.pop(flight.key, None)
-        if ended.again:
-            self.queue.follow(flight, ended.left)
-        return ended
 
 
 def _settle(key: K, waiters: Iterable[Waiter[K, V]], outcome: Outcome[V]) -> None:

@@ -1,4 +1,4 @@
-"""The work of a load: leases, one call of the loader, publication (E3-E5, E7, E8, E25).
+"""The work of a load, and the tasks in which an open cache works (E3-E5, E7, E8, E13, E25).
 
 It knows no callers, and holds no policy: `rules.py` says what a failure, an absence or a value's
 own terms mean, and the store keeps the law.
@@ -6,15 +6,16 @@ own terms mean, and the store keeps the law.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+from contextvars import Context
 from secrets import token_hex
 from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from stillfresh.engine.flight import Batch, Flight
+from stillfresh.clock import Clock
 from stillfresh.engine.model import Dropped, OwnLoad, Private
-from stillfresh.engine.queue import CURRENT, Waiter
+from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import (
     Absent,
     absent_policy,
@@ -26,13 +27,13 @@ from stillfresh.engine.rules import (
 )
 from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import Counts
-from stillfresh.engine.tasks import Runtime, looked_at
 from stillfresh.errors import LoadFailed, StoreError, error_text
 from stillfresh.freshness import Policy
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease
+from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, Store
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
 
 PARTING: Final = 1.0
 """Seconds, within `grace`, that closing waits to hear whether a lease was granted."""
@@ -41,6 +42,91 @@ RENEWALS: Final = 3
 """A lease is renewed when a third of it has passed, so that one lost renewal is survived."""
 
 logger = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Those that closing cancels, and those that it waits for: none is forgotten (E13)."""
+
+    def __init__(self) -> None:
+        self._cancelled: set[asyncio.Task[Any]] = set()
+        self._awaited: set[asyncio.Task[Any]] = set()
+
+    def spawn(
+        self, work: Coroutine[Any, Any, Any], context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """Closing cancels it."""
+        return _kept(self._cancelled, work, context)
+
+    def child(
+        self, work: Coroutine[Any, Any, Any], context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """Its parent cancels it; closing waits for it."""
+        return _kept(self._awaited, work, context)
+
+    def step(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """As `child`; and `asyncio.run`, which cancels all tasks it knows, does not cut it off.
+
+        A request to the store that is cut off may have been done, with nobody to know it.
+        """
+        task = self.child(work)
+        asyncio.tasks._unregister_task(task)  # noqa: SLF001 (documented for those who make tasks)
+        return task
+
+    async def end(self, grace: float) -> None:
+        for task in self._cancelled:
+            task.cancel()
+        if not (busy := self._cancelled | self._awaited):
+            return
+        _, late = await asyncio.wait(busy, timeout=grace)
+        for task in late:
+            logger.error("still running %g s after close: %r", grace, task)
+
+
+def _kept(
+    tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any], context: Context | None
+) -> asyncio.Task[Any]:
+    task = asyncio.get_running_loop().create_task(work, context=context)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+def is_cancelled() -> bool:
+    """True if somebody ended this task; False if the cancellation came out of what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def looked_at(done: "asyncio.Future[Any]") -> None:
+    """A done-callback: a failure that all who waited have given up on is nobody's news."""
+    if not done.cancelled():
+        done.exception()
+
+
+class Runtime(Tasks):
+    """What all resources of a cache share while it is open."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[object]],
+        dice: Callable[[], float],
+        grace: float,
+    ) -> None:
+        super().__init__()
+        self.loop = asyncio.get_running_loop()
+        self.store = store
+        self.read_now: Callable[..., dict[str, Record]] | None = (
+            store.read_now if store.reads_inline else None
+        )
+        """Reads on the spot, where the store can."""
+        self.clock = clock
+        self.sleep = sleep
+        self.dice = dice
+        self.grace = grace
+        """Seconds in which its tasks have to end when the cache closes."""
+        self.context = Context()
 
 
 class LoadResult(Struct, Generic[V], frozen=True):
@@ -63,6 +149,57 @@ class Loader(Generic[K, V]):
         self._spec = spec
         self._runtime = runtime
         self._counts = counts
+
+    async def asked(self, what: str, step: Awaitable[T]) -> T | None:
+        """What the store says; None if it is away (S5)."""
+        try:
+            return await step
+        except StoreError as exc:
+            self._counts.store_errors += 1
+            logger.warning("%s: the store could not %s: %s", self._spec.kind, what, exc)
+            return None
+
+    def asks(self, batch: Batch) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
+        """E8: one whose tags cannot be said could not be invalidated by them: it fails, alone."""
+        asks: list[Ask] = []
+        failed: dict[str, LoadResult[V]] = {}
+        for it in batch.flights:
+            try:
+                tags = () if self._spec.tags is None else self._spec.tags_of(it.key)
+                asks.append(Ask(it.id, it.seen, tags, it.failures))
+            except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
+                failed[it.id] = self._failed(it, exc, "its tags= failed")
+        self._log(failed)
+        return asks, failed
+
+    async def acquire(self, asks: list[Ask]) -> dict[str, Grant]:
+        """E13, E21: what is granted while the cache or its loop ends is given back."""
+        work = self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
+        step: asyncio.Task[dict[str, Grant]] = self._runtime.step(work)
+        try:
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await asyncio.wait([step], timeout=min(PARTING, self._runtime.grace / 2))
+            if not step.cancel() and not step.cancelled() and step.exception() is None:
+                granted = step.result().values()
+                await self.release([it for it in granted if isinstance(it, Lease)])
+            raise
+
+    async def publish(self, copies: dict[str, tuple[Lease, Copy]]) -> set[str] | None:
+        """Which were superseded; None if the store could not be asked."""
+        if not copies:
+            return set()
+        publishing = self._runtime.store.publish(self._spec.kind, copies)
+        superseded = await self.asked("publish", publishing)
+        self._counts.superseded += len(superseded or ())
+        return superseded
+
+    async def release(
+        self, leases: list[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        if leases:
+            releasing = self._runtime.store.release(self._spec.kind, leases, failures or {})
+            await self.asked("release", releasing)
 
     async def results(self, batch: Batch, leases: Mapping[str, Lease]) -> dict[str, LoadResult[V]]:
         """By id. What was sent now is published under these leases, which are kept alive."""
@@ -145,95 +282,24 @@ class Loader(Generic[K, V]):
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
             logger.warning("%s%s", of, errors[0])
 
-    def store_failed(self, what: str, error: StoreError) -> None:
-        self._counts.store_errors += 1
-        logger.warning("%s: the store could not %s: %s", self._spec.kind, what, error)
-
-    def asks(self, batch: Batch) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
-        """E8: one whose tags cannot be said could not be invalidated by them: it fails, alone."""
-        asks: list[Ask] = []
-        failed: dict[str, LoadResult[V]] = {}
-        for it in batch.flights:
-            try:
-                tags = () if self._spec.tags is None else self._spec.tags_of(it.key)
-                asks.append(Ask(it.id, it.seen, tags, it.failures))
-            except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
-                failed[it.id] = self._failed(it, exc, "its tags= failed")
-        self._log(failed)
-        return asks, failed
-
-    async def acquire(self, asks: list[Ask]) -> dict[str, Grant] | None:
-        """None if the store is away (S5)."""
-        try:
-            return await self._granted(asks)
-        except StoreError as exc:
-            self.store_failed("lease", exc)
-            return None
-
-    async def _granted(self, asks: list[Ask]) -> dict[str, Grant]:
-        """E13, E21: what is granted while the cache or its loop ends is given back."""
-        work = self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
-        step: asyncio.Task[dict[str, Grant]] = self._runtime.step(work)
-        try:
-            return await asyncio.shield(step)
-        except asyncio.CancelledError:
-            await asyncio.wait([step], timeout=min(PARTING, self._runtime.grace / 2))
-            if not step.cancel() and not step.cancelled() and step.exception() is None:
-                granted = step.result().values()
-                await self.release([it for it in granted if isinstance(it, Lease)], {})
-            raise
-
-    async def publish(self, copies: dict[str, tuple[Lease, Copy]]) -> tuple[set[str], bool]:
-        """Which were superseded, and whether the store could be asked at all."""
-        if not copies:
-            return set(), True
-        try:
-            superseded = await self._runtime.store.publish(self._spec.kind, copies)
-        except StoreError as exc:
-            self.store_failed("publish", exc)
-            return set(), False
-        self._counts.superseded += len(superseded)
-        return superseded, True
-
-    async def release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
-        if not leases:
-            return
-        try:
-            await self._runtime.store.release(self._spec.kind, leases, failures)
-        except StoreError as exc:
-            self.store_failed("release", exc)
-
     async def _call(self, batch: Batch, leases: list[Lease]) -> dict[K, object]:
         """E3: to its end, to `load_timeout`, or until the cache closes, whatever the callers do."""
-        keys = [flight.key for flight in batch.flights]
+        keys, by = [flight.key for flight in batch.flights], batch.flights[0].by
         context = self._runtime.context.copy()
         context.run(CURRENT.set, batch)
-        load = self._runtime.child(self._work(batch, keys), context)
+        work = self._spec.load(list(keys)) if by is None else _alone(keys[0], by.load)
+        load, guard = self._runtime.child(work, context), None
+        load.add_done_callback(looked_at)
         try:
             await asyncio.sleep(0)
             if not load.done():
-                await self._guarded(load, leases)
+                guard = self._runtime.child(self._guard(leases))
+                await asyncio.wait([load, guard], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if load.done():
-                looked_at(load)
-            else:
-                load.cancel()
-                load.add_done_callback(looked_at)
+            for task in (load, guard):
+                if task is not None and not task.done():
+                    task.cancel()
         return self._said(keys, load)
-
-    def _work(self, batch: Batch, keys: list[K]) -> Coroutine[Any, Any, Mapping[K, object]]:
-        """The resource's loader, or that of the caller: then the batch is of one key."""
-        by: Waiter[K, V] | None = batch.flights[0].by
-        if by is None or by.load is None:
-            return self._spec.load(list(keys))
-        return _alone(keys[0], by.load)
-
-    async def _guarded(self, load: "asyncio.Task[Any]", leases: list[Lease]) -> None:
-        guard = self._runtime.child(self._guard(leases), None)
-        try:
-            await asyncio.wait([load, guard], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            guard.cancel()
 
     async def _guard(self, leases: list[Lease]) -> None:
         """Renew the leases while the load runs; ends when the load has run for too long."""
@@ -242,24 +308,22 @@ class Loader(Generic[K, V]):
             await self._runtime.sleep(min(step, left))
             left -= step
             if leases and left > 0:
-                try:
-                    await self._runtime.store.renew(self._spec.kind, leases, self._spec.lease_for)
-                except StoreError as exc:
-                    self.store_failed("renew", exc)
+                store, lease_for = self._runtime.store, self._spec.lease_for
+                await self.asked("renew", store.renew(self._spec.kind, leases, lease_for))
 
     def _said(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
-        kind = self._spec.kind
+        kind, pause = self._spec.kind, self._spec.load_timeout
+        error: BaseException | None
         if not load.done():
-            pause = self._spec.load_timeout
-            return dict.fromkeys(keys, TimeoutError(f"no answer within {pause:g} s (load_timeout)"))
-        if load.cancelled():
-            return dict.fromkeys(keys, LoadFailed(f"{kind}: the loader cancelled itself"))
-        if (error := load.exception()) is not None:
-            return dict.fromkeys(keys, error)
-        try:
-            return results_of(kind, keys, load.result())
-        except Exception as exc:  # noqa: BLE001 (E25: a mapping of somebody else's)
-            return dict.fromkeys(keys, exc)
+            error = TimeoutError(f"no answer within {pause:g} s (load_timeout)")
+        elif load.cancelled():
+            error = LoadFailed(f"{kind}: the loader cancelled itself")
+        elif (error := load.exception()) is None:
+            try:
+                return results_of(kind, keys, load.result())
+            except Exception as exc:  # noqa: BLE001 (E25: a mapping of somebody else's)
+                error = exc
+        return dict.fromkeys(keys, error)
 
     def _report_slow(self, took: float) -> None:
         """E16: once for a resource."""

@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stillfresh.engine.core import Core
+from stillfresh.engine.loader import Runtime, looked_at
 from stillfresh.engine.model import Origin
 from stillfresh.engine.rules import kept, stamped, watched_until
 from stillfresh.engine.spec import Spec
-from stillfresh.engine.tasks import Runtime, looked_at
 from stillfresh.errors import ConfigError, StoreError, error_text
 from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Newer, Record
 
@@ -78,7 +78,7 @@ async def _put(
     """E6: memory takes a value only if nothing overtook the put meanwhile."""
     keys, memory, entries = [it.key for it in values], core.memory, core.memory.entries
     try:
-        async with _in_turn(core.loads.queue.puts, keys):
+        async with _in_turn(core.loads.puts, keys):
             since = runtime.clock()
             seen = {it.id: entries[it.key].copy.generation for it in values if it.key in entries}
             with core.overtaking(keys) as step:

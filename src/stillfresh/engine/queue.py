@@ -1,57 +1,195 @@
-"""The callers that wait, key by key, and the flights that have not begun (E3, E4, E6).
+"""The flights of one resource and the callers that wait for them, key by key (E3, E4, E6).
 
-Bookkeeping on one event loop: single-flight, batches, and no waiting in a circle.
+Pure bookkeeping by the tables of `flight.py`: single-flight, batches, who hears of an end, and no
+waiting in a circle. `load.py` does the work. No clock, no store and no asyncio may live here.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar
 
+from msgspec import Struct
+
 from stillfresh.engine.flight import (
     BEFORE,
+    ENDED,
+    ENDINGS,
+    JOINED,
     LOADING,
+    LOOKING,
+    MAX_ROUNDS,
     NEXT,
-    OVER,
     PUBLISHING,
     QUEUED,
-    Batch,
-    Flight,
+    Again,
+    End,
+    Joined,
     LoadEvent,
+    LoadState,
 )
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private
 from stillfresh.engine.rules import FOR_EVER, NOTHING
 from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import Counts
 from stillfresh.errors import LoadFailed
-from stillfresh.stores.contract import Record
+from stillfresh.stores.contract import Copy, Failure, Record
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+W = TypeVar("W", bound=Hashable)
 
 MAX_BEHIND: Final = 10_000
 """Refreshes that may queue with nobody waiting; a key beyond that is asked for by its next read."""
+
+
+class Batch:
+    """The flights that go through the states together: one lease request, one loader call."""
+
+    __slots__ = ("flights", "overtaken", "state", "takes_place", "waiting_for")
+
+    def __init__(self, flights: "list[Flight[Any, Any]]", state: LoadState = QUEUED) -> None:
+        self.flights = flights
+        self.state = state
+        self.takes_place = False
+        """One of the `concurrency` at once."""
+        self.overtaken: set[Hashable] = set()
+        """E6: the keys that were invalidated since it began."""
+        self.waiting_for: list[Flight[Any, Any]] = []
+        """What its loader waits for in turn."""
+        for flight in flights:
+            flight.batch = self
+
+    def step(self, event: LoadEvent) -> None:
+        """To the next state. A look at the store is new to all callers that wait for it."""
+        self.state = NEXT[self.state][event]
+        if self.state is LOOKING:
+            self.overtaken.clear()
+            for flight in self.flights:
+                flight.waiters = dict.fromkeys(flight.waiters, BEFORE)
+                flight.last = BEFORE
+
+    def split(self, flights: "list[Flight[Any, Any]]", event: LoadEvent) -> "Batch":
+        """These go another way; what was said of their keys goes with them."""
+        other = Batch(flights, NEXT[self.state][event])
+        other.overtaken = set(self.overtaken)
+        self.flights = [flight for flight in self.flights if flight.batch is self]
+        return other
+
+
+IN_QUEUE: Final = Batch([])
+OVER: Final = Batch([], ENDED)
 CURRENT: ContextVar[Batch | None] = ContextVar("stillfresh_batch", default=None)
 """The batch in whose loader this code runs."""
+
+
+class Ended(Struct, Generic[W]):
+    """The end of a flight: the callers that are told, and those that wait for the next load."""
+
+    told: Collection[W]
+    left: Collection[W]
+    again: bool
+    is_overtaken: bool
+
+
+class Flight(Struct, Generic[K, W], eq=False):
+    """One key on its way from "somebody needs it" to an answer, and its waiting callers."""
+
+    key: K
+    id: str
+    waiters: dict[W, Joined] = {}
+    """And when each, and the last, of them came."""
+    last: Joined = BEFORE
+    seen: str | None = None
+    """The generation of the copy that is to be replaced."""
+    failure: Failure | None = None
+    wanted: bool = False
+    """It is loaded even if nobody waits: a refresh behind a stale answer."""
+    forced: bool = False
+    """A caller wants a new copy, however good the old one is, and whatever failed (E7)."""
+    outgrown: bool = False
+    """E18: the copy that was seen is too old for a caller."""
+    urgent: bool = False
+    """A loader waits for it, and may hold the only place."""
+    rounds: int = 0
+    successor: "Flight[K, W] | None" = None
+    batch: Batch = IN_QUEUE
+    by: W | None = None
+    """The caller whose loader it runs; it may have left, or have been served an older copy."""
+
+    def saw(self, record: Record) -> None:
+        """What the next lease is asked for with."""
+        self.seen = record.copy.generation if record.copy is not None else None
+        self.failure = record.failure
+
+    @property
+    def failures(self) -> int | None:
+        """E7: no lease for a caller that missed a failure; `refresh()` asks for it anyway."""
+        if self.forced:
+            return None
+        return 0 if self.failure is None else self.failure.count
+
+    @property
+    def is_bound(self) -> bool:
+        """E7: by a cooldown; not if it was invalidated since it began, nor for a new copy."""
+        return self.key not in self.batch.overtaken and not self.forced
+
+    def takes(self, copy: Copy, seen: str | None) -> bool:
+        """Another's copy answers, unless it was invalidated since, or a newer one is wanted."""
+        is_new_enough = copy.generation != seen or not (self.forced or self.outgrown)
+        return self.key not in self.batch.overtaken and is_new_enough
+
+    def join(self, waiter: W) -> None:
+        self.last = self.waiters[waiter] = JOINED[self.batch.state]
+
+    def overtake(self) -> None:
+        """E6: the key is invalidated. A load that has not begun will not be told of the past."""
+        if self.batch.state is not QUEUED:
+            self.batch.overtaken.add(self.key)
+
+    def end(self, how: End) -> Ended[W]:
+        """Over: which callers are told, which wait on, and whether another load follows."""
+        told_to, again, is_overtaken = ENDINGS[how, self.key in self.batch.overtaken]
+        waiters, self.batch = self.waiters, OVER
+        if again is Again.IF_WAITED:
+            self.wanted = False
+        elif again is not Again.AS_WANTED:
+            self.wanted = again is Again.ALWAYS or self.rounds < MAX_ROUNDS
+        if self.last < told_to:
+            return Ended(waiters, (), self.wanted, is_overtaken)
+        told = [waiter for waiter, joined in waiters.items() if joined < told_to]
+        left = [waiter for waiter, joined in waiters.items() if joined >= told_to]
+        return Ended(told, left, self.wanted or bool(left), is_overtaken)
+
+    def waits_for(self, batch: Batch) -> bool:
+        """E3: would it come to its end only after `batch` does?"""
+        seen: set[int] = set()
+        stack: list[Flight[Any, Any]] = [self]
+        while stack:
+            one = stack.pop()
+            while one.successor is not None:
+                one = one.successor
+            if one.batch is batch:
+                return True
+            if id(one.batch) not in seen:
+                seen.add(id(one.batch))
+                stack.extend(one.batch.waiting_for)
+        return False
 
 
 class Waiter(Generic[K, V]):
     """One caller, waiting for one or many keys."""
 
-    __slots__ = ("fallbacks", "future", "load", "max_age", "missing", "outcomes", "private")
-
     def __init__(
-        self,
-        future: "asyncio.Future[None]",
-        load: OwnLoad | None = None,
-        max_age: float = FOR_EVER,
+        self, load: OwnLoad | None = None, max_age: float = FOR_EVER, *, each: bool = False
     ) -> None:
-        self.future = future
-        self.max_age = max_age
-        """E18: an older copy does not do for this caller."""
         self.load = load
         """A loader of its own, for the flights that it begins."""
+        self.max_age = max_age
+        """E18: an older copy does not do for this caller."""
+        self.each = each
+        self.wake: Callable[[], object] = bool
+        """Called when the last key has ended, or at `each`."""
         self.private: Private[Any] | None = None
         """That loader's value for this caller alone."""
         self.missing = 0
@@ -64,41 +202,8 @@ class Waiter(Generic[K, V]):
             outcome = self.fallbacks[key](outcome)
         self.outcomes[key] = outcome
         self.missing -= 1
-        if self.missing == 0 and not self.future.done():
-            self.future.set_result(None)
-
-
-class OneByOne(Waiter[K, V]):
-    """A caller that is woken by each key that ends, not only by the last."""
-
-    __slots__ = ()
-
-    def settle(self, key: K, outcome: Outcome[V]) -> None:
-        super().settle(key, outcome)
-        if not self.future.done():
-            self.future.set_result(None)
-
-    def ended(self) -> dict[K, Outcome[V]]:
-        """Those that have ended since this was asked last; then it waits for the others."""
-        outcomes, self.outcomes = self.outcomes, {}
-        self.future = self.future.get_loop().create_future()
-        return outcomes
-
-
-def waits_for(flight: Flight[K, Waiter[K, V]], batch: Batch) -> bool:
-    """E3: would `flight` come to its end only after `batch` does?"""
-    seen: set[int] = set()
-    stack: list[Flight[Any, Any]] = [flight]
-    while stack:
-        one = stack.pop()
-        while one.successor is not None:
-            one = one.successor
-        if one.batch is batch:
-            return True
-        if id(one.batch) not in seen:
-            seen.add(id(one.batch))
-            stack.extend(one.batch.waiting_for)
-    return False
+        if self.missing == 0 or self.each:
+            self.wake()
 
 
 class Queue(Generic[K, V]):
@@ -106,13 +211,12 @@ class Queue(Generic[K, V]):
 
     def __init__(self, spec: Spec[K, V], counts: Counts) -> None:
         self.flights: dict[K, Flight[K, Waiter[K, V]]] = {}
-        self.puts: dict[K, asyncio.Future[None]] = {}
-        """E17: the last put of each key that has not ended."""
         self._spec = spec
         self._counts = counts
         self._pending: deque[Flight[K, Waiter[K, V]]] = deque()
         self._urgent: deque[Flight[K, Waiter[K, V]]] = deque()
-        self._running = 0
+        self.running = 0
+        self._is_closed = False
 
     def join(
         self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False
@@ -121,12 +225,12 @@ class Queue(Generic[K, V]):
         if (running := self.flights.get(key)) is not None:
             self._counts.coalesced += 1
             batch = CURRENT.get()
-            if batch is not None and waits_for(running, batch):
+            if batch is not None and running.waits_for(batch):
                 waiter.outcomes[key] = LoadFailed(
                     f"{self._spec.kind} {key!r}: its loader waits, in a circle, for itself"
                 )
                 return
-        flight = self.add(key, id_, record, waiter)
+        flight = self._add(key, id_, record, waiter)
         flight.forced |= forced
         flight.outgrown |= waiter.max_age < FOR_EVER
         flight.join(waiter)
@@ -134,8 +238,7 @@ class Queue(Generic[K, V]):
 
     def join_missing(self, texts: Mapping[K, str], waiter: Waiter[K, V]) -> None:
         """The same for keys that the store knows nothing of; most are new, and they are many."""
-        is_plain = waiter.load is None and CURRENT.get() is None
-        if not is_plain or not self.flights.keys().isdisjoint(texts):
+        if waiter.load or CURRENT.get() or not self.flights.keys().isdisjoint(texts):
             for key, id_ in texts.items():
                 self.join(key, id_, NOTHING, waiter)
             return
@@ -144,13 +247,15 @@ class Queue(Generic[K, V]):
         self._pending.extend(new.values())
         waiter.missing += len(new)
 
-    def add(
-        self, key: K, id_: str, record: Record, by: Waiter[K, V] | None
-    ) -> Flight[K, Waiter[K, V]]:
+    def want(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> None:
+        """Load it with nobody waiting, behind an answer that is served, if there is room."""
+        if len(self._pending) < MAX_BEHIND:
+            self._add(key, id_, record, by).wanted = True
+
+    def _add(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> Flight[K, Waiter[K, V]]:
         """The flight of this key: the one there is, or a new one at the end of the queue."""
         if (flight := self.flights.get(key)) is None:
-            flight = self.flights[key] = Flight(key, id_)
-            flight.by = by if by is not None and by.load is not None else None
+            flight = self.flights[key] = Flight(key, id_, by=None if by.load is None else by)
             self._pending.append(flight)
         if record is not NOTHING and flight.batch.state is QUEUED:
             flight.saw(record)
@@ -165,43 +270,13 @@ class Queue(Generic[K, V]):
             if flight.batch.state is QUEUED:
                 self._urgent.append(flight)
 
-    async def wait(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
-        """Until all have ended. A caller that stops waiting takes nobody along (E3)."""
-        flights: list[Flight[Any, Any]] = []
-        waiting_for: list[Flight[Any, Any]] = []
-        if (batch := CURRENT.get()) is not None:
-            flights += [self.flights[key] for key in keys if key not in waiter.outcomes]
-            waiting_for = batch.waiting_for
-            waiting_for += flights
-        try:
-            await waiter.future
-        except asyncio.CancelledError:
-            self.leave(waiter, keys)
-            raise
-        finally:
-            for flight in flights:
-                waiting_for.remove(flight)
-
     def leave(self, waiter: Waiter[K, V], keys: Iterable[K]) -> None:
         """E3: a load that has not begun is dropped if nobody else waits for it."""
         for key in keys:
             if (flight := self.flights.get(key)) is not None:
                 flight.waiters.pop(waiter, None)
 
-    async def pause(self, batch: Batch, sleep: Awaitable[object]) -> None:
-        """E5: or until a put of this process, which may hold the lease, has ended."""
-        puts = [self.puts[flight.key] for flight in batch.flights if flight.key in self.puts]
-        if not puts:
-            await sleep
-            return
-        pause: asyncio.Future[Any] = asyncio.ensure_future(sleep)
-        try:
-            await asyncio.wait([pause, *puts], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pause.cancel()
-
-    def waiting(self) -> int:
-        """How many have not begun."""
+    def not_begun(self) -> int:
         return sum(flight.batch.state is QUEUED for flight in self.flights.values())
 
     def is_loading(self, key: K) -> bool:
@@ -209,61 +284,18 @@ class Queue(Generic[K, V]):
         flight = self.flights.get(key)
         return flight is not None and flight.batch.state in {LOADING, PUBLISHING}
 
-    def has_room_behind(self) -> bool:
-        return len(self._pending) < MAX_BEHIND
-
-    def take(self) -> tuple[Batch, bool] | None:
-        """The next batch, and whether it takes a place; a load inside a load takes none (E4)."""
-        if taken := self._begin(self._urgent):
-            return taken, False
-        if self._running < self._spec.concurrency and (taken := self._begin(self._pending)):
-            self._running += 1
-            return taken, True
-        return None
-
-    def give_back(self) -> None:
-        """A place is free again."""
-        self._running -= 1
-
-    def follow(self, flight: Flight[K, Waiter[K, V]], left: Iterable[Waiter[K, V]]) -> None:
-        """The next flight of the key, for the callers that are left (E5, E6)."""
-        first = next(iter(left), flight.by)
-        by = first if first is not None and first.load is not None else flight.by
-        trailing = flight.successor = self.add(flight.key, flight.id, NOTHING, by)
-        trailing.seen, trailing.failure = flight.seen, flight.failure
-        trailing.wanted = trailing.wanted or flight.wanted
-        trailing.forced = trailing.forced or flight.forced
-        trailing.outgrown = trailing.outgrown or flight.outgrown
-        trailing.waiters.update(dict.fromkeys(left, BEFORE))
-        trailing.rounds = flight.rounds + 1
-        if flight.urgent:
-            self._hurry(trailing)
-
-    def drop_unwaited(self, batch: Batch) -> None:
-        """Another process loads these, and nobody here waits for them any more."""
-        for flight in batch.flights:
-            if not flight.waiters:
-                self._drop(flight)
-        batch.flights = [flight for flight in batch.flights if flight.waiters]
-
-    def clear(self) -> list[Flight[K, Waiter[K, V]]]:
-        """Nothing is pending any more; the flights there were."""
-        ended = list(self.flights.values())
-        for flight in ended:
-            flight.batch = OVER
-        self.flights.clear()
-        self._pending.clear()
-        self._urgent.clear()
-        return ended
-
-    def _drop(self, flight: Flight[K, Waiter[K, V]]) -> None:
-        flight.batch = OVER
-        if self.flights.get(flight.key) is flight:
-            del self.flights[flight.key]
+    def take(self) -> Batch | None:
+        """The next batch; a load inside a load takes no place (E4)."""
+        if (batch := self._begin(self._urgent)) is not None:
+            return batch
+        if self.running < self._spec.concurrency and (batch := self._begin(self._pending)):
+            batch.takes_place = True
+            self.running += 1
+        return batch
 
     def _begin(self, queue: deque[Flight[K, Waiter[K, V]]]) -> Batch | None:
         taken: list[Flight[K, Waiter[K, V]]] = []
-        while queue and len(taken) < self._spec.max_batch:
+        while queue and len(taken) < self._spec.max_batch and not self._is_closed:
             flight = queue.popleft()
             if flight.batch.state is not QUEUED:
                 continue  # it was urgent, and stood in both queues
@@ -272,3 +304,47 @@ class Queue(Generic[K, V]):
             else:  # E3: its last waiter left
                 self._drop(flight)
         return Batch(taken, NEXT[QUEUED][LoadEvent.BEGIN]) if taken else None
+
+    def end(self, flight: Flight[K, Waiter[K, V]], how: End) -> Ended[Waiter[K, V]]:
+        """The next load, if one follows, is queued: those who are told may join it (E5, E6)."""
+        ended = flight.end(how)
+        self.flights.pop(flight.key, None)
+        if ended.again:
+            first = next(iter(ended.left), flight.by)
+            trailing = self.flights[flight.key] = flight.successor = Flight(
+                flight.key,
+                flight.id,
+                dict.fromkeys(ended.left, BEFORE),
+                seen=flight.seen,
+                failure=flight.failure,
+                wanted=flight.wanted,
+                forced=flight.forced,
+                outgrown=flight.outgrown,
+                rounds=flight.rounds + 1,
+                by=first if first is not None and first.load is not None else flight.by,
+            )
+            self._pending.append(trailing)
+            if flight.urgent:
+                self._hurry(trailing)
+        return ended
+
+    def drop_unwaited(self, batch: Batch) -> None:
+        """Another process loads these, and nobody here waits for them any more."""
+        for flight in batch.flights:
+            if not flight.waiters:
+                self._drop(flight)
+        batch.flights = [flight for flight in batch.flights if flight.waiters]
+
+    def _drop(self, flight: Flight[K, Waiter[K, V]]) -> None:
+        flight.batch = OVER
+        if self.flights.get(flight.key) is flight:
+            del self.flights[flight.key]
+
+    def close(self) -> list[Flight[K, Waiter[K, V]]]:
+        """Nothing begins any more; the flights there were."""
+        self._is_closed = True
+        ended = list(self.flights.values())
+        for flight in ended:
+            flight.batch = OVER
+        self.flights.clear()
+        return ended

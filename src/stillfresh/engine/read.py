@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
+from stillfresh.engine.loader import Runtime, is_cancelled, looked_at
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
-from stillfresh.engine.queue import Waiter
+from stillfresh.engine.queue import Queue, Waiter
 from stillfresh.engine.rules import (
     FOR_EVER,
     NOTHING,
@@ -24,7 +25,6 @@ from stillfresh.engine.rules import (
     verdict_of,
 )
 from stillfresh.engine.spec import Spec
-from stillfresh.engine.tasks import Runtime, is_cancelled, looked_at
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
@@ -75,7 +75,9 @@ class Reads(Generic[K, V]):
     ) -> None:
         self.spec = spec
         self.memory = memory
+        self.queue: Queue[K, V] = Queue(spec, memory.counts)
         self.loads: Loads[K, V]
+        """While it is open."""
         self.text = text
         self._owner = owner
         self._runtime: Runtime | None = None
@@ -84,7 +86,7 @@ class Reads(Generic[K, V]):
 
     async def read(self, key: K, load: OwnLoad, *, anew: bool = False) -> Read[V]:
         """E2 by a loader for this read (`max_batch` is 1); a load under way is waited for."""
-        waiter: Waiter[K, V] = Waiter((await self.ready()).loop.create_future(), load)
+        waiter: Waiter[K, V] = Waiter(load)
         outcomes = await (self.reload([key], waiter) if anew else self.answers([key], waiter))
         return outcomes[key] if waiter.private is None else waiter.private
 
@@ -94,7 +96,7 @@ class Reads(Generic[K, V]):
         """E2, for each key; those that need a load are loaded together."""
         runtime = await self.ready()
         now = runtime.clock()
-        waiter = waiter or Waiter(runtime.loop.create_future(), max_age=max_age)
+        waiter = waiter or Waiter(max_age=max_age)
         if texts := self._unheld(keys, now, waiter.outcomes, max_age):
             unread: set[K] = set()
             records = await self._records(runtime, texts, unread)
@@ -105,7 +107,7 @@ class Reads(Generic[K, V]):
                     self._join(key, id_, NOTHING, waiter)
             if not records:
                 self._drop_deleted(texts)
-                self.loads.queue.join_missing(texts, waiter)
+                self.queue.join_missing(texts, waiter)
             await self.loads.wait(waiter, texts)
             self.memory.count([waiter.outcomes[key] for key in texts], runtime.clock())
         return {key: waiter.outcomes[key] for key in keys}
@@ -125,7 +127,8 @@ class Reads(Generic[K, V]):
                 key, plan, now, unverified=unverified
             ):
                 if plan.refresh:
-                    self.loads.refresh(key, id_, record, waiter)
+                    self.queue.want(key, id_, record, waiter)
+                    self.loads.flush_soon()
                 waiter.outcomes[key] = served
             case Serve() if failure := cooling(record.failure, now):
                 waiter.outcomes[key] = self.memory.cooling(key, failure, now)
@@ -143,13 +146,13 @@ class Reads(Generic[K, V]):
     ) -> None:
         if record.copy is None:
             self._drop_deleted([key])
-        self.loads.queue.join(key, id_, record, waiter, forced=forced)
+        self.queue.join(key, id_, record, waiter, forced=forced)
 
     def _drop_deleted(self, keys: Iterable[K]) -> None:
         """The store has no copy of these: deleted, by whatever process."""
         if entries := self.memory.entries:
             for key in keys:
-                if key in entries and key not in self.loads.queue.flights:
+                if key in entries and key not in self.queue.flights:
                     self.memory.drop(key)
 
     def _unheld(
@@ -224,7 +227,7 @@ class Reads(Generic[K, V]):
         runtime = await self.ready()
         texts = {key: self.text(key) for key in keys}
         records = await self._records(runtime, texts)
-        waiter = waiter or Waiter(runtime.loop.create_future())
+        waiter = waiter or Waiter()
         for key, id_ in texts.items():
             self._join(key, id_, records.get(id_, NOTHING), waiter, forced=True)
         await self.loads.wait(waiter, texts)

@@ -18,7 +18,7 @@ from stillfresh.engine.lane import Lane, LaneState
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, left_of
 from stillfresh.engine.rules import Terms
-from stillfresh.engine.tasks import Runtime
+from stillfresh.engine.loader import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Self, cast
 from stillfresh.checks import checked_function, checked_whole
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration
-from stillfresh.engine.tasks import looked_at
+from stillfresh.engine.loader import looked_at
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.feed.cache import FeedCache

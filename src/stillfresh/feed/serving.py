@@ -13,8 +13,8 @@ from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
 from stillfresh.engine import Answer, Cache, RetryAfter
+from stillfresh.engine.loader import Tasks, looked_at
 from stillfresh.engine.rules import cooling
-from stillfresh.engine.tasks import Tasks, looked_at
 from stillfresh.errors import LoadFailed, StillfreshError, StoreError
 from stillfresh.feed.cache import FeedCache
 from stillfresh.feed.model import FeedCacheUpdated, Freshness

@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar
 import apsw
 
 from stillfresh.clock import Clock
-from stillfresh.engine.tasks import looked_at
+from stillfresh.engine.loader import looked_at
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.feed.file import FeedFile
 from stillfresh.feed.model import FeedStats, canonical

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeAlias
 
 from stillfresh.checks import checked_flag, checked_function, is_whole
-from stillfresh.engine.tasks import is_cancelled
+from stillfresh.engine.loader import is_cancelled
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.waiting import rules

@@ -14,7 +14,7 @@ from typing import Final, Self
 import apsw
 
 from stillfresh.clock import Clock
-from stillfresh.engine.tasks import Tasks, looked_at
+from stillfresh.engine.loader import Tasks, looked_at
 from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.stores.sqlite import LoopWriter, abandon, by_header, translated
