@@ -21,8 +21,8 @@ from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Explanation, Origin, Outcome
-from stillfresh.engine.queue import Queue, Waiter
-from stillfresh.engine.read import Reads, ReadStep
+from stillfresh.engine.queue import Waiter
+from stillfresh.engine.read import Reads, StoreStep
 from stillfresh.engine.rules import NOTHING, Serve, refresh_times, verdict_of, watched_until
 from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import ResourceStats
@@ -51,8 +51,7 @@ class Core(Reads[K, V]):
         self.key = key
 
     def open(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._begin_anew()
+        self.begin_anew(runtime)
         self.loads = Loads(self.spec, self.memory, self.watcher, self.queue, runtime)
 
     def close(self) -> None:
@@ -64,21 +63,15 @@ class Core(Reads[K, V]):
 
     def leave(self) -> None:
         """E21: its loop was closed, or a fork left it to the parent: nobody can be told."""
-        self._runtime = None
         self.memory.clear()
         for _ in self.memory.freed():
             pass
         self.watcher.begin_anew()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """What is under way belongs to the life that has ended."""
-        self.queue = Queue(self.spec, self.memory.counts)
-        self._question = None
+        self.begin_anew()
 
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For watchers: what is not fresh is loaded, by us or another; cooldowns hold."""
-        runtime, texts = await self.ready(), {key: self.text(key) for key in keys}
+        runtime, texts = await self.ready(), self.texts(keys)
         records = await self._watched_records(runtime, texts)
         waiter: Waiter[K, V] = Waiter(each=True)
         now = runtime.clock()
@@ -100,7 +93,7 @@ class Core(Reads[K, V]):
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For watchers: when each is to be refreshed."""
-        runtime, texts = await self.ready(), {key: self.text(key) for key in keys}
+        runtime, texts = await self.ready(), self.texts(keys)
         records = await self._watched_records(runtime, texts)
         return refresh_times(texts, records, runtime.clock(), self.spec.terms, self.watcher.absent)
 
@@ -120,32 +113,26 @@ class Core(Reads[K, V]):
                 self.watcher.landed(key, answer, watched_until(copy, self.spec.terms), now)
         return records
 
-    def check_not_closed(self) -> None:
-        """NotOpen if the cache was closed."""
-        self._owner.check_not_closed()
-
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""
-        runtime, texts = await self.ready(), [self.text(key) for key in keys]
+        runtime, texts = await self.ready(), self.texts(keys)
         with self.overtaking(keys):
-            await runtime.store.invalidate(self.spec.kind, texts, soft=soft)
+            await runtime.store.invalidate(self.spec.kind, list(texts.values()), soft=soft)
 
     async def delete(self, keys: Sequence[K]) -> None:
-        runtime, texts = await self.ready(), [self.text(key) for key in keys]
+        runtime, texts = await self.ready(), self.texts(keys)
         with self.overtaking(keys):
-            await runtime.store.delete(self.spec.kind, texts)
-        self.memory.counts.mended(texts)
+            await runtime.store.delete(self.spec.kind, list(texts.values()))
+        self.memory.counts.mended(texts.values())
 
     @contextmanager
-    def overtaking(self, keys: Sequence[K]) -> Iterator[ReadStep[K]]:
+    def overtaking(self, keys: Sequence[K]) -> Iterator[StoreStep[K]]:
         """Before the store's step and after it; the step notes which keys others overtake."""
         self.overtake(keys)
-        step = ReadStep(keys)
-        self._steps.add(step)
         try:
-            yield step
+            with self.step(keys) as step:
+                yield step
         finally:
-            self._steps.discard(step)
             self.overtake(keys)
 
     def overtake(self, keys: Iterable[K]) -> None:
@@ -181,11 +168,6 @@ class Core(Reads[K, V]):
             in_memory=key in self.memory.entries,
             lease_for=self.spec.lease_for,
         )
-
-    def is_full(self, key: K) -> bool:
-        """As many loads are under way as may be, none of them this one's."""
-        flights = self.queue.flights
-        return len(flights) >= self.spec.concurrency and key not in flights
 
     async def stats(self) -> ResourceStats:
         await self.memory.fold_all()

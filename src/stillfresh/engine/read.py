@@ -5,8 +5,11 @@ resource's callers use; `text` is its name in the store.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
@@ -17,8 +20,8 @@ from stillfresh.engine.queue import Queue, Waiter
 from stillfresh.engine.rules import (
     FOR_EVER,
     NOTHING,
-    Fail,
     Load,
+    Plan,
     Serve,
     cooling,
     plan_read,
@@ -33,14 +36,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class ReadStep(Generic[K]):
-    """A read of the store under way, and which of its keys were invalidated meanwhile (E6)."""
+class StoreStep(Struct, Generic[K], eq=False):
+    """A step of the store under way, and which of its keys were invalidated meanwhile (E6)."""
 
-    __slots__ = ("dirty", "keys")
-
-    def __init__(self, keys: Iterable[K]) -> None:
-        self.keys = frozenset(keys)
-        self.dirty: set[K] = set()
+    keys: frozenset[K]
+    dirty: set[K] = set()
 
 
 class Question:
@@ -48,8 +48,6 @@ class Question:
 
     With the generations that all callers know. A store that reads on the spot has no use for it.
     """
-
-    __slots__ = ("ids", "known", "task")
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}
@@ -74,15 +72,40 @@ class Reads(Generic[K, V]):
         self, spec: Spec[K, V], owner: Lifecycle, memory: Memory[K, V], text: Callable[[K], str]
     ) -> None:
         self.spec = spec
+        self.owner = owner
         self.memory = memory
-        self.queue: Queue[K, V] = Queue(spec, memory.counts)
+        self.text = text
+        self.queue: Queue[K, V]
         self.loads: Loads[K, V]
         """While it is open."""
-        self.text = text
-        self._owner = owner
-        self._runtime: Runtime | None = None
-        self._steps: set[ReadStep[K]] = set()
+        self._steps: set[StoreStep[K]] = set()
+        self.begin_anew()
+
+    def begin_anew(self, runtime: Runtime | None = None) -> None:
+        """What is under way belongs to the life that has ended."""
+        self._runtime = runtime
+        self.queue = Queue(self.spec, self.memory.counts)
         self._question: Question | None = None
+
+    async def ready(self) -> Runtime:
+        """E13: a cache belongs to the loop that opened it."""
+        runtime = self._runtime
+        if runtime is None or runtime.loop is not asyncio.get_running_loop():
+            runtime = await self.owner.runtime()
+            self._check_open(runtime)
+        return runtime
+
+    def is_open(self, runtime: Runtime) -> bool:
+        return self._runtime is runtime
+
+    def _check_open(self, runtime: Runtime) -> None:
+        """Closed while we waited: what we have in hand belongs to a life that has ended."""
+        if not self.is_open(runtime):
+            raise NotOpen(f"{self.spec.kind}: the cache is closed")
+
+    def texts(self, keys: Iterable[K]) -> dict[K, str]:
+        """By their names in the store; ConfigError if one is no key."""
+        return {key: self.text(key) for key in keys}
 
     async def read(self, key: K, load: OwnLoad, *, anew: bool = False) -> Read[V]:
         """E2 by a loader for this read (`max_batch` is 1); a load under way is waited for."""
@@ -112,34 +135,31 @@ class Reads(Generic[K, V]):
             self.memory.count([waiter.outcomes[key] for key in texts], runtime.clock())
         return {key: waiter.outcomes[key] for key in keys}
 
-    def _answer(
-        self,
-        key: K,
-        id_: str,
-        record: Record,
-        now: float,
-        waiter: Waiter[K, V],
-        *,
-        unverified: bool,
+    def _answer(  # noqa: PLR0917 (called for each key that is read)
+        self, key: K, id_: str, record: Record, now: float, waiter: Waiter[K, V], unverified: bool
     ) -> None:
-        match plan_read(record, now, self.spec.lease_for, waiter.max_age):
-            case Serve() as plan if served := self.memory.serve(
-                key, plan, now, unverified=unverified
-            ):
-                if plan.refresh:
-                    self.queue.want(key, id_, record, waiter)
-                    self.loads.flush_soon()
-                waiter.outcomes[key] = served
-            case Serve() if failure := cooling(record.failure, now):
-                waiter.outcomes[key] = self.memory.cooling(key, failure, now)
-            case Fail(failure):
-                waiter.outcomes[key] = self.memory.cooling(key, failure, now)
-            case Serve():
-                self._join(key, id_, record, waiter)
-            case Load(fallback):
-                if fallback is not None:
-                    self.loads.give_fallback(key, fallback, [waiter], unverified=unverified)
-                self._join(key, id_, record, waiter)
+        plan, said = self._planned(key, record, now, waiter.max_age, unverified=unverified)
+        if said is not None:
+            waiter.outcomes[key] = said
+            if isinstance(plan, Serve) and plan.refresh:
+                self.queue.want(key, id_, record, waiter)
+                self.loads.flush_soon()
+            return
+        if isinstance(plan, Load) and plan.fallback is not None:
+            self.loads.give_fallback(key, plan.fallback, [waiter], unverified=unverified)
+        self._join(key, id_, record, waiter)
+
+    def _planned(
+        self, key: K, record: Record, now: float, max_age: float, *, unverified: bool
+    ) -> tuple[Plan, Outcome[V] | None]:
+        """What is to be done, and what can be said without a load."""
+        plan = plan_read(record, now, self.spec.lease_for, max_age)
+        if isinstance(plan, Serve) and (
+            answer := self.memory.serve(key, plan, now, unverified=unverified)
+        ):
+            return plan, answer
+        failure = cooling(record.failure, now)
+        return plan, None if failure is None else self.memory.cooling(key, failure, now)
 
     def _join(
         self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False
@@ -200,59 +220,37 @@ class Reads(Generic[K, V]):
         unread = set() if unread is None else unread
         records = await self._records(runtime, texts, unread) if texts else {}
         for key, id_ in texts.items():
-            match plan_read(records.get(id_, NOTHING), now, max_age=max_age):
-                case Serve() as plan if answer := self.memory.serve(
-                    key, plan, now, unverified=key in unread
-                ):
-                    found[key] = answer
-                case Fail(failure):
-                    found[key] = self.memory.cooling(key, failure, now)
+            record, unverified = records.get(id_, NOTHING), key in unread
+            _, said = self._planned(key, record, now, max_age, unverified=unverified)
+            if said is not None:
+                found[key] = said
         self.memory.count([found[key] for key in texts if key in found], now)
         return found
 
     async def look(self, key: K) -> Answer[V] | None:
         """What there is, however old, unless it is GONE; nothing is loaded."""
-        runtime, id_ = await self.ready(), self.text(key)
-        unread: set[K] = set()
+        runtime, id_, unread = await self.ready(), self.text(key), set[K]()
         copy = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING).copy
         now = runtime.clock()
         if copy is None or (verdict := verdict_of(copy, now)) is Verdict.GONE:
             return None
         return self.memory.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
 
+    def is_full(self, key: K) -> bool:
+        """As many loads are under way as may be, none of them this one's."""
+        flights = self.queue.flights
+        return len(flights) >= self.spec.concurrency and key not in flights
+
     async def reload(
         self, keys: Sequence[K], waiter: Waiter[K, V] | None = None
     ) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
-        runtime = await self.ready()
-        texts = {key: self.text(key) for key in keys}
+        runtime, texts, waiter = await self.ready(), self.texts(keys), waiter or Waiter()
         records = await self._records(runtime, texts)
-        waiter = waiter or Waiter()
         for key, id_ in texts.items():
             self._join(key, id_, records.get(id_, NOTHING), waiter, forced=True)
         await self.loads.wait(waiter, texts)
         return waiter.outcomes
-
-    def check(self, keys: Iterable[K]) -> None:
-        """ConfigError if one is no key."""
-        for key in keys:
-            self.text(key)
-
-    async def ready(self) -> Runtime:
-        """E13: a cache belongs to the loop that opened it."""
-        runtime = self._runtime
-        if runtime is None or runtime.loop is not asyncio.get_running_loop():
-            runtime = await self._owner.runtime()
-            self._check_open(runtime)
-        return runtime
-
-    def is_open(self, runtime: Runtime) -> bool:
-        return self._runtime is runtime
-
-    def _check_open(self, runtime: Runtime) -> None:
-        """Closed while we waited: what we have in hand belongs to a life that has ended."""
-        if not self.is_open(runtime):
-            raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
     async def _records(
         self, runtime: Runtime, texts: Mapping[K, str], unread: set[K] | None = None
@@ -267,7 +265,7 @@ class Reads(Generic[K, V]):
         try:
             if runtime.read_now is not None:
                 return runtime.read_now(self.spec.kind, list(texts.values()), known)
-            return await self._read(runtime, texts, known, held)
+            return await self._asked(runtime, texts, known, held)
         except StoreError:
             self._check_open(runtime)
             self.memory.counts.store_errors += 1
@@ -275,43 +273,35 @@ class Reads(Generic[K, V]):
                 unread.update(texts)
             return {id_: Record(copy) for id_, copy in held.items()}
 
-    async def _read(
+    async def _asked(
         self, runtime: Runtime, texts: Mapping[K, str], known: dict[str, str], held: dict[str, Copy]
     ) -> dict[str, Record]:
-        """E6: what was invalidated while it was read is taken for missing, in memory as well."""
-        step = ReadStep(texts)
-        self._steps.add(step)
-        entries = self.memory.entries
-        pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
-        try:
-            records = await self._asked(runtime, list(texts.values()), known)
-        finally:
-            self._steps.discard(step)
-            for key in step.dirty:
-                held.pop(texts[key], None)
-        self._check_open(runtime)
-        for key in step.dirty:
-            records.pop(texts[key], None)
-        for key in pinned.keys() - entries.keys() - step.dirty:
-            self.memory.put(key, *pinned[key])  # pushed out while the store was asked
-        return records
+        """With all that this turn of the loop asks; a caller that leaves takes nobody along.
 
-    async def _asked(
-        self, runtime: Runtime, ids: list[str], known: Mapping[str, str]
-    ) -> dict[str, Record]:
-        """With all that this turn of the loop asks; a caller that leaves takes nobody along."""
+        E6: what was invalidated while it was read is taken for missing, in memory as well.
+        """
         if (question := self._question) is None:
             question = self._question = Question()
             question.task = runtime.spawn(self._ask(runtime, question), runtime.context)
             question.task.add_done_callback(looked_at)
-        question.add(ids, known)
-        try:
-            records = await asyncio.shield(question.task)
-        except asyncio.CancelledError:
-            if question.task.cancelled() and not is_cancelled():
-                raise NotOpen(f"{self.spec.kind}: the cache is closed") from None
-            raise
-        return {id_: records[id_] for id_ in ids if id_ in records}
+        question.add(texts.values(), known)
+        entries = self.memory.entries
+        pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
+        with self.step(texts) as step:
+            try:
+                records = await asyncio.shield(question.task)
+            except asyncio.CancelledError:
+                if question.task.cancelled() and not is_cancelled():
+                    raise NotOpen(f"{self.spec.kind}: the cache is closed") from None
+                raise
+            finally:
+                for key in step.dirty:
+                    held.pop(texts[key], None)
+        self._check_open(runtime)
+        for key in pinned.keys() - entries.keys() - step.dirty:
+            self.memory.put(key, *pinned[key])  # pushed out while the store was asked
+        clean = (id_ for key, id_ in texts.items() if key not in step.dirty)
+        return {id_: records[id_] for id_ in clean if id_ in records}
 
     async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
         """Begins when the turn is over. E9, I7: who allows a lag is read for at a lower price."""
@@ -319,3 +309,13 @@ class Reads(Generic[K, V]):
             self._question = None
         kind, ids, lag = self.spec.kind, list(question.ids), self.spec.memory_for
         return await runtime.store.read(kind, ids, question.known, lag)
+
+    @contextmanager
+    def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
+        """The step notes which of its keys are overtaken while it is under way."""
+        step = StoreStep(frozenset(keys))
+        self._steps.add(step)
+        try:
+            yield step
+        finally:
+            self._steps.discard(step)

@@ -215,7 +215,7 @@ class Resource(Generic[K, V]):
 
     def of(self, key: K) -> Handle[V]:
         """One entry's handle."""
-        self._core.check([key])
+        self._core.text(key)
         return Handle(self._core, key)
 
     async def explain(self, key: K) -> Explanation:
@@ -232,7 +232,7 @@ class Resource(Generic[K, V]):
     def _no_key(self, key: K) -> ConfigError:
         """E15: what cannot be hashed is refused with the words for every other bad key."""
         try:
-            self._core.check([key])
+            self._core.text(key)
         except ConfigError as exc:
             return exc
         return ConfigError(f"{self._core.spec.kind}: the key {shown(key)} cannot be hashed")

@@ -170,7 +170,7 @@ class Watcher(Driver[K], Generic[K, V]):
         return self.core.renew(keys)
 
     def begin(self, watch: Watch[K, V]) -> None:
-        self.core.check_not_closed()
+        self.core.owner.check_not_closed()
         self._check_loop()
         self._open.add(watch)
 

@@ -151,7 +151,7 @@ def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource 
     said = f"{id_!r} is no id of {core.spec.kind}"
     try:
         key = core.key(id_)
-        core.check([key])
+        core.text(key)
     except (ConfigError, ValueError) as exc:
         raise Problem(404, "not_found", "Not found", said) from exc
     if isinstance(key, int) and str(key) != id_:
