@@ -13,8 +13,8 @@ from stillfresh.coordinator.config import Kind
 from stillfresh.coordinator.database import KEPT_FOR
 from stillfresh.coordinator.rules import View, original_of, owner_of, stale_at
 from stillfresh.engine import Answer, Dropped, MsgpackCodec, Spec
-from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, pause_of, results_of, stamped
 from stillfresh.engine.loader import looked_at
+from stillfresh.engine.rules import ABSENT, NOTHING, Absent, Terms, pause_of, results_of, stamped
 from stillfresh.engine.watcher import Driver
 from stillfresh.errors import LoadFailed, StillfreshError, error_text
 from stillfresh.freshness import Policy, Verdict

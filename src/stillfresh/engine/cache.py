@@ -53,7 +53,7 @@ BatchLoader: TypeAlias = Callable[
 GRACE: Final = 5.0
 
 
-class Cache:
+class Cache(Lifecycle):
     """`async with Cache("sqlite:///prices.db") as cache:`; without it, the first read opens it."""
 
     def __init__(
@@ -67,13 +67,9 @@ class Cache:
     ) -> None:
         self.clock = checked_clock(clock)
         self._private = isinstance(store, str) and store.startswith("memory:")
-        self._store = store_for(store, clock)
-        self._cores: dict[str, Core[Any, Any]] = {}
-        within = seconds(grace, name="grace")
-        new_runtime = partial(
-            Runtime, self._store, self.clock, sleep=sleep, dice=dice, grace=within
-        )
-        self._life = Lifecycle(self._store, self._cores, new_runtime)
+        opened, within = store_for(store, clock), seconds(grace, name="grace")
+        new_runtime = partial(Runtime, opened, self.clock, sleep=sleep, dice=dice, grace=within)
+        super().__init__(opened, new_runtime)
 
     def batched(
         self,
@@ -165,23 +161,6 @@ class Cache:
 
         return decorate
 
-    async def open(self) -> None:
-        """Ready for work on this event loop; also after a close."""
-        await self._life.open()
-
-    async def runtime(self) -> Runtime:
-        """What the resources work with; opens the store at the first call."""
-        return await self._life.runtime()
-
-    @property
-    def is_closed(self) -> bool:
-        """Closed by hand; a read opens what was never opened, not this."""
-        return self._life.is_closed
-
-    async def close(self) -> None:
-        """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
-        await self._life.close()
-
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """E8: every entry with this tag, and every load of one that is under way.
 
@@ -192,25 +171,19 @@ class Cache:
         await _overtake(self._tagged(tag))
         try:
             tagged = await runtime.store.invalidate_tag(tag, soft=soft)
-            cores = self._cores
-            known = ((cores[kind], id_) for kind, id_ in tagged if kind in cores)
-            await _overtake((core, core.key(id_)) for core, id_ in known)
+            known = ((self.cores.get(kind), id_) for kind, id_ in tagged)
+            await _overtake((core, core.key(id_)) for core, id_ in known if core is not None)
         finally:
             await _overtake(self._tagged(tag))
         return tagged
 
     def _tagged(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
-        for core in tuple(self._cores.values()):
+        for core in tuple(self.cores.values()):
             yield from ((core, key) for key in core.tagged(tag))
 
     async def evict(self) -> int:
         """Drop from the store what nobody can be served any more; return how many."""
         return await (await self.runtime()).store.evict(self.clock())
-
-    @property
-    def cores(self) -> Mapping[str, Core[Any, Any]]:
-        """For shells: what was declared, by its name."""
-        return self._cores
 
     async def stats(self) -> CacheStats:
         """Counts of every resource, and the store's own."""
@@ -219,7 +192,7 @@ class Cache:
             store = await runtime.store.stats()
         except StoreError:
             store = None
-        cores = tuple(self._cores.items())
+        cores = tuple(self.cores.items())
         return CacheStats({kind: await core.stats() for kind, core in cores}, store)
 
     async def entries(
@@ -237,8 +210,8 @@ class Cache:
         self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call `function(*args)` on the cache's loop, from another thread, and wait for it."""
-        self._life.check_not_forked()
-        runtime = self._life.opened
+        self.check_not_forked()
+        runtime = self.opened
         if runtime is None or not runtime.loop.is_running():
             raise NotOpen("this cache is not open: from_thread needs a running loop to call")
         try:
@@ -259,7 +232,7 @@ class Cache:
         await self.close()
 
     def _new_name(self, name: str) -> str:
-        if checked_kind(name) in self._cores:
+        if checked_kind(name) in self.cores:
             raise ConfigError(
                 f"resource name {name!r}: taken already in this cache; use another one"
             )
@@ -274,10 +247,10 @@ class Cache:
     ) -> Core[H, V]:
         """For systems on the engine: keys of any kind; `private`: our store."""
         memory: Memory[H, V] = Memory(spec, self.clock, private=self._private or private)
-        core = Core(spec, self._life, memory, text=text, key=key)
-        self._cores[self._new_name(spec.kind)] = core
-        if self._life.opened is not None:
-            core.open(self._life.opened)
+        core = Core(spec, self, memory, text=text, key=key)
+        self.cores[self._new_name(spec.kind)] = core
+        if self.opened is not None:
+            core.open(self.opened)
         return core
 
 

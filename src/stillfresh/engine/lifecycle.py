@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -24,15 +24,11 @@ logger = logging.getLogger(__name__)
 class Lifecycle:
     """What is open of a cache, and on which event loop."""
 
-    def __init__(
-        self,
-        store: Store,
-        cores: "Mapping[str, Core[Any, Any]]",
-        new_runtime: Callable[[], Runtime],
-    ) -> None:
+    def __init__(self, store: Store, new_runtime: Callable[[], Runtime]) -> None:
         self.opened: Runtime | None = None
+        self.cores: dict[str, Core[Any, Any]] = {}
+        """What was declared, by its name."""
         self._store = store
-        self._cores = cores
         self._new_runtime = new_runtime
         self._loop: asyncio.AbstractEventLoop | None = None
         """That which it is open on, or being opened or closed."""
@@ -94,7 +90,7 @@ class Lifecycle:
         is_left = self._is_left or self._loop is not None
         if is_live or (is_left and not self._store.outlives_loops):
             self._is_forked = True
-            for core in self._cores.values():
+            for core in self.cores.values():
                 core.leave()
 
     def _check_here(self) -> None:
@@ -113,7 +109,7 @@ class Lifecycle:
             return
         self._is_left = self._is_left or self.opened is not None or self._opening is not None
         self._loop = self._opening = self._closing = self._keeper = self.opened = None
-        for core in self._cores.values():
+        for core in self.cores.values():
             core.leave()
 
     async def _open(self) -> Runtime:
@@ -126,7 +122,7 @@ class Lifecycle:
             self._opening = self._loop = None
             raise
         runtime = self.opened = self._new_runtime()
-        for core in self._cores.values():
+        for core in self.cores.values():
             core.open(runtime)
         if self._store.needs_eviction and not self._is_ended_loop():
             runtime.spawn(_evict_now_and_then(runtime))
@@ -184,9 +180,9 @@ class Lifecycle:
         keeper, self._keeper = self._keeper, None
         runtime, self.opened = self.opened, None
         self._is_left = not keeps  # until the store is closed: this may be cut off
-        for core in self._cores.values():
+        for core in self.cores.values():
             core.close()
-        for core in tuple(self._cores.values()):  # one may be declared between two slices
+        for core in tuple(self.cores.values()):  # one may be declared between two slices
             async for _ in sliced(core.memory.freed()):
                 pass
         if runtime is not None:

@@ -46,7 +46,7 @@ class Watch(Generic[K, V]):
         end: Callable[[], object] | None = None,
     ) -> None:
         self._watcher = watcher
-        watcher.core.check(listed := list(keys))
+        watcher.core.texts(listed := list(keys))
         self._keys = dict.fromkeys(listed)
         for name, listener in (("tell", tell), ("fail", fail), ("end", end)):
             _check_plain(name, listener)
@@ -57,7 +57,7 @@ class Watch(Generic[K, V]):
 
     def add(self, *keys: K) -> None:
         """Watch these as well."""
-        self._watcher.core.check(keys)
+        self._watcher.core.texts(keys)
         for key in keys:
             if key not in self._keys:
                 if self._is_open:

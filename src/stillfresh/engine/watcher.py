@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.engine.lane import Lane, LaneState
+from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, left_of
 from stillfresh.engine.rules import Terms
-from stillfresh.engine.loader import Runtime
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
 
