@@ -10,7 +10,7 @@ import heapq
 import random
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -32,10 +32,11 @@ class ReadyHandle(NamedTuple):
     handle: asyncio.Handle
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+class VirtualLoop(asyncio.BaseEventLoop):
     """`dice` chooses what runs next; without it, what came first."""
 
     def __init__(self, dice: random.Random | None) -> None:
+        super().__init__()
         self.owner = WORLD
         self.steps = 0
         self.errors: list[tuple[int, str]] = []
@@ -45,24 +46,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._dice = dice
         self._now = 0.0
         self._count = 0
-        self._ready: list[ReadyHandle] = []
+        self._queue: list[ReadyHandle] = []
         self._timers: list[tuple[float, int, int, asyncio.TimerHandle]] = []
         self._paused: dict[int, list[ReadyHandle]] = {}
         self._dead: dict[int, list[ReadyHandle]] = {}
         """What the killed would have done; it is let go of at the end."""
-        self._is_running = self._is_closed = self._is_ending = False
+        self._is_ending = False
 
     def time(self) -> float:
         return self._now
 
-    def get_debug(self) -> bool:
-        return False
-
     def is_running(self) -> bool:
-        return self._is_running
-
-    def is_closed(self) -> bool:
-        return self._is_closed
+        return asyncio._get_running_loop() is self  # noqa: SLF001 (a loop's own business)
 
     def call_soon(
         self,
@@ -71,19 +66,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, list(args), self, context)
-        self._add(handle, callback, self.owner)
+        task = getattr(callback, "__self__", None)
+        number = self.tasks[task][0] if isinstance(task, asyncio.Task) and task in self.tasks else 0
+        self._queue.append(ReadyHandle(number, self._next(), self.owner, handle))
         return handle
 
     call_soon_threadsafe = call_soon
-
-    def call_later(
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *args: object,
-        context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self,
@@ -96,28 +84,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         heapq.heappush(self._timers, (when, self._next(), self.owner, handle))
         return handle
 
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
-
     def create_task(
         self,
         coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
         *,
-        name: str | None = None,
+        name: object = None,
         context: contextvars.Context | None = None,
         **options: Any,  # noqa: ANN401 (newer Pythons have more)
     ) -> asyncio.Task[T]:
         number = self._next()
-        owner = self.owner
-        task: asyncio.Task[T] = asyncio.Task(
-            cast("Coroutine[Any, Any, T]", coro),
-            loop=self,
-            name=name or f"task-{number}",
-            context=context,
-            **options,
-        )
-        self.tasks[task] = number, owner
-        self._ready[-1] = self._ready[-1]._replace(task=number)
+        name = name or f"task-{number}"
+        task = super().create_task(coro, name=name, context=context, **options)
+        self.tasks[task] = number, self.owner
+        self._queue[-1] = self._queue[-1]._replace(task=number)
         task.add_done_callback(lambda it: self.tasks.pop(it, None))
         return task
 
@@ -129,12 +108,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def run_in_executor(self, *_: object) -> NoReturn:
         raise RuntimeError("a simulation has one thread: nothing can run in an executor")
-
-    def close(self) -> None:
-        self._is_closed = True
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are passed over when their time comes."""
 
     @contextmanager
     def acting(self, owner: int) -> Iterator[None]:
@@ -149,7 +122,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._paused.setdefault(owner, [])
 
     def resume(self, owner: int) -> None:
-        self._ready += self._paused.pop(owner, [])
+        self._queue += self._paused.pop(owner, [])
 
     def kill(self, owner: int) -> None:
         """What it was doing stays as it is; nothing of it runs, cleans up or is told."""
@@ -168,7 +141,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """What is left, of the killed as well, is cancelled and comes to its end, unobserved."""
         self._is_ending = True
         for left in (*self._dead.values(), *self._paused.values()):
-            self._ready += left
+            self._queue += left
         self._dead.clear()
         self._paused.clear()
         with self._running():
@@ -177,22 +150,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     break
                 for task in tuple(self.tasks):
                     task.cancel()
-                self._run_all()
-        self._is_closed = True
-
-    def _run_all(self) -> None:
-        with suppress(Deadlock):
-            for _ in range(10 * ROUNDS):
-                self._step()
+                with suppress(Deadlock):
+                    for _ in range(10 * ROUNDS):
+                        self._step()
+        self.close()
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        asyncio._set_running_loop(self)  # noqa: SLF001 (a loop's own business)
-        self._is_running = True
+        asyncio._set_running_loop(self)  # noqa: SLF001
         try:
             yield
         finally:
-            self._is_running = False
             asyncio._set_running_loop(None)  # noqa: SLF001
 
     def _step(self) -> None:
@@ -207,37 +175,27 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _choose(self) -> ReadyHandle:
         while True:
             self._fire()
-            self._set_aside()
-            if self._ready:
+            if self._queue:
                 break
             if not self._timers:
                 raise Deadlock("nothing is left to run")
             self._now = max(self._now, self._timers[0][0])
         if self._dice is None:
-            return self._ready.pop(0)
+            return self._queue.pop(0)
         # By the task's number: the order in which a set gave them differs from run to run.
-        self._ready.sort(key=lambda it: (it.task, it.number))
-        return self._ready.pop(self._dice.randrange(len(self._ready)))
+        self._queue.sort(key=lambda it: (it.task, it.number))
+        return self._queue.pop(self._dice.randrange(len(self._queue)))
 
     def _fire(self) -> None:
-        """Timers whose time has come are ready."""
+        """Timers whose time has come are ready; set aside what cannot run now, or never will."""
+        ready, self._queue = self._queue, []
         while self._timers and self._timers[0][0] <= self._now:
             _, number, owner, handle = heapq.heappop(self._timers)
-            if not handle.cancelled():
-                self._ready.append(ReadyHandle(0, number, owner, handle))
-
-    def _set_aside(self) -> None:
-        """What cannot run now, or never will."""
+            ready.append(ReadyHandle(0, number, owner, handle))
         aside = {**self._paused, **self._dead}
-        ready, self._ready = self._ready, []
         for it in ready:
             if not it.handle.cancelled():
-                aside.get(it.owner, self._ready).append(it)
-
-    def _add(self, handle: asyncio.Handle, callback: object, owner: int) -> None:
-        task = getattr(callback, "__self__", None)
-        known = self.tasks.get(task) if isinstance(task, asyncio.Task) else None
-        self._ready.append(ReadyHandle(known[0] if known else 0, self._next(), owner, handle))
+                aside.get(it.owner, self._queue).append(it)
 
     def _next(self) -> int:
         self._count += 1

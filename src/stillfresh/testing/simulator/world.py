@@ -38,7 +38,7 @@ class World:
         self.dice = plan.dice("scenario")
         """For the scenario's own choices."""
         order = plan.dice("order") if plan.shuffled else None
-        self.loop = VirtualLoop(order)  # type: ignore[abstract]  # what no simulation needs
+        self.loop = VirtualLoop(order)
         self.weather = Weather(plan, self.loop)
         self.ledger = Ledger()
         self.trace: deque[str] = deque(maxlen=MAX_TRACE)
