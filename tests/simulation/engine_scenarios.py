@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from stillfresh import Cache, Loaded, LoadFailed, NotOpen, RetryAfter
 from stillfresh.engine import Resource
-from stillfresh.testing.simulator import Observed, Process, Promise, Version, World
+from stillfresh.testing import Observed, Process, Promise, Version, World
 
 KEYS = ("a", "b", "c")
 SHOPS = {"eu": ("eu-1", "eu-2"), "us": ("us-1",)}

@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 from stillfresh.errors import LoadFailed, NotOpen, StillfreshError
 from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
 from stillfresh.freshness import Verdict
-from stillfresh.testing.simulator import Blow, Process, Promise, World
+from stillfresh.testing import Blow, Process, Promise, World
 
 UUID = "topic"
 

@@ -22,7 +22,7 @@ from stillfresh.live import Connection
 from stillfresh.stores import memory
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryRow, MemoryStore
-from stillfresh.testing.simulator import Promise
+from stillfresh.testing import Promise
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import Asking
 from stillfresh.waiting import rules
@@ -97,7 +97,7 @@ def a_retry_reuses_its_token(patch: pytest.MonkeyPatch) -> None:
         grants = before(self, some)
         for id_, lease in grants.items():
             if isinstance(lease, Lease) and (first := self.leases.get(id_)) is not None:
-                self.world.store._rows.leased[self.kind, id_].token = first.token
+                self.process.world.store._rows.leased[self.kind, id_].token = first.token
                 grants[id_] = Lease(id_, first.token, lease.expires_at)
         return grants
 

@@ -1,6 +1,7 @@
 """T2: the ledger notices what it is there for, and knows what S5 allows."""
 
 from contextlib import AbstractContextManager
+from typing import NoReturn
 
 import pytest
 
@@ -45,7 +46,10 @@ def change(ledger: Ledger, *, soft: bool = False) -> None:
 
 @pytest.fixture
 def ledger() -> Ledger:
-    return Ledger()
+    def fail(broken: BrokenPromise) -> NoReturn:
+        raise broken
+
+    return Ledger(fail)
 
 
 def breaks(promise: Promise) -> AbstractContextManager[object]:

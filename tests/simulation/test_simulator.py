@@ -340,7 +340,7 @@ class TestT3Doors:
             Faults(skew=-1)
 
     def test_a_scenario_is_a_function(self) -> None:
-        with pytest.raises(ConfigError, match="scenario: an async function"):
+        with pytest.raises(ConfigError, match="scenario: must be an async function"):
             simulate("scenario", seed=1)  # type: ignore[arg-type]
 
     async def test_it_has_a_loop_of_its_own(self) -> None:

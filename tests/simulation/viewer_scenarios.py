@@ -11,7 +11,7 @@ from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, Ttl
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.live import Connection, Hub
 from stillfresh.live.hub import joined
-from stillfresh.testing.simulator import Observed, Process, Promise, Version, World
+from stillfresh.testing import Observed, Process, Promise, Version, World
 
 IDS = ("a", "b", "c", "d", "e")
 WATCHED = ("a", "b", "c")

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from stillfresh.testing.simulator import Process, Promise, World
+from stillfresh.testing import Process, Promise, World
 from stillfresh.waiting import WaitingCache, rules
 
 GAMES = ("A", "B", "C", "D", "E", "F", "G")

@@ -4,19 +4,11 @@ from stillfresh.testing.clocks import ManualClock
 from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_leases import LeaseConformance, StoreConformance
 from stillfresh.testing.explore import Explored, PromiseBroken, explore
-from stillfresh.testing.simulator import (
-    Blow,
-    Faults,
-    Observed,
-    Process,
-    Promise,
-    Simulated,
-    SimulationFailed,
-    Trouble,
-    Version,
-    World,
-    simulate,
-)
+from stillfresh.testing.simulator.faults import Blow, Faults, Trouble
+from stillfresh.testing.simulator.ledger import Promise, Version
+from stillfresh.testing.simulator.process import Observed, Process
+from stillfresh.testing.simulator.simulate import Simulated, SimulationFailed, simulate
+from stillfresh.testing.simulator.world import World
 
 __all__ = [
     "Blow",

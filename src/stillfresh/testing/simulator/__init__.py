@@ -1,21 +1,6 @@
-"""The simulator: real code on a virtual loop, faults from a seed, promises at every step (T)."""
+"""The simulator: real code on a virtual loop, faults from a seed, promises at every step (T).
 
-from stillfresh.testing.simulator.faults import Blow, Faults, Trouble
-from stillfresh.testing.simulator.ledger import Promise, Version
-from stillfresh.testing.simulator.process import Observed, Process
-from stillfresh.testing.simulator.simulate import Simulated, SimulationFailed, simulate
-from stillfresh.testing.simulator.world import World
+Its public names are those of `stillfresh.testing`.
+"""
 
-__all__ = [
-    "Blow",
-    "Faults",
-    "Observed",
-    "Process",
-    "Promise",
-    "Simulated",
-    "SimulationFailed",
-    "Trouble",
-    "Version",
-    "World",
-    "simulate",
-]
+__all__: list[str] = []

@@ -1,14 +1,17 @@
 """What goes wrong in a run, and when (T1).
 
-Drawn from the seed at once, so that a run can be repeated with less. Pure: a seed in, a plan out.
+Drawn from the seed at once, so that a run can be repeated with less: a seed in, a plan out. While
+the run lasts, `Weather` says what the plan has for now.
 """
 
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final
 
+from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown
 
 
@@ -39,6 +42,8 @@ REQUESTS: Final = 400
 """Those that may meet trouble; a run that asks for more is a quiet one from then on."""
 RATES: Final = (0.0, 0.02, 0.1, 0.25)
 CLOCKS: Final = 8
+SLOWNESS: Final = 2.0
+"""Seconds that a slow store adds, at most, each way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,11 @@ def planned(seed: int, faults: Faults) -> Plan:
     return Plan(
         seed,
         tuple((number, dice.choice(troubles)) for number in met),
-        tuple(sorted((_strike(dice, blows, faults.within) for _ in range(count)), key=_when)),
+        tuple(
+            sorted(
+                (_strike(dice, blows, faults.within) for _ in range(count)), key=attrgetter("at")
+            )
+        ),
         tuple(round(dice.uniform(-apart, apart), 1) for _ in range(CLOCKS)),
         resends=bool(met) and dice.random() < 0.5,
     )
@@ -154,5 +163,33 @@ def _strike(dice: random.Random, blows: list[Blow], within: float) -> Strike:
     return Strike(round(dice.uniform(0, within), 2), blow, dice.randint(1, 4), amount)
 
 
-def _when(strike: Strike) -> float:
-    return strike.at
+class Weather:
+    """What the store and the way to it are like now: slow, full, away; which request fails."""
+
+    def __init__(self, plan: Plan, time: Clock) -> None:
+        self.dice = plan.dice("network")
+        self.requests = 0
+        self.faults = 0
+        """That came to pass so far."""
+        self._time = time
+        self._troubles = dict(plan.troubles)
+        self._until = {Blow.SLOW: 0.0, Blow.FULL: 0.0, Blow.AWAY: 0.0}
+
+    def next_request(self) -> tuple[int, Trouble | None]:
+        number, self.requests = self.requests, self.requests + 1
+        trouble = self._troubles.get(number)
+        self.faults += trouble is not None
+        return number, trouble
+
+    def strikes(self, strike: Strike) -> bool:
+        """False if the blow is a process's."""
+        self.faults += 1
+        if strike.blow in self._until:
+            self._until[strike.blow] = self._time() + strike.amount
+        return strike.blow in self._until
+
+    def is_now(self, blow: Blow) -> bool:
+        return self._time() < self._until[blow]
+
+    def slowness(self) -> float:
+        return self.dice.uniform(0, SLOWNESS) if self.is_now(Blow.SLOW) else 0.0

@@ -15,6 +15,7 @@ import apsw
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.sqlite.database import Work
 from stillfresh.stores.sqlite.writer import LoopWriter
+from stillfresh.testing.simulator.faults import Blow
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.world import World
@@ -65,7 +66,7 @@ class InlineWriter(LoopWriter):
         if self.is_stopping:
             raise NotOpen("this file is closed")
         weather = self.simulated.weather
-        if work.writes and (weather.is_full or weather.is_away):
+        if work.writes and (weather.is_now(Blow.FULL) or weather.is_now(Blow.AWAY)):
             work.error = StoreError("the disk is full")
         else:
             self._do([work])

@@ -5,7 +5,7 @@ here too: a version for each key, raised by every change, so that "old" is a com
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -92,9 +92,13 @@ class Reading:
 
 
 class Ledger:
-    """Times are the world's; `now` in a store's step is the clock that the store read."""
+    """Times are the world's; `now` in a store's step is the clock that the store read.
 
-    def __init__(self) -> None:
+    `fail` is told what was broken.
+    """
+
+    def __init__(self, fail: Callable[[BrokenPromise], object]) -> None:
+        self._fail = fail
         self.upstream: Counter[Key] = Counter()
         self.loads: list[KeyLoad] = []
         self.loaded_at: defaultdict[Key, float] = defaultdict(lambda: float("-inf"))
@@ -104,6 +108,9 @@ class Ledger:
         self._permits: dict[tuple[int, Key], list[str | None]] = {}
         self._ended: defaultdict[Key, list[Invalidation]] = defaultdict(list)
         self._unread: dict[tuple[int, Key], float] = {}
+
+    def _broken(self, promise: Promise, what: str) -> None:
+        self._fail(BrokenPromise(promise, what))
 
     def change(self, key: Key) -> int:
         self.upstream[key] += 1
@@ -130,8 +137,8 @@ class Ledger:
     def _permit(self, process: int, key: Key) -> str | None:
         permits = self._permits.get((process, key))
         if not permits:
-            said = f"process {process} loads {_name(key)} without a lease"
-            raise BrokenPromise(Promise.LOAD, said)
+            self._broken(Promise.LOAD, f"process {process} loads {_name(key)} without a lease")
+            return None
         return permits.pop()
 
     def acquired(self, process: int, kind: str, grants: Mapping[str, Grant], now: float) -> None:
@@ -143,10 +150,8 @@ class Ledger:
         held = self._holders.get(key)
         lease_for = lease.expires_at - now
         if held is not None and not is_lease_over(held.until, now, lease_for):
-            raise BrokenPromise(
-                Promise.HOLDER,
-                f"{_name(key)} was given to process {process} while process {held.process} has it",
-            )
+            said = f"was given to process {process} while process {held.process} has it"
+            self._broken(Promise.HOLDER, f"{_name(key)} {said}")
         self._holders[key] = Holder(lease.token, process, lease.expires_at)
 
     def renewed(self, kind: str, leases: Sequence[Lease], lost: Set[str], until: float) -> None:
@@ -170,8 +175,8 @@ class Ledger:
             held = self._held(kind, lease)
             if held is None or is_over(held.until, now):
                 said = f"{_name((kind, id_))} was published by one who has no lease for it"
-                raise BrokenPromise(Promise.LOST, said)
-            del self._holders[kind, id_]
+                self._broken(Promise.LOST, said)
+            self._holders.pop((kind, id_), None)
             if load is not None:
                 load.is_published = True
 
@@ -233,16 +238,13 @@ class Ledger:
         load = self.loads[value.load]
         is_fresh = verdict is Verdict.FRESH
         if is_fresh and load.is_refused and not (load.is_published or load.is_unstored):
-            raise BrokenPromise(
-                Promise.LOST,
-                f"process {reading.process} was served {_name(reading.key)} by a load whose "
-                f"publication was refused",
-            )
+            said = f"was served {_name(reading.key)} by a load whose publication was refused"
+            self._broken(Promise.LOST, f"process {reading.process} {said}")
         for one in self._ended[reading.key]:
             if one.version <= value.number or not self._is_known(one, reading, load):
                 continue
             if is_fresh or not (one.soft or failed):
-                raise BrokenPromise(
+                self._broken(
                     Promise.FRESH,
                     f"process {reading.process} asked for {_name(reading.key)} at "
                     f"{reading.asked:.3f} and was served version {value.number} as {verdict} at "

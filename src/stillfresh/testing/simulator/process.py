@@ -1,24 +1,16 @@
 """One simulated process: its own clock, its own way to the store, its own caches (T1)."""
 
 import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stillfresh.engine import Answer, Cache, Resource
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
-from stillfresh.testing.simulator.ledger import BrokenPromise, Reading, Version
+from stillfresh.testing.simulator.ledger import Reading, Version
 from stillfresh.testing.simulator.loop import WORLD
-from stillfresh.testing.simulator.wire import InlineWire, StoreWire
+from stillfresh.testing.simulator.wire import StoreWire
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.world import World
@@ -42,15 +34,15 @@ class Process:
         self.failure_rate = FAILS
         self.dice = world.plan.dice(f"upstream of {number}")
         """For what upstream does when this process asks it."""
-        self.store = StoreWire(world, self)
+        self.store = StoreWire(self)
         """The shared store, over a network."""
-        self.file_store = InlineWire(world, self)
+        self.file_store = StoreWire(self, inline=True)
         """The same one, as a file that is read on the spot."""
         self._skew = skew
         self._set_back = 0.0
         """Seconds by which its clock went back: what memory may lag behind, it lags longer then."""
-        self._at_close: list[Callable[[], Coroutine[Any, Any, object]]] = []
-        self._at_end: list[Callable[[], object]] = []
+        self._at_close = AsyncExitStack()
+        self._at_end = ExitStack()
 
     def clock(self) -> float:
         """Its wall clock, which may be wrong."""
@@ -72,11 +64,11 @@ class Process:
 
     def at_close(self, close: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """When the scenario has ended and the process is alive: last come, first closed."""
-        self._at_close.append(close)
+        self._at_close.push_async_callback(close)
 
     def at_end(self, end: Callable[[], object]) -> None:
         """Whatever became of it: files are closed."""
-        self._at_end.append(end)
+        self._at_end.callback(end)
 
     async def load(
         self, kind: str, ids: Sequence[str], *, leased: bool = True
@@ -87,11 +79,9 @@ class Process:
         """
         world = self.world
         found: dict[str, Version | Exception] = {}
-        with self._noticing():
-            for id_ in ids:
-                found[id_] = world.ledger.load(
-                    self.number, (kind, id_), leased=leased, now=world.time()
-                )
+        for id_ in ids:
+            key, now = (kind, id_), world.time()
+            found[id_] = world.ledger.load(self.number, key, leased=leased, now=now)
         world.note(self, f"loads {kind} {','.join(ids)}")
         await asyncio.sleep(self.dice.choice(LOAD_TAKES) * self.dice.random())
         if self.dice.random() < self.failure_rate / 2:
@@ -118,8 +108,7 @@ class Process:
         """What came; `failed`: with the word that loading failed."""
         world, (kind, id_) = self.world, reading.key
         world.note(self, f"is served {kind} {id_}: version {value.number}, {verdict}")
-        with self._noticing():
-            world.ledger.served(reading, value, verdict, failed=failed, now=world.time())
+        world.ledger.served(reading, value, verdict, failed=failed, now=world.time())
 
     @asynccontextmanager
     async def invalidating(
@@ -178,21 +167,10 @@ class Process:
 
     async def close(self) -> None:
         self.is_closed = True
-        for close in reversed(self._at_close):
-            await close()
+        await self._at_close.aclose()
 
     def end(self) -> None:
-        for end in reversed(self._at_end):
-            end()
-
-    @contextmanager
-    def _noticing(self) -> Iterator[None]:
-        """A broken promise is the simulation's: what a loader raises is caught by the engine."""
-        try:
-            yield
-        except BrokenPromise as exc:
-            self.world.fail(exc)
-            raise
+        self._at_end.close()
 
 
 class Observed:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from stillfresh.checks import is_whole
+from stillfresh.checks import checked_function, is_whole
 from stillfresh.errors import ConfigError, shown
 from stillfresh.testing.simulator.faults import Faults, Plan, planned
 from stillfresh.testing.simulator.files import inline_files
@@ -56,7 +56,7 @@ class SimulationFailed(AssertionError):
         left = max(0, len(smallest.trace) - SHOWN)
         lines = [
             f"seed {self.seed}: {smallest.broken}",
-            f"with (of {_count(first.plan)} faults, {_count(smallest.plan)} matter)",
+            f"with (of {first.plan.size[0]} faults, {smallest.plan.size[0]} matter)",
             str(smallest.plan),
             f"this happened{f' ({left} lines left out)' if left else ''}",
             *smallest.trace[-SHOWN:],
@@ -72,14 +72,18 @@ def simulate(
     The same seed, scenario and code give the same run, to the letter. `shrink=False` leaves a
     failing run as it is.
     """
-    plan = planned(_checked(scenario, seed, faults), Faults() if faults is None else faults)
-    first = run(scenario, plan)
+    _check(scenario, seed, faults)
+    first = run(scenario, planned(seed, Faults() if faults is None else faults))
     if first.broken is None:
         return first
-    smallest = first
+    smallest, promise = first, first.broken.promise
     if shrink:
-        promise = first.broken.promise
-        smallest = run(scenario, shrunk(plan, lambda it: _breaks(scenario, it, promise)))
+
+        def fails(plan: Plan) -> bool:
+            broken = run(scenario, plan).broken
+            return broken is not None and broken.promise == promise
+
+        smallest = run(scenario, shrunk(first.plan, fails))
     raise SimulationFailed(first, smallest) from smallest.broken
 
 
@@ -88,7 +92,18 @@ def run(scenario: Scenario, plan: Plan) -> Simulated:
     world = World(plan)
     with alone(world):
         try:
-            return _simulated(world, _broken(world, scenario))
+            broken = _broken(world, scenario)
+            return Simulated(
+                plan.seed,
+                plan,
+                world.loop.steps,
+                world.time(),
+                world.weather.requests,
+                len(world.ledger.loads),
+                world.weather.faults,
+                tuple(world.trace),
+                broken,
+            )
         finally:
             world.end()
 
@@ -107,73 +122,43 @@ def _broken(world: World, scenario: Scenario) -> BrokenPromise | None:
     return world.unheard()
 
 
-def _simulated(world: World, broken: BrokenPromise | None) -> Simulated:
-    return Simulated(
-        world.plan.seed,
-        world.plan,
-        world.loop.steps,
-        world.time(),
-        world.weather.requests,
-        len(world.ledger.loads),
-        world.weather.faults,
-        tuple(world.trace),
-        broken,
-    )
-
-
-def _breaks(scenario: Scenario, plan: Plan, promise: str) -> bool:
-    broken = run(scenario, plan).broken
-    return broken is not None and broken.promise == promise
-
-
-def _checked(scenario: object, seed: object, faults: object) -> int:
+def _check(scenario: object, seed: object, faults: object) -> None:
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 (asks without raising)
         raise RuntimeError("simulate() runs a loop of its own; call it from plain code")
-    if not callable(scenario):
-        raise ConfigError(f"scenario: an async function of a world, not {shown(scenario)}")
+    checked_function("scenario", scenario, "an async function of a world")
     if faults is not None and not isinstance(faults, Faults):
         raise ConfigError(f"faults: Faults(...), not {shown(faults)}")
     if not is_whole(seed):
         raise ConfigError(f"seed: a whole number, not {shown(seed)}")
-    return seed
-
-
-def _count(plan: Plan) -> int:
-    return plan.size[0]
 
 
 @contextmanager
 def alone(world: World) -> Iterator[None]:
     """A run has dice, a log, garbage and files of its own; all is left as it was.
 
-    One at a time in a program: what is patched here is everybody's.
+    One at a time in a program: what is patched here is everybody's. Dice that nobody was given come
+    from the seed too. Garbage is collected when the run ends, so that it is noticed at the same
+    step; what was there before is passed over, which saves time.
     """
-    with seeded(world.plan.seed), listening(world), uncollected(), inline_files(world):
-        yield
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Dice that nobody was given come from the seed too."""
-    before = random.getstate()
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before)
-
-
-@contextmanager
-def listening(world: World) -> Iterator[None]:
-    """Warnings of a bad world stay inside; errors are the simulation's."""
-    log, listener = logging.getLogger("stillfresh"), LogListener(world)
-    propagates, log.propagate = log.propagate, False
+    dice, log, listener = random.getstate(), logging.getLogger("stillfresh"), LogListener(world)
+    propagates, is_collecting, is_first = log.propagate, gc.isenabled(), not gc.get_freeze_count()
+    random.seed(world.plan.seed)
+    log.propagate = False
     log.addHandler(listener)
+    gc.disable()
+    if is_first:
+        gc.freeze()
     try:
-        yield
+        with inline_files(world):
+            yield
     finally:
+        random.setstate(dice)
         log.propagate = propagates
         log.removeHandler(listener)
+        if is_first:
+            gc.unfreeze()
+        if is_collecting:
+            gc.enable()
 
 
 class LogListener(logging.Handler):
@@ -190,49 +175,19 @@ class LogListener(logging.Handler):
             self._world.fail(broken)
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Garbage is collected when a run ends: what it says of itself then, it says at the same step.
-
-    What was there before is passed over: collecting a simulation's own takes no time.
-    """
-    was_enabled, is_first = gc.isenabled(), not gc.get_freeze_count()
-    gc.disable()
-    if is_first:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if is_first:
-            gc.unfreeze()
-        if was_enabled:
-            gc.enable()
-
-
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     """Greedy: the first simpler plan that fails too is the next to be made simpler."""
-    runs = 0
-    found = True
-    while found:
-        found = False
-        for simpler in simpler_than(plan):
-            runs += 1
-            if runs > MOST_RUNS:
-                return plan
-            if fails(simpler):
-                plan, found = simpler, True
-                break
-    return plan
+    left = iter(range(MOST_RUNS))
+    while True:
+        simpler = (it for it in simpler_than(plan) if it.size < plan.size)
+        found = next((it for it, _ in zip(simpler, left, strict=False) if fails(it)), None)
+        if found is None:
+            return plan
+        plan = found
 
 
 def simpler_than(plan: Plan) -> Iterator[Plan]:
-    """The largest leaps first."""
-    for simpler in (*_without_faults(plan), *_fewer(plan)):
-        if simpler.size < plan.size:
-            yield simpler
-
-
-def _without_faults(plan: Plan) -> Iterator[Plan]:
+    """The largest leaps first; some may be no simpler."""
     quiet = (0.0,) * len(plan.skews)
     for salt in range(SALTS):
         yield replace(plan, troubles=(), strikes=(), skews=quiet, salt=salt)
@@ -240,17 +195,13 @@ def _without_faults(plan: Plan) -> Iterator[Plan]:
     yield replace(plan, strikes=())
     yield replace(plan, skews=quiet)
     half = len(plan.troubles) // 2
-    if half:
-        yield replace(plan, troubles=plan.troubles[:half])
-        yield replace(plan, troubles=plan.troubles[half:])
+    yield replace(plan, troubles=plan.troubles[:half])
+    yield replace(plan, troubles=plan.troubles[half:])
     for at in range(len(plan.strikes)):
         yield replace(plan, strikes=plan.strikes[:at] + plan.strikes[at + 1 :])
     if len(plan.troubles) <= 16:
         for at in range(len(plan.troubles)):
             yield replace(plan, troubles=plan.troubles[:at] + plan.troubles[at + 1 :])
-
-
-def _fewer(plan: Plan) -> Iterator[Plan]:
     for count in (1, 2, 3):
         yield replace(plan, processes=count)
     for count in (1, 2, 3, 5, 8, 13, 21):

@@ -1,37 +1,203 @@
-"""The shared store as one process sees it: over a network, or as a file (T1, S1)."""
+"""The shared store as one process sees it: over a network, or as a file (T1, S1).
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+A request is on its way, meets trouble, takes effect, and is answered or not. What the store does is
+done by the real `MemoryStore`, in the name of nobody: a process that is killed or paused does not
+take its requests back.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import (
     Ask,
     Copy,
-    Entry,
     Failure,
     Generations,
     Grant,
+    Held,
     Lease,
+    Newer,
     Record,
-    Store,
-    StoreStats,
+    WrappedStore,
 )
-from stillfresh.testing.simulator.sending import Sender, StoreRequest, finished
+from stillfresh.testing.simulator.faults import Blow, Trouble
+from stillfresh.testing.simulator.loop import WORLD
 
 if TYPE_CHECKING:
     from stillfresh.testing.simulator.process import Process
-    from stillfresh.testing.simulator.world import World
 
 T = TypeVar("T")
+
+READS: Final = frozenset({"read", "stats", "entries"})
+LATENCY: Final = (0.0005, 0.02)
+SLOW: Final = (1.0, 8.0)
+PATIENCE: Final = (0.05, 2.0)
+"""Seconds until a sender without an answer gives up."""
+
+
+def finished(work: Awaitable[T]) -> T:
+    """What a coroutine returns that never waits, as those of the memory store."""
+    try:
+        next(work.__await__())
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    raise RuntimeError("a step of the simulated store waits for something")
+
+
+class NoAnswer(StoreError):
+    """Whether the store did what it was asked is not known."""
+
+
+@dataclass(slots=True)
+class StoreRequest(Generic[T]):
+    """One on its way: what it does, for which ids."""
+
+    step: str
+    kind: str
+    ids: Sequence[str]
+    effect: Callable[[Sequence[str]], T]
+    tokens: Sequence[str] = ()
+    is_sent_again: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
+
+
+class Sender:
+    """The way of one process's requests to the store and back."""
+
+    def __init__(self, process: "Process") -> None:
+        self._world = process.world
+        self._process = process
+
+    async def ask(self, request: StoreRequest[T]) -> T:
+        """Send it and wait; StoreError if there is no answer."""
+        try:
+            try:
+                return await self._ask(request)
+            except NoAnswer:
+                if not self._world.plan.resends:
+                    raise
+            request.is_sent_again = True
+            return await self._ask(request)
+        except (StoreError, asyncio.CancelledError):
+            self.unanswered(request)
+            raise
+
+    def unanswered(self, it: StoreRequest[Any]) -> None:
+        ledger, number = self._world.ledger, self._process.number
+        match it.step:
+            case "acquire":
+                ledger.unleased(number, it.kind, it.ids)
+            case "read":
+                ledger.unread(number, it.kind, it.ids, self._world.time())
+            case "publish":
+                ledger.unstored(it.tokens)
+
+    async def _ask(self, request: StoreRequest[T]) -> T:
+        world = self._world
+        if world.is_over:
+            raise StoreError("the simulation is over")
+        answer: asyncio.Future[T] = world.loop.create_future()
+        number, trouble = world.weather.next_request()
+        if trouble is not None:
+            world.note(self._process, f"request {number} ({request}) {trouble}")
+        self._send(request, trouble, answer)
+        return await answer
+
+    def _send(
+        self, request: StoreRequest[Any], trouble: Trouble | None, answer: "asyncio.Future[Any]"
+    ) -> None:
+        weather = self._world.weather
+        dice = weather.dice
+        there = dice.uniform(*LATENCY) + weather.slowness()
+        gives_up = dice.uniform(*PATIENCE)
+        some, is_answered = request.ids, trouble in {None, Trouble.SLOW, Trouble.TWICE}
+        match trouble:
+            case Trouble.SLOW:
+                there += dice.uniform(*SLOW)
+            case Trouble.TWICE:
+                self._arrive(there + dice.uniform(*SLOW), request, some, None)
+            case Trouble.LATE:
+                there = gives_up + dice.uniform(*SLOW)
+            case Trouble.HALF:
+                some = some[: len(some) // 2]
+        if not is_answered:
+            waits = gives_up if trouble in {Trouble.LOST, Trouble.LATE} else max(gives_up, there)
+            self._settle(waits, answer, NoAnswer("no answer from the store"))
+        if trouble is not Trouble.LOST:
+            self._arrive(there, request, some, answer if is_answered else None)
+
+    def _arrive(self, after: float, *arrived: Any) -> None:  # noqa: ANN401 (for _take_effect)
+        with self._world.loop.acting(WORLD):
+            self._world.loop.call_later(after, self._take_effect, *arrived)
+
+    def _take_effect(
+        self, request: StoreRequest[Any], some: Sequence[str], answer: "asyncio.Future[Any] | None"
+    ) -> None:
+        weather = self._world.weather
+        try:
+            result = self._done(request, some)
+        except StoreError as exc:
+            result = exc
+        if answer is not None:
+            back = weather.dice.uniform(*LATENCY)
+            back += 0.0 if isinstance(result, StoreError) else weather.slowness()
+            self._settle(back, answer, result)
+
+    def _done(self, request: StoreRequest[T], some: Sequence[str]) -> T:
+        world = self._world
+        if world.weather.is_now(Blow.AWAY):
+            raise StoreError("the store is away")
+        if world.weather.is_now(Blow.FULL) and request.step not in READS:
+            raise StoreError("the store is full")
+        world.asked_by = self._process
+        try:
+            result = request.effect(some)
+        finally:
+            world.asked_by = None
+        if request.step != "read":
+            world.note(self._process, f"{request}{_told(result)}")
+        return result
+
+    def _settle(self, after: float, answer: "asyncio.Future[T]", result: T | StoreError) -> None:
+        def settle() -> None:
+            if answer.done():
+                return
+            if isinstance(result, StoreError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        with self._world.loop.acting(self._process.number):
+            self._world.loop.call_later(after, settle)
+
+
+def _told(result: object) -> str:
+    if isinstance(result, dict):
+        return " → " + ", ".join(f"{id_} {_grant(it)}" for id_, it in result.items())
+    if isinstance(result, set) and result:
+        return f" → not {','.join(sorted(result))}"
+    return ""
+
+
+def _grant(grant: Grant) -> str:
+    match grant:
+        case Lease():
+            return f"granted ({grant.token})"
+        case Held():
+            return "is held"
+        case Newer():
+            return "has a newer copy"
 
 
 @dataclass(slots=True)
 class Asking:
     """A request for leases, however often it arrives: it knows those that it was granted (S8)."""
 
-    world: "World"
     process: "Process"
     kind: str
     asks: dict[str, Ask]
@@ -40,7 +206,7 @@ class Asking:
 
     def arrives(self, some: Sequence[str]) -> dict[str, Grant]:
         """A lease that it holds is its own; any other is a new one, with a new token."""
-        ledger, now = self.world.ledger, self.world.store_now()
+        ledger, now = self.process.world.ledger, self.process.world.store_now()
         own: dict[str, Grant] = {
             id_: lease
             for id_ in some
@@ -56,16 +222,20 @@ class Asking:
 
     def acquired(self, some: Sequence[str]) -> dict[str, Grant]:
         asks = [self.asks[id_] for id_ in some]
-        return finished(self.world.store.acquire(self.kind, asks, self.lease_for))
+        return finished(self.process.world.store.acquire(self.kind, asks, self.lease_for))
 
 
-class StoreWire(Store):
-    """A store, as one process sees it over a network."""
+class StoreWire(WrappedStore):
+    """A store, as one process sees it over a network; or as a file, which is read on the spot."""
 
-    def __init__(self, world: "World", process: "Process") -> None:
-        self._world = world
+    def __init__(self, process: "Process", *, inline: bool = False) -> None:
+        super().__init__(process.world.store)
+        self.reads_inline, self.outlives_loops = inline, False
         self._process = process
-        self._sender = Sender(world, process)
+        self._world = process.world
+        self._store = process.world.store
+        self._ledger = process.world.ledger
+        self._sender = Sender(process)
 
     async def open(self) -> None:
         """There is nothing to connect."""
@@ -73,122 +243,95 @@ class StoreWire(Store):
     async def close(self) -> None:
         """What is kept is everybody's."""
 
+    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """A step that is of no id."""
+        return await self._ask(name, "", (), lambda _: finished(work()))
+
+    async def _ask(
+        self, step: str, kind: str, ids: Iterable[str], effect: Callable[[Sequence[str]], T]
+    ) -> T:
+        return await self._sender.ask(StoreRequest(step, kind, list(ids), effect))
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Generations = None
+    ) -> dict[str, Record]:
+        if self._world.is_over or self._world.weather.is_now(Blow.AWAY):
+            self._sender.unanswered(StoreRequest("read", kind, ids, len))
+            raise StoreError("the store is away")
+        return self._store.read_now(kind, ids, known)
+
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
         del lag
-
-        def effect(some: Sequence[str]) -> dict[str, Record]:
-            return self._world.store.read_now(kind, some, known)
-
-        return await self._sender.ask(StoreRequest("read", kind, ids, effect))
+        return await self._ask(
+            "read", kind, ids, lambda some: self._store.read_now(kind, some, known)
+        )
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        by_id = {ask.id: ask for ask in asks}
-        asking, ids = Asking(self._world, self._process, kind, by_id, lease_for), list(by_id)
+        asking = Asking(self._process, kind, {ask.id: ask for ask in asks}, lease_for)
         is_put = any(ask.take_over for ask in asks)
         step = "take over" if is_put else "acquire"
-        grants = await self._sender.ask(StoreRequest(step, kind, ids, asking.arrives))
+        grants = await self._ask(step, kind, asking.asks, asking.arrives)
         if not is_put:
-            self._world.ledger.granted(self._process.number, kind, grants)
+            self._ledger.granted(self._process.number, kind, grants)
         return grants
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         def effect(some: Sequence[str]) -> set[str]:
-            world, now = self._world, self._world.store_now()
+            now = self._world.store_now()
             those = {id_: copies[id_] for id_ in some}
-            superseded = finished(world.store.publish(kind, those))
-            world.ledger.published(kind, those, superseded, now)
+            superseded = finished(self._store.publish(kind, those))
+            self._ledger.published(kind, those, superseded, now)
             if request.is_sent_again:  # S2: settled by what is there
-                superseded -= self._published(kind, those)
+                found = self._store.read_now(kind, list(those))
+                there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
+                superseded -= {i for i, (_, it) in those.items() if there.get(i) == it.generation}
             return superseded
 
         tokens = [lease.token for lease, _ in copies.values()]
         request = StoreRequest("publish", kind, list(copies), effect, tokens)
         return await self._sender.ask(request)
 
-    def _published(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        found = self._world.store.read_now(kind, list(copies))
-        there = {id_: it.copy.generation for id_, it in found.items() if it.copy is not None}
-        return {id_ for id_, (_, copy) in copies.items() if there.get(id_) == copy.generation}
-
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         def effect(some: Sequence[str]) -> set[str]:
-            world, now = self._world, self._world.store_now()
+            now = self._world.store_now()
             those = [lease for lease in leases if lease.id in some]
-            lost = finished(world.store.renew(kind, those, lease_for))
-            world.ledger.renewed(kind, those, lost, now + lease_for)
+            lost = finished(self._store.renew(kind, those, lease_for))
+            self._ledger.renewed(kind, those, lost, now + lease_for)
             return lost
 
-        return await self._sender.ask(StoreRequest("renew", kind, _ids(leases), effect))
+        return await self._ask("renew", kind, (lease.id for lease in leases), effect)
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
         def effect(some: Sequence[str]) -> None:
             those = [lease for lease in leases if lease.id in some]
-            finished(self._world.store.release(kind, those, failures))
-            self._world.ledger.released(kind, those)
+            finished(self._store.release(kind, those, failures))
+            self._ledger.released(kind, those)
 
-        await self._sender.ask(StoreRequest("release", kind, _ids(leases), effect))
+        await self._ask("release", kind, (lease.id for lease in leases), effect)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         def effect(some: Sequence[str]) -> None:
-            finished(self._world.store.invalidate(kind, some, soft=soft))
-            self._world.ledger.voided(kind, some)
+            finished(self._store.invalidate(kind, some, soft=soft))
+            self._ledger.voided(kind, some)
 
-        await self._sender.ask(StoreRequest("invalidate", kind, ids, effect))
+        await self._ask("invalidate", kind, ids, effect)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         def effect(_: Sequence[str]) -> list[tuple[str, str]]:
-            found = finished(self._world.store.invalidate_tag(tag, soft=soft))
+            found = finished(self._store.invalidate_tag(tag, soft=soft))
             for kind, id_ in found:
-                self._world.ledger.voided(kind, [id_])
+                self._ledger.voided(kind, [id_])
             return found
 
-        return await self._sender.ask(StoreRequest("invalidate_tag", tag, [], effect))
+        return await self._ask("invalidate_tag", tag, (), effect)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         def effect(some: Sequence[str]) -> None:
-            finished(self._world.store.delete(kind, some))
-            self._world.ledger.voided(kind, some)
+            finished(self._store.delete(kind, some))
+            self._ledger.voided(kind, some)
 
-        await self._sender.ask(StoreRequest("delete", kind, ids, effect))
-
-    async def evict(self, before: float) -> int:
-        return await self._whole("evict", lambda: self._world.store.evict(before))
-
-    async def stats(self) -> StoreStats:
-        return await self._whole("stats", self._world.store.stats)
-
-    async def entries(
-        self,
-        kind: str | None = None,
-        search: str = "",
-        after: tuple[str, str] | None = None,
-        limit: int = 100,
-    ) -> list[Entry]:
-        listed = partial(self._world.store.entries, kind, search, after, limit)
-        return await self._whole("entries", listed)
-
-    async def _whole(self, step: str, effect: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self._sender.ask(StoreRequest(step, "", [], lambda _: finished(effect())))
-
-
-class InlineWire(StoreWire):
-    """A store that is read on the spot, as a file is."""
-
-    reads_inline = True
-
-    def read_now(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, Record]:
-        world = self._world
-        if world.is_over or world.weather.is_away:
-            self._sender.unanswered(StoreRequest("read", kind, ids, len))
-            raise StoreError("the store is away")
-        return world.store.read_now(kind, ids, known)
-
-
-def _ids(leases: Iterable[Lease]) -> list[str]:
-    return [lease.id for lease in leases]
+        await self._ask("delete", kind, ids, effect)

@@ -4,19 +4,18 @@ import asyncio
 import gc
 import tempfile
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
-from stillfresh.errors import ConfigError, shown
+from stillfresh.checks import checked_function, checked_whole
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.testing.simulator.faults import Blow, Plan, Strike
+from stillfresh.testing.simulator.faults import Blow, Plan, Strike, Weather
 from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise
 from stillfresh.testing.simulator.loop import WORLD, VirtualLoop
 from stillfresh.testing.simulator.process import Process
-from stillfresh.testing.simulator.sending import Weather, finished
+from stillfresh.testing.simulator.wire import finished
 
 App: TypeAlias = Callable[[Process], Coroutine[Any, Any, object]]
 
@@ -39,8 +38,8 @@ class World:
         """For the scenario's own choices."""
         order = plan.dice("order") if plan.shuffled else None
         self.loop = VirtualLoop(order)
-        self.weather = Weather(plan, self.loop)
-        self.ledger = Ledger()
+        self.weather = Weather(plan, self.time)
+        self.ledger = Ledger(self.fail)
         self.trace: deque[str] = deque(maxlen=MAX_TRACE)
         self.processes: list[Process] = []
         """All that ever were, the killed as well."""
@@ -48,7 +47,8 @@ class World:
         tokens = iter(range(1, 1 << 62))
         self.store = MemoryStore(clock=self.store_now, new_token=lambda: f"t{next(tokens)}")
         finished(self.store.open())
-        self._asked_by: Process | None = None
+        self.asked_by: Process | None = None
+        """The process whose request the store is doing."""
         self._asks_callers = plan.dice("clock").random() < 0.5
         self._checks: list[tuple[str, Callable[[], str | None]]] = []
         self._jobs: dict[asyncio.Task[Any], Process | None] = {}
@@ -78,8 +78,8 @@ class World:
 
     def launch(self, app: App, count: int) -> list[Process]:
         """So many processes that run `app(process)`; one that is killed is started anew."""
-        if not callable(app) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"launch: takes an app and a number, not {shown((app, count))}")
+        checked_function("app", app)
+        checked_whole("count", count)
         most = count if self.plan.processes is None else min(count, self.plan.processes)
         return [self._launch(app) for _ in range(most)]
 
@@ -95,9 +95,7 @@ class World:
 
     def always(self, promise: str, check: Callable[[], str | None]) -> None:
         """A promise of your own, called after every step: None, or what is wrong."""
-        if not callable(check):
-            raise ConfigError(f"always: takes a function without arguments, not {shown(check)}")
-        self._checks.append((promise, check))
+        self._checks.append((promise, checked_function("check", check)))
 
     def broken(self, promise: str, what: str) -> NoReturn:
         """Ends the simulation as failed, wherever it is noticed."""
@@ -163,19 +161,10 @@ class World:
         await asyncio.sleep(self.weather.dice.uniform(*RESTART))
         self._launch(app)
 
-    @contextmanager
-    def asked_by(self, process: Process) -> Iterator[None]:
-        """In the block the store does what this process asks."""
-        self._asked_by = process
-        try:
-            yield
-        finally:
-            self._asked_by = None
-
     def store_now(self) -> float:
         """S2: a server has a clock of its own; a file is judged by the clock of who asks."""
-        if self._asks_callers and self._asked_by is not None:
-            return self._asked_by.clock()
+        if self._asks_callers and self.asked_by is not None:
+            return self.asked_by.clock()
         return self.wall()
 
     def run(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
