@@ -14,7 +14,16 @@ from stillfresh.coordinator import Kind
 from stillfresh.durations import seconds
 from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.web import gateway
-from stillfresh.web.config import KIND, PAGES, SERVER, STORE, Mistakes, Settings, settings_of
+from stillfresh.web.config import (
+    KindSettings,
+    Mistakes,
+    PagesSettings,
+    ServerSettings,
+    Settings,
+    StoreSettings,
+    settings_of,
+)
+from stillfresh.web.fields import keys_of
 from stillfresh.web.sources import id_maker, listed, views_by_id
 
 MODEST = settings(max_examples=40)
@@ -54,18 +63,18 @@ values = st.recursive(
 )
 
 
-def table(keys: Any) -> st.SearchStrategy[Any]:
-    names = st.sampled_from(sorted(keys)) | texts
+def table(model: type) -> st.SearchStrategy[Any]:
+    names = st.sampled_from(sorted(keys_of(model))) | texts
     return st.dictionaries(names, values, max_size=6) | values
 
 
 FILES = st.fixed_dictionaries(
     {},
     optional={
-        "store": table(STORE),
-        "pages": table(PAGES),
-        "kinds": st.dictionaries(texts | st.just("post"), table(KIND), max_size=2) | values,
-        "server": table(SERVER),
+        "store": table(StoreSettings),
+        "pages": table(PagesSettings),
+        "kinds": st.dictionaries(texts | st.just("post"), table(KindSettings), max_size=2) | values,
+        "server": table(ServerSettings),
         "other": values,
     },
 )

@@ -1,11 +1,10 @@
 """`stillfresh.toml`: from text to frozen settings, or to a list of every mistake in it (G1)."""
 
 import os
+import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from dataclasses import fields as dataclass_fields
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +13,10 @@ from stillfresh.errors import ConfigError, shown
 from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import MAX_BODY
 from stillfresh.isr.rules_routes import CREDENTIALS, Forward, Route
+from stillfresh.stores import for_tenant, store_for
 from stillfresh.web import fields
-from stillfresh.web.fields import REQUIRED, Field, Reader, read_table
+from stillfresh.web.fields import key, keyed, noted, read_table, unknown
+from stillfresh.web.guard import checked_token
 
 TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
 LONGEST: Final = 1_000_000
@@ -33,16 +34,6 @@ class Mistakes(ConfigError):
 def _line(text: str) -> str:
     """One line, whatever a key is called."""
     return "".join(it if it.isprintable() else "�" for it in text)
-
-
-def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
-    """A key of a table: how it is read, and what it is where it is not written."""
-    made: dict[str, Any] = {} if default is REQUIRED else {"default_factory": lambda: default}
-    return field(metadata={"key": Field(read, default)}, repr=not secret, **made)
-
-
-def keys_of(table: type) -> dict[str, Field]:
-    return {it.name: it.metadata["key"] for it in dataclass_fields(table) if it.metadata}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +90,10 @@ class ServerSettings:
     port: int = key(fields.whole(0, 65_535), 8080)
     hosts: tuple[str, ...] = key(fields.hosts, ())
     origins: tuple[str, ...] = key(fields.origins, ())
-    token: str | None = key(fields.secret, None, secret=True)
+    token: str | None = key(checked_token, None, secret=True)
     authenticate_url: str | None = key(fields.url, None)
     max_connections: int = key(fields.whole(1, 1_000_000), 10_000)
+    token_file: str | None = key(fields.text, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +106,6 @@ class Settings:
     server: ServerSettings = ServerSettings()
 
 
-STORE: Final = keys_of(StoreSettings)
-PAGES: Final = keys_of(PagesSettings)
-KIND: Final = keys_of(KindSettings)
-SERVER: Final = {**keys_of(ServerSettings), "token_file": Field(fields.text, None)}
 TABLES: Final = ("store", "pages", "kinds", "server")
 
 
@@ -132,28 +120,25 @@ def load(path: str | Path, over: Mapping[str, Mapping[str, Any]] | None = None) 
 
 def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings of tables that are already there: `{"pages": {"upstream": "http://…"}}`."""
-    mistakes = [
-        f"{name}: {fields.unknown(name, dict.fromkeys(TABLES))}"
-        for name in tables
-        if name not in TABLES
-    ]
-    store = read_table("store", tables.get("store", {}), STORE, mistakes)
-    pages = read_table("pages", tables["pages"], PAGES, mistakes) if "pages" in tables else None
+    mistakes = [f"{it}: {unknown(it, TABLES)}" for it in tables if it not in TABLES]
+    store = read_table("store", tables.get("store", {}), StoreSettings, mistakes)
+    has_pages = "pages" in tables
+    pages = read_table("pages", tables["pages"], PagesSettings, mistakes) if has_pages else {}
     kinds = _kinds(tables.get("kinds", {}), mistakes)
-    server = _server(tables.get("server", {}), environ, mistakes)
+    server = read_table("server", tables.get("server", {}), ServerSettings, mistakes)
+    _find_token(server, environ, mistakes)
     if not pages and not kinds and not mistakes:
         mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
-    for kind in kinds:
-        _check_fields(kind, mistakes)
-    if any(kind["per_viewer"] for kind in kinds if "per_viewer" in kind):
-        _check_sign_in(server, mistakes)
+    _check_viewers(kinds, server, mistakes)
     _check_not_itself(server, pages, kinds, mistakes)
-    _check_tenant(store, pages, mistakes)
+    with noted(mistakes), keyed("pages.tenant"):  # I17: one tenant, wherever it is written
+        if "url" in store and pages.get("tenant"):
+            for_tenant(store_for(store["url"], time.time), pages["tenant"])
     if mistakes:
         raise Mistakes(mistakes)
     return Settings(
         StoreSettings(**store),
-        PagesSettings(**pages) if pages is not None else None,
+        PagesSettings(**pages) if has_pages else None,
         tuple(KindSettings(**kind) for kind in kinds),
         ServerSettings(**server),
     )
@@ -188,30 +173,23 @@ def _kinds(tables: object, mistakes: list[str]) -> list[dict[str, Any]]:
     found = []
     for name, table in tables.items():
         where = f"kinds.{name}"
-        fields.note(mistakes, {}, name, lambda: _named(name, where))  # noqa: B023 (called at once)
-        found.append({"name": name, **read_table(where, table, KIND, mistakes)})
+        with noted(mistakes), keyed(where):
+            if checked_kind(name) == PAGE:
+                raise ConfigError("pages are kept under this name; choose another one")
+        found.append({"name": name, **read_table(where, table, KindSettings, mistakes)})
     return found
 
 
-def _named(name: str, where: str) -> None:
-    try:
-        checked_kind(name)
-    except ConfigError as exc:
-        raise ConfigError(f"{where}: {exc}") from exc
-    if name == PAGE:
-        raise ConfigError(f"{where}: pages are kept under this name; choose another one")
-
-
-def _server(table: object, environ: Mapping[str, str], mistakes: list[str]) -> dict[str, Any]:
-    found = read_table("server", table, SERVER, mistakes)
-    file = found.pop("token_file", None)
-    if file is not None and found.get("token") is not None:
-        mistakes.append("server.token_file: there is a server.token too; write one of them")
-    elif file is not None:
-        fields.note(mistakes, found, "token", lambda: _token_in(file))
-    elif found.get("token") is None and (told := environ.get(TOKEN)):
-        fields.note(mistakes, found, "token", lambda: fields.secret(told, TOKEN))
-    return found
+def _find_token(server: dict[str, Any], environ: Mapping[str, str], mistakes: list[str]) -> None:
+    """In the file, in a file that it names, or in the environment."""
+    file, token, told = server.get("token_file"), server.get("token"), environ.get(TOKEN)
+    with noted(mistakes):
+        if file is not None and token is not None:
+            raise ConfigError("server.token_file: there is a server.token too; write one of them")
+        if file is not None:
+            server["token"] = _token_in(file)
+        elif token is None and told:
+            server["token"] = checked_token(told, TOKEN)
 
 
 def _token_in(file: str) -> str:
@@ -219,43 +197,35 @@ def _token_in(file: str) -> str:
         told = _read(Path(file), 1_000).decode("ascii", "replace").strip()
     except OSError as exc:
         raise ConfigError(f"server.token_file: {file}: {exc.strerror or exc}") from exc
-    return fields.secret(told, "server.token_file")
+    return checked_token(told, "server.token_file")
 
 
-def _check_fields(kind: Mapping[str, Any], mistakes: list[str]) -> None:
-    name = kind.get("viewer_field")
-    if kind.get("per_viewer") and name is not None and name == kind.get("ids_field"):
-        mistakes.append(f"kinds.{kind['name']}.viewer_field: is the ids_field, too: {shown(name)}")
+def _check_viewers(
+    kinds: list[dict[str, Any]], server: Mapping[str, Any], mistakes: list[str]
+) -> None:
+    own = [kind for kind in kinds if kind.get("per_viewer")]
+    for kind in own:
+        name = kind.get("viewer_field")
+        if name is not None and name == kind.get("ids_field"):
+            where = f"kinds.{kind['name']}.viewer_field"
+            mistakes.append(f"{where}: is the ids_field, too: {shown(name)}")
+    if own and server.get("authenticate_url", "") is None:
+        mistakes.append("server.authenticate_url: is missing; a kind is per_viewer, who signs in?")
 
 
 def _check_not_itself(
     server: Mapping[str, Any],
-    pages: Mapping[str, Any] | None,
+    pages: Mapping[str, Any],
     kinds: list[dict[str, Any]],
     mistakes: list[str],
 ) -> None:
     """A gateway that asks itself waits for itself."""
     host, port = server.get("host"), server.get("port")
     asked = {f"kinds.{it['name']}.batch_url": it.get("batch_url") for it in kinds}
-    asked["pages.upstream"] = (pages or {}).get("upstream")
+    asked["pages.upstream"] = pages.get("upstream")
     asked["server.authenticate_url"] = server.get("authenticate_url")
-    for key, url in asked.items():
-        if host and port and url and fields.is_at(url, host, port):
-            mistakes.append(
-                f"{key}: {url} is where this gateway listens itself; "
-                "choose another port for one of them"
-            )
-
-
-def _check_tenant(
-    store: Mapping[str, Any], pages: Mapping[str, Any] | None, mistakes: list[str]
-) -> None:
-    url, tenant = store.get("url"), (pages or {}).get("tenant")
-    if url and tenant:
-        check = partial(fields.one_tenant, url, tenant, "pages.tenant")
-        fields.note(mistakes, {}, "tenant", check)
-
-
-def _check_sign_in(server: Mapping[str, Any], mistakes: list[str]) -> None:
-    if "authenticate_url" in server and server["authenticate_url"] is None:
-        mistakes.append("server.authenticate_url: is missing; a kind is per_viewer, who signs in?")
+    mistakes.extend(
+        f"{where}: {url} is where this gateway listens itself; choose another port for one of them"
+        for where, url in asked.items()
+        if host and port and url and fields.is_at(url, host, port)
+    )

@@ -3,11 +3,14 @@
 A reader takes a value and its key, and returns what it means or raises `ConfigError`.
 """
 
+import dataclasses
 import difflib
+import math
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from string import Formatter
 from typing import Any, Final, TypeAlias
 
@@ -21,8 +24,8 @@ from stillfresh.http.fields import checked_headers
 from stillfresh.isr.edge import checked_networks, is_host
 from stillfresh.isr.rules_routes import Forward, Route, Routes, checked_credentials, checked_forward
 from stillfresh.isr.upstream import checked_upstream
-from stillfresh.stores import checked_tenant, for_tenant, store_for
-from stillfresh.web.guard import SECRET, checked_origins, is_address
+from stillfresh.stores import checked_tenant, store_for
+from stillfresh.web.guard import checked_origins, is_address
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()
@@ -37,48 +40,57 @@ NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
     """A key of a table: how it is read, and what it is where it is not written."""
+    made: dict[str, Any] = {} if default is REQUIRED else {"default_factory": lambda: default}
+    return dataclasses.field(metadata={"read": read}, repr=not secret, **made)
 
-    read: Reader
-    default: Any = REQUIRED
+
+def keys_of(table: type) -> dict[str, "dataclasses.Field[Any]"]:
+    return {it.name: it for it in dataclasses.fields(table) if it.metadata}
 
 
-def read_table(
-    where: str, table: object, fields: Mapping[str, Field], mistakes: list[str]
-) -> dict[str, Any]:
+def read_table(where: str, table: object, model: type, mistakes: list[str]) -> dict[str, Any]:
     """What could be read; what could not is among the mistakes."""
     if not isinstance(table, dict):
         mistakes.append(f"{where}: must be a table, as [{where}], not {shown(table)}")
         return {}
-    prefix = f"{where}." if where else ""
-    mistakes.extend(f"{prefix}{key}: {unknown(key, fields)}" for key in table if key not in fields)
-    found: dict[str, Any] = {}
-    for name, field in fields.items():
+    keys, found = keys_of(model), {}
+    mistakes.extend(f"{where}.{it}: {unknown(it, keys)}" for it in table if it not in keys)
+    for name, field in keys.items():
         if name in table:
-            note(mistakes, found, name, lambda: field.read(table[name], prefix + name))  # noqa: B023 (called at once)
-        elif field.default is REQUIRED:
-            mistakes.append(f"{prefix}{name}: is missing")
+            with noted(mistakes):
+                found[name] = field.metadata["read"](table[name], f"{where}.{name}")
+        elif field.default_factory is dataclasses.MISSING:
+            mistakes.append(f"{where}.{name}: is missing")
         else:
-            found[name] = field.default
+            found[name] = field.default_factory()
     return found
 
 
-def note(mistakes: list[str], found: dict[str, Any], name: str, read: Callable[[], object]) -> None:
+@contextmanager
+def noted(mistakes: list[str]) -> Iterator[None]:
     try:
-        found[name] = read()
+        yield
     except ConfigError as exc:
         mistakes.append(str(exc))
 
 
-def unknown(key: str, known: Mapping[str, object]) -> str:
+@contextmanager
+def keyed(key: str, own: str = "") -> Iterator[None]:
+    """A check that names what it checks in its `own` way is told its key here, once."""
+    try:
+        yield
+    except ConfigError as exc:
+        named = f"{own or key.rpartition('.')[2]}: "
+        raise ConfigError(f"{key}: {str(exc).removeprefix(named)}") from exc
+
+
+def unknown(key: str, known: Iterable[str]) -> str:
     """With the key that was probably meant, or all there are."""
     near = difflib.get_close_matches(key, known, 1)
-    if near:
-        return f"unknown key; did you mean {near[0]}?"
-    there = f"there are: {', '.join(known)}" if known else "there are none here"
-    return f"unknown key; {there}"
+    meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    return f"unknown key; {meant}"
 
 
 def text(value: object, key: str) -> str:
@@ -108,37 +120,19 @@ def whole(least: int, most: int) -> Reader:
     return read
 
 
-def duration(value: Any, key: str) -> float:  # noqa: ANN401 (whatever is written)
-    return _seconds(value, key)
-
-
-def _seconds(value: Any, key: str, *, positive: bool = False) -> float:  # noqa: ANN401
-    """What only Python can write is not advised."""
+def duration(value: Any, key: str, most: float | None = None) -> float:  # noqa: ANN401 (as written)
+    """With `most`: more than zero, and no more than that."""
     try:
-        return seconds(value, name=key, positive=positive)
-    except ConfigError as exc:
+        found = seconds(value, name=key, positive=most is not None)
+    except ConfigError as exc:  # what only Python can write is not advised
         raise ConfigError(str(exc).replace(ALLOWED, WRITTEN)) from exc
+    if most is not None and found > most:
+        raise ConfigError(f"{key}: must be {most:g} seconds or less, not {shown(value)}")
+    return found
 
 
-def positive(most: float) -> Reader:
-    """More than zero, and no more than this."""
-
-    def read(value: Any, key: str) -> float:  # noqa: ANN401 (whatever is written)
-        found = _seconds(value, key, positive=True)
-        if found > most:
-            raise ConfigError(f"{key}: must be {most:g} seconds or less, not {shown(value)}")
-        return found
-
-    return read
-
-
-def _keyed(key: str, check: Callable[[], Any], own: str = "") -> Any:  # noqa: ANN401 (its result)
-    """A check that names what it checks in its `own` way is told its key here, once."""
-    try:
-        return check()
-    except ConfigError as exc:
-        named = f"{own or key.rpartition('.')[2]}: "
-        raise ConfigError(f"{key}: {str(exc).removeprefix(named)}") from exc
+def positive(most: float = math.inf) -> Reader:
+    return partial(duration, most=most)
 
 
 def _checked(read: Reader, check: Callable[[Any], object], own: str = "") -> Reader:
@@ -146,7 +140,8 @@ def _checked(read: Reader, check: Callable[[Any], object], own: str = "") -> Rea
 
     def checked(value: object, key: str) -> object:
         found: object = read(value, key)
-        _keyed(key, lambda: check(found), own)
+        with keyed(key, own):
+            check(found)
         return found
 
     return checked
@@ -169,39 +164,43 @@ def is_at(url: str, host: str, port: int) -> bool:
     return parts.scheme == "http" and parts.host in names and (parts.port or 80) == port
 
 
-def one_tenant(url: str, tenant: str, key: str) -> None:
-    """I17: where the store's address names a tenant too, it is this one."""
-    _keyed(key, lambda: for_tenant(store_for(url, time.time), tenant))
-
-
 def headers(value: object, key: str) -> dict[str, str]:
-    found: dict[str, str] = _keyed(key, lambda: checked_headers(value))
+    with keyed(key):
+        found = checked_headers(value)
     if taken := sorted(OURS & {name.lower() for name in found}):
         raise ConfigError(f"{key}: {', '.join(taken)} is written by stillfresh itself")
     return found
+
+
+def forward(value: object, key: str) -> Forward | None:
+    return checked_forward(value or "", key)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """A route that is written as a table: a duration, and how the site is asked (I24)."""
+
+    revalidate: float | None = key(positive(), None)
+    forward: Forward | None = key(forward, None)  # noqa: RUF009 (a field)
 
 
 def routes(value: object, key: str) -> dict[str, float | Route]:
     if not isinstance(value, dict):
         raise ConfigError(f'{key}: must be like {{ "/blog/*" = "10m" }}, not {shown(value)}')
     found = {path: _route(it, f'{key}."{path}"') for path, it in value.items()}
-    _keyed(key, lambda: Routes(found))
+    with keyed(key):
+        Routes(found)
     return found
 
 
-def _route(value: Any, key: str) -> float | Route:  # noqa: ANN401 (whatever is written)
-    """A duration, or a table of a duration and how the site is asked (I24)."""
+def _route(value: object, key: str) -> float | Route:
     if not isinstance(value, dict):
-        return _seconds(value, key, positive=True)
+        return duration(value, key, math.inf)
     mistakes: list[str] = []
-    found = read_table(key, value, ROUTE, mistakes)
+    found = read_table(key, value, RouteSettings, mistakes)
     if mistakes:
         raise ConfigError(mistakes[0])
     return Route(found["revalidate"], forward=found["forward"])
-
-
-def forward(value: object, key: str) -> Forward | None:
-    return checked_forward(value or "", key)
 
 
 def hosts(value: object, key: str) -> tuple[str, ...]:
@@ -230,26 +229,12 @@ def path(value: object, key: str) -> str:
 
 def template(value: object, key: str) -> str:
     """An id from a view's own fields: at least one, and nothing that only Python knows."""
-    wrong = f"{key}: must be like '{{id}}' or '{{details.author}}:{{details.id}}', not"
+    found = text(value, key)
     try:
-        pieces = list(Formatter().parse(text(value, key)))
-    except ValueError as exc:
-        raise ConfigError(f"{wrong} {shown(value)} ({exc})") from exc
-    named = [it for it in pieces if it[1] is not None]
-    if not named or any(it[2] or it[3] or not PATH.fullmatch(it[1] or "") for it in named):
-        raise ConfigError(f"{wrong} {shown(value)}")
-    return str(value)
-
-
-def secret(value: object, key: str) -> str:
-    """Never shown, not even where it is wrong."""
-    if not isinstance(value, str) or not SECRET.fullmatch(value):
-        raise ConfigError(f"{key}: must be printable ASCII text without spaces")
-    return value
-
-
-ROUTE: Final = {
-    "revalidate": Field(lambda value, key: _seconds(value, key, positive=True), None),
-    "forward": Field(forward, None),
-}
-"""What a route says that is written as a table."""
+        named = [it[1:] for it in Formatter().parse(found) if it[1] is not None]
+    except ValueError:
+        named = []
+    if not named or any(form or how or not PATH.fullmatch(name or "") for name, form, how in named):
+        like = "'{id}' or '{details.author}:{details.id}'"
+        raise ConfigError(f"{key}: must be like {like}, not {shown(value)}")
+    return found
