@@ -5,7 +5,9 @@ Needs `stillfresh[web]`.
 """
 
 from stillfresh.live import Live
-from stillfresh.web.app import Gateway, gateway
+from stillfresh.web.app import Gateway
 from stillfresh.web.dashboard import Dashboard
+
+gateway = Gateway
 
 __all__ = ["Dashboard", "Gateway", "Live", "gateway"]

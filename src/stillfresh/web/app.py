@@ -54,69 +54,44 @@ OTHER_NAME: Final = "from this machine: localhost, 127.0.0.1, ::1, or what is in
 logger = logging.getLogger(__name__)
 
 
-def gateway(
-    store: str | Cache = "memory://",
-    *,
-    kinds: Iterable[Kind] = (),
-    pages: ASGIApp | None = None,
-    page_cache: PageCache | None = None,
-    authenticate: Authenticate | None = None,
-    origins: Iterable[str] = (),
-    hosts: Iterable[str] | None = None,
-    token: str | None = None,
-    max_connections: int = 10_000,
-    clock: Clock = time.time,
-) -> "Gateway":
+class Gateway:
     """An ASGI app to run or to mount; what it is not asked for by name goes to `pages`.
 
-    A cache that is given has its own clock, and stays its maker's to close. With `hosts`, who comes
-    from this machine is answered under these names and loopback's alone.
+    Open it by lifespan or by `async with`; `hub`, `live` and `dashboard` are its parts. A cache
+    that is given has its own clock, and stays its maker's to close. With `hosts`, requests from
+    this machine are answered under these names and loopback's alone.
     """
-    return Gateway(
-        store if isinstance(store, Cache) else Cache(store, clock=clock),
-        owns_cache=not isinstance(store, Cache),
-        kinds=kinds,
-        pages=pages,
-        page_cache=page_cache,
-        authenticate=authenticate,
-        origins=checked_origins(origins),
-        hosts=checked_hosts(hosts),
-        token=None if token is None else checked_token(token),
-        max_connections=max_connections,
-    )
-
-
-class Gateway:
-    """Open it by lifespan or by `async with`; `hub`, `live` and `dashboard` are its parts."""
 
     def __init__(
         self,
-        cache: Cache,
+        store: str | Cache = "memory://",
         *,
-        owns_cache: bool,
-        kinds: Iterable[Kind],
-        pages: ASGIApp | None,
-        page_cache: PageCache | None,
-        authenticate: Authenticate | None,
-        origins: tuple[str, ...],
-        hosts: tuple[str, ...] | None,
-        token: str | None,
-        max_connections: int,
+        kinds: Iterable[Kind] = (),
+        pages: ASGIApp | None = None,
+        page_cache: PageCache | None = None,
+        authenticate: Authenticate | None = None,
+        origins: Iterable[str] = (),
+        hosts: Iterable[str] | None = None,
+        token: str | None = None,
+        max_connections: int = 10_000,
+        clock: Clock = time.time,
     ) -> None:
+        origins = checked_origins(origins)
+        cache = store if isinstance(store, Cache) else Cache(store, clock=clock)
         self.cache = cache
         self.page_cache = page_cache
         self.hub = Hub(cache, kinds=kinds)
         if page_cache is not None and PAGE in self.hub.kinds:
             raise ConfigError(f"kind {PAGE!r}: pages are kept under this name; choose another one")
-        self._owns_cache = owns_cache
+        self._owns_cache = cache is not store
         self._pages = Behind(pages) if pages is not None else None
-        self._hosts = hosts
+        self._hosts = checked_hosts(hosts)
         self._has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
             cache,
             live=lambda: self.live.snapshot(),  # noqa: PLW0108 (made below)
             page_cache=page_cache,
-            token=token,
+            token=None if token is None else checked_token(token),
             has_site=pages is not None,
             clock=cache.clock,
         )

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stillfresh.errors import ConfigError, StillfreshError, without_password
 from stillfresh.http.client import new_client
 from stillfresh.http.fields import http_date_text
-from stillfresh.web.app import Gateway, gateway
+from stillfresh.web.app import Gateway
 from stillfresh.web.config import Settings
 from stillfresh.web.protocol import Protocol
 from stillfresh.web.replies import Problem, problem_reply
@@ -60,7 +60,7 @@ def gateway_of(settings: Settings, client: httpx2.AsyncClient) -> Gateway:
     server, pages = settings.server, settings.pages
     page_cache = page_cache_of(pages, settings.store) if pages is not None else None
     url = server.authenticate_url
-    return gateway(
+    return Gateway(
         settings.store.url,
         kinds=[kind_for(kind, client, settings.store.memory_for) for kind in settings.kinds],
         pages=site_of(pages, page_cache) if pages is not None and page_cache is not None else None,
