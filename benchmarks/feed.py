@@ -89,16 +89,16 @@ def filled(path: Path, topics: Iterable[Topic]) -> None:
 
 def outdate(cache: FeedCache) -> None:
     """As if something else had been written to the file."""
-    for reader in cache.file._idle:
-        for found in reader.memory._lists.values():
+    for reader in cache._idle:
+        for found in reader._lists.values():
             found.version = None
 
 
 def forget_all(cache: FeedCache) -> None:
-    for reader in cache.file._idle:
-        reader.memory._lists.clear()
-        reader.memory._known.clear()
-        reader.memory.kept = 0
+    for reader in cache._idle:
+        reader._lists.clear()
+        reader._known.clear()
+        reader.kept = 0
 
 
 def nothing() -> None:

@@ -39,7 +39,7 @@ def feed(tmp_path: Path) -> Path:
 
 async def trouble(cache: FeedCache, now: float) -> None:
     engine = FeedEngine(cache, Network())
-    store = engine._serving.store
+    store = engine._store
     await store.open()
     grants = await store.acquire("feed", [Ask("index:all:30"), Ask("index:zoo:7")], 1000)
     broken = grants["index:zoo:7"]

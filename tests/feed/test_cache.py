@@ -609,7 +609,7 @@ class TestF16Miss:
             raise StoreError("a broken disk")
 
         cache.put_topics([topic("a")], "index:all:7")
-        monkeypatch.setattr(cache.file, "read", broken)
+        monkeypatch.setattr(cache, "reading", broken)
         assert cache.get_topics_all(7) is None
         assert cache.get_topics_by_category("general", 7) is None
 

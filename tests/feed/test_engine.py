@@ -161,7 +161,7 @@ class TestF6Hit:
             entered.set()
             leave.wait(20)
 
-        cache.file.submit(block)
+        cache.submit(block)
         await until(entered.is_set)
         clock.advance(301)
         try:
@@ -196,15 +196,15 @@ class TestF6Listing:
         await engine.get_all()
         clock.advance(400)
         await engine.get_all(days_back=2)
-        entries = await engine._serving.engine.entries()
+        entries = await engine._engine.entries()
         assert sorted((each.kind, each.age or 0) for each in entries) == [
             ("feed", 0),
             ("feed", 400),
         ]
         (first, second) = entries
-        assert await engine._serving.engine.entries("feed", after=("feed", first.id)) == [second]
-        assert await engine._serving.engine.entries(search=second.id) == [second]
-        assert await engine._serving.engine.entries("other") == []
+        assert await engine._engine.entries("feed", after=("feed", first.id)) == [second]
+        assert await engine._engine.entries(search=second.id) == [second]
+        assert await engine._engine.entries("other") == []
 
 
 class TestF6Miss:
@@ -770,7 +770,7 @@ class TestE13Lifecycle:
         network.have(topic("a"))
         await engine.get_all()
         clock.advance(30 * DAY)
-        assert await engine._serving.engine.evict() == 0
+        assert await engine._engine.evict() == 0
         clock.advance(1)
-        assert await engine._serving.engine.evict() == 2
+        assert await engine._engine.evict() == 2
         assert cache.stats().topics == 0

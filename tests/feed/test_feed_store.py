@@ -48,7 +48,7 @@ class TestF7FeedStore(StoreConformance):
 
 @pytest.fixture
 async def store(cache: FeedCache, clock: ManualClock, path: Path) -> AsyncIterator[FeedStore]:
-    store = FeedStore(cache.file, cache.tables, clock=clock)
+    store = FeedStore(cache, clock=clock)
     await store.open()
     yield store
     await store.close()

@@ -8,7 +8,7 @@ import pytest
 
 from stillfresh import Verdict
 from stillfresh.feed import Comment, FeedCache, FeedEngine, Topic
-from stillfresh.feed.reading import FeedMemory
+from stillfresh.feed.reading import FeedReader
 from stillfresh.feed.rules import JsonRecords
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
@@ -76,8 +76,8 @@ def long_list(path: Path) -> None:
     written_by_another(path, *rows, (PUT_META, ("index:all:7", int(NOW))))
 
 
-def memories(cache: FeedCache) -> Iterator[FeedMemory]:
-    return (reader.memory for reader in cache.file._idle)
+def memories(cache: FeedCache) -> Iterator[FeedReader]:
+    return iter(cache._idle)
 
 
 class TestF18Growth:

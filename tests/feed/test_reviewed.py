@@ -14,7 +14,7 @@ import pytest
 
 from stillfresh import ConfigError, LoadFailed, RetryAfter, StoreError, Verdict
 from stillfresh.feed import FeedCache, FeedEngine, Topic
-from stillfresh.feed.reading import FeedMemory
+from stillfresh.feed.reading import FeedReader
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     NOW,
@@ -635,17 +635,18 @@ class TestF7Reviewed:
     ) -> None:
         """A miss asks the store, which knows better by then."""
         looks = 0
-        real = FeedMemory.find
+        real = FeedReader.find
 
-        def find(memory: FeedMemory, *args: Any, **options: Any) -> Any:
+        def find(memory: FeedReader, *args: Any, **options: Any) -> Any:
             nonlocal looks
-            found, looks = (yield from real(memory, *args, **options)), looks + 1
-            if looks == 1:
-                with FeedCache.open(path, clock=clock) as other:
-                    other.put_topics([topic("a")], "index:all:7")
-            return found
+            looks += 1
+            for found in real(memory, *args, **options):
+                if looks == 1:
+                    with FeedCache.open(path, clock=clock) as other:
+                        other.put_topics([topic("a")], "index:all:7")
+                yield found
 
-        monkeypatch.setattr(FeedMemory, "find", find)
+        monkeypatch.setattr(FeedReader, "find", find)
         feed = await engine.get_all()
         assert (uuids(feed.topics), feed.verdict) == (["a"], Verdict.FRESH)
         assert network.lookups == []
@@ -740,15 +741,15 @@ class TestF10GivenUp:
             may_fail.wait(10)
             raise StoreError("the disk is full")
 
-        await engine._serving.engine.open()
-        writing = asyncio.create_task(engine._serving.run(job))
+        await engine._engine.open()
+        writing = asyncio.create_task(engine._run(job))
         await turns()
         writing.cancel()
         await asyncio.wait([writing])
         del writing
         may_fail.set()
         for _ in range(2):  # until the writer's thread has let go of it
-            await engine._serving.store.stats()
+            await engine._store.stats()
             await turns()
         gc.collect()
         assert complaints == []

@@ -9,7 +9,7 @@ import pytest
 
 from stillfresh import StillfreshError, Verdict
 from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
-from stillfresh.feed.serving import MAX_OVERTAKEN
+from stillfresh.feed.engine import MAX_OVERTAKEN
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     NOW,

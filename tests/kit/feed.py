@@ -230,8 +230,8 @@ async def idle(engine: FeedEngine) -> None:
     """Until nothing is being fetched or stored behind."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
-    while engine._serving.behind or any(
-        one.loading for one in (await engine._serving.engine.stats()).resources.values()
+    while engine._behind or any(
+        one.loading for one in (await engine._engine.stats()).resources.values()
     ):
         assert loop.time() < deadline, "still loading"
         await asyncio.sleep(0)

@@ -63,7 +63,7 @@ class FeedAsStore(Store):
         self.cache = FeedCache.open(
             self.path, clock=self.clock, fresh_for=1e6, keep_for=self.policy.lasts
         )
-        self.store = FeedStore(self.cache.file, self.cache.tables, clock=self.clock)
+        self.store = FeedStore(self.cache, clock=self.clock)
         await self.store.open()
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ import pytest
 from stillfresh import Cache, ConfigError, StoreError
 from stillfresh.coordinator import Database
 from stillfresh.feed import FeedCache
-from stillfresh.feed.file import FeedFile
 from stillfresh.feed.view import is_feed
 from stillfresh.stores.contract import Ask, Mark
 from stillfresh.stores.sqlite import SqliteStore, database, read_only_copy
@@ -288,17 +287,12 @@ class TestS12Link:
         loop = path.with_name("loop.db")
         loop.symlink_to(loop)
         path.symlink_to(path.with_name("target.db"))
-        file = FeedFile(path)
+        file = FeedCache.open(path)
         swing(path, loop)
 
-        def look(*_: object) -> Generator[None, None, None]:
-            yield
-
-        first = file.read(look)
-        next(first)
-        with pytest.raises(StoreError, match="has been replaced"):
-            next(file.read(look))
-        first.close()
+        replaced = pytest.raises(StoreError, match="has been replaced")
+        with file.reading(), replaced, file.reading():
+            pass
         file.close()
 
     @pytest.mark.parametrize("kind", LOCKED)

@@ -4,9 +4,11 @@
 `stillfresh.feed.http`, which needs `stillfresh[web]`.
 """
 
-from stillfresh.feed.cache import FEED_CACHE_EVICT_SECONDS, FEED_CACHE_TTL_SECONDS, FeedCache
+from stillfresh.feed.cache import FeedCache
 from stillfresh.feed.engine import FeedEngine
 from stillfresh.feed.model import (
+    FEED_CACHE_EVICT_SECONDS,
+    FEED_CACHE_TTL_SECONDS,
     Comment,
     CommentsAnswer,
     Feed,

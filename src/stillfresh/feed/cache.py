@@ -7,18 +7,21 @@ for a miss; writes raise StoreError. `FeedEngine` is what a feed screen uses.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import apsw
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, StoreError, shown
-from stillfresh.feed.file import FeedFile
+from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
 from stillfresh.feed.model import (
+    FEED_CACHE_EVICT_SECONDS,
+    FEED_CACHE_TTL_SECONDS,
     Comment,
     FeedStats,
     Index,
@@ -31,7 +34,7 @@ from stillfresh.feed.model import (
     topic_key,
     whole_days,
 )
-from stillfresh.feed.reading import FeedMemory, FoundRows, Sliced, finished
+from stillfresh.feed.reading import FeedReader, FoundRows
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import (
     DAY,
@@ -41,29 +44,58 @@ from stillfresh.feed.rules import (
     is_stale,
     window,
 )
+from stillfresh.feed.schema import FEED, completed
 from stillfresh.feed.store import FeedTables, counted
-from stillfresh.stores.sqlite import SLICE
+from stillfresh.forks import tell_of_forks
+from stillfresh.stores.sqlite import (
+    CORRUPT,
+    LOOK_EVERY,
+    READ_PATIENCE,
+    SLICE,
+    Identity,
+    Writer,
+    abandon,
+    connect_reader,
+    explained,
+    identity_of,
+    locked,
+    real,
+    translated,
+)
 
 T = TypeVar("T")
-
-FEED_CACHE_TTL_SECONDS: Final = 300
-"""F3: a list is fresh for so long."""
-FEED_CACHE_EVICT_SECONDS: Final = 30 * DAY
-"""F11: what was stored longer ago is forgotten."""
 
 logger = logging.getLogger(__name__)
 
 
 class FeedCache:
-    """`with FeedCache.open("feed_cache.db") as cache:`; any number of processes share the file."""
+    """`with FeedCache.open("feed_cache.db") as cache:`; any number of processes share the file.
 
-    def __init__(self, file: FeedFile, *, clock: Clock, fresh_for: float, keep_for: float) -> None:
-        self.file = file
+    Reads are on the caller's thread, writes on one other. A file that turns out to be corrupt, or
+    that another process has replaced, is opened anew by the writer (F12); readers follow.
+    """
+
+    def __init__(self, path: Path, *, clock: Clock, fresh_for: float, keep_for: float) -> None:
+        """As `open`, for operators: nothing is checked and nothing evicted."""
+        self.path = path
         self.clock = clock
         self.fresh_for = fresh_for
         self.keep_for = keep_for
         self.tables = FeedTables(fresh_for, keep_for, clock)
-        self._evict_at = 0.0
+        self._evict_at = float("inf")
+        self._idle: list[FeedReader] = []
+        self._first: apsw.Connection | None = None
+        self._epoch = self._skipped = 0
+        self._identity: Identity | None = None
+        self._look_at = 0.0
+        self._is_closed = self._is_forked = False
+        tell_of_forks(self)
+        self._writer = Writer(path, FEED, self._adopt)
+        try:
+            self._writer.wait_until_open()
+        except BaseException:
+            self._writer.stop()
+            raise
 
     @classmethod
     def open(
@@ -78,7 +110,7 @@ class FeedCache:
         checked_clock(clock)
         fresh = seconds(fresh_for, name="fresh_for")
         keep = seconds(keep_for, name="keep_for", positive=True)
-        file = FeedFile(_default_path() if path is None else _given_path(path))
+        file = _default_path() if path is None else _given_path(path)
         cache = cls(file, clock=clock, fresh_for=fresh, keep_for=keep)
         try:
             cache.evict_expired()
@@ -90,16 +122,32 @@ class FeedCache:
         return cache
 
     def close(self) -> None:
-        """What was being written is written; closing twice changes nothing."""
-        if not self.file.is_closed:
-            self.file.close()
+        """What is queued is written first; closing twice changes nothing."""
+        is_first, self._is_closed = not self._is_closed, True
+        if is_first and not self._is_forked:
+            while self._idle:
+                abandon(self._idle.pop().connection)
+            self._writer.stop()
 
     def __enter__(self) -> Self:
-        self.file.check_open()
+        self.check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def check_open(self) -> None:
+        if self._is_forked:
+            raise NotOpen(
+                "this feed cache was open when the process forked; open it in the child process "
+                "with FeedCache.open(path)"
+            )
+        if self._is_closed:
+            raise NotOpen("this feed cache is closed; open it with FeedCache.open(path)")
+
+    def forked(self) -> None:
+        """In the child: the thread that writes, and the connections, are the parent's."""
+        self._is_forked = True
 
     def put_topic(self, topic: Topic) -> None:
         """A full topic and its meta row `topic:{uuid}`."""
@@ -121,12 +169,12 @@ class FeedCache:
     ) -> None:
         """An index result and its meta row; `complete`: what its window lacks is gone upstream."""
         key, kept = canonical(cache_key), checked_topics(topics)
-        index = index_of(key)
+        index = index_of(key) if complete else None
         if complete and index is None:
             raise ConfigError(
                 f"complete: only for an index key such as 'index:all:7', not {shown(cache_key)}"
             )
-        covers = window(index.days, self.clock()) if complete and index is not None else None
+        covers = None if index is None else window(index.days, self.clock())
         self._write(lambda writes: writes.put_topics(kept, key, covers))
 
     def get_topics_all(self, days_back: int) -> list[Topic] | None:
@@ -158,51 +206,59 @@ class FeedCache:
     def is_stale(self, cache_key: str) -> bool:
         """F3; a key that was never fetched is stale."""
         key, now = canonical(cache_key), self.clock()
-        last_fetched = self._read(lambda memory, file: memory.last_fetched(file, key))
-        return is_stale(last_fetched, self.fresh_for, now)
+        found = self._read(lambda reader: reader.state(key))
+        return found is None or is_stale(found[0], self.fresh_for, now)
 
     def evict_expired(self) -> int:
         """F11: drop what was stored longer than `keep_for` ago; how many rows."""
-        self._evict_at = self.clock() + DAY
-        total, following = 0, cast("str | None", "")
-        while following is not None:
-            dropped, following = self.file.submit(self._evict_slice).result()
-            total += dropped
+        total, is_done = 0, False
+        while not is_done:
+            dropped, following = self._evict_slice().result()
+            total, is_done = total + dropped, following is None
         return total
 
-    def _evict_slice(self, connection: apsw.Connection) -> tuple[int, str | None]:
-        return self.tables.evict(connection, before=self.clock(), size=SLICE)
+    def _evict_slice(self) -> "Future[tuple[int, str | None]]":
+        now = self.clock()
+        self._evict_at = now + DAY
+        return self.submit(partial(self.tables.evict, before=now, size=SLICE))
 
     def _evict_if_due(self) -> None:
-        """F11: daily while open, behind whatever is asked of it."""
+        """F11: daily while open, a slice at a time, behind whatever is asked of it."""
         if self.clock() >= self._evict_at:
-            self._evict_at = self.clock() + DAY
-            self._evict_behind()
+            self._evict_slice().add_done_callback(self._evicted)
 
-    def _evict_behind(self) -> None:
-        self.file.submit(self._evict_slice).add_done_callback(self._evict_on)
-
-    def _evict_on(self, slice_: "Future[tuple[int, str | None]]") -> None:
-        """On the writer's thread: the next slice, if there may be one."""
+    def _evicted(self, slice_: "Future[tuple[int, str | None]]") -> None:
+        """On the writer's thread."""
         if (error := slice_.exception()) is not None:
             logger.warning("the feed cache could not evict: %s", error)
-        elif slice_.result()[1] is not None and not self.file.is_closed:
-            self._evict_behind()
+        elif slice_.result()[1] is not None:
+            self._evict_at = 0.0  # the next call goes on
 
     def stats(self) -> FeedStats:
-        before = self.clock() - self.keep_for
-        return self.file.submit(
-            lambda connection: counted(connection, before=before, skipped=self.file.skipped),
-            writes=False,
-        ).result()
+        job = partial(counted, before=self.clock() - self.keep_for, skipped=self._skipped)
+        return self.submit(job, writes=False).result()
 
     def _write(self, job: Callable[[Writes], T]) -> T:
         """Waits for the writer's thread."""
         now = self.clock()
-        done = self.file.submit(lambda file: job(Writes(file, now, self.fresh_for)))
-        result = done.result()
+        result = self.submit(lambda file: job(Writes(file, now, self.fresh_for))).result()
         self._evict_if_due()
         return result
+
+    def submit(self, job: Callable[[apsw.Connection], T], **how: bool) -> "Future[T]":
+        """On the writer's thread, in a savepoint of its own; others may share its commit.
+
+        `how`: as the writer's own `submit`.
+        """
+        self.check_open()
+
+        def guarded(connection: apsw.Connection) -> T:
+            try:
+                return job(connection)
+            except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+                raise StoreError(f"the feed's rows hold what cannot be used: {exc!r}") from exc
+
+        return self._writer.submit(guarded, **how)
 
     def _list(self, key: str) -> list[Any] | None:
         found = self._find(key)
@@ -210,17 +266,68 @@ class FeedCache:
 
     def _find(self, key: str) -> FoundRows[Any] | None:
         now = self.clock()
-        return self._read(lambda memory, file: memory.find(file, key, now))
+        return self._read(lambda reader: reader.found(key, now))
 
-    def _read(self, job: Callable[[FeedMemory, apsw.Connection], Sliced[T]]) -> T | None:
+    def _read(self, job: Callable[[FeedReader], T]) -> T | None:
         """None: a miss, or a file that cannot be read."""
-        self.file.check_open()
+        self.check_open()
         self._evict_if_due()
         try:
-            return finished(self.file.read(job))
+            with self.reading() as reader:
+                return job(reader)
         except StoreError as exc:
             logger.warning("the feed cache could not be read: %s", exc)
             return None
+
+    @contextmanager
+    def reading(self) -> Iterator[FeedReader]:
+        """A reader for this thread alone; StoreError if the file cannot be read."""
+        self.check_open()
+        if time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + LOOK_EVERY
+            if identity_of(self.path) != self._identity:
+                self._writer.wake()
+        reader = self._take()
+        try:
+            yield reader
+        except apsw.Error as exc:
+            if isinstance(exc, CORRUPT) and self._first is not None:
+                self._writer.mend(self._first)
+            raise explained(self.path, exc) from exc
+        finally:
+            if reader.skipped:
+                self._skipped, reader.skipped = self._skipped + reader.skipped, 0
+            if self._is_closed or reader.epoch != self._epoch:
+                abandon(reader.connection)
+            else:
+                self._idle.append(reader)
+
+    def _take(self) -> FeedReader:
+        try:
+            while (reader := self._idle.pop()).epoch != self._epoch:
+                abandon(reader.connection)
+        except IndexError:
+            reader = self._another()
+        return reader
+
+    def _another(self) -> FeedReader:
+        """Under the lock: nobody sets the file aside meanwhile. It may be on an event loop."""
+        epoch, path = self._epoch, real(self.path)
+        with translated(path), locked(path, READ_PATIENCE):
+            if identity_of(path) != self._identity:
+                self._writer.wake()
+                raise StoreError(f"{path}: has been replaced; it is opened anew in a moment")
+            connection = connect_reader(path)
+        completed(connection)
+        return FeedReader(connection, epoch)
+
+    def _adopt(self, connection: apsw.Connection) -> None:
+        """On the writer's thread: the file was opened, perhaps anew."""
+        completed(connection)
+        self._epoch += 1
+        self._identity = identity_of(self.path)
+        self._first = connection
+        self._idle.append(FeedReader(connection, self._epoch))
 
 
 def _given_path(path: object) -> Path:

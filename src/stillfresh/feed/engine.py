@@ -1,20 +1,29 @@
 """FeedEngine: a feed shown at once from the file, and refreshed behind it (F6-F8, F10; seed 001).
 
-The engine's loads, leases and cooldowns do the work; here is what a feed adds: where the data is,
-what a write changes, and which listeners are told.
+The engine's loads, leases and cooldowns do the work; here is what a feed adds: rows that are fresh,
+stale with a refresh behind, or fetched first; what a write changes; and which listeners are told.
 """
 
 import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 
+from stillfresh.bounded import BoundedDict
 from stillfresh.checks import checked_function, checked_whole
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration
-from stillfresh.engine.loader import looked_at
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+from stillfresh.engine import Answer, Cache, RetryAfter
+from stillfresh.engine.loader import Tasks, looked_at
+from stillfresh.errors import (
+    ConfigError,
+    LoadFailed,
+    NotOpen,
+    StillfreshError,
+    StoreError,
+    shown,
+)
 from stillfresh.events import Events, Unsubscribe
 from stillfresh.feed.cache import FeedCache
 from stillfresh.feed.model import (
@@ -33,14 +42,24 @@ from stillfresh.feed.model import (
     named_category,
     topic_key,
 )
-from stillfresh.feed.reading import FoundRows, ListedTopics
+from stillfresh.feed.reading import FoundRows, ListedTopics, unstored
 from stillfresh.feed.rows import Change, Writes
-from stillfresh.feed.rules import checked_comments, checked_topic
-from stillfresh.feed.serving import FeedServing
-from stillfresh.feed.source import FeedSource
+from stillfresh.feed.rules import DAY, checked_comments, checked_topic
+from stillfresh.feed.source import FeedSource, PartlyFailed, fetch, part_of
+from stillfresh.feed.store import KIND, AsItCame, FeedStore, InRows
+from stillfresh.freshness import Verdict
+
+T = TypeVar("T")
+Served: TypeAlias = tuple[FoundRows[Any], Freshness]
 
 GRACE: Final = 5.0
 """Seconds in which everything ends when the engine is closed."""
+AT_ONCE: Final = 16
+"""Keys fetched side by side."""
+MAX_KEYS: Final = 1_000
+"""Keys of which anything is remembered: refreshed behind a reader, unreadable still, owed news."""
+MAX_OVERTAKEN: Final = 3
+"""F8: fetches that a miss waits for, if each is overtaken by a write."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +77,7 @@ class FeedEngine:
         load_timeout: Duration = "30s",
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        checked_whole("lookups", lookups)
+        self._lookups = checked_whole("lookups", lookups)
         if not isinstance(cache, FeedCache):
             raise ConfigError(f"cache: a FeedCache, by FeedCache.open(path), not {shown(cache)}")
         if not callable(getattr(source, "day_index", None)) or isinstance(source, type):
@@ -68,33 +87,42 @@ class FeedEngine:
         self._cache = cache
         self._source = source
         self._clock = cache.clock if clock is None else checked_clock(clock)
-        self._updated: Events[FeedCacheUpdated] = Events()
-        self._serving = FeedServing(
-            cache,
-            source,
-            self._updated.emit,
-            clock=self._clock,
-            lookups=lookups,
+        self._store = FeedStore(cache, clock=self._clock, tell=self._tell)
+        self._engine = Cache(self._store, clock=self._clock, sleep=sleep)
+        self._keys = self._engine.batched(
+            KIND,
+            fresh_for=cache.fresh_for,
+            stale_for=cache.keep_for + DAY,
+            max_batch=1,
+            concurrency=AT_ONCE,
+            max_entries=AT_ONCE,
             load_timeout=load_timeout,
-            sleep=sleep,
-        )
-        self._tasks = self._serving.tasks
+            codec=AsItCame(),
+        )(self._load)
+        self._updated: Events[FeedCacheUpdated] = Events()
+        self._tasks = Tasks()
+        self._behind: set[str] = set()
+        """Keys that are refreshed for readers that were given something old."""
+        self._silent: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
+        """True: fetched for the first time; callers get the answer, and need no event."""
+        self._broken: BoundedDict[str, frozenset[bytes]] = BoundedDict(MAX_KEYS)
+        """F12: the unreadable rows that a refetch of a key has not replaced."""
         self._writes: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
     async def get_all(self, days_back: int = 7) -> Feed:
         """The whole feed of the last 1 to 30 days, newest first."""
-        return await self._feed(Index(None, checked_days(days_back)))
+        return await self._feed(None, days_back)
 
     async def get_category(self, category: str, days_back: int = 7) -> Feed:
-        return await self._feed(Index(named_category(category), checked_days(days_back)))
+        return await self._feed(named_category(category), days_back)
 
     async def get_all_json(self, days_back: int = 7) -> FeedJson:
         """The same as one JSON array, for an HTTP answer: no row that is known is decoded."""
-        return await self._json(Index(None, checked_days(days_back)))
+        return await self._json(None, days_back)
 
     async def get_category_json(self, category: str, days_back: int = 7) -> FeedJson:
-        return await self._json(Index(named_category(category), checked_days(days_back)))
+        return await self._json(named_category(category), days_back)
 
     async def get_topic(self, uuid: str) -> TopicAnswer:
         """The whole topic."""
@@ -106,17 +134,103 @@ class FeedEngine:
         found, freshness = await self._served(comments_key(checked_uuid(uuid)))
         return CommentsAnswer(list(found.value), freshness)
 
-    async def _feed(self, index: Index) -> Feed:
-        found, freshness = await self._served(index.key)
+    async def _feed(self, category: str | None, days_back: int) -> Feed:
+        found, freshness = await self._served(Index(category, checked_days(days_back)).key)
         return Feed(list(found.value), freshness)
 
-    async def _json(self, index: Index) -> FeedJson:
-        found, freshness = await self._served(index.key, raw=True)
+    async def _json(self, category: str | None, days_back: int) -> FeedJson:
+        key = Index(category, checked_days(days_back)).key
+        found, freshness = await self._served(key, raw=True)
         return cast("ListedTopics", found).as_json(freshness)
 
-    async def _served(self, key: str, *, raw: bool = False) -> tuple[FoundRows[Any], Freshness]:
+    async def _served(self, key: str, *, raw: bool = False) -> Served:
+        """F6: the data first; then, if it is stale, one revalidation behind it."""
         self._check_open()
-        return await self._serving.served(key, raw=raw)
+        now = self._clock()
+        found = await self._store.find(key, now, raw=raw)
+        if found is None:
+            return await self._missed(key, forces=True, raw=raw)
+        if found.is_fresh(self._cache.fresh_for, now, self._broken.get(key)):
+            return found, Freshness(Verdict.FRESH, found.fetched_at, self._clock)
+        error = found.cooling(key, now)
+        if not found.is_hit:
+            if error is not None:
+                raise error
+            return await self._missed(key, forces=found.forces(now), raw=raw)
+        self._silent.pop(key, None)  # a reader is given something old: the next copy is news
+        if error is None and key not in self._behind and len(self._behind) < MAX_KEYS:
+            self._behind.add(key)
+            self._tasks.spawn(self._refresh(key, found, forces=found.forces(now)))
+        return found, Freshness(Verdict.STALE, found.fetched_at, self._clock, error)
+
+    async def _missed(self, key: str, *, forces: bool, raw: bool) -> Served:
+        """Fetched: as it stands in the file, or as it came if it could not be stored."""
+        self._silent.note(key, self._silent.get(key, True))
+        answer, error = None, None
+        try:
+            answer = await self._loaded(key, forces=forces)
+        except LoadFailed as exc:
+            error = exc
+        now = self._clock()
+        if (found := await self._store.find(key, now, raw=raw)) is not None:
+            if found.broken and answer is not None:
+                self._broken.note(key, found.broken)
+            is_fresh = found.is_fresh(self._cache.fresh_for, now, self._broken.get(key))
+            if is_fresh or found.is_hit:
+                verdict = Verdict.FRESH if is_fresh else Verdict.STALE
+                return found, Freshness(verdict, found.fetched_at, self._clock, error)
+        if answer is None:
+            if (part := part_of(error)) is None:
+                raise error or LoadFailed(f"{key}: nothing came")
+            return unstored(key, part, now), Freshness(Verdict.STALE, now, self._clock, error)
+        if not isinstance(answer.value, InRows):
+            raise LoadFailed(f"{key}: its rows cannot be read")
+        freshness = Freshness(answer.verdict, answer.fetched_at, self._clock)
+        return unstored(key, answer.value.fetched, now), freshness
+
+    async def _loaded(self, key: str, *, forces: bool) -> Answer[bytes]:
+        """`forces`: the engine takes for fresh, or for failed, what is not."""
+        if forces:
+            await self._keys.refresh(key)
+        answer = await self._keys.get(key)
+        for _ in range(MAX_OVERTAKEN):
+            if answer.verdict is not Verdict.STALE or answer.error is not None:
+                break
+            answer = await self._keys.get(key)
+        return answer
+
+    async def _refresh(self, key: str, found: FoundRows[Any], *, forces: bool) -> None:
+        """F12: what is unreadable still, right after a refetch, is not worth another one."""
+        try:
+            if not forces:
+                await self._keys.get(key)
+                return
+            await self._keys.refresh(key)
+            again = await self._store.find(key, self._clock()) if found.broken else None
+            if again is not None:
+                self._broken.note(key, again.broken)
+        except StillfreshError as exc:
+            logger.debug("%s: not refreshed: %s", key, exc)  # the engine has said why
+        finally:
+            self._behind.discard(key)
+
+    async def _load(self, keys: list[str]) -> dict[str, bytes]:
+        (key,), at = keys, self._clock()
+        fetched = await fetch(self._source, key, now=at, lookups=self._lookups)
+        try:
+            if not fetched.failed or not await self._store.store_part(key, fetched, at):
+                return {key: InRows.of(fetched)}  # F8: one that was overtaken is fetched once more
+        except StoreError as exc:
+            logger.warning("%s: could not be stored: %s", key, exc)
+        error = PartlyFailed(fetched)
+        raise error if fetched.pause is None else RetryAfter(fetched.pause, str(error)) from error
+
+    def _tell(self, key: str, is_news: bool | None) -> None:
+        """F7: of a revalidation; None: it was overtaken, and the next one is news."""
+        if is_news is None:
+            self._silent.note(key, value=False)
+        elif not self._silent.pop(key, False):
+            self._updated.emit(FeedCacheUpdated(key, is_news))
 
     async def create_topic(self, topic: Topic) -> None:
         """Shown here at once, then published; taken back, and raised, if upstream refuses it."""
@@ -143,14 +257,15 @@ class FeedEngine:
     async def _write(
         self, change: Callable[[Writes], Change], ask: Callable[[], Awaitable[object]]
     ) -> None:
-        """F10: here, then there. Cancelled before upstream is asked, it is undone; while it is
-        being asked, nobody can know: it stands, and what is refreshed from then on will tell.
+        """F10: here, then upstream. Cancelled before upstream is asked, it is undone.
+
+        Cancelled while upstream is being asked, it stands: the next refresh will tell.
         """
         self._check_open()
-        changing, is_settled = self._tasks.child(self._serving.run(change), None), False
+        changing, is_settled = self._tasks.child(self._run(change)), False
         changing.add_done_callback(looked_at)
-        done = asyncio.get_running_loop().create_future()
-        self._writes.add(done)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited(done)
         try:
             await asyncio.shield(changing)
             is_settled = True
@@ -159,68 +274,58 @@ class FeedEngine:
             is_settled = False
             raise
         finally:
-            again = change if is_settled else None
-            ending = self._tasks.child(self._end_write(changing, again), None)
-            ending.add_done_callback(lambda _: self._written(done))
+            ending = self._tasks.child(self._end_write(changing, change if is_settled else None))
+            ending.add_done_callback(lambda _: done.set_result(None))
             await asyncio.shield(ending)
-
-    def _written(self, done: "asyncio.Future[None]") -> None:
-        self._writes.discard(done)
-        done.set_result(None)
 
     async def _end_write(
         self, changing: "asyncio.Task[Change]", again: Callable[[Writes], Change] | None
     ) -> None:
-        """Settled, or undone. What upstream said is what the caller is told, whatever becomes of
-        the file.
-        """
+        """Settled, or undone; the caller is told what upstream said, not what the file did."""
 
         def end(writes: Writes) -> None:
             writes.undo(change) if again is None else writes.settle(change, again)
 
         try:
             change = await changing
-            await self._serving.run(end)
+            await self._run(end)
         except StillfreshError as exc:
             logger.warning("the feed cache could not be written: %s", exc)
+
+    async def _run(self, job: Callable[[Writes], T]) -> T:
+        now, fresh_for = self._clock(), self._cache.fresh_for
+        return await self._store.run(lambda file: job(Writes(file, now, fresh_for)))
+
+    def _awaited(self, work: "asyncio.Future[None]") -> None:
+        """Closing waits for it."""
+        self._writes.add(work)
+        work.add_done_callback(self._writes.discard)
 
     def on_remote_comment(self, uuid: str) -> "asyncio.Task[None]":
         """Upstream tells of a new comment: what is here is stale. Await it, or go on."""
         self._check_open()
-        task = self._tasks.child(self._remote_comment(comments_key(checked_uuid(uuid))), None)
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        task = self._tasks.child(self._remote_comment(comments_key(checked_uuid(uuid))))
+        self._awaited(task)
         return task
 
     async def _remote_comment(self, key: str) -> None:
         """By the engine, since what could not be stored is in its memory alone."""
-        await self._serving.keys.invalidate(key)
+        await self._keys.invalidate(key)
         self._updated.emit(FeedCacheUpdated(key, changed=True))
 
     def on_updated(self, listener: Callable[[FeedCacheUpdated], object]) -> Unsubscribe:
         """Told, by call or as a coroutine, after each revalidation that was stored."""
         checked_function("on_updated", listener, "a function of the event")
         if inspect.iscoroutinefunction(listener):
-            return self._updated.subscribe(lambda event: self._tell_later(listener, event))
+            return self._updated.subscribe(lambda event: self._tasks.spawn(_told(listener, event)))
         return self._updated.subscribe(listener)
-
-    def _tell_later(
-        self, listener: Callable[[FeedCacheUpdated], Any], event: FeedCacheUpdated
-    ) -> None:
-        async def tell() -> None:
-            try:
-                await listener(event)
-            except Exception:
-                logger.exception("listener %r failed on %r", listener, event)
-
-        self._tasks.spawn(tell(), None)
 
     async def close(self) -> None:
         """Writes that upstream was asked for end first, within a grace; no revalidation is left."""
         self._is_closed = True
         if self._writes:
             await asyncio.wait(self._writes, timeout=GRACE)
-        await self._serving.engine.close()
+        await self._engine.close()
         await self._tasks.end(GRACE)
 
     async def __aenter__(self) -> Self:
@@ -233,4 +338,11 @@ class FeedEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise NotOpen("this feed engine is closed; make another one")
-        self._cache.file.check_open()
+        self._cache.check_open()
+
+
+async def _told(listener: Callable[[FeedCacheUpdated], Any], event: FeedCacheUpdated) -> None:
+    try:
+        await listener(event)
+    except Exception:
+        logger.exception("listener %r failed on %r", listener, event)

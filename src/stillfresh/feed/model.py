@@ -21,6 +21,10 @@ EXTRA: Final = "stillfresh:extra"
 EVERYTHING: Final = "all"
 """Stands where a category would: the whole feed."""
 MOST_DAYS: Final = 30
+FEED_CACHE_TTL_SECONDS: Final = 300
+"""F3: a list is fresh for so long."""
+FEED_CACHE_EVICT_SECONDS: Final = 2_592_000
+"""F11: what was stored longer ago is forgotten."""
 
 
 class _Extra(Struct, frozen=True, kw_only=True):

@@ -7,29 +7,29 @@ turn between them. A row that cannot be decoded is skipped and counted (F12).
 """
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import apsw
 from msgspec import json
 
-from stillfresh.feed.model import (
-    Comment,
-    FeedJson,
-    Freshness,
-    Index,
-    Topic,
-    comments_key,
-    index_of,
-    spelled,
-    subject,
-    topic_key,
+from stillfresh.engine.rules import cooling
+from stillfresh.errors import LoadFailed
+from stillfresh.feed.model import Comment, FeedJson, Freshness, Index, Topic, index_of, spelled
+from stillfresh.feed.rules import (
+    DAY,
+    UNREADABLE,
+    Fetched,
+    JsonRecords,
+    is_stale,
+    json_object,
+    listed,
+    window,
 )
-from stillfresh.feed.rules import DAY, UNREADABLE, Fetched, JsonRecords, json_object, listed, window
+from stillfresh.freshness import MAX_SKEW, last_end
 from stillfresh.stores.contract import Failure
 
 T = TypeVar("T")
-Sliced: TypeAlias = Generator[None, None, T]
-"""Work that pauses between its slices, and returns its result."""
 Row: TypeAlias = tuple[bytes, bytes, int, int]
 """uuid, JSON, created_at, cached_at."""
 
@@ -83,68 +83,79 @@ _topics: Final = JsonRecords(Topic, strict=False)
 _comments: Final = JsonRecords(Comment, strict=False)
 
 
-def finished(work: Sliced[T]) -> T:
-    """All slices at once, for a caller that holds no event loop."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            found: T = end.value
-            return found
-
-
+@dataclass(slots=True, eq=False)
 class FoundRows(Generic[T]):
     """What the file has under one key, since when, and how its last load failed."""
 
-    __slots__ = (
-        "broken",
-        "cached_at",
-        "deleted_at",
-        "failure",
-        "last_fetched",
-        "leased_until",
-        "value",
-    )
-
-    def __init__(self, value: T, cached_at: int | None, state: tuple[Any, ...]) -> None:
-        self.value = value
-        self.cached_at = cached_at
-        """When the oldest of its rows was stored; None if there are none."""
-        self.last_fetched: int | None = state[0]
-        self.failure = _failure(*state[1:4])
-        self.leased_until = state[4] / 1000 if isinstance(state[4], int | float) else None
-        """When the last lease ended, or will."""
-        self.broken: frozenset[bytes] = frozenset()
-        """Rows that cannot be read."""
-        self.deleted_at: float | None = None
-        """When it was deleted here."""
+    value: T
+    state: tuple[Any, ...] = NOTHING
+    """When it was fetched, how its last load failed, and when the last lease ended, or will."""
+    cached_at: int | None = None
+    """When the oldest of its rows was stored; None if there are none."""
+    deleted_at: float | None = None
+    """When it was deleted here."""
+    broken: frozenset[bytes] = frozenset()
+    """Rows that cannot be read."""
 
     @property
     def is_hit(self) -> bool:
         """F6: rows, or a meta row: an empty feed that was fetched is a hit."""
-        return self.cached_at is not None or self.last_fetched is not None
+        return self.cached_at is not None or self.state[0] is not None
 
     @property
     def fetched_at(self) -> float:
         """When upstream was asked, as far as is known."""
-        known = (self.last_fetched, self.cached_at, self.deleted_at)
+        known = (self.state[0], self.cached_at, self.deleted_at)
         return float(next((moment for moment in known if moment is not None), 0))
 
+    def is_fresh(self, fresh_for: float, now: float, known: frozenset[bytes] | None) -> bool:
+        """F3; F8: what was deleted here stays away; F12: unreadable rows are refetched, once.
 
+        `known` are those that a refetch has not replaced.
+        """
+        if self.deleted_at is not None and -MAX_SKEW <= now - self.deleted_at < fresh_for:
+            return True
+        is_read = not self.broken or known == self.broken
+        return is_read and not is_stale(self.state[0], fresh_for, now)
+
+    def cooling(self, key: str, now: float) -> LoadFailed | None:
+        """E7: why no load may begin now; a failure from before a clock was set back is none."""
+        _, count, retry_at, text, _ = self.state
+        if not isinstance(count, int | float) or not isinstance(retry_at, int | float):
+            return None  # nobody, or somebody else, wrote there
+        failure = cooling(Failure(int(count), retry_at / 1000, str(text)), now)
+        if failure is None or self._is_ahead(now):
+            return None
+        error = LoadFailed(
+            f"{key}: not tried again for {failure.retry_at - now:.1f} s, "
+            f"since loading failed: {failure.error}"
+        )
+        error.retry_at = failure.retry_at
+        return error
+
+    def forces(self, now: float) -> bool:
+        """F3, F12: the engine would not load by itself what it takes for fresh, or for cooling."""
+        is_from_the_future = self.state[0] is not None and self.state[0] > now
+        return bool(self.broken) or is_from_the_future or self._is_ahead(now)
+
+    def _is_ahead(self, now: float) -> bool:
+        """The last lease ends later than any can: it is from before the clock was set back."""
+        end = self.state[4]
+        return isinstance(end, int | float) and end / 1000 > last_end(now, 0.0)
+
+
+@dataclass(slots=True, eq=False)
 class ListedTopics(FoundRows[list[Topic]]):
     """A list as it was at `read_at`; until `until` none of its topics grows too old for it."""
 
-    __slots__ = ("json", "read_at", "size", "texts", "until", "version")
-
-    def __init__(self, state: tuple[Any, ...], read_at: float, *, raw: bool) -> None:
-        super().__init__([], None, state)
-        self.texts: list[bytes] | None = [] if raw else None
-        """The topics' bytes, if they were asked for."""
-        self.size = 0
-        self.read_at = read_at
-        self.until = INFINITY
-        self.version: int | None = None
-        self.json: FeedJson | None = None
+    index: Index | None = None
+    read_at: float = 0.0
+    texts: list[bytes] | None = None
+    """The topics' bytes, if they were asked for."""
+    size: int = 0
+    until: float = INFINITY
+    version: int | None = None
+    json: FeedJson | None = None
 
     def holds(self, version: int, now: float, *, raw: bool) -> bool:
         return (
@@ -163,81 +174,84 @@ class ListedTopics(FoundRows[list[Topic]]):
         return self.json
 
 
-class FeedMemory:
-    """One connection's reads, and its memory of them. Used by one thread at a time."""
+class FeedReader:
+    """A connection for reading, and its memory. Used by one thread at a time."""
 
-    def __init__(self) -> None:
-        self._lists: dict[Index, ListedTopics] = {}
+    def __init__(self, connection: apsw.Connection, epoch: int = 0) -> None:
+        self.connection = connection
+        self.epoch = epoch
+        """Which opening of the file it belongs to."""
+        self.execute = connection.execute
+        self._lists: dict[str, ListedTopics] = {}
         self._known: dict[bytes, tuple[Topic | None, bytes]] = {}
         self.kept = 0
         """Bytes of the topics that are known."""
         self.skipped = 0
 
-    def find(
-        self, connection: apsw.Connection, key: str, now: float, *, raw: bool = False
-    ) -> Sliced[FoundRows[Any]]:
-        """Whatever a cache key names; `raw`: of a list, the bytes as well."""
-        if (index := index_of(key)) is not None:
-            return self.listed(connection, index, now, raw=raw)
-        uuid = subject(key)
-        read = self.comments if key == comments_key(uuid) else self.topic
-        return at_once(read(connection, uuid))
+    def find(self, key: str, now: float, *, raw: bool = False) -> Generator[FoundRows[Any] | None]:
+        """None after each slice; the last one is what a cache key names. `raw`: with its bytes."""
+        old = self._lists.get(key)
+        index = index_of(key) if old is None else old.index
+        if index is None:
+            yield self._one(key)
+            return
+        version: int = self.execute("PRAGMA data_version").get
+        if old is None or not old.holds(version, now, raw=raw):
+            found = yield from self._listed(index, now, raw=raw)
+            found.version = version
+            if raw and old is not None and old.texts == found.texts:
+                found.json = old.json
+            self._keep(key, found)
+            old = found
+        yield old
 
-    def listed(
-        self, connection: apsw.Connection, index: Index, now: float, *, raw: bool = False
-    ) -> Sliced[ListedTopics]:
-        version: int = connection.execute("PRAGMA data_version").get
-        old = self._lists.get(index)
-        if old is not None and old.holds(version, now, raw=raw):
-            return old
-        found = yield from self._read(connection, index, now, raw=raw)
-        found.version = version
-        if raw and old is not None and old.texts == found.texts:
-            found.json = old.json
-        self._keep(index, found)
-        return found
+    def found(self, key: str, now: float) -> FoundRows[Any]:
+        """All slices at once, for a caller that holds no event loop."""
+        *_, found = self.find(key, now)
+        return cast("FoundRows[Any]", found)
 
-    def _keep(self, index: Index, found: ListedTopics) -> None:
+    def _keep(self, key: str, found: ListedTopics) -> None:
         """Lists share their topics with what is known, and are bounded in the same way."""
-        self._lists.pop(index, None)
+        self._lists.pop(key, None)
         if sum(kept.size for kept in self._lists.values()) + found.size > MAX_BYTES:
             self._lists.clear()
         if found.size <= MAX_BYTES:
-            self._lists[index] = found
+            self._lists[key] = found
 
-    def _read(
-        self, connection: apsw.Connection, index: Index, now: float, *, raw: bool
-    ) -> Sliced[ListedTopics]:
+    def _listed(
+        self, index: Index, now: float, *, raw: bool
+    ) -> Generator[None, None, ListedTopics]:
         """The meta row first: if both change meanwhile, the topics are newer than they say."""
-        state = _state(connection, index.key)
-        sql = _ALL
+        state, sql = self.state(index.key), _ALL
         bindings: list[float | str] = [window(index.days, now).since]
         if index.category is not None:
-            names = _spellings(connection, index.category)
+            names = self._spellings(index.category)
             sql = _LIST.format(more=f"AND category_id IN ({', '.join('?' * len(names))}) ")
             bindings += names
-        found = ListedTopics(state, now, raw=raw)
-        if not (yield from self._fill(found, connection.execute(sql, bindings))):
+        found = ListedTopics([], state, index=index, read_at=now, texts=[] if raw else None)
+        if not (yield from self._fill(found, self.execute(sql, bindings))):
             # F4: ties by uuid. Only now, since SQLite copies every row to sort the few that tie.
-            found = ListedTopics(state, now, raw=raw)
-            yield from self._fill(found, connection.execute(f"{sql}, topic_uuid", bindings))
+            found = replace(found, value=[], texts=[] if raw else None)
+            yield from self._fill(found, self.execute(f"{sql}, topic_uuid", bindings))
         if index.days > 0:
             found.until += index.days * DAY
         return found
 
-    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Sliced[bool]:
+    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
         """The hot loop of a read: known bytes are known topics. False if ties are in disorder."""
-        topics, texts, broken = found.value, found.texts, []
+        known, topics, texts, broken = self._known, found.value, found.texts, []
         last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
         cost, pause_at = 0, SLICE
         for uuid, text, created_at, cached_at in rows:
-            kept = self._known.get(uuid)
+            kept = known.get(uuid)
             if kept is None or kept[1] != text:
-                kept = self._learn(uuid, text, topics)
+                self.kept += len(text) - (0 if kept is None else len(kept[1]))
+                kept = known[uuid] = self._decoded(_topics.one, text), text
             topic = kept[0]
             cost += len(text) + ROW_COST
             if cost > pause_at:
                 pause_at = cost + SLICE
+                known = self._bounded(topics)
                 yield
             if topic is None:
                 broken.append(text)
@@ -250,97 +264,60 @@ class FeedMemory:
             last, last_uuid = created_at, uuid
             if cached_at < oldest:  # noqa: PLR1730 (a call of min() for every row)
                 oldest = cached_at
+        self._bounded(topics)
         found.until, found.broken = last, frozenset(broken)
         found.size = cost - ROW_COST * (len(topics) + len(broken))
         found.cached_at = int(oldest) if topics else None
         return is_ordered
 
-    def _learn(self, uuid: bytes, text: bytes, topics: list[Topic]) -> tuple[Topic | None, bytes]:
-        """Decode a row, and keep it if there is room, made by dropping what is not in this list."""
-        known, size = self._known, len(text)
-        if (old := known.pop(uuid, None)) is not None:
-            self.kept -= len(old[1])
-        if self.kept + size > MAX_BYTES and len(known) > len(topics):
-            names = [topic.topic_uuid.encode() for topic in topics]
-            self._known = {name: known[name] for name in names if name in known}
-            self.kept = sum(len(kept) for _, kept in self._known.values())
-        learned = self._decoded(text), text
-        if self.kept + size <= MAX_BYTES:
-            self._known[uuid] = learned
-            self.kept += size
-        return learned
+    def _bounded(self, topics: list[Topic]) -> dict[bytes, tuple[Topic | None, bytes]]:
+        """F18: what is known; if it is too much, as many topics of this list as fit."""
+        if self.kept > MAX_BYTES:
+            known, self._known, self.kept = self._known, {}, 0
+            for uuid in (topic.topic_uuid.encode() for topic in topics):
+                if uuid in known and self.kept + len(known[uuid][1]) <= MAX_BYTES:
+                    self._known[uuid] = known[uuid]
+                    self.kept += len(known[uuid][1])
+        return self._known
 
-    def _decoded(self, text: bytes) -> Topic | None:
+    def _decoded(self, read: Callable[[bytes], T], text: bytes) -> T | None:
         try:
-            return _topics.one(text)
+            return read(text)
         except UNREADABLE:
             self.skipped += 1
             return None
 
-    def last_fetched(self, connection: apsw.Connection, key: str) -> Sliced[int | None]:
-        return at_once(_state(connection, key)[0])
+    def state(self, key: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self.execute(_KEY, (key, None)).get
+        return found
 
-    def topic(self, connection: apsw.Connection, uuid: str) -> FoundRows[Topic | None]:
-        def read(text: bytes) -> Topic | None:
-            topic = self._decoded(text)
-            return topic if topic is not None and topic.topic_uuid == uuid else None
+    def _one(self, key: str) -> FoundRows[Any]:
+        """A topic or its comments; what was fetched and cannot be read is a miss."""
+        kind, _, uuid = key.partition(":")
+        is_topic = kind != "comments"
+        text, cached_at, deleted_at, *state = self.execute(
+            _TOPIC if is_topic else _COMMENTS, (key, uuid)
+        ).get
+        nothing: list[Comment] | None = None if is_topic else []
+        if text is None:
+            return FoundRows(nothing, tuple(state), None, deleted_at)
+        value = self._decoded(_topics.one if is_topic else _comments.all, text)
+        if value is None or (isinstance(value, Topic) and value.topic_uuid != uuid):
+            unknown = (None, *state[1:])
+            return FoundRows(nothing, unknown, None, deleted_at, frozenset({text}))
+        return FoundRows(value, tuple(state), cached_at, deleted_at)
 
-        return _one(connection.execute(_TOPIC, (topic_key(uuid), uuid)).get, None, read)
-
-    def comments(self, connection: apsw.Connection, uuid: str) -> FoundRows[list[Comment]]:
-        def read(text: bytes) -> list[Comment] | None:
-            try:
-                return _comments.all(text)
-            except UNREADABLE:
-                self.skipped += 1
-                return None
-
-        return _one(connection.execute(_COMMENTS, (comments_key(uuid), uuid)).get, [], read)
+    def _spellings(self, category: str) -> list[str]:
+        """F1, F5: as stillfresh writes it, and as another implementation may have."""
+        names = {name for (name,) in self.execute(_SPELLINGS) if spelled(name) == category}
+        return sorted({category} | {name.decode(errors="replace") for name in names})
 
 
 def unstored(key: str, fetched: Fetched, now: float) -> FoundRows[Any]:
     """What was fetched and could not be stored, as it would have been found."""
     if (index := index_of(key)) is not None:
-        found = ListedTopics(NOTHING, now, raw=True)
-        found.value = listed(fetched, index, now)
-        found.texts = [json.encode(json_object(topic)) for topic in found.value]
-        return found
-    if key == comments_key(subject(key)):
-        return FoundRows(list(fetched.comments), None, NOTHING)
-    return FoundRows(fetched.topics[0] if fetched.topics else None, None, NOTHING)
-
-
-def _one(row: tuple[Any, ...], nothing: T, read: Callable[[bytes], T | None]) -> FoundRows[T]:
-    """One row and its state; what was fetched and cannot be read is a miss."""
-    text, cached_at, deleted_at, *state = row
-    value = nothing if text is None else read(text)
-    if value is None and text is not None:
-        found = FoundRows(nothing, None, (None, *state[1:]))
-        found.broken = frozenset({text})
-    else:
-        found = FoundRows(nothing if value is None else value, cached_at, tuple(state))
-    found.deleted_at = deleted_at
-    return found
-
-
-def at_once(found: T) -> Sliced[T]:
-    return found
-    yield
-
-
-def _state(connection: apsw.Connection, key: str) -> tuple[Any, ...]:
-    state: tuple[Any, ...] = connection.execute(_KEY, (key, None)).get
-    return state
-
-
-def _failure(count: object, retry_at: object, error: object) -> Failure | None:
-    """What somebody else wrote there, or nobody, is no failure."""
-    if not isinstance(count, int | float) or not isinstance(retry_at, int | float):
-        return None
-    return Failure(int(count), retry_at / 1000, str(error))
-
-
-def _spellings(connection: apsw.Connection, category: str) -> list[str]:
-    """F1, F5: as stillfresh writes it, and as another implementation may have."""
-    names = {name for (name,) in connection.execute(_SPELLINGS) if spelled(name) == category}
-    return sorted({category} | {name.decode(errors="replace") for name in names})
+        topics = listed(fetched, index, now)
+        return ListedTopics(topics, texts=[json.encode(json_object(topic)) for topic in topics])
+    if key.startswith("comments:"):
+        return FoundRows(list(fetched.comments))
+    return FoundRows(fetched.topics[0] if fetched.topics else None)

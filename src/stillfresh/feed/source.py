@@ -9,7 +9,7 @@ from datetime import date
 from typing import Final, Protocol
 
 from stillfresh.engine import RetryAfter
-from stillfresh.errors import LoadFailed, error_text
+from stillfresh.errors import LoadFailed, StillfreshError, error_text
 from stillfresh.feed.model import Comment, Index, Topic, comments_key, index_of, subject
 from stillfresh.feed.rules import (
     Fetched,
@@ -24,6 +24,23 @@ from stillfresh.slices import sliced
 
 SLICE: Final = 250
 """F18: topics, or comments, that are checked in one turn of the loop."""
+
+
+class PartlyFailed(StillfreshError):
+    """F6: some days failed; what came is stored without a meta row."""
+
+    def __init__(self, fetched: Fetched) -> None:
+        super().__init__(fetched.failed)
+        self.fetched = fetched
+
+
+def part_of(error: BaseException | None) -> Fetched | None:
+    """What came, if only some days failed."""
+    while error is not None:
+        if isinstance(error, PartlyFailed):
+            return error.fetched
+        error = error.__cause__
+    return None
 
 
 class FeedSource(Protocol):

@@ -7,30 +7,30 @@ has changed or gone.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Final, Self, TypeVar
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import apsw
 
+from stillfresh.bounded import BoundedDict
 from stillfresh.clock import Clock
 from stillfresh.engine.loader import looked_at
 from stillfresh.errors import NotOpen, StoreError
-from stillfresh.feed.file import FeedFile
 from stillfresh.feed.model import FeedStats, canonical
-from stillfresh.feed.reading import FeedMemory, Sliced, at_once, finished
+from stillfresh.feed.reading import FoundRows
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record
+from stillfresh.stores.contract import Ask, Copy, Grant, Lease, Record
 from stillfresh.stores.sqlite import (
     MAX_QUEUED,
     TIMES,
     Format,
     KindTables,
     Layout,
-    Row,
     SqliteStore,
     Statements,
     at_most,
@@ -38,7 +38,12 @@ from stillfresh.stores.sqlite import (
     record_of,
 )
 
+if TYPE_CHECKING:
+    from stillfresh.feed.cache import FeedCache
+
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 KIND: Final = "feed"
 """The one kind there is: its ids are the feed's cache keys."""
@@ -136,8 +141,6 @@ class FeedTables(KindTables):
         self.fresh_for = fresh_for
         self.keep_for = keep_for
         self._clock = clock
-        self.news: dict[str, bool] = {}
-        """By generation, until the publication is told of: whether it changed anything."""
 
     def are_made(self, connection: apsw.Connection) -> bool:
         """With the file, or beside it where it cannot be written."""
@@ -149,7 +152,7 @@ class FeedTables(KindTables):
         for key, copy in copies.items():
             writes = Writes(connection, copy.fetched_at, self.fresh_for, self._clock())
             if isinstance(copy.value, InRows):
-                self.news[copy.generation] = writes.store(key, copy.value.fetched)
+                copy.value.is_news = writes.store(key, copy.value.fetched)
 
     def invalidate(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
         Writes(connection).forget(ids)
@@ -190,35 +193,47 @@ class InRows(bytes):
     Of a load it has what came, which the publication writes there.
     """
 
-    fetched: Fetched
+    fetched: Fetched = Fetched()
+    is_news: bool = False
 
     @classmethod
-    def of(cls, fetched: Fetched) -> Self:
+    def of(cls, fetched: Fetched) -> "InRows":
         made = cls(IN_ROWS)
         made.fetched = fetched
         return made
 
 
+class AsItCame:
+    """What was fetched goes to the rows as it is: to encode a long list holds the loop (F18)."""
+
+    @staticmethod
+    def encode(value: bytes) -> bytes:
+        return value
+
+    decode = encode
+
+
 class FeedStore(SqliteStore):
-    """Belongs to one FeedEngine, which it tells of what was published; the file is the cache's."""
+    """The file on the loop of one FeedEngine, which it tells of what was published."""
 
     def __init__(
         self,
-        file: FeedFile,
-        tables: FeedTables,
+        cache: "FeedCache",
         *,
         clock: Clock,
         tell: Callable[[str, bool | None], None] = lambda *_: None,
     ) -> None:
-        super().__init__(file.path, clock=clock, layout=layout(tables))
-        self._file = file
-        self._feed = tables
+        super().__init__(cache.path, clock=clock, layout=layout(cache.tables))
+        self._cache = cache
         self._tell = tell
         self._room = asyncio.Semaphore(MAX_QUEUED)
-        self._leases: dict[str, Lease] = {}
+        self._leases: BoundedDict[str, Lease] = BoundedDict(MAX_QUEUED)
+        self._building: set[tuple[str, bool]] = set()
+        """F18: long lists that are being built, or wait for it."""
+        self._alone = asyncio.Lock()
 
     async def open(self) -> None:
-        self._file.check_open()
+        self._cache.check_open()
 
     async def close(self) -> None:
         """The file is its opener's to close."""
@@ -229,7 +244,7 @@ class FeedStore(SqliteStore):
         """On the file's writer; what is queued is done, also if its caller gives up."""
         await self._room.acquire()
         try:
-            done = asyncio.wrap_future(self._file.submit(job, writes=writes, urgent=urgent))
+            done = asyncio.wrap_future(self._cache.submit(job, writes=writes, urgent=urgent))
         except NotOpen as exc:
             self._room.release()
             raise StoreError(str(exc)) from exc
@@ -237,31 +252,57 @@ class FeedStore(SqliteStore):
         done.add_done_callback(looked_at)
         return await asyncio.shield(done)
 
+    async def find(self, key: str, now: float, *, raw: bool = False) -> FoundRows[Any] | None:
+        """None if the file cannot be read: then upstream has to do."""
+        try:
+            while (key, raw) in self._building:
+                async with self._alone:
+                    pass  # then from memory, or what was written since
+            with self._cache.reading() as reader:
+                found = next(reader.find(key, now, raw=raw))
+            return found or await self._built(key, now, raw=raw)
+        except StoreError as exc:
+            logger.warning("%s: the feed cache could not be read: %s", key, exc)
+            return None
+
+    async def _built(self, key: str, now: float, *, raw: bool) -> FoundRows[Any] | None:
+        """F18: one long list at a time, since each has a connection and a memory of its own.
+
+        The loop has a turn between two slices.
+        """
+        found = None
+        self._building.add((key, raw))
+        try:
+            async with self._alone:
+                with (
+                    self._cache.reading() as reader,
+                    closing(reader.find(key, now, raw=raw)) as slices,
+                ):
+                    for each in slices:
+                        found = each
+                        await asyncio.sleep(0)
+        finally:
+            self._building.discard((key, raw))
+        return found
+
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         """F5: by any spelling of a category, as everywhere."""
         del known
-        point = self._feed.sql.point
-        keys = {id_: canonical(id_) for id_ in ids} if kind == KIND else {}
-
-        def read(_: FeedMemory, file: apsw.Connection) -> Sliced[dict[str, Row]]:
-            return at_once({id_: file.execute(point, (None, key)).get for id_, key in keys.items()})
-
-        rows = finished(self._file.read(read))
+        point, keys = self._tables(KIND).sql.point, ids if kind == KIND else ()
+        with self._cache.reading() as reader:
+            rows = {key: reader.execute(point, (None, canonical(key))).get for key in keys}
         return {id_: record_of(row, None) for id_, row in rows.items() if row is not None}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        for ask in asks:
+            self._leases.pop(ask.id, None)
         grants = await super().acquire(kind, asks, lease_for)
-        self._leases |= {key: it for key, it in grants.items() if isinstance(it, Lease)}
+        for key, grant in grants.items():
+            if isinstance(grant, Lease):
+                self._leases.note(key, grant)
         return grants
-
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
-        for lease in leases:
-            self._leases.pop(lease.id, None)
-        await super().release(kind, leases, failures)
 
     async def store_part(self, key: str, fetched: Fetched, at: float) -> bool:
         """F6: what some days brought, without a meta row. F8: False if its lease was lost."""
@@ -272,12 +313,12 @@ class FeedStore(SqliteStore):
             now = self._clock()
             if file.execute(_HOLDS, (key, lease.token, at_most(now))).get is None:
                 return None
-            return Writes(file, at, self._feed.fresh_for, now).store(key, fetched)
+            return Writes(file, at, self._cache.fresh_for, now).store(key, fetched)
 
-        changed = await self.run(store, urgent=False)
-        if changed is not None:
-            self._tell(key, changed)
-        return changed is not None
+        is_news = await self.run(store, urgent=False)
+        if is_news is not None:
+            self._tell(key, is_news)
+        return is_news is not None
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         """F7: stored, then told. F8: a full disk does not hide that a lease was lost."""
@@ -287,13 +328,9 @@ class FeedStore(SqliteStore):
             if not all(map(self._is_lost, copies)):
                 raise
             superseded = set(copies)
-        finally:
-            self._leases = {key: it for key, it in self._leases.items() if key not in copies}
-            news = {
-                key: self._feed.news.pop(it.generation, False) for key, (_, it) in copies.items()
-            }
-        for key, changed in news.items():
-            self._tell(key, None if key in superseded else changed)
+        for key, (_, copy) in copies.items():
+            is_news = isinstance(copy.value, InRows) and copy.value.is_news
+            self._tell(key, None if key in superseded else is_news)
         return superseded
 
     def _is_lost(self, key: str) -> bool:

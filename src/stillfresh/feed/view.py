@@ -15,10 +15,14 @@ import apsw
 from msgspec.structs import replace
 
 from stillfresh.errors import ConfigError
-from stillfresh.feed.cache import FEED_CACHE_EVICT_SECONDS, FEED_CACHE_TTL_SECONDS
-from stillfresh.feed.file import FeedFile
-from stillfresh.feed.model import canonical, index_of
-from stillfresh.feed.reading import FeedMemory, finished
+from stillfresh.feed.cache import FeedCache
+from stillfresh.feed.model import (
+    FEED_CACHE_EVICT_SECONDS,
+    FEED_CACHE_TTL_SECONDS,
+    canonical,
+    index_of,
+)
+from stillfresh.feed.reading import FeedReader
 from stillfresh.feed.schema import FEED, TABLES, completed
 from stillfresh.feed.store import KIND, FeedStore, FeedTables, counted, layout
 from stillfresh.freshness import Policy
@@ -67,11 +71,11 @@ class FeedView(SqliteView):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path, layout=layout(_tables(), Format((0,), FEED.begin, _holds_feed)))
-        self._memory = FeedMemory()
 
     async def open(self) -> None:
         await super().open()
         self.look(completed)
+        self._rows = self.look(FeedReader)
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
@@ -105,7 +109,7 @@ class FeedView(SqliteView):
         if copy is not None and copy.fetched_at > now:
             copy = replace(copy, mark=Mark.SOFT)  # F3, where E1 forgives a few seconds
         if copy is None or not is_list:
-            found = self.look(lambda file: finished(self._memory.find(file, key, now)))
+            found = self.look(lambda _: self._rows.found(key, now))
             if copy is None and found.cached_at is not None:
                 copy = Copy("", float(found.cached_at), TERMS, UNREAD, Mark.SOFT)
             elif copy is not None and not found.is_hit:
@@ -118,8 +122,11 @@ class FeedView(SqliteView):
 @asynccontextmanager
 async def edited(path: str) -> AsyncIterator[FeedStore]:
     """To change it. Nothing is evicted on opening: its own program may keep rows for longer."""
-    file = FeedFile(Path(path))
-    try:
-        yield FeedStore(file, _tables(), clock=time.time)
-    finally:
-        file.close()
+    cache = FeedCache(
+        Path(path),
+        clock=time.time,
+        fresh_for=FEED_CACHE_TTL_SECONDS,
+        keep_for=FEED_CACHE_EVICT_SECONDS,
+    )
+    with cache:
+        yield FeedStore(cache, clock=cache.clock)

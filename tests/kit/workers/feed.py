@@ -82,9 +82,7 @@ async def visit(cache: FeedCache, log: str, *there: str) -> None:
             case ["read"]:
                 tell(uuids((await engine.get_all()).topics))
             case ["settle"]:
-                while any(
-                    one.loading for one in (await engine._serving.engine.stats()).resources.values()
-                ):
+                while any(one.loading for one in (await engine._engine.stats()).resources.values()):
                     await asyncio.sleep(0.01)
                 tell(events)
     await engine.close()

@@ -31,7 +31,7 @@ def inline_files(world: "World") -> Iterator[None]:
         simulated = world
 
     with (
-        patch("stillfresh.feed.file.Writer", Inline),
+        patch("stillfresh.feed.cache.Writer", Inline),
         patch("stillfresh.stores.sqlite.store.LoopWriter", Inline),
     ):
         yield
