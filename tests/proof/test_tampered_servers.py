@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from stillfresh import Cache, LoadFailed, Resource
 from stillfresh.errors import ConfigError
 from stillfresh.stores.contract import Store
-from stillfresh.stores.dynamodb.names import Names
+from stillfresh.stores.dynamodb.schema import Names
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.layout import HEAD, packed_tags
 from stillfresh.testing import ManualClock

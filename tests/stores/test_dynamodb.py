@@ -29,8 +29,8 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.dynamodb import DynamoStore, scanning
 from stillfresh.stores.dynamodb.reading import RowReader
 from stillfresh.stores.dynamodb.scanning import entries_of
-from stillfresh.stores.dynamodb.store import Parts
 from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.dynamodb.writing import RowWriter
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.proxies.lossy import LossyProxy, lossy
@@ -113,9 +113,9 @@ class Bench:
         self.clock = clock
 
     @property
-    def parts(self) -> Parts:
-        assert self.store._parts is not None
-        return self.store._parts
+    def writer(self) -> RowWriter:
+        assert self.store._writer is not None
+        return self.store._writer
 
     async def lease(self, seen: str | None = None, *tags: str, id_: str = "/pricing") -> Lease:
         grant = (await self.store.acquire(PAGE, [Ask(id_, seen, tags)], 5))[id_]
@@ -429,12 +429,10 @@ class TestI5Publish:
         await bench.publish(await bench.lease(copy.generation), b"new")
         assert len(await bench.raw.objects()) == 2
         bench.clock.advance(59)
-        parts = bench.store._parts
-        assert parts is not None
-        await parts.writer.trash.delete_due()
+        await bench.writer.trash.delete_due()
         assert len(await bench.raw.objects()) == 2
         bench.clock.advance(1)
-        await parts.writer.trash.delete_due()
+        await bench.writer.trash.delete_due()
         assert len(await bench.raw.objects()) == 1
         assert await bench.raw.objects() != old
 
@@ -447,8 +445,7 @@ class TestI5Publish:
             async with asyncio.timeout(30):
                 while len(await bench.raw.objects()) != 1:
                     pass
-            assert bench.store._parts is not None
-            task = bench.store._parts.writer.trash._task
+            task = bench.writer.trash._task
             assert task is not None
             await asyncio.wait([task], timeout=30)
             assert task.done()
@@ -473,14 +470,11 @@ class TestI5Publish:
     async def test_a_body_replaced_while_it_was_read_is_the_new_one(self, bench: Bench) -> None:
         """The row is looked at again when nothing lies where it pointed."""
         copy = await bench.publish(await bench.lease())
-        parts = bench.store._parts
-        assert parts is not None
-        row = await parts.reader.row(PAGE, PK)
-        assert row is not None
+        row = await bench.writer.row(PAGE, PK)
         new = await bench.publish(await bench.lease(copy.generation), b"new")
         assert row.meta is not None
         await bench.raw.s3.delete_object(Bucket="pages", Key=row.meta.s3_key)
-        record = await parts.reader.with_body(PAGE, PK, row, Record(row.copy))
+        record = await bench.writer.with_body(PAGE, PK, row, Record(row.copy))
         assert record == Record(new)
 
     async def test_an_eviction_finds_what_nobody_points_to(self, aws: Aws) -> None:
@@ -783,7 +777,7 @@ class TestT5ChangedRows:
         assert (await bench.record()).copy is None
         await bench.publish(await bench.lease(), b"new")
         bench.clock.advance(1_000)
-        await bench.parts.writer.trash.delete_due()
+        await bench.writer.trash.delete_due()
         copy = (await bench.record()).copy
         assert copy is not None
         assert copy.value == b"new"

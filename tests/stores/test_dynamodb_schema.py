@@ -15,15 +15,15 @@ from stillfresh.stores.dynamodb import (
     FaceTheoryCacheLease,
     FaceTheoryCacheMetadata,
 )
-from stillfresh.stores.dynamodb.names import Names, cache_key
 from stillfresh.stores.dynamodb.rows import (
+    Lock,
     failure_attributes,
     lock_of,
     merged,
     meta_item,
     row_of,
 )
-from stillfresh.stores.dynamodb.schema import cache_pk, tag_pk
+from stillfresh.stores.dynamodb.schema import Names, cache_key, cache_pk, tag_pk
 
 NOW = 1_700_000_000.0
 PK = "CACHE#" + sha256(b"/pricing").hexdigest()
@@ -207,7 +207,7 @@ class TestI2Records:
         del item[lacking]
         if instead is not None:
             item[lacking] = instead
-        assert merged(row_of(item, NOW), None) == Record()
+        assert merged(row_of(item, NOW), Lock()) == Record()
 
     def test_attributes_that_are_not_known_change_nothing(self) -> None:
         """Whatever others keep in their rows."""

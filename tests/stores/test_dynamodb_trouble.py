@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from stillfresh import Cache, ConfigError, LeaseHeld, LeaseLost, NotOpen, Policy, StoreError
+from stillfresh.stores.aws import AwsService
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Record
 from stillfresh.stores.dynamodb import DynamoStore, FaceTheoryCacheLease
-from stillfresh.stores.dynamodb.leases import Leases
+from stillfresh.stores.dynamodb.schema import Names
+from stillfresh.stores.dynamodb.table import Table
+from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock
 from tests.kit.proxies.lossy import LossyProxy, lossy
@@ -110,9 +113,9 @@ class TestI5LostAnswers:
         """Without a memory of request tokens the repeated one is refused; the row says why."""
         async with troubled(aws) as (store, proxy, _):
             lease = await leased(store)
-            parts = store._parts
-            assert parts is not None
-            ask = parts.invalidator.table._service._once
+            assert store._writer is not None
+            service = store._writer.table.service
+            ask = service._once
 
             async def forgetful(
                 operation: str, then: Any, arguments: dict[str, Any], until: float
@@ -120,7 +123,7 @@ class TestI5LostAnswers:
                 arguments.pop("ClientRequestToken", None)
                 return await ask(operation, then, arguments, until)
 
-            monkeypatch.setattr(parts.invalidator.table._service, "_once", forgetful)
+            monkeypatch.setattr(service, "_once", forgetful)
             proxy.lose["TransactWriteItems"] = 1
             assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == set()
 
@@ -165,9 +168,8 @@ class TestI4Errors:
     async def test_held_lost_and_failed_are_told_apart(self, aws: Aws) -> None:
         """Three errors for three things."""
         async with troubled(aws) as (store, proxy, _):
-            parts = store._parts
-            assert parts is not None
-            leases = Leases(parts.invalidator.table, 900)
+            assert store._writer is not None
+            leases = store._writer.table
             terms: dict[str, Any] = {"end": NOW + 5, "now": NOW}
             theirs, _ = await leases.acquire("CACHE#1", new_token=lambda: "theirs", **terms)
             with pytest.raises(LeaseHeld, match="held by another until 1700000005") as held:
@@ -212,6 +214,28 @@ class TestS6Throttling:
                 with pytest.raises(StoreError, match="asked up to 5 times"):
                     await ask()
                 await ask()
+
+    async def test_what_a_batch_left_out_is_asked_again(self) -> None:
+        """At once where some came; after a pause where none did; an error in the end."""
+        left, asked, pauses = [2, 2, 0, *[2] * 5], list[int](), Pauses()
+
+        class Client:
+            async def batch_get_item(self, **given: Any) -> dict[str, Any]:
+                keys = given["RequestItems"]["t"]["Keys"]
+                asked.append(len(keys))
+                late = keys[len(keys) - left.pop(0) :]
+                found = [key for key in keys if key not in late]
+                return {"Responses": {"t": found}, "UnprocessedKeys": {"t": {"Keys": late}}}
+
+        service = AwsService(
+            Client(), target="table 't'", meter=CostMeter(), sleep=pauses, dice=random.random
+        )
+        table, keys = Table(service, Names("t")), [(pk, "META") for pk in "abc"]
+        assert set(await table.get_many(keys)) == set(keys)
+        assert (asked, len(pauses.asked)) == ([3, 2, 2], 1)
+        with pytest.raises(StoreError, match="busy; 2 rows were not read"):
+            await table.get_many(keys[:2])
+        assert len(pauses.asked) == 1 + 4
 
     async def test_a_busy_transaction_is_not_a_lost_lease(self, aws: Aws) -> None:
         """A conflict with another's transaction is tried again."""

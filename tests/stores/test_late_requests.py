@@ -11,7 +11,7 @@ import pytest
 from stillfresh import Policy
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
 from stillfresh.stores.dynamodb import DynamoStore
-from stillfresh.stores.dynamodb.leases import Tags
+from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.redis import RedisStore
 from stillfresh.testing import ManualClock
 from tests.kit.proxies.flaky import FlakyProxy
@@ -160,15 +160,15 @@ class TestS8DynamoDB:
         self, aws: Aws, store: DynamoStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its lease is deleted between its two writes: the row of the next load stays."""
-        slow, deleting = Gate(Tags.write), Gate(Tags.remove)
+        slow, deleting = Gate(Leases.write_tags), Gate(Leases.remove_tags)
         third = aws.store(store._names.table, ManualClock(start=NOW))
         async with opened(third), asyncio.TaskGroup() as group:
             with monkeypatch.context() as patch:
-                patch.setattr(Tags, "write", slow)
+                patch.setattr(Leases, "write_tags", slow)
                 first = group.create_task(leased(store, None, "eu"))
                 await slow.reached.wait()
             with monkeypatch.context() as patch:
-                patch.setattr(Tags, "remove", deleting)
+                patch.setattr(Leases, "remove_tags", deleting)
                 deleted = group.create_task(third.delete(KIND, ["a"]))
                 await deleting.reached.wait()
             second = await leased(self.other, None, "eu")
@@ -189,7 +189,7 @@ class Gate:
         self.opens = asyncio.Event()
         self._method = method
 
-    def __get__(self, owner: Tags, _: type[Tags]) -> Callable[..., Awaitable[None]]:
+    def __get__(self, owner: Leases, _: type[Leases]) -> Callable[..., Awaitable[None]]:
         async def waiting(*args: Any, **options: Any) -> None:
             self.reached.set()
             await self.opens.wait()

@@ -9,7 +9,7 @@ looks at the token in the row before it believes the refusal (S2).
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -50,7 +50,8 @@ READ_TIMEOUT: Final = 2.0
 """Of silence, so that a connection that died unnoticed leaves time for another."""
 CONNECTIONS: Final = 32
 
-CONDITION: Final = "ConditionalCheckFailedException"
+CONDITION: Final = "ConditionalCheckFailed"
+"""In a transaction's reasons; alone it is an `…Exception`."""
 CANCELLED: Final = "TransactionCanceledException"
 BUSY: Final = frozenset(
     {
@@ -97,6 +98,10 @@ class AwsRefused(StoreError):
         self.item: dict[str, Any] | None = response.get("Item")
         reasons = response.get("CancellationReasons", ())
         self.reasons: tuple[str, ...] = tuple(each.get("Code", "None") for each in reasons)
+
+
+class ConditionFailed(AwsRefused):
+    """Nothing was written; `item` is the row that the condition met, where the service says it."""
 
 
 class Unanswered(StoreError):
@@ -203,23 +208,19 @@ class AwsService:
     ) -> Any:  # noqa: ANN401
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
-        for pause in self._pauses(1 if patience == PROBE else ATTEMPTS):
+        failures, most = 0, 1 if patience == PROBE else ATTEMPTS
+        while True:
             if self._is_closed:
                 raise NotOpen("this store is closed")
             made = {name: it() if callable(it) else it for name, it in arguments.items()}
             try:
                 return await self._once(operation, then, made, until)
             except Unanswered:
-                if pause is None or loop.time() + pause >= until:
+                failures += 1
+                pause = spread(FIRST_PAUSE * 2 ** (failures - 1), self._dice)
+                if failures == most or loop.time() + pause >= until:
                     raise
             await self._sleep(pause)
-        raise AssertionError("the last pause is None")
-
-    def _pauses(self, attempts: int) -> Iterator[float | None]:
-        """After each attempt; None after the last."""
-        for attempt in range(attempts - 1):
-            yield spread(FIRST_PAUSE * 2**attempt, self._dice)
-        yield None
 
     async def _once(
         self, operation: str, then: Then | None, arguments: Mapping[str, Any], until: float
@@ -252,7 +253,10 @@ class AwsService:
             said = NOT_MADE[code]
         elif code in DENIED:
             said = f"no permission for {operation.title().replace('_', '')}: {said}"
-        return AwsRefused(f"{self.target}: {said} ({code})", code, exc.response)
+        refused = AwsRefused(f"{self.target}: {said} ({code})", code, exc.response)
+        if code == f"{CONDITION}Exception" or CONDITION in refused.reasons:
+            return ConditionFailed(str(refused), code, exc.response)
+        return refused
 
 
 def _carried(body: object) -> float:

@@ -30,7 +30,7 @@ async def check_table(table: Table) -> None:
     except StoreError as exc:
         logger.warning("%s; the table's keys were not checked", exc)
     else:
-        _check_keys(table.name, described)
+        _check_keys(table.names.table, described)
 
 
 def _check_keys(name: str, described: dict[str, Any]) -> None:

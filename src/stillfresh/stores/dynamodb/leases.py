@@ -6,22 +6,23 @@ who is refused after a lost answer finds its own token in the row, and has won (
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
 
 from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
 from stillfresh.freshness import MAX_SKEW
-from stillfresh.stores.aws import CONDITION, AwsRefused
+from stillfresh.stores.aws import ConditionFailed
 from stillfresh.stores.contract import Failure, Mark
-from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.rows import (
     CURRENT,
     RELEASED,
-    Tagged,
+    Lock,
+    Row,
     believed,
     failure_attributes,
     lock_of,
-    tag_item,
     version_of,
 )
 from stillfresh.stores.dynamodb.schema import (
@@ -29,12 +30,13 @@ from stillfresh.stores.dynamodb.schema import (
     META,
     FaceTheoryCacheLease,
     Item,
+    attributes,
     ended_at,
     key_of,
     text,
     whole,
 )
-from stillfresh.stores.dynamodb.table import FAILED_REASON, Table, changes_of, each, values
+from stillfresh.stores.dynamodb.table import Table, changes_of, each, values
 
 FREE: Final = (
     "attribute_not_exists(pk) OR lease_expires_at <= :now"
@@ -47,7 +49,7 @@ OURS: Final = "lease_token = :token"
 FREE_OR_OURS: Final = f"{FREE} OR {OURS}"
 TAKE_OVERS: Final = 5
 """Holders in a row, each leasing before the last could be replaced."""
-LIVE: Final = "lease_token = :token AND lease_expires_at > :now"
+LIVE: Final = f"{OURS} AND lease_expires_at > :now"
 FORGETTABLE: Final = "attribute_not_exists(failures)"
 TAGGED_FOR: Final = 30 * 86400
 """Seconds that a tag's row stays after the last lease; a copy that lives longer takes it along."""
@@ -55,12 +57,11 @@ UNCHANGED: Final = "attribute_not_exists(lease_token) OR lease_token IN (:seen, 
 TRIES: Final = 8
 
 
-class Leases:
-    """Of one table; `now` is the caller's clock, read for this step."""
+@dataclass(frozen=True, slots=True)
+class Leases(Table):
+    """The leases, copies and tags in one table; `now` is the caller's clock, read for this step."""
 
-    def __init__(self, table: Table, max_lease: float) -> None:
-        self._table = table
-        self._max_lease = max_lease
+    max_lease: float = 0.0
 
     async def acquire(
         self,
@@ -71,8 +72,8 @@ class Leases:
         new_token: Callable[[], str],
         beside: Item | None = None,
         take_over: bool = False,
-    ) -> tuple[FaceTheoryCacheLease, Item | None]:
-        """I4: PutItem, unless it is held; with the row of the lease that it replaced.
+    ) -> tuple[FaceTheoryCacheLease, Lock]:
+        """I4: PutItem, unless it is held; with the lease that it replaced.
 
         S8: each attempt has a token of its own. One that arrives after the others can take the
         lease, but never bring back a token that was granted, and voided since. E17: a request that
@@ -84,40 +85,34 @@ class Leases:
             attempts.append(FaceTheoryCacheLease.until(pk, new_token(), end))
             return attempts[-1].item() | (beside or {})
 
-        last = ended_at(max(now + self._max_lease, ended_at(end)) + MAX_SKEW)
+        last = ended_at(max(now + self.max_lease, ended_at(end)) + MAX_SKEW)
         given = values(now=whole(now), last=last, number="N")
         free, left = FREE, TAKE_OVERS if take_over else 0
         while True:
             try:
-                old = await self._table.put(attempt, free, given)
-            except AwsRefused as exc:
-                holder = await self._holder(exc, pk)
-                token = text(holder, "lease_token")
+                old = await self.put(attempt, free, given)
+            except ConditionFailed as exc:
+                holder = lock_of(await self._met(exc, pk))
                 for lease in attempts:
-                    if token == lease.lease_token:
-                        return lease, None  # it was ours at once, and the answer got lost
-                if left and token:
-                    left, free, given = left - 1, FREE_OR_OURS, given | values(token=token)
+                    if holder.token == lease.lease_token:
+                        return lease, Lock()  # it was ours at once, and the answer got lost
+                if left and holder.token:
+                    left, free = left - 1, FREE_OR_OURS
+                    given |= values(token=holder.token)
                     continue
-                until = believed(lock_of(holder), now, self._max_lease).held_until or now
+                until = believed(holder, now, self.max_lease).held_until or now
                 raise LeaseHeld(f"{pk}: held by another until {until:.0f}", until) from exc
-            return attempts[-1], old
+            return attempts[-1], lock_of(old or {})
 
-    async def _holder(self, exc: AwsRefused, pk: str) -> Item:
-        """The row that failed the condition; any other refusal is the store's failure."""
-        if exc.code != CONDITION:
-            raise exc
-        return exc.item or await self._table.get(pk, LOCK) or {}
+    async def _met(self, refused: ConditionFailed, pk: str, sk: str = LOCK) -> Item:
+        """The row that a condition did not hold for."""
+        return refused.item or await self.get(pk, sk) or {}
 
     async def refresh(self, lease: FaceTheoryCacheLease, *, now: float) -> None:
         """I4: UpdateItem, to the lease's new end, if it is ours and live."""
-        item = lease.item()
-        change = changes_of(
-            {name: item[name] for name in ("lease_expires_at", "ttl")},
-            LIVE,
-            values(token=lease.lease_token, now=whole(now)),
-        )
-        if not await self._table.update(lease.pk, LOCK, change):
+        end = attributes(lease_expires_at=lease.lease_expires_at, ttl=lease.ttl)
+        given = values(token=lease.lease_token, now=whole(now))
+        if await self.update(lease.pk, LOCK, changes_of(end, LIVE, given)) is not None:
             raise _lost(lease.pk)
 
     async def release(self, pk: str, token: str, *, now: float) -> None:
@@ -130,50 +125,46 @@ class Leases:
 
     async def _end(self, pk: str, condition: str, token: str | None, *, now: float) -> bool:
         """A row that remembers a failure stays, as a lease that has ended."""
-        given = {} if token is None else values(token=token)
+        given = None if token is None else values(token=token)
         try:
-            return await self._table.delete(pk, LOCK, condition, given) is not None
-        except AwsRefused as exc:
-            row = await self._holder(exc, pk)
+            return await self.delete(pk, LOCK, condition, given) is not None
+        except ConditionFailed as exc:
+            row = await self._met(exc, pk)
             if "failures" not in row:
                 return False
             return await self._keep_ended(pk, token or text(row, "lease_token"), {}, now=now)
 
     async def _keep_ended(self, pk: str, token: str | None, noted: Item, *, now: float) -> bool:
         """Nobody's any more, free for the next one, and remembering why."""
-        ended = {"lease_token": {"S": RELEASED}, "lease_expires_at": {"N": str(whole(now))}}
+        ended = attributes(lease_token=RELEASED, lease_expires_at=whole(now))
         change = changes_of(ended | noted, OURS, values(token=token or RELEASED))
-        return await self._table.update(pk, LOCK, change)
+        return await self.update(pk, LOCK, change) is None
 
     async def fail(self, pk: str, token: str, failure: Failure, *, now: float) -> None:
         """End the lease and note the failure: with the copy, or in the lease's row without one."""
         noted = failure_attributes(failure)
         beside = {"Key": key_of(pk, META), **changes_of(noted, "attribute_exists(pk)")}
-        end = _delete_lock(pk, OURS, values(token=token))
+        end = deletion(pk, LOCK, OURS, values(token=token))
         try:
-            await self._table.transact(("Update", beside), ("Delete", end))
-        except AwsRefused as exc:
-            if FAILED_REASON not in exc.reasons:
-                raise
-            if exc.reasons == (FAILED_REASON, "None"):
+            await self.transact(("Update", beside), end)
+        except ConditionFailed as exc:
+            if exc.reasons[1:] == ("None",):  # it is ours, and there is no copy
                 await self._keep_ended(pk, token, noted, now=now)
 
     async def note(self, pk: str, token: str, failure: Failure) -> None:
         """A lease in the place of a row that remembered a failure goes on remembering it."""
-        change = changes_of(failure_attributes(failure), OURS, values(token=token))
-        await self._table.update(pk, LOCK, change)
+        noted = failure_attributes(failure)
+        await self.update(pk, LOCK, changes_of(noted, OURS, values(token=token)))
 
     async def publish(self, item: Item, token: str, *, name: str, now: float) -> None:
         """I5: Put META, Delete LOCK, in one transaction; `LeaseLost`, and nothing was written."""
         pk = item["pk"]["S"]
-        end = _delete_lock(pk, LIVE, values(token=token, now=whole(now)))
+        put = {"Item": item, "ConditionExpression": f"attribute_not_exists({CURRENT})"}
+        end = deletion(pk, LOCK, LIVE, values(token=token, now=whole(now)))
         try:
-            put = {"Item": item, "ConditionExpression": f"attribute_not_exists({CURRENT})"}
-            await self._table.transact(("Put", put), ("Delete", end), name=name)
-        except AwsRefused as exc:
-            if FAILED_REASON not in exc.reasons:
-                raise
-            stored = await self._table.get(pk, META) or {}
+            await self.transact(("Put", put), end, name=name)
+        except ConditionFailed as exc:
+            stored = await self.get(pk, META) or {}
             if stored.get("s3_key") != item["s3_key"]:  # else the first answer got lost
                 raise _lost(pk) from exc
 
@@ -191,79 +182,57 @@ class Leases:
             "ExpressionAttributeNames": {"#mark": "mark"},
             "ExpressionAttributeValues": values(zero=0, mark=int(mark)),
         }
-        refused = await self._table.refused_by(pk, META, change)
-        version = version_of(refused or {})
-        if refused is None or version is None:
-            return refused is None
-        return await self._table.update(pk, version, change)
+        refused = await self.update(pk, META, change)
+        if refused and (version := version_of(refused)) is not None:
+            refused = await self.update(pk, version, change)
+        return refused is None
 
-
-class Tags:
-    """Tags as rows of their own, so that no index is asked of the table (I6).
-
-    A row says: this entry was leased with this tag. It is written before the load begins, outlives
-    the copy, and is taken away when it is found to speak of nothing.
-    """
-
-    def __init__(self, table: Table, names: Names) -> None:
-        self._table = table
-        self._names = names
-
-    async def write(
+    async def write_tags(
         self, tags: Iterable[str], *, kind: str, id_: str, token: str, ttl: float, seen: str
     ) -> None:
-        """`seen`: the lease that probably wrote the rows that are there."""
-        items = {
-            tag: tag_item(self._names, tag, kind=kind, id_=id_, token=token, ttl=ceil(ttl))
-            for tag in tags
-        }
-        await each(items, lambda tag: self._write(items[tag], seen))
+        """I6: this entry is leased with these tags; rows of their own, so no index is needed.
 
-    async def _write(self, item: Item, seen: str) -> None:
+        They are written before the load begins, outlive the copy, and are taken away when they
+        are found to speak of nothing. `seen`: the lease that probably wrote those that are there.
+        """
+        beside = attributes(kind=kind, id=id_, lease_token=token, ttl=ceil(ttl))
+        sk = self.names.pk(kind, id_)
+        await each(tags, lambda tag: self._write_tag(self.names.tag(tag), sk, beside, token, seen))
+
+    async def _write_tag(self, pk: str, sk: str, beside: Item, token: str, seen: str) -> None:
         """In the place of a row that was seen: one that arrives late replaces no later one (S8).
 
         Nor does a holder whose lease was lost meanwhile, and that cannot publish any more: a row
         that was seen while the lease still was ours is no later one's.
         """
-        pk, sk, token = (item[name]["S"] for name in ("pk", "sk", "lease_token"))
         for _ in range(TRIES):
             try:
-                await self._table.put(item, UNCHANGED, values(seen=seen, token=token))
-            except AwsRefused as exc:
-                if exc.code != CONDITION:
-                    raise
-                seen = text(exc.item or await self._table.get(pk, sk) or {}, "lease_token") or ""
-                lock = await self._table.get(sk, LOCK) or {}
-                if text(lock, "lease_token") != token:
+                await self.put(key_of(pk, sk) | beside, UNCHANGED, values(seen=seen, token=token))
+            except ConditionFailed as exc:
+                seen = text(await self._met(exc, pk, sk), "lease_token") or ""
+                if lock_of(await self.get(sk, LOCK) or {}).token != token:
                     return
             else:
                 return
-        raise StoreError(f"{self._names.table}: others keep changing the row of a tag")
+        raise StoreError(f"{self.names.table}: others keep changing the row of a tag")
 
-    async def remove(self, tagged: Tagged, pk: str, *, but: Iterable[str] = ()) -> None:
+    async def remove_tags(self, pk: str, row: Row, lock: Lock, *, but: Iterable[str] = ()) -> None:
         """Those that these leases wrote: a later one's speak of its load, and stay."""
-        rows = [
-            (self._names.tag(tag), token)
-            for tag in tagged.tags - set(but)
-            for token in tagged.tokens
-        ]
-        await each(rows, lambda row: self._table.delete_if(row[0], pk, lease_token=row[1]))
+        tokens = {row.token, lock.token} - {None}
+        tags = (row.tags | lock.tags) - set(but)
+        rows = [(self.names.tag(tag), token) for tag in tags for token in tokens]
+        await each(rows, lambda it: self.drop_tag(it[0], pk, it[1]))
 
-    async def rows(self, tag: str) -> list[Item]:
-        return [row async for page in self._table.partition(self._names.tag(tag)) for row in page]
-
-    async def drop(self, row: Item) -> None:
-        """Of an entry that is gone; not if it was leased again since the row was read."""
-        unchanged = {"lease_token": text(row, "lease_token") or ""}
-        await self._table.delete_if(row["pk"]["S"], row["sk"]["S"], **unchanged)
+    async def drop_tag(self, pk: str, sk: str, token: str | None) -> None:
+        """Not if the entry was leased again since the row was read."""
+        with suppress(ConditionFailed):
+            await self.delete(pk, sk, OURS, values(token=token or ""))
 
 
-def _delete_lock(pk: str, condition: str, given: Item) -> dict[str, Any]:
-    return {
-        "Key": key_of(pk, LOCK),
-        "ConditionExpression": condition,
-        "ExpressionAttributeValues": given,
-    }
+def deletion(pk: str, sk: str, condition: str, given: Item) -> tuple[str, dict[str, Any]]:
+    """As an action of a transaction."""
+    what = {"Key": key_of(pk, sk), "ConditionExpression": condition}
+    return "Delete", what | ({"ExpressionAttributeValues": given} if given else {})
 
 
 def _lost(pk: str) -> LeaseLost:

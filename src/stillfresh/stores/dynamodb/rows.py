@@ -6,16 +6,12 @@ a service in another language may have changed the row and left our attributes a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace as replace_fields
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from msgspec.structs import replace
-
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW, Policy
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record
-from stillfresh.stores.dynamodb.names import Names
 from stillfresh.stores.dynamodb.schema import (
     LOCK,
     MAX_AHEAD,
@@ -23,7 +19,7 @@ from stillfresh.stores.dynamodb.schema import (
     AnyItem,
     FaceTheoryCacheMetadata,
     Item,
-    key_of,
+    attributes,
     number,
     text,
     whole,
@@ -41,12 +37,15 @@ ENDLESS: Final = Policy(0, FOR_EVER, FOR_EVER)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A META row: a copy whose value is in S3 (UNREAD) or absent, and what else it says."""
+    """A META row: a copy whose value is in S3 (UNREAD) or absent, and what else it says.
 
-    copy: Copy | None
-    meta: FaceTheoryCacheMetadata | None
-    failure: Failure | None
-    tags: frozenset[str]
+    Where there is no row, all of it is empty.
+    """
+
+    copy: Copy | None = None
+    meta: FaceTheoryCacheMetadata | None = None
+    failure: Failure | None = None
+    tags: frozenset[str] = frozenset()
     extra: bytes = b""
     size: int = 0
     """Bytes of the body; 0: nobody said."""
@@ -59,6 +58,10 @@ class Row:
     def generation(self) -> str | None:
         return None if self.copy is None else self.copy.generation
 
+    @property
+    def s3_key(self) -> str | None:
+        return None if self.meta is None else self.meta.s3_key
+
     def is_fresh(self, now: float) -> bool:
         copy = self.copy
         return (
@@ -70,18 +73,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    held_until: float | None
-    failure: Failure | None
-    tags: frozenset[str]
+    """A LOCK row; empty where there is none."""
+
+    held_until: float | None = None
+    failure: Failure | None = None
+    tags: frozenset[str] = frozenset()
     token: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tagged:
-    """The tags of an entry, and the leases that may have written their rows."""
-
-    tags: frozenset[str]
-    tokens: frozenset[str]
 
 
 def meta_item(
@@ -102,27 +99,21 @@ def meta_item(
     ttl = generated_at + fresh_for + ceil(kept)
     revalidate_seconds = fresh_for if copy.mark is Mark.NONE else 0
     meta = FaceTheoryCacheMetadata(pk, META, s3_key, generated_at, revalidate_seconds, etag, ttl)
-    beside = {
-        "fetched_at": copy.fetched_at,
-        "fresh_for": terms.fresh_for,
-        "stale_for": terms.stale_for,
-        "error_for": terms.error_for,
-        "mark": int(copy.mark),
-        "body_size": size,
-    }
-    item = meta.item() | {name: {"N": _digits(value)} for name, value in beside.items() if value}
-    item["generation"] = {"S": copy.generation}
-    if etag:
-        item["own_etag"] = {"S": etag}
+    item = meta.item() | attributes(
+        fetched_at=copy.fetched_at or None,
+        fresh_for=terms.fresh_for or None,
+        stale_for=terms.stale_for or None,
+        error_for=terms.error_for or None,
+        mark=copy.mark or None,
+        body_size=size or None,
+        generation=copy.generation,
+        own_etag=etag,
+    )
     if copy.value is None:
         item["absent"] = {"BOOL": True}
     if extra:
         item["extra"] = {"B": extra}
     return item | tag_set(tags)
-
-
-def _digits(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
 
 
 def name_beside(kind: str, id_: str) -> Item:
@@ -131,9 +122,7 @@ def name_beside(kind: str, id_: str) -> Item:
         size = len(id_.encode())
     except UnicodeEncodeError:
         return {}
-    if size > LONGEST_NAME:
-        return {}
-    return {"kind": {"S": kind}} | ({"id": {"S": id_}} if id_ else {})
+    return attributes(kind=kind, id=id_) if size <= LONGEST_NAME else {}
 
 
 def tag_set(tags: Sequence[str]) -> Item:
@@ -146,21 +135,10 @@ def _tags(item: AnyItem) -> frozenset[str]:
     return frozenset(tag.removeprefix("\0") for tag in item.get("tags", {}).get("SS", ()))
 
 
-def tag_item(names: Names, tag: str, *, kind: str, id_: str, token: str, ttl: int) -> Item:
-    """I6: the row of an entry under its tag."""
-    item = key_of(names.tag(tag), names.pk(kind, id_)) | {
-        "kind": {"S": kind},
-        "lease_token": {"S": token},
-        "ttl": {"N": str(ttl)},
-    }
-    return item | ({"id": {"S": id_}} if id_ else {})
-
-
 def failure_attributes(failure: Failure) -> Item:
     """The error's text is anybody's: what is no Unicode in it becomes a question mark."""
-    item = {"failures": {"N": str(failure.count)}, "retry_at": {"N": _digits(failure.retry_at)}}
     error = failure.error.encode("utf-8", "replace").decode()
-    return item | ({"error": {"S": error}} if error else {})
+    return attributes(failures=failure.count, retry_at=failure.retry_at, error=error)
 
 
 def _failure(item: AnyItem) -> Failure | None:
@@ -182,10 +160,6 @@ def version_of(item: AnyItem) -> str | None:
     return None if current in {META, LOCK} else current
 
 
-def swapped(pointer: Item, version: Item) -> Item:
-    return {**pointer, **version, "sk": pointer["sk"]}
-
-
 def believed(lock: Lock, now: float, max_lease: float) -> Lock:
     """I19: another's lease of up to `max_lease` is live, though longer than the engine believes.
 
@@ -194,7 +168,7 @@ def believed(lock: Lock, now: float, max_lease: float) -> Lock:
     until = lock.held_until
     if until is None or until > now + max_lease + MAX_SKEW:
         return lock
-    return replace_fields(lock, held_until=min(until, now + LONGEST_LEASE))
+    return replace(lock, held_until=min(until, now + LONGEST_LEASE))
 
 
 def row_of(item: AnyItem, now: float, others: Policy = ENDLESS) -> Row:
@@ -203,31 +177,31 @@ def row_of(item: AnyItem, now: float, others: Policy = ENDLESS) -> Row:
     `others`: how long past its time a copy may be served that does not say so itself.
     """
     meta = FaceTheoryCacheMetadata.from_item(item)
-    is_ours = meta is not None and _is_ours(meta, item)
-    copy = None if meta is None else _copy(meta, item, now, others, is_ours=is_ours)
+    own = None if meta is None else _own(meta, item)
     token, size = text(item, "generation"), number(item, "body_size")
     return Row(
-        copy,
+        None if meta is None else _copy(meta, item, now, others, own),
         meta,
         _failure(item),
         _tags(item),
-        extra=bytes(item.get("extra", {}).get("B", b"")) if is_ours else b"",
-        size=int(size or 0) if is_ours or token is None else 0,
+        extra=bytes(item.get("extra", {}).get("B", b"")) if own else b"",
+        size=int(size or 0) if own or token is None else 0,
         token=token,
         is_pointer=CURRENT in item,
     )
 
 
-def _is_ours(meta: FaceTheoryCacheMetadata, item: AnyItem) -> bool:
-    """I19: body, time and ETag are those that we wrote, so our attributes speak of them."""
+def _own(meta: FaceTheoryCacheMetadata, item: AnyItem) -> tuple[str, float] | None:
+    """I19: the generation and the exact time, if body, time and ETag are those that we wrote."""
     generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
-    return (
-        generation is not None
-        and meta.s3_key.rpartition("/")[2].startswith(f"{generation}.")
-        and fetched_at is not None
+    if generation is None or fetched_at is None:
+        return None
+    is_ours = (
+        meta.s3_key.rpartition("/")[2].startswith(f"{generation}.")
         and whole(fetched_at) == meta.generated_at
         and text(item, "own_etag") in {None, meta.etag}
     )
+    return (generation, fetched_at) if is_ours else None
 
 
 def _copy(
@@ -235,49 +209,29 @@ def _copy(
     item: AnyItem,
     now: float,
     others: Policy,
-    *,
-    is_ours: bool,
+    own: tuple[str, float] | None,
 ) -> Copy:
-    policy = _policy(meta, item, others, is_ours=is_ours)
-    generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
-    if generation is None or fetched_at is None or not is_ours:
-        generation = f"{meta.s3_key}@{meta.generated_at}"
+    """Our attributes are more exact, or from before an invalidation set the interval to zero."""
+    fresh_for, stale_for, error_for = (
+        max(0.0, number(item, name) or 0.0) for name in ("fresh_for", "stale_for", "error_for")
+    )
+    is_changed = meta.revalidate_seconds not in {0, whole(fresh_for)}  # by another
+    if is_changed:
+        fresh_for = float(meta.revalidate_seconds)
+    if own is not None:
+        (generation, fetched_at), policy = own, Policy(fresh_for, stale_for, error_for)
+        if is_changed:  # what memory made of the copy says how long it is fresh
+            generation = f"{generation}@{meta.revalidate_seconds}"
+    else:
+        generation, fetched_at = f"{meta.s3_key}@{meta.generated_at}", float(meta.generated_at)
         if meta.etag is not None:  # it tells two bodies apart that were written in one second
             generation = f"{generation}@{meta.etag}"
-        fetched_at = float(meta.generated_at)
-    elif _is_changed(meta, item):  # what memory made of the copy says how long it is fresh
-        generation = f"{generation}@{meta.revalidate_seconds}"
-    copy = Copy(generation, fetched_at, policy, UNREAD, _mark(meta, item, policy))
-    if is_ours and item.get("absent", {}).get("BOOL"):
-        copy = replace(copy, value=None)
-    return replace(copy, fetched_at=now) if _is_ahead(fetched_at, now) else copy
-
-
-def _is_changed(meta: FaceTheoryCacheMetadata, item: AnyItem) -> bool:
-    """Another has set another interval; zero is an invalidation, and no interval."""
-    return meta.revalidate_seconds not in {0, whole(number(item, "fresh_for") or 0.0)}
-
-
-def _is_ahead(fetched_at: float, now: float) -> bool:
-    """I3: a writer's clock may run ahead by more than the engine forgives; such a copy is new."""
-    return MAX_SKEW < fetched_at - now <= MAX_AHEAD
-
-
-def _policy(
-    meta: FaceTheoryCacheMetadata,
-    item: AnyItem,
-    others: Policy,
-    *,
-    is_ours: bool,
-) -> Policy:
-    """More exact than `revalidate_seconds`, or from before an invalidation set that to zero."""
-    fresh_for = max(0.0, number(item, "fresh_for") or 0.0)
-    if _is_changed(meta, item):
-        fresh_for = float(meta.revalidate_seconds)
-    if not is_ours:
-        return Policy(fresh_for, others.stale_for, others.error_for)
-    stale_for, error_for = (number(item, name) or 0.0 for name in ("stale_for", "error_for"))
-    return Policy(fresh_for, max(0.0, stale_for), max(0.0, error_for))
+        policy = Policy(fresh_for, others.stale_for, others.error_for)
+    if MAX_SKEW < fetched_at - now <= MAX_AHEAD:  # I3: further ahead than the engine forgives
+        fetched_at = now
+    is_absent = own is not None and item.get("absent", {}).get("BOOL")
+    mark = _mark(meta, item, policy)
+    return Copy(generation, fetched_at, policy, None if is_absent else UNREAD, mark)
 
 
 def _mark(meta: FaceTheoryCacheMetadata, item: AnyItem, policy: Policy) -> Mark:
@@ -289,14 +243,5 @@ def _mark(meta: FaceTheoryCacheMetadata, item: AnyItem, policy: Policy) -> Mark:
     return Mark.SOFT if policy.fresh_for >= 1 else Mark.NONE
 
 
-def tagged(row: Row | None, lock: Lock | None) -> Tagged:
-    """A copy's generation is the token of the lease that published it."""
-    tags = (row.tags if row else frozenset()) | (lock.tags if lock else frozenset())
-    tokens = {row.token if row else None, lock.token if lock else None}
-    return Tagged(tags, frozenset(token for token in tokens if token is not None))
-
-
-def merged(row: Row | None, lock: Lock | None) -> Record:
-    held_until = lock.held_until if lock is not None else None
-    failure = (row.failure if row is not None else None) or (lock.failure if lock else None)
-    return Record(row.copy if row is not None else None, held_until, failure)
+def merged(row: Row, lock: Lock) -> Record:
+    return Record(row.copy, lock.held_until, row.failure or lock.failure)

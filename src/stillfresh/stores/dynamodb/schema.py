@@ -1,7 +1,8 @@
-"""The FaceTheory cache schema, literally, in this one place (seed 004; I1, I2, I3).
+"""The FaceTheory cache schema, literally, in this one place (seed 004; I1-I3, I5, I17, I19).
 
 A contract between languages: Go, TypeScript and Python services share the table. Pure: records
-and rows in, rows and records out. What only stillfresh writes beside it is in `rows.py`.
+and rows in, rows and records out; kinds and ids in, names of rows and bodies out. What only
+stillfresh writes beside it is in `rows.py`.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote
 
 from stillfresh.stores.tenants import tenant_prefix
 
@@ -20,6 +22,9 @@ AnyItem: TypeAlias = Mapping[str, Mapping[str, Any]]
 TABLE_VARIABLE: Final = "FACETHEORY_CACHE_TABLE_NAME"
 META: Final = "META"
 LOCK: Final = "LOCK"
+PAGE: Final = "page"
+"""The kind whose ids are cache keys as they stand, so that other languages find the same rows."""
+S3: Final = "s3://"
 
 LOCK_BUFFER: Final = 3600
 """Seconds that a lease's row outlives it."""
@@ -53,6 +58,20 @@ def whole(now: float) -> int:
 def ended_at(end: float) -> int:
     """I3: an end in whole seconds, never sooner than asked."""
     return ceil(end)
+
+
+def typed(value: str | float) -> dict[str, str]:
+    """A text or a number as DynamoDB writes it."""
+    if isinstance(value, str):
+        return {"S": value}
+    return {"N": str(int(value)) if value == int(value) else repr(value)}
+
+
+def attributes(**given: str | float | None) -> Item:
+    """Absent means absent: neither NULL nor an empty text."""
+    return {
+        name: typed(value) for name, value in given.items() if value is not None and value != ""
+    }
 
 
 def text(item: AnyItem, name: str) -> str | None:
@@ -92,13 +111,13 @@ class FaceTheoryCacheMetadata:
         return is_from_now and now < self.generated_at + self.revalidate_seconds
 
     def item(self) -> Item:
-        """Absent means absent: neither NULL nor an empty text."""
-        item = key_of(self.pk, self.sk) | {
-            "s3_key": {"S": self.s3_key},
-            "generated_at": {"N": str(self.generated_at)},
-            "revalidate_seconds": {"N": str(self.revalidate_seconds)},
-        }
-        return item | _optional(etag=self.etag, ttl=self.ttl)
+        return key_of(self.pk, self.sk) | attributes(
+            s3_key=self.s3_key,
+            generated_at=self.generated_at,
+            revalidate_seconds=self.revalidate_seconds,
+            etag=self.etag,
+            ttl=self.ttl or None,
+        )
 
     @classmethod
     def from_item(cls, item: AnyItem) -> "FaceTheoryCacheMetadata | None":
@@ -138,11 +157,11 @@ class FaceTheoryCacheLease:
         return self.lease_expires_at > whole(now)
 
     def item(self) -> Item:
-        item = key_of(self.pk, self.sk) | {
-            "lease_token": {"S": self.lease_token},
-            "lease_expires_at": {"N": str(self.lease_expires_at)},
-        }
-        return item | _optional(ttl=self.ttl)
+        return key_of(self.pk, self.sk) | attributes(
+            lease_token=self.lease_token,
+            lease_expires_at=self.lease_expires_at,
+            ttl=self.ttl or None,
+        )
 
     @classmethod
     def from_item(cls, item: AnyItem) -> "FaceTheoryCacheLease | None":
@@ -153,9 +172,68 @@ class FaceTheoryCacheLease:
         return cls(item["pk"]["S"], item["sk"]["S"], token, expires_at, _integer(item, "ttl"))
 
 
-def _optional(**attributes: str | int | None) -> Item:
-    return {
-        name: {"S": value} if isinstance(value, str) else {"N": str(value)}
-        for name, value in attributes.items()
-        if value
-    }
+@dataclass(frozen=True, slots=True)
+class Names:
+    """From kind and id to the names in the table and in the bucket (I1, I5)."""
+
+    table: str
+    tenant: str | None = None
+    bucket: str = ""
+
+    def pk(self, kind: str, id_: str) -> str:
+        return cache_pk(cache_key(kind, id_), self.tenant)
+
+    def named(self, item: AnyItem) -> tuple[str, str] | None:
+        """The kind and the id of a row; None if it does not say them, or wrongly."""
+        kind, id_ = text(item, "kind"), text(item, "id") or ""
+        if kind is None or self.pk(kind, id_) != text(item, "pk"):
+            return None
+        return kind, id_
+
+    def tag(self, tag: str) -> str:
+        return tag_pk(tag, self.tenant)
+
+    @property
+    def pk_prefix(self) -> str:
+        return f"{tenant_prefix(self.tenant)}CACHE#"
+
+    @property
+    def bodies(self) -> str:
+        """Every body of this table and tenant stands under it, and nobody else's does."""
+        owner = "cache" if self.tenant is None else f"tenant={quote(self.tenant, safe='')}"
+        return f"{self.table}/{owner}/"
+
+    def body(self, pk: str, generation: str, nonce: str) -> str:
+        """Never used before: whoever publishes twice with one lease writes two bodies."""
+        return f"{self._own(pk)}{generation}.{nonce}"
+
+    def object_key(self, pointer: str) -> str | None:
+        """I19: a key, or `s3://bucket/key` of our own bucket.
+
+        None for any other bucket: whoever can write a row would choose what our rights read.
+        """
+        if not pointer.startswith(S3):
+            return pointer
+        bucket, _, key = pointer.removeprefix(S3).partition("/")
+        return key if key and bucket == self.bucket else None
+
+    def ours(self, s3_key: str, pk: str) -> list[str]:
+        """The body to delete with this row: one that we wrote for it, and no other's."""
+        key = self.object_key(s3_key)
+        return [key] if key is not None and key.startswith(self._own(pk)) else []
+
+    def is_anothers(self, s3_key: str, pk: str) -> bool:
+        """A body of this table, of any tenant, that was written for another row than this."""
+        roots = (f"{self.table}/cache/", f"{self.table}/tenant=")
+        return s3_key.startswith(roots) and not s3_key.startswith(self._own(pk))
+
+    def _own(self, pk: str) -> str:
+        return f"{self.bodies}{pk.rpartition('#')[2]}/"
+
+    def pk_of_body(self, s3_key: str) -> str:
+        return f"{self.pk_prefix}{s3_key.removeprefix(self.bodies).partition('/')[0]}"
+
+
+def cache_key(kind: str, id_: str) -> str:
+    """A page's id is its cache key; other kinds stand apart behind a character no URL has."""
+    return id_ if kind == PAGE and not id_.startswith("\0") else f"\0{kind}\0{id_}"

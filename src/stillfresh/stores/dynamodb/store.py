@@ -36,12 +36,10 @@ from stillfresh.stores.contract import (
     checked_limit,
 )
 from stillfresh.stores.dynamodb.admin import check_table
-from stillfresh.stores.dynamodb.leases import Leases, Tags
-from stillfresh.stores.dynamodb.names import Names
-from stillfresh.stores.dynamodb.reading import RowReader
+from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.scanning import TableScan
-from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE
-from stillfresh.stores.dynamodb.table import Table, each
+from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, Names
+from stillfresh.stores.dynamodb.table import each
 from stillfresh.stores.dynamodb.writing import RowWriter
 from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.tenants import checked_tenant
@@ -93,110 +91,93 @@ class DynamoStore(Store):
         self._dice = dice
         self._new_token = new_token
         self._meter = CostMeter()
-        self._parts: Parts | None = None
+        self._writer: RowWriter | None = None
+        self._stack = AsyncExitStack()
 
     def for_tenant(self, tenant: str) -> "DynamoStore":
         """I17: the same table and bucket for this tenant; a store of its own, not opened yet."""
         other = copy(self)
         other.shapes, other.tenant = dict(self.shapes), checked_tenant(tenant)
         names = replace(self._names, tenant=tenant)
-        vars(other).update(_names=names, _meter=CostMeter(), _parts=None)
+        closed = {"_writer": None, "_stack": AsyncExitStack(), "_meter": CostMeter()}
+        vars(other).update(closed, _names=names)
         return other
 
     async def open(self) -> None:
         """A table that is missing or of other keys is told now; an unreachable one later."""
-        if self._parts is None:
-            parts = Parts()
-            try:
-                await self._connect(parts)
-            except BaseException:
-                await parts.stack.aclose()
-                raise
-            if self._parts is None:
-                self._parts = parts
-            else:  # another was quicker
-                await parts.stack.aclose()
+        if self._writer is not None:
+            return
+        async with AsyncExitStack() as stack:
+            writer = await self._connected(stack)
+            if self._writer is None:  # else another was quicker
+                self._writer, self._stack = writer, stack.pop_all()
 
-    async def _connect(self, parts: "Parts") -> None:
-        names, clock = self._names, self._clock
-        targets = {"dynamodb": f"table {names.table!r}", "s3": f"bucket {self._bucket!r}"}
+    async def _connected(self, stack: AsyncExitStack) -> RowWriter:
+        targets = {"dynamodb": f"table {self._names.table!r}", "s3": f"bucket {self._bucket!r}"}
         dynamodb, s3 = await opened(
-            parts.stack, self._place, targets, self._meter, sleep=self._sleep, dice=self._dice
+            stack, self._place, targets, self._meter, sleep=self._sleep, dice=self._dice
         )
-        table, bodies = Table(dynamodb, names.table, self._sleep), S3Bodies(s3, self._bucket)
+        table = Leases(dynamodb, self._names, max_lease=self._max_lease)
         await check_table(table)
-        trash = Trash(bodies, self._delete_after, clock=clock, sleep=self._sleep)
-        parts.stack.push_async_callback(trash.close)
-        parts.reader = RowReader(table, bodies, names, self.shapes, clock, self._max_lease)
-        parts.scan = TableScan(table, bodies, Tags(table, names), names, clock)
-        parts.writer, parts.invalidator = (
-            RowWriter(
-                table=it,
-                leases=Leases(it, self._max_lease),
-                tags=Tags(it, names),
-                bodies=bodies,
-                trash=trash,
-                reader=parts.reader,
-                names=names,
-                retention=self._retention,
-                clock=clock,
-                new_token=self._new_token,
-            )
-            for it in (table, Table(dynamodb, names.table, self._sleep, urgent=True))
+        bodies = S3Bodies(s3, self._bucket)
+        trash = Trash(bodies, self._delete_after, clock=self._clock, sleep=self._sleep)
+        stack.push_async_callback(trash.close)
+        return RowWriter(
+            table, bodies, self.shapes, self._clock, trash, self._retention, self._new_token
         )
 
     async def close(self) -> None:
         """Bodies that may still be read are left to the next eviction."""
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            await parts.stack.aclose()
+        self._writer = None
+        stack, self._stack = self._stack, AsyncExitStack()
+        await stack.aclose()
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
         """I7: eventually consistent, for half the units, where that much lag is allowed."""
-        return await self._opened().reader.read(kind, ids, known or {}, lagging=lag >= EVENTUALLY)
+        return await self._opened().read(kind, ids, known or {}, lagging=lag >= EVENTUALLY)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         for ask in asks:
             _check_tagged(kind, ask)
-        writer, by_id = self._opened().writer, {ask.id: ask for ask in asks}
+        writer, by_id = self._opened(), {ask.id: ask for ask in asks}
         return await each(by_id, lambda id_: writer.acquire(kind, by_id[id_], lease_for))
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        writer = self._opened().writer
+        writer = self._opened()
         stored = await each(copies, lambda id_: writer.publish(kind, id_, *copies[id_]))
         return {id_ for id_, is_stored in stored.items() if not is_stored}
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        writer = self._opened().writer
+        writer = self._opened()
         renewed = await each(leases, lambda lease: writer.renew(kind, lease, lease_for))
         return {lease.id for lease, is_renewed in renewed.items() if not is_renewed}
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        writer, failed = self._opened().writer, failures or {}
+        writer, failed = self._opened(), failures or {}
         await each(leases, lambda lease: writer.release(kind, lease, failed.get(lease.id)))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        invalidator, mark = self._opened().invalidator, Mark.SOFT if soft else Mark.HARD
+        invalidator, mark = self._opened().urgent(), Mark.SOFT if soft else Mark.HARD
         await each(ids, lambda id_: invalidator.invalidate(self._names.pk(kind, id_), mark))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        invalidator = self._opened().invalidator
+        invalidator = self._opened().urgent()
         return await invalidator.invalidate_tag(tag, Mark.SOFT if soft else Mark.HARD)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        invalidator = self._opened().invalidator
+        invalidator = self._opened().urgent()
         await each(ids, lambda id_: invalidator.delete(self._names.pk(kind, id_)))
 
     async def evict(self, before: float) -> int:
         """Reads the whole table and lists the bucket: run it in one place, now and then."""
-        return await self._opened().scan.evict(before)
+        return await self._scan().evict(before)
 
     async def stats(self) -> StoreStats:
-        return await self._opened().scan.stats(self._meter)
+        return await self._scan().stats(self._meter)
 
     async def entries(
         self,
@@ -206,23 +187,16 @@ class DynamoStore(Store):
         limit: int = 100,
     ) -> list[Entry]:
         """Reads rows until enough are found; those that others wrote say no id, and are not in."""
-        return await self._opened().scan.entries(kind, search, after, checked_limit(limit))
+        return await self._scan().entries(kind, search, after, checked_limit(limit))
 
-    def _opened(self) -> "Parts":
-        if self._parts is None:
+    def _opened(self) -> RowWriter:
+        if self._writer is None:
             raise NotOpen("this store is closed")
-        return self._parts
+        return self._writer
 
-
-class Parts:
-    reader: RowReader
-    writer: RowWriter
-    invalidator: RowWriter
-    """I3: the same steps, urgent."""
-    scan: TableScan
-
-    def __init__(self) -> None:
-        self.stack = AsyncExitStack()
+    def _scan(self) -> TableScan:
+        writer = self._opened()
+        return TableScan(writer.table, writer.bodies, writer.clock)
 
 
 def table_name(table: str | None) -> str:
