@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stillfresh.live import Hub, Live
 from stillfresh.live.messages import BURST, ErrorMessage, PongMessage
-from stillfresh.live.outbox import MOST_BEATS, MOST_NOTICES, MOST_REPLIES, Frames, Outbox
+from stillfresh.live.outbox import MOST, Frames, Outbox
 from stillfresh.testing import ManualClock
 from tests.kit.live import Start, Upstream, handshaken, never, sent_raw, until, viewing
 
@@ -296,17 +296,18 @@ class TestG3SlowReaders:
         """Pongs: so many; notices: the newest of each key, and so many."""
         outbox = Outbox(Frames(), together=False)
         for _ in range(1_000):
-            outbox.beat(PongMessage())
-        assert all(outbox.reply(ErrorMessage("bad_message", "")) for _ in range(MOST_REPLIES))
-        assert not outbox.reply(ErrorMessage("bad_message", "one too many"))
+            outbox.put("beats", PongMessage())
+        error, replies, notices = ErrorMessage("bad_message", ""), MOST["replies"], MOST["notices"]
+        assert all(outbox.put("replies", error) for _ in range(replies))
+        assert not outbox.put("replies", error)
         for version in range(1_000):
-            assert outbox.notify("same", f"version {version}")
-        assert all(outbox.notify(f"g{n}", "1") for n in range(MOST_NOTICES - 1))
-        assert not outbox.notify("one too many", "1")
+            assert outbox.put("notices", f"version {version}", "same")
+        assert all(outbox.put("notices", "1", f"g{n}") for n in range(notices - 1))
+        assert not outbox.put("notices", "1", "one too many")
         with hub.connect() as connection:
             texts = list(iter(lambda: outbox.frame(connection, 0.0), None))
-        assert len(texts) == MOST_REPLIES + MOST_BEATS + MOST_NOTICES
-        assert texts[MOST_REPLIES + MOST_BEATS] == "version 999"
+        assert len(texts) == replies + MOST["beats"] + notices
+        assert texts[replies + MOST["beats"]] == "version 999"
 
     async def test_answers_do_not_wait_behind_news(self, hub: Hub) -> None:
         """Nor does the end, however much is new."""
@@ -320,7 +321,7 @@ class TestG3SlowReaders:
                 return str(json.loads(outbox.frame(connection, 0.0) or "{}")["type"])
 
             assert next_type() == "update"
-            outbox.beat(PongMessage())
+            outbox.put("beats", PongMessage())
             assert [next_type(), next_type()] == ["pong", "update"]
             outbox.is_ending = True
             assert outbox.frame(connection, 0.0) is None

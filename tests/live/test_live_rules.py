@@ -19,6 +19,7 @@ from stillfresh.live.messages import (
     RATE,
     BadMessage,
     MessageRate,
+    OnScreen,
     PingMessage,
     SignOutMessage,
     SubscribeMessage,
@@ -43,7 +44,7 @@ class TestG3Messages:
         assert read('{"type":"ping"}') == [PingMessage()]
         assert read('[{"type":"ping"},{"type":"sign_out"}]') == [PingMessage(), SignOutMessage()]
         [message] = read('{"type":"subscribe","items":[["price","a"],["price","b",1.5]]}')
-        assert message == SubscribeMessage((("price", "a"), ("price", "b", 1.5)))
+        assert message == SubscribeMessage((OnScreen("price", "a"), OnScreen("price", "b", 1.5)))
         assert items_of([message]) == 2
 
     @pytest.mark.parametrize(
@@ -105,9 +106,9 @@ class TestG3Messages:
         except BadMessage:
             return
         for message in messages:
-            for kind, id_, *_ in getattr(message, "items", ()):
-                assert isinstance(kind, str)
-                assert isinstance(id_, str)
+            for item in getattr(message, "items", ()):
+                assert isinstance(item.kind, str)
+                assert isinstance(item.id, str)
 
 
 class TestG3Pace:

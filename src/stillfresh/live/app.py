@@ -132,7 +132,7 @@ class Live:
         text = encode(notice).decode()
         told = self._by_viewer.get(viewer_id, set())
         for session in told:
-            if not session.outbox.notify(key, text):
+            if not session.outbox.put("notices", text, key):
                 session.end(Close.SILENT, "too much was left unread", within=0)
         return len(told)
 
@@ -235,7 +235,7 @@ class Live:
             else:
                 for session in self._watching_stats:
                     if session.connection.is_visible:
-                        session.outbox.show_figures(text)
+                        session.outbox.put("figures", text, "stats")
             await self._sleep(STATS_EVERY)
 
 

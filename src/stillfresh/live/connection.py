@@ -66,7 +66,10 @@ class Connection:
         """To be read from memory or the store."""
         self._reader: asyncio.Task[None] | None = None
         self._failures = 0
-        self._changed = asyncio.Event() if tell is None else None
+        self._changed: asyncio.Event | None = None
+        if tell is None:
+            self._changed = asyncio.Event()
+            tell = self._changed.set
         self._tell = tell
 
     def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
@@ -166,7 +169,7 @@ class Connection:
         """Take up to `limit` news; of a failed refresh, `answer.error` says why."""
         news = list(islice(self.waiting.items(), limit))
         self.took(len(news))
-        return [HubUpdate(viewed.kind.name, viewed.id, answer) for viewed, answer in news]
+        return [HubUpdate(it.kind.name, it.id, answer) for it, answer in news]
 
     def took(self, count: int) -> None:
         """The first so many that wait are told."""
@@ -207,10 +210,7 @@ class Connection:
     def tell(self) -> None:
         """There is something to take, or the end has come."""
         try:
-            if self._changed is not None:
-                self._changed.set()
-            elif self._tell is not None:
-                self._tell()
+            self._tell()
         except Exception:
             logger.exception("listener %r failed", self._tell)
 
@@ -276,9 +276,8 @@ class Connection:
         try:
             while self._behind:
                 kind = next(iter(self._behind)).kind
-                await self._read_some(
-                    kind.name, list(islice((it for it in self._behind if it.kind is kind), READ))
-                )
+                same = (it for it in self._behind if it.kind is kind)
+                await self._read_some(kind.name, list(islice(same, READ)))
         except NotOpen:  # the cache closes, and this connection with it
             pass
         finally:
@@ -287,7 +286,7 @@ class Connection:
 
     async def _read_some(self, kind: str, some: "list[Viewed]") -> None:
         """What a store that is away could not say is asked for again, after a pause."""
-        keys = [viewed.key for viewed in some]
+        keys = {viewed.key: viewed for viewed in some}
         for viewed in some:
             del self._behind[viewed]
         known, unread = dict[str, Answer[Any]](), set[str]()
@@ -295,21 +294,18 @@ class Connection:
             known = await self._hub.resource(kind).known(keys, unread=unread)
         except StoreError:
             unread.update(keys)
-        is_told = False
-        for viewed in some:
-            if viewed in self and viewed.key in known:
-                is_told |= self._note_known(viewed, known[viewed.key])
-        if is_told:
+        told = [self._note_known(keys[key], answer) for key, answer in known.items()]
+        if any(told):
             self.tell()
         self._failures = self._failures + 1 if unread else 0
         if unread:
             pause = pause_after(self._failures, first=SHORTEST_PAUSE, longest=LONGEST_PAUSE)
-            again = [viewed for viewed in some if viewed.key in unread]
+            again = [keys[key] for key in unread]
             asyncio.get_running_loop().call_later(pause, self._read, again)
 
     def _note_known(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """True: it is told. What is newer, and came meanwhile, is told instead."""
-        if viewed in self.waiting or self._hub.is_coming(viewed, self):
+        if viewed not in self or viewed in self.waiting or self._hub.is_coming(viewed, self):
             return False
         if is_news(self._had[viewed], answer):
             self.waiting[viewed] = answer
@@ -336,9 +332,6 @@ def is_news(had: Had, now: Answer[Any]) -> bool:
         return now.fetched_at != had or now.error is not None or now.verdict is not Verdict.FRESH
     if (now.error is not None and not now.found) or is_same_trouble(had, now):
         return False
-    is_older = now.fetched_at < had.fetched_at and not had.error
-    return not is_older and (had.fetched_at, had.found, had.value) != (
-        now.fetched_at,
-        now.found,
-        now.value,
-    )
+    if now.fetched_at == had.fetched_at:
+        return (had.found, had.value) != (now.found, now.value)
+    return now.fetched_at > had.fetched_at or had.error is not None

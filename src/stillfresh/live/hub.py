@@ -28,6 +28,8 @@ FOUND: Final = 20_000
 """Viewers of new copies found in one turn of the loop: a millisecond or two."""
 TOLD: Final = 50
 """Viewers told in one turn of the loop: each then sends a frame."""
+GATHERED: Final = 0.01
+"""Seconds in which copies become one moment, where more viewers than that are connected (G20)."""
 
 
 class Viewed:
@@ -99,7 +101,7 @@ class Hub:
         return tuple(self._kinds)
 
     def kind(self, name: str, viewer_id: str | None) -> Kind:
-        """Return the kind; ConfigError if there is none, or this viewer may not look at it."""
+        """ConfigError if there is none, or this viewer may not look at it."""
         if not isinstance(name, str) or (kind := self._kinds.get(name)) is None:
             known = ", ".join(self._kinds) or "none"
             raise ConfigError(f"kind {shown(name)}: not declared; there are: {known}")
@@ -170,6 +172,7 @@ class Hub:
     def disconnect(self, connection: Connection) -> None:
         """Forget a connection that was closed; without any, nothing is watched."""
         self._connections.pop(connection, None)
+        self._untold.pop(connection, None)
         if not self._connections:
             self._end()
 
@@ -231,25 +234,30 @@ class Hub:
     async def _spread(self) -> None:
         """Pass on what came, moment by moment; no turn of the loop is long (E28)."""
         while self._coming:
+            if len(self._connections) > TOLD:  # a frame for each costs more than the wait
+                await asyncio.sleep(GATHERED)
             self._moment, self._coming = self._coming, {}
-            found = 0
-            for viewed, answer in tuple(self._moment.items()):
-                found += len(viewed.viewers)
-                if answer.found and answer.error is None:
-                    self._untold.update(viewed.viewers)
-                else:
-                    del self._moment[viewed]
-                    self._untold.update(
-                        (it, None) for it in viewed.viewers if it.note(viewed, answer)
-                    )
-                if found >= FOUND:
-                    found = 0
-                    await asyncio.sleep(0)
+            await self._find_viewers()
             async for some in sliced(tuple(self._untold), TOLD):
                 for connection in some:
-                    del self._untold[connection]
+                    self._untold.pop(connection, None)
                     connection.hear(self._moment)
         self._moment = {}
+
+    async def _find_viewers(self) -> None:
+        """Of the moment; what is a failure, or absent, is noted one by one."""
+        found = 0
+        for viewed, answer in tuple(self._moment.items()):
+            found += len(viewed.viewers)
+            if not answer.found or answer.error is not None:
+                del self._moment[viewed]
+                told = [it for it in viewed.viewers if it.note(viewed, answer)]
+                self._untold.update(dict.fromkeys(told))
+            elif len(self._untold) < len(self._connections):  # else all are found
+                self._untold.update(viewed.viewers)
+            if found >= FOUND:
+                found = 0
+                await asyncio.sleep(0)
 
 
 def joined(viewer_id: str, id_: str) -> str:
@@ -258,20 +266,24 @@ def joined(viewer_id: str, id_: str) -> str:
 
 
 def by_name(kinds: Iterable[Kind]) -> dict[str, Kind]:
-    found = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
-    if not all(isinstance(kind, Kind) for kind in found):
+    listed = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
+    if not all(isinstance(kind, Kind) for kind in listed):
         raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
-    by_name: dict[str, Kind] = {}
-    for kind in found:
-        if kind.name in by_name:
+    found: dict[str, Kind] = {}
+    for kind in listed:
+        if kind.name in found:
             raise ConfigError(f"kinds: two are named {kind.name!r}; each has a name of its own")
-        by_name[kind.name] = kind
-    return by_name
+        found[kind.name] = kind
+    return found
 
 
 def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
     async def shared(ids: list[str]) -> dict[str, Any]:
         return await kind.fetch(ids)  # type: ignore[return-value]  # the engine checks what it is
+
+    async def fetched(viewer_id: str, ids: list[str]) -> dict[str, object]:
+        """Call and check in a task of its own: nothing that it raises reaches another viewer."""
+        return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id))
 
     async def per_viewer(keys: list[str]) -> dict[str, Any]:
         """Send one request for each viewer among them; one that fails, fails its own."""
@@ -279,15 +291,13 @@ def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
         for key in keys:
             viewer_id, id_ = msgspec.json.decode(key, type=tuple[str, str])
             asked.setdefault(viewer_id, []).append(id_)
-        answers = await asyncio.gather(
-            *(_fetched(kind, ids, viewer_id) for viewer_id, ids in asked.items()),
-            return_exceptions=True,
-        )
-        return {
-            joined(viewer_id, id_): found
-            for (viewer_id, ids), answer in zip(asked.items(), answers, strict=True)
-            for id_, found in _each(ids, answer).items()
-        }
+        requests = (fetched(viewer_id, ids) for viewer_id, ids in asked.items())
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        found: dict[str, Any] = {}
+        for (viewer_id, ids), answer in zip(asked.items(), answers, strict=True):
+            results = dict.fromkeys(ids, answer) if isinstance(answer, BaseException) else answer
+            found |= {joined(viewer_id, id_): it for id_, it in results.items()}
+        return {key: it for key, it in found.items() if it is not ABSENT}
 
     declare = cache.batched(
         kind.name,
@@ -299,14 +309,3 @@ def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
         max_batch=kind.max_batch,
     )
     return declare(per_viewer if kind.per_viewer else shared)
-
-
-async def _fetched(kind: Kind, ids: list[str], viewer_id: str) -> dict[str, object]:
-    """Call and check in a task of its own: nothing that it raises reaches another viewer."""
-    return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id))
-
-
-def _each(ids: list[str], answer: dict[str, object] | BaseException) -> dict[str, object]:
-    if isinstance(answer, BaseException):
-        return dict.fromkeys(ids, answer)
-    return {id_: found for id_, found in answer.items() if found is not ABSENT}

@@ -9,28 +9,18 @@ import asyncio
 import logging
 from collections.abc import Hashable
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.engine import Answer
 from stillfresh.live.connection import Connection
 from stillfresh.live.hub import Viewed
-from stillfresh.live.messages import (
-    AbsentMessage,
-    ErrorMessage,
-    PingMessage,
-    PongMessage,
-    UpdateMessage,
-    WelcomeMessage,
-    encode,
-)
+from stillfresh.live.messages import AbsentMessage, ErrorMessage, UpdateMessage, encode
 
-MOST_BEATS: Final = 100
-"""Pings and pongs; beyond, further ones are dropped: the viewer asks without reading."""
-MOST_REPLIES: Final = 1_000
-"""Welcomes and errors; beyond, the connection has missed something."""
-MOST_NOTICES: Final = 100
-"""Of an application, to one connection; beyond, the connection has missed something."""
+Queue: TypeAlias = Literal["replies", "beats", "notices", "figures"]
+
+MOST: Final[dict[Queue, int]] = {"replies": 1_000, "beats": 100, "notices": 100, "figures": 1}
+"""Waiting in each: welcomes and errors; pings and pongs; an application's notices; the stats."""
 MOST_FRAMES: Final = 32
 """Kept for the next viewer that is sent the same."""
 FULL_FRAME: Final = 256_000
@@ -84,40 +74,24 @@ class Outbox:
         self._frames = frames
         self._together = together
         """Several messages in one frame, as an array."""
-        self._replies: list[str] = []
-        self._beats: list[str] = []
-        self._notices: dict[Hashable, str] = {}
-        self._figures: str | None = None
+        self._queues: dict[Queue, dict[Hashable, str]] = {queue: {} for queue in MOST}
+        """What is sent first comes first."""
 
-    def beat(self, message: PingMessage | PongMessage) -> None:
-        if len(self._beats) < MOST_BEATS:
-            self._beats.append(encode(message).decode())
-        self.wake.set()
-
-    def reply(self, message: WelcomeMessage | ErrorMessage) -> bool:
-        """False if too many wait already, of which none may be lost."""
-        if len(self._replies) >= MOST_REPLIES:
+    def put(self, queue: Queue, message: object, key: Hashable = None) -> bool:
+        """Of messages of one key the newest is sent. False if too many wait: this one is lost."""
+        waiting = self._queues[queue]
+        if key is not None:
+            waiting.pop(key, None)
+        if len(waiting) >= MOST[queue]:
             return False
-        self._replies.append(encode(message).decode())
-        self.wake.set()
-        return True
-
-    def notify(self, key: Hashable, text: str) -> bool:
-        """Of notices of one key the newest is sent. False if too many wait: this one is lost."""
-        self._notices.pop(key, None)
-        if len(self._notices) >= MOST_NOTICES:
-            return False
-        self._notices[key] = text
+        text = message if isinstance(message, str) else encode(message).decode()
+        waiting[object() if key is None else key] = text
         self.wake.set()
         return True
 
     def forget_notices(self) -> None:
         """The viewer is somebody else now: the notices were for the viewer before (G12)."""
-        self._notices.clear()
-
-    def show_figures(self, text: str) -> None:
-        self._figures = text
-        self.wake.set()
+        self._queues["notices"].clear()
 
     def frame(self, connection: Connection, now: float) -> str | None:
         """Take the next frame; None: nothing waits. News never hold up an answer, or the end.
@@ -149,13 +123,10 @@ class Outbox:
 
     def _answer(self) -> str | None:
         """The next message that is not news."""
-        for waiting in (self._replies, self._beats):
+        for waiting in self._queues.values():
             if waiting:
-                return waiting.pop(0)
-        if self._notices:
-            return self._notices.pop(next(iter(self._notices)))
-        figures, self._figures = self._figures, None
-        return figures
+                return waiting.pop(next(iter(waiting)))
+        return None
 
 
 class ViewText:

@@ -6,14 +6,14 @@ is allowed, the outbox has what waits to be sent, and a connection of the hub th
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.live import messages
 from stillfresh.live.hub import Viewed
-from stillfresh.live.messages import BadMessage, Close, Code, ErrorMessage, PingMessage, PongMessage
+from stillfresh.live.messages import BadMessage, Close, Code, ErrorMessage, OnScreen
 from stillfresh.live.outbox import Outbox
 from stillfresh.live.sign_in import UNCONFIRMED_FOR, SignIn, SignInFailed
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Items: TypeAlias = tuple[tuple[Any, ...], ...]
 
 MAX_BAD: Final = 10
 CLOSING = 3.0
@@ -100,7 +99,7 @@ class Session:
         match messages.pulse(now - self._heard_at, asked, sending, live.heartbeat, live.patience):
             case "ask":
                 self._asked_at = now
-                self.outbox.beat(PingMessage())
+                self.outbox.put("beats", messages.PingMessage())
             case "gone":
                 self.end(Close.SILENT, "nothing was heard, or read, for too long", within=0)
 
@@ -190,17 +189,17 @@ class Session:
             case messages.AskStatsMessage(token):
                 if not self._live.show_stats(self, self._scope, token):
                     self._complain("forbidden", "the figures are for the operator", is_bad=True)
-            case PingMessage():
-                self.outbox.beat(PongMessage())
+            case messages.PingMessage():
+                self.outbox.put("beats", messages.PongMessage())
             case _:
                 self._look(message)
 
     def _look(self, message: messages.ClientMessage) -> None:
         match message:
             case messages.UnsubscribeMessage(items):
-                for kind, id_, *_ in items:
+                for item in items:
                     with suppress(ConfigError):  # it was never subscribed
-                        self.connection.unsubscribe(kind, id_)
+                        self.connection.unsubscribe(item.kind, item.id)
             case messages.VisibleMessage(visible):
                 self.connection.set_visible(visible)
             case messages.RouteMessage(path):
@@ -208,41 +207,41 @@ class Session:
                     self.connection.reset()
                 self._path = path
 
-    async def _allowed(self, items: Items) -> Items:
+    async def _allowed(self, items: Sequence[OnScreen]) -> Sequence[OnScreen]:
         """G12: nothing private is subscribed unless the token was confirmed just now."""
-        own = [it for it in items if it[0] in self._live.own_kinds]
+        own = [it for it in items if it.kind in self._live.own_kinds]
         if not own or await self.check_token():
             return items
         why = "your sign-in could not be confirmed just now; try again later"
-        self._complain("sign_in_unavailable", why, items=[(it[0], it[1]) for it in own])
-        return tuple(it for it in items if it[0] not in self._live.own_kinds)
+        self._complain("sign_in_unavailable", why, items=[(it.kind, it.id) for it in own])
+        return [it for it in items if it.kind not in self._live.own_kinds]
 
-    def _subscribe(self, items: Items) -> None:
+    def _subscribe(self, items: Sequence[OnScreen]) -> None:
         """A screen shows it or does not: twice is once. What there is of each is shown."""
         connection, most = self.connection, self._live.max_subscriptions
-        refused = {kind for kind in {item[0] for item in items} if not self._may_see(kind)}
+        refused = {kind for kind in {item.kind for item in items} if not self._may_see(kind)}
         too_many: dict[tuple[str, str], None] = {}
-        for kind, id_, *since in items:
-            if kind in refused or (viewed := self._found(kind, id_)) is None:
-                continue
-            if viewed not in connection and connection.size >= most:
-                too_many[kind, id_] = None
+        for item in items:
+            if item.kind in refused or (viewed := self._found(item)) is None:
                 continue
             if viewed not in connection:
+                if connection.size >= most:
+                    too_many[item.kind, item.id] = None
+                    continue
                 connection.add(viewed)
-            connection.show(viewed, since[0] if since else None)
+            connection.show(viewed, item.since)
         if too_many:
             why = f"a viewer has at most {most:,} subscriptions"
             self._complain("too_many_subscriptions", why, items=too_many)
 
-    def _found(self, kind: str, id_: str) -> Viewed | None:
+    def _found(self, item: OnScreen) -> Viewed | None:
         try:
-            if messages.is_id(id_):
-                return self._live.hub.find(kind, id_, self.connection.viewer_id)
+            if messages.is_id(item.id):
+                return self._live.hub.find(item.kind, item.id, self.connection.viewer_id)
             why = messages.NO_ID
         except ConfigError as exc:
             why = str(exc)
-        self._complain("bad_id", why, kind, id_[:100], is_bad=True)
+        self._complain("bad_id", why, item.kind, item.id[:100], is_bad=True)
         return None
 
     def _may_see(self, kind: str) -> bool:
@@ -296,7 +295,7 @@ class Session:
             self.end(Close.POLICY, "too many bad messages")
 
     def _reply(self, message: messages.WelcomeMessage | ErrorMessage) -> None:
-        if not self.outbox.reply(message):
+        if not self.outbox.put("replies", message):
             self.end(Close.SILENT, "too much was left unread", within=0)
 
 
