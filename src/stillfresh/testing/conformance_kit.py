@@ -83,16 +83,24 @@ class ConformanceKit:
     async def ask(self, store: Store, id_: str = "a", seen: str | None = None, *tags: str) -> Grant:
         return (await store.acquire(KIND, [Ask(id_, seen, tags)], self.LEASE))[id_]
 
+    async def record(self, store: Store, id_: str = "a") -> Record:
+        return (await store.read(KIND, [id_])).get(id_, Record())
+
+    async def kept(self, store: Store, id_: str = "a") -> Copy:
+        copy = (await self.record(store, id_)).copy
+        assert copy is not None
+        return copy
+
+    async def publish(self, store: Store, *leases: Lease, kind: str = KIND) -> set[str]:
+        """A copy for each lease; returns the ids that were superseded."""
+        return await store.publish(kind, {it.id: (it, self.copy(it)) for it in leases})
+
     async def published(self, store: Store, id_: str = "a", value: bytes | None = b"value") -> Copy:
-        record = (await store.read(KIND, [id_])).get(id_, Record())
-        seen = record.copy.generation if record.copy is not None else None
-        lease = await self.lease(store, id_, seen)
+        known = (await self.record(store, id_)).copy
+        lease = await self.lease(store, id_, None if known is None else known.generation)
         copy = self.copy(lease, value)
         assert await store.publish(KIND, {id_: (lease, copy)}) == set()
         return copy
-
-    async def record(self, store: Store, id_: str = "a") -> Record:
-        return (await store.read(KIND, [id_])).get(id_, Record())
 
 
 class History:
@@ -119,25 +127,20 @@ class History:
         """The generation that was published last."""
         self._holder: str | None = None
         """The token of the last lease: a lease that was taken over is void."""
-        self._has_cost = False
-        self._has_lost = False
-        """The late request may have taken a live lease over."""
+        self._arrived = ""
+        """The name of the late step, once its request has arrived again."""
 
-    async def acquire(self) -> Lease:
-        """A lease that a late request took ends by itself: its sender does not know of it."""
-        return await self._lease("acquire", take_over=False)
+    async def acquire(self, *, take_over: bool = False) -> Lease:
+        """Take the lease, or take it over as a put does (E17).
 
-    async def take_over(self) -> Lease:
-        """E17: as a put does."""
-        return await self._lease("take_over", take_over=True)
-
-    async def _lease(self, step: str, *, take_over: bool) -> Lease:
+        A lease that a late request took ends by itself: its sender does not know of it.
+        """
         copy = (await self._record()).copy
         seen = None if copy is None else copy.generation
         asks = [Ask(self._id, seen, (self._tag,), take_over=take_over)]
         work = self._store.acquire(KIND, asks, self._suite.LEASE)
-        grant = (await self._step(step, work))[self._id]
-        if isinstance(grant, Held) and self._has_taken():
+        grant = (await self._step("take_over" if take_over else "acquire", work))[self._id]
+        if isinstance(grant, Held) and self._arrived in TAKING:
             await self._suite.pass_time(self._suite.LEASE * 1.1)
             grant = (await self._store.acquire(KIND, asks, self._suite.LEASE))[self._id]
         assert isinstance(grant, Lease), self._told(f"the lease was denied: {grant}")
@@ -166,19 +169,18 @@ class History:
         await self._look()
 
     async def invalidate(self) -> None:
-        await self._step("invalidate", self._store.invalidate(KIND, [self._id]))
-        self._version += 1
-        await self._look()
+        await self._void("invalidate", self._store.invalidate(KIND, [self._id]))
 
     async def invalidate_tag(self) -> None:
-        await self._step("invalidate_tag", self._store.invalidate_tag(self._tag))
-        self._version += 1
-        await self._look()
+        await self._void("invalidate_tag", self._store.invalidate_tag(self._tag))
 
     async def delete(self) -> None:
-        await self._step("delete", self._store.delete(KIND, [self._id]))
-        self._version += 1
         self._stored = None
+        await self._void("delete", self._store.delete(KIND, [self._id]))
+
+    async def _void(self, name: str, work: Awaitable[object]) -> None:
+        await self._step(name, work)
+        self._version += 1
         await self._look()
 
     async def evict(self) -> None:
@@ -198,8 +200,7 @@ class History:
         await self._check()
         if len(self.steps) - 1 == self._point and self._deliver is not None:
             await self._deliver()
-            self._has_cost = self.steps[self._late] in COSTLY
-            self._has_lost = self._has_cost or self.steps[self._late] == "take_over"
+            self._arrived = self.steps[self._late]
             await self._check()
 
     async def _check(self) -> None:
@@ -207,21 +208,18 @@ class History:
         if copy is not None and copy.mark is Mark.NONE:
             is_current = self._versions.get(copy.generation) == self._version
             assert is_current, self._told("an invalidated value is shown without its mark")
-        if self._stored is not None and not self._has_cost:
-            generation = None if copy is None else copy.generation
-            assert generation == self._stored, self._told("a publication was undone")
+        if self._stored is not None and self._arrived not in COSTLY:
+            is_there = copy is not None and copy.generation == self._stored
+            assert is_there, self._told("a publication was undone")
 
     def _check_holds(self, lease: Lease, *, is_lost: bool) -> None:
         is_held = self._holder == lease.token and self._versions[lease.token] == self._version
         assert is_lost or is_held, self._told("a voided lease lives")
-        assert not is_lost or not is_held or self._has_lost, self._told("a live lease was lost")
+        may_be_lost = self._arrived in COSTLY or self._arrived == "take_over"
+        assert not (is_lost and is_held) or may_be_lost, self._told("a live lease was lost")
 
     async def _record(self) -> Record:
-        return (await self._store.read(KIND, [self._id])).get(self._id, Record())
-
-    def _has_taken(self) -> bool:
-        is_past = len(self.steps) - 1 > self._point
-        return self._deliver is not None and is_past and self.steps[self._late] in TAKING
+        return await self._suite.record(self._store, self._id)
 
     def _told(self, what: str) -> str:
         shown = [
@@ -235,48 +233,36 @@ class History:
 Chapter: TypeAlias = Callable[[History], Awaitable[None]]
 
 
-def overtaken(by: Chapter, *, is_cold: bool) -> Chapter:
+async def overtaken(it: History, by: Chapter, *, is_cold: bool) -> None:
     """A load that `by` overtakes, and the next one, which publishes."""
-
-    async def chapter(it: History) -> None:
-        if not is_cold:
-            await it.publish(await it.acquire())
-        lease = await it.acquire()
-        if is_cold:
-            await it.renew(lease)
-        await by(it)
-        await it.publish(lease)
+    if not is_cold:
         await it.publish(await it.acquire())
+    lease = await it.acquire()
+    if is_cold:
+        await it.renew(lease)
+    await by(it)
+    await it.publish(lease)
+    await it.publish(await it.acquire())
 
-    return chapter
 
-
-def taken_over(*, is_cold: bool) -> Chapter:
+async def taken_over(it: History, *, is_cold: bool) -> None:
     """A load that a put overtakes, a put that an invalidation overtakes, and the next load."""
-
-    async def chapter(it: History) -> None:
-        if not is_cold:
-            await it.publish(await it.acquire())
-        loading = await it.acquire()
-        putting = await it.take_over()
-        await it.publish(loading)
-        await it.publish(putting)
-        putting = await it.take_over()
-        await it.invalidate()
-        await it.publish(putting)
+    if not is_cold:
         await it.publish(await it.acquire())
+    loading = await it.acquire()
+    putting = await it.acquire(take_over=True)
+    await it.publish(loading)
+    await it.publish(putting)
+    putting = await it.acquire(take_over=True)
+    await it.invalidate()
+    await it.publish(putting)
+    await it.publish(await it.acquire())
 
-    return chapter
 
-
-def given_up(failure: Failure | None) -> Chapter:
+async def given_up(it: History, failure: Failure | None = None) -> None:
     """A load that fails, or is given up, and the next one."""
-
-    async def chapter(it: History) -> None:
-        await it.release(await it.acquire(), failure)
-        await it.publish(await it.acquire())
-
-    return chapter
+    await it.release(await it.acquire(), failure)
+    await it.publish(await it.acquire())
 
 
 async def evicting(it: History) -> None:

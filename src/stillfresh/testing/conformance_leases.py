@@ -11,20 +11,12 @@ to give (a server's) overrides `pass_time`. A store that is reached over a netwo
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from msgspec.structs import replace
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.contract import (
-    Ask,
-    Failure,
-    Grant,
-    Held,
-    Lease,
-    Newer,
-    Record,
-    Store,
-)
+from stillfresh.stores.contract import Ask, Failure, Grant, Held, Lease, Newer, Record, Store
 from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_kit import (
     KIND,
@@ -102,8 +94,8 @@ class LeaseConformance(ConformanceKit):
             new = await self.lease(store)
             assert isinstance(await self.ask(store), Held)
             assert await store.renew(KIND, [old], self.LEASE) == {"a"}
-            assert await store.publish(KIND, {"a": (old, self.copy(old))}) == {"a"}
-            assert await store.publish(KIND, {"a": (new, self.copy(new))}) == set()
+            assert await self.publish(store, old) == {"a"}
+            assert await self.publish(store, new) == set()
 
     async def test_who_leases_for_longer_is_not_disturbed(self) -> None:
         """Another deployment's lease may be longer than ours, by as much as clocks may differ."""
@@ -120,8 +112,7 @@ class LeaseConformance(ConformanceKit):
             publishing, renewing = await self.lease(store, "a"), await self.lease(store, "b")
             await self.lease(store, "c")
             await self.pass_time(self.LEASE)
-            copies = {"a": (publishing, self.copy(publishing))}
-            assert await store.publish(KIND, copies) == {"a"}
+            assert await self.publish(store, publishing) == {"a"}
             assert await store.renew(KIND, [renewing], self.LEASE) == {"b"}
             assert (await store.stats()).leases == 0
             assert isinstance(await self.ask(store, "c"), Lease)
@@ -136,7 +127,7 @@ class LeaseConformance(ConformanceKit):
 
     async def check_replaced(self, *, is_live: bool) -> None:
         async with self.opened() as store, self.replaced(store, is_live=is_live) as old:
-            assert await store.publish(KIND, {"a": (old, self.copy(old))}) == {"a"}
+            assert await self.publish(store, old) == {"a"}
             assert await store.renew(KIND, [old], self.LEASE * 2) == {"a"}
             await store.release(KIND, [old])
             await store.release(KIND, [old], {"a": Failure(1, self.clock() + 5, "late")})
@@ -150,7 +141,7 @@ class LeaseConformance(ConformanceKit):
             lease = await self.lease(store, seen=copy.generation)
             held_until = (await self.record(store)).held_until
             assert await self.take_over(store) == Newer(Record(copy, held_until))
-            assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == set()
+            assert await self.publish(store, lease) == set()
 
     async def test_a_lease_that_is_taken_over_has_the_new_tags(self) -> None:
         """E8, E17: an invalidation reaches the put by its own tags alone."""
@@ -160,7 +151,7 @@ class LeaseConformance(ConformanceKit):
             lease = await self.take_over(store, copy.generation, "shop", "us")
             assert isinstance(lease, Lease)
             assert await store.invalidate_tag("eu") == []
-            assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == set()
+            assert await self.publish(store, lease) == set()
             assert await store.invalidate_tag("shop") == [(KIND, "a")]
             assert await store.invalidate_tag("us") == [(KIND, "a")]
 
@@ -171,9 +162,8 @@ class LeaseConformance(ConformanceKit):
             await store.release(KIND, [await self.lease(store)], {"a": failure})
             lease = await self.take_over(store)
             assert isinstance(lease, Lease)
-            copy = self.copy(lease)
-            assert await store.publish(KIND, {"a": (lease, copy)}) == set()
-            assert await self.record(store) == Record(copy)
+            assert await self.publish(store, lease) == set()
+            assert await self.record(store) == Record(self.copy(lease))
 
     async def take_over(self, store: Store, seen: str | None = None, *tags: str) -> Grant:
         asks = [Ask("a", seen, tags, take_over=True)]
@@ -192,14 +182,14 @@ class LeaseConformance(ConformanceKit):
         assert (await self.record(store)).held_until == held_until
         assert isinstance(await self.ask(store), Held)
         assert await store.publish(KIND, {"a": (new, self.copy(new, b"new"))}) == set()
-        assert (await self.record(store)).copy == self.copy(new, b"new")
+        assert await self.kept(store) == self.copy(new, b"new")
 
     async def test_who_is_past_the_lease_publishes_nothing(self) -> None:
         """S7: also when nobody has taken over."""
         async with self.opened() as store:
             lease = await self.lease(store)
             await self.pass_time(self.LEASE * 1.1)
-            assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == {"a"}
+            assert await self.publish(store, lease) == {"a"}
             assert await store.renew(KIND, [lease], self.LEASE) == {"a"}
             assert (await self.record(store)).copy is None
 
@@ -211,7 +201,7 @@ class LeaseConformance(ConformanceKit):
                 await self.pass_time(self.LEASE * 0.7)
                 assert await store.renew(KIND, [lease], self.LEASE) == set()
             assert isinstance(await self.ask(store), Held)
-            assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == set()
+            assert await self.publish(store, lease) == set()
 
     async def test_a_failure_that_was_not_seen_denies_the_lease(self) -> None:
         """E7: a caller that looked before the failure is told of it, unless it asks in spite of it.
@@ -256,17 +246,16 @@ class LeaseConformance(ConformanceKit):
         """A lease serves for one publication."""
         async with self.opened() as store:
             lease = await self.lease(store)
-            await store.publish(KIND, {"a": (lease, self.copy(lease))})
+            await self.publish(store, lease)
             assert await store.publish(KIND, {"a": (lease, self.copy(lease, b"again"))}) == {"a"}
             assert isinstance(await self.ask(store, seen=lease.token), Lease)
 
     async def test_of_many_publications_each_stands_alone(self) -> None:
         """One superseded id takes none of the others with it."""
         async with self.opened() as store:
-            leases = {id_: await self.lease(store, id_) for id_ in "abc"}
+            leases = [await self.lease(store, id_) for id_ in "abc"]
             await store.invalidate(KIND, ["b"])
-            copies = {id_: (lease, self.copy(lease)) for id_, lease in leases.items()}
-            assert await store.publish(KIND, copies) == {"b"}
+            assert await self.publish(store, *leases) == {"b"}
             assert set(await store.read(KIND, ["a", "c"])) == {"a", "c"}
             assert (await self.record(store, "b")).copy is None
 
@@ -277,11 +266,9 @@ class LeaseConformance(ConformanceKit):
                 copy = await self.published(store)
                 lease = await self.lease(store, seen=copy.generation)
                 await store.invalidate(KIND, ["a"], soft=soft)
-                late = self.copy(lease, b"old value")
-                assert await store.publish(KIND, {"a": (lease, late)}) == {"a"}
+                assert await self.publish(store, lease) == {"a"}
                 assert await store.renew(KIND, [lease], self.LEASE) == {"a"}
-                kept = (await self.record(store)).copy
-                assert kept is not None
+                kept = await self.kept(store)
                 assert (kept.generation, kept.value) == (copy.generation, copy.value)
 
     async def test_the_law_for_a_key_without_a_copy(self) -> None:
@@ -290,36 +277,37 @@ class LeaseConformance(ConformanceKit):
             lease = await self.lease(store)
             await store.invalidate(KIND, ["a"])
             trailing = await self.lease(store)
-            assert await store.publish(KIND, {"a": (lease, self.copy(lease))}) == {"a"}
-            assert await store.publish(KIND, {"a": (trailing, self.copy(trailing))}) == set()
+            assert await self.publish(store, lease) == {"a"}
+            assert await self.publish(store, trailing) == set()
 
     async def test_late_requests_around_an_invalidation(self) -> None:
         """S8: they neither revive a voided lease nor undo what was published."""
-        cold = overtaken(History.invalidate, is_cold=True)
-        warm = overtaken(History.invalidate, is_cold=False)
+        cold = partial(overtaken, by=History.invalidate, is_cold=True)
         async with self.opened() as store:
-            await play_late(self, store, cold, warm)
+            await play_late(self, store, cold, partial(cold, is_cold=False))
 
     async def test_late_requests_around_an_invalidation_by_tag(self) -> None:
         """S8: the same for a tag."""
         async with self.opened() as store:
-            await play_late(self, store, overtaken(History.invalidate_tag, is_cold=True))
+            tagged = partial(overtaken, by=History.invalidate_tag, is_cold=True)
+            await play_late(self, store, tagged)
 
     async def test_late_requests_around_a_deletion(self) -> None:
         """S8: the same for a deletion."""
         async with self.opened() as store:
-            await play_late(self, store, overtaken(History.delete, is_cold=False))
+            await play_late(self, store, partial(overtaken, by=History.delete, is_cold=False))
 
     async def test_late_requests_around_a_release(self) -> None:
         """S8: they end no other's lease; the same for a failure and an eviction."""
         failure = Failure(1, self.clock(), "TimeoutError: upstream")
         async with self.opened() as store:
-            await play_late(self, store, given_up(failure), given_up(None), evicting)
+            await play_late(self, store, partial(given_up, failure=failure), given_up, evicting)
 
     async def test_late_requests_around_a_put(self) -> None:
         """S8, E17: a put that arrives late undoes nothing; it may cost the load under way."""
         async with self.opened() as store:
-            await play_late(self, store, taken_over(is_cold=True), taken_over(is_cold=False))
+            cold, warm = (partial(taken_over, is_cold=is_cold) for is_cold in (True, False))
+            await play_late(self, store, cold, warm)
 
 
 class StoreConformance(CopyConformance, LeaseConformance):

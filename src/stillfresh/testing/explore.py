@@ -6,9 +6,9 @@ a frozen, hashable state and a function that lists every next one. Nothing here 
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from stillfresh.checks import checked_whole, is_whole
+from stillfresh.checks import checked_function, checked_whole
 from stillfresh.errors import ConfigError, shown
 
 S = TypeVar("S", bound=Hashable)
@@ -54,75 +54,50 @@ def explore(
     `steps(state)` lists `(label, next state)`. Without a `depth`: until nothing new is found.
     """
     _check_arguments(start, steps, promises, depth, max_states)
-    search = _Search(start, steps, promises, max_states)
-    while search.frontier and (depth is None or search.depth < depth):
-        search.go_deeper()
-    return Explored(len(search.found), search.depth, is_whole=not search.frontier)
+    found: dict[S, tuple[S, object] | None] = {start: None}
+    """Each state with the one before it and the step between: the way back to the start."""
+    _check(start, promises, found)
+    frontier, reached = [start], 0
+    while frontier and (depth is None or reached < depth):
+        new: list[S] = []
+        for state in frontier:
+            for label, after in steps(state):
+                if after in found:
+                    continue
+                if len(found) >= max_states:  # before each: one state may have steps without end
+                    raise ConfigError(
+                        f"explore: more than max_states={max_states:,} states within "
+                        f"{reached + 1} steps; give a smaller model, a depth, or more room"
+                    )
+                found[after] = (state, label)
+                _check(after, promises, found)
+                new.append(after)
+        # An empty frontier is no depth of its own: nothing is that far away.
+        frontier, reached = new, reached + bool(new)
+    return Explored(len(found), reached, is_whole=not frontier)
 
 
 def _check_arguments(
     start: object, steps: object, promises: object, depth: object, most: object
 ) -> None:
-    if not _is_hashable(start):
-        raise ConfigError(f"start: must be hashable, frozen all through, not {shown(start)}")
-    if not callable(steps):
-        raise ConfigError(f"steps: must be a function of a state, not {shown(steps)}")
+    try:
+        hash(start)
+    except TypeError as exc:
+        said = f"start: must be hashable, frozen all through, not {shown(start)}"
+        raise ConfigError(said) from exc
+    checked_function("steps", steps, "a function of a state")
     if not isinstance(promises, Mapping) or not all(map(callable, promises.values())):
         raise ConfigError(f"promises: must map names to functions, not {shown(promises)}")
-    if depth is not None and not is_whole(depth, 0):
-        raise ConfigError(f"depth: must be a number of steps, or None for all, not {shown(depth)}")
+    if depth is not None:
+        checked_whole("depth", depth, 0, or_else=", or None for all")
     checked_whole("max_states", most)
 
 
-def _is_hashable(given: object) -> bool:
-    try:
-        hash(given)
-    except TypeError:
-        return False
-    return True
-
-
-class _Search(Generic[S]):
-    def __init__(self, start: S, steps: Steps[S], promises: Promises[S], max_states: int) -> None:
-        self._steps = steps
-        self._promises = tuple(promises.items())
-        self._max_states = max_states
-        self.found: dict[S, tuple[S, object] | None] = {start: None}
-        """Each state with the one before it and the step between: the way back to the start."""
-        self.depth = 0
-        self.frontier = [start]
-        self._check(start)
-
-    def go_deeper(self) -> None:
-        """One step further from every state of the frontier."""
-        found, new = self.found, list[S]()
-        for state in self.frontier:
-            for label, after in self._steps(state):
-                if after not in found:
-                    self._make_room()
-                    found[after] = (state, label)
-                    self._check(after)
-                    new.append(after)
-        # An empty frontier is no depth of its own: nothing is that far away.
-        self.depth += bool(new)
-        self.frontier = new
-
-    def _make_room(self) -> None:
-        """Before each new state: even one state may have steps without end."""
-        if len(self.found) >= self._max_states:
-            raise ConfigError(
-                f"explore: more than max_states={self._max_states:,} states within "
-                f"{self.depth + 1} steps; give a smaller model, a depth, or more room"
-            )
-
-    def _check(self, state: S) -> None:
-        for promise, holds in self._promises:
-            if not holds(state):
-                raise PromiseBroken(promise, self._history(state), state)
-
-    def _history(self, state: S) -> tuple[object, ...]:
-        labels = []
-        while (before := self.found[state]) is not None:
-            state, label = before
-            labels.append(label)
-        return tuple(reversed(labels))
+def _check(state: S, promises: Promises[S], found: Mapping[S, tuple[S, object] | None]) -> None:
+    for promise, holds in promises.items():
+        if not holds(state):
+            labels, at = list[object](), state
+            while (before := found[at]) is not None:
+                at, label = before
+                labels.append(label)
+            raise PromiseBroken(promise, tuple(reversed(labels)), state)
