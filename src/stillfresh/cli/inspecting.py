@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -19,18 +20,18 @@ from stillfresh.cli.output import (
     size_text,
     working,
 )
-from stillfresh.cli.places import about_names, looked_into, pages_of, say
+from stillfresh.cli.places import about_names, opened, say
 from stillfresh.cli.program import TEXT, Command
-from stillfresh.engine import Explanation
 from stillfresh.engine.explain import PAGE, Listed, listed
 from stillfresh.engine.explain import explain as explained
 from stillfresh.errors import without_password
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import MOST_LISTED, Record, StoreStats
+from stillfresh.stores.contract import MOST_LISTED, Entry, Record, StoreStats
 
 VERDICTS: Final = tuple(Verdict)
 COUNTED: Final = 10_000
 AT_ONCE: Final = MOST_LISTED
+TERMS: Final = ("fresh_for", "stale_for", "error_for")
 
 
 @dataclass
@@ -95,26 +96,26 @@ async def _look(
     *,
     shown: int,
     most: int | None,
-    advance: Any,  # noqa: ANN401
+    advance: Callable[[int], None],
 ) -> Inspected:
-    async with looked_into(address) as store:
+    async with opened(address) as store:
         seen = Inspected(await store.stats())
-        async for page in pages_of(store, kind, search, AT_ONCE):
+        after: tuple[str, str] | None = None
+        while most is None or seen.counted < most:
+            page = await store.entries(kind, search, after, AT_ONCE)
             seen.count(listed(page, time.time()), shown)
             advance(len(page))
-            if most is not None and seen.counted >= most:
-                seen.is_complete = len(page) < AT_ONCE
-                break
+            if len(page) < AT_ONCE:
+                return seen
+            after = page[-1].kind, page[-1].id
+    seen.is_complete = False
     return seen
 
 
 def _inspected(address: str, seen: Inspected) -> dict[str, Any]:
     return {
         "store": without_password(address),
-        "copies": seen.stats.copies,
-        "leases": seen.stats.leases,
-        "bytes": seen.stats.bytes,
-        **_more(seen.stats),
+        **_sizes(seen.stats),
         "counted": seen.counted,
         "complete": seen.is_complete,
         "kinds": {
@@ -125,24 +126,15 @@ def _inspected(address: str, seen: Inspected) -> dict[str, Any]:
     }
 
 
-def _more(stats: StoreStats) -> dict[str, int]:
-    """What one kind of store counts besides: a feed its topics and comments."""
-    common = StoreStats.__struct_fields__
-    return {name: value for name, value in structs.asdict(stats).items() if name not in common}
+def _sizes(stats: StoreStats) -> dict[str, int]:
+    """Also what one kind of store counts besides: a feed its topics and comments."""
+    return {name: value for name, value in structs.asdict(stats).items() if name != "costs"}
 
 
 def _print_summary(address: str, seen: Inspected) -> None:
-    stats = seen.stats
-    print_table(
-        ("", ""),
-        [
-            ("store", without_password(address)),
-            ("copies", f"{stats.copies:,}"),
-            ("leases", f"{stats.leases:,}"),
-            ("bytes", size_text(stats.bytes)),
-            *((name, f"{number:,}") for name, number in _more(stats).items()),
-        ],
-    )
+    sizes = {name: f"{number:,}" for name, number in _sizes(seen.stats).items()}
+    sizes["bytes"] = size_text(seen.stats.bytes)
+    print_table(("", ""), [("store", without_password(address)), *sizes.items()])
     if seen.kinds:
         click.echo()
         head = ("kind", *VERDICTS, "values")
@@ -159,42 +151,26 @@ def _print_entries(entries: list[Listed]) -> None:
     if not entries:
         click.echo("No entries.")
         return
-    now = time.time()
-    rows = [
-        (
-            entry.kind,
-            entry.id,
-            entry.verdict,
-            age_text(entry.age),
-            _left(entry, now),
-            size_text(entry.size),
-            _notes(entry),
-        )
-        for entry in entries
-    ]
+    now, rows = time.time(), []
+    for entry in entries:
+        is_fresh = entry.fresh_until is not None and entry.verdict is Verdict.FRESH
+        left = age_text((entry.fresh_until or 0) - now) if is_fresh else "-"
+        sized = (age_text(entry.age), left, size_text(entry.size))
+        rows.append((entry.kind, entry.id, entry.verdict, *sized, _notes(entry)))
     head = ("kind", "id", "verdict", "age", "fresh for", "size", "")
-    print_table(head, rows, right=("age", "fresh for", "size"))
-
-
-def _left(entry: Listed, now: float) -> str:
-    if entry.fresh_until is None or entry.verdict is not Verdict.FRESH:
-        return "-"
-    return age_text(entry.fresh_until - now)
+    print_table(head, rows, right=head[3:6])
 
 
 def _notes(entry: Listed) -> str:
     absence = "not shared" if entry.kind == PAGE else "absent upstream"  # each visitor's own page
-    notes = [
-        absence if entry.absent else "",
-        "invalidated" if entry.invalidated else "",
-        "being loaded" if entry.held_until is not None else "",
-        f"failed {_times(entry.failures)}: {entry.error}" if entry.failures else "",
-    ]
-    return ", ".join(note for note in notes if note)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+    times = "once" if entry.failures == 1 else f"{entry.failures} times"
+    notes = {
+        absence: entry.absent,
+        "invalidated": entry.invalidated,
+        "being loaded": entry.held_until is not None,
+        f"failed {times}: {entry.error}": entry.failures,
+    }
+    return ", ".join(note for note, is_so in notes.items() if is_so)
 
 
 @click.command(
@@ -221,67 +197,42 @@ def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
     record, hint = asyncio.run(_record(store, kind, id_))
     now = time.time()
     told = explained(kind, id_, record, now, loading_here=False, in_memory=False)
+    value = None if record.copy is None else record.copy.value
+    size = len(value) if isinstance(value, bytes) else None
+    (entry,) = listed([Entry(kind, id_, record, size)], now)
+    terms = dict.fromkeys(TERMS) if record.copy is None else asdict(record.copy.policy)
     say(hint, is_json=is_json)
     if is_json:
-        print_json(_explained(told, record))
+        print_json({**asdict(entry), **terms, "text": told.text})
         return
     click.echo(plain(told.text))
     if record.copy is not None or record.failure is not None:
         click.echo()
-        print_table(("", ""), _rows(told, record, now))
+        print_table(("", ""), _rows(entry, terms, now))
 
 
 async def _record(address: str, kind: str, id_: str) -> tuple[Record, str | None]:
     """And a hint, where there is none."""
-    async with looked_into(address) as store:
+    async with opened(address) as store:
         found = (await store.read(kind, [id_])).get(id_)
         if found is not None:
             return found, None
         return Record(), await about_names(store, kind)
 
 
-def _size(record: Record) -> int | None:
-    value = None if record.copy is None else record.copy.value
-    return len(value) if isinstance(value, bytes) else None
-
-
-def _explained(told: Explanation, record: Record) -> dict[str, Any]:
-    """What this process would say of itself is left out: it is none that loads."""
-    fields = asdict(told)
-    for name in ("loading_here", "in_memory", "resource", "key"):
-        del fields[name]
-    copy = record.copy
-    about = {
-        "kind": told.resource,
-        "id": told.key,
-        "absent": copy is not None and copy.value is None,
-        "fetched_at": None if copy is None else copy.fetched_at,
-        "size": _size(record),
-        "fresh_for": None if copy is None else copy.policy.fresh_for,
-        "stale_for": None if copy is None else copy.policy.stale_for,
-        "error_for": None if copy is None else copy.policy.error_for,
-    }
-    return about | fields
-
-
-def _rows(told: Explanation, record: Record, now: float) -> list[tuple[str, str]]:
-    rows = [("verdict", str(told.verdict))]
-    if (copy := record.copy) is not None:
-        terms = copy.policy
-        rows += [
-            ("fetched at", moment_text(copy.fetched_at, now)),
-            (
-                "fresh until",
-                "invalidated" if told.invalidated else moment_text(told.fresh_until, now),
-            ),
-            ("fresh for", age_text(terms.fresh_for)),
-            ("stale for", age_text(terms.stale_for)),
-            ("error for", age_text(terms.error_for)),
-            ("size", size_text(_size(record))),
-        ]
-    if told.held_until is not None:
-        rows.append(("lease until", moment_text(told.held_until, now)))
-    if told.failures:
-        rows.append(("failures", f"{told.failures}: {told.error}"))
-        rows.append(("retry at", moment_text(told.retry_at, now)))
-    return rows
+def _rows(
+    entry: Listed, terms: Mapping[str, float | None], now: float
+) -> Iterator[tuple[str, str]]:
+    yield "verdict", entry.verdict
+    if entry.fetched_at is not None:
+        yield "fetched at", moment_text(entry.fetched_at, now)
+        until = "invalidated" if entry.invalidated else moment_text(entry.fresh_until, now)
+        yield "fresh until", until
+        for name in TERMS:
+            yield name.replace("_", " "), age_text(terms[name])
+        yield "size", size_text(entry.size)
+    if entry.held_until is not None:
+        yield "lease until", moment_text(entry.held_until, now)
+    if entry.failures:
+        yield "failures", f"{entry.failures}: {entry.error}"
+        yield "retry at", moment_text(entry.retry_at, now)

@@ -3,16 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import click
 
 from stillfresh.cli.output import as_json, print_json, working
-from stillfresh.cli.places import about_kind, about_names, about_tags, opened, say
+from stillfresh.cli.places import about_names, opened, say
 from stillfresh.cli.program import TEXT, Command
+from stillfresh.stores.contract import Store
 
-Reached: TypeAlias = tuple[int, str | None]
-"""How many, and a hint where there were none."""
 SLICE: Final = 500
 """Ids in one step, so that others' writes pass between them."""
 
@@ -59,40 +58,46 @@ def invalidate(
     if sum(ways) != 1 or (kind is None) is bool(ids) or (whole_kind is not None) is not is_all:
         raise click.UsageError("name KIND and ID..., or --tag TAG, or --kind KIND --all.")
     with working("Invalidating:") as advance:
-        if ids and kind is not None:
-            count, hint = asyncio.run(_by_id(store, kind, ids, soft=soft))
-        elif tags:
-            count, hint = asyncio.run(_by_tag(store, tags, soft=soft))
-        else:
-            count, hint = asyncio.run(_whole(store, whole_kind or "", advance, soft=soft))
+        reach = _reach(store, kind or whole_kind or "", ids, tags, advance, soft=soft)
+        count, hint = asyncio.run(reach)
     say(hint, is_json=is_json)
     _tell("invalidated", count, is_json=is_json)
 
 
-async def _by_id(address: str, kind: str, ids: Sequence[str], *, soft: bool) -> Reached:
-    """Those that are not there are told too: one of them may be loading just now."""
-    async with opened(address) as store:
-        there = await store.read(kind, ids)
-        await store.invalidate(kind, ids, soft=soft)
-        return len(there), None if there else await about_names(store, kind)
+async def _reach(
+    address: str,
+    kind: str,
+    ids: Sequence[str],
+    tags: Sequence[str],
+    advance: Callable[[int], None],
+    *,
+    soft: bool,
+) -> tuple[int, str | None]:
+    """How many there were, and a hint where there were none.
+
+    Ids that are not there are told too: one of them may be loading just now.
+    """
+    async with opened(address, to_change=True) as store:
+        if tags:
+            found = {name for tag in tags for name in await store.invalidate_tag(tag, soft=soft)}
+            return len(found), None if found else f"no entry has the tag {' or '.join(tags)}"
+        if ids:
+            count = len(await store.read(kind, ids))
+            await store.invalidate(kind, ids, soft=soft)
+        else:
+            count = await _all_of(store, kind, advance, soft=soft)
+        return count, None if count else await about_names(store, kind)
 
 
-async def _by_tag(address: str, tags: Sequence[str], *, soft: bool) -> Reached:
-    async with opened(address) as store:
-        reached = {name for tag in tags for name in await store.invalidate_tag(tag, soft=soft)}
-    return len(reached), None if reached else about_tags(tags)
-
-
-async def _whole(address: str, kind: str, advance: Callable[[int], None], *, soft: bool) -> Reached:
+async def _all_of(store: Store, kind: str, advance: Callable[[int], None], *, soft: bool) -> int:
     count = 0
-    async with opened(address) as store:
-        async for page in store.walk(kind):
-            for first in range(0, len(page), SLICE):
-                ids = [entry.id for entry in page[first : first + SLICE]]
-                await store.invalidate(kind, ids, soft=soft)
-                advance(len(ids))
-            count += len(page)
-        return count, None if count else await about_kind(store, kind)
+    async for page in store.walk(kind):
+        for first in range(0, len(page), SLICE):
+            ids = [entry.id for entry in page[first : first + SLICE]]
+            await store.invalidate(kind, ids, soft=soft)
+            advance(len(ids))
+        count += len(page)
+    return count
 
 
 @click.command(cls=Command, examples=["stillfresh evict sqlite:///site.db"])
@@ -110,7 +115,7 @@ def evict(*, store: str, is_json: bool) -> None:
 
 
 async def _evict(address: str) -> int:
-    async with opened(address) as store:
+    async with opened(address, to_change=True) as store:
         await store.stats()  # one that sweeps by itself would not notice that it is away
         return await store.evict(time.time())
 

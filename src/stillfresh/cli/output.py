@@ -6,7 +6,7 @@ Ids, errors and addresses are anybody's text: nothing in them reaches a terminal
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
@@ -104,7 +104,7 @@ def console(*, err: bool = False) -> "Console":
 
 
 def print_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
 ) -> None:
     """Columns named in `right` hold numbers; a verdict has its colour where there are colours."""
     text_of = extra("rich.text", "cli").Text
@@ -112,10 +112,8 @@ def print_table(
         box=None, pad_edge=False, header_style="bold", show_header=any(head)
     )
     for name in head:
-        is_number = name in right
-        table.add_column(
-            name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
-        )
+        side = "right" if name in right else "left"
+        table.add_column(name, justify=side, no_wrap=name in right, overflow="fold")
     for row in rows:
         table.add_row(*(text_of(cell, style=COLOURS.get(cell, "")) for cell in map(plain, row)))
     place = console()

@@ -4,8 +4,7 @@
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 import click
@@ -73,40 +72,31 @@ class Program(CommandGroup):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(errors="backslashreplace")  # ids are anybody's, terminals are ASCII
         try:
-            with _translated():
-                code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
         except click.ClickException as exc:
             click.echo(_line(exc), err=True)
             sys.exit(exc.exit_code)
-        except click.Abort:
-            sys.exit(INTERRUPTED)
+        except (StillfreshError, OSError) as exc:
+            click.echo(_lines(_said(exc)), err=True)
+            sys.exit(WRONG_USE if isinstance(exc, ConfigError) else 1)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except StillfreshError as exc:
-        ended = WrongUse if isinstance(exc, ConfigError) else click.ClickException
-        raise ended(str(exc)) from exc
-    except OSError as exc:
-        raise click.ClickException(": ".join(_parts(exc))) from exc
-
-
-def _parts(exc: OSError) -> list[str]:
-    return [str(part) for part in (exc.filename, exc.strerror or exc) if part is not None]
-
-
-class WrongUse(click.ClickException):
-    exit_code = WRONG_USE
+def _said(exc: Exception) -> str:
+    if not isinstance(exc, OSError):
+        return str(exc)
+    return ": ".join(str(it) for it in (exc.filename, exc.strerror or exc) if it is not None)
 
 
 def _line(exc: click.ClickException) -> str:
     """What was wrong, and where help is; help itself where nothing was asked for."""
     if isinstance(exc, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return exc.format_message()
-    lines = [plain(line) for line in exc.format_message().splitlines()]
-    if isinstance(exc, click.UsageError) and exc.ctx is not None:
-        lines[-1] += f" Try: {exc.ctx.command_path} --help"
-    return "\n".join(f"Error: {line}" for line in lines)
+    ctx = exc.ctx if isinstance(exc, click.UsageError) else None
+    return _lines(exc.format_message() + (f" Try: {ctx.command_path} --help" if ctx else ""))
+
+
+def _lines(text: str) -> str:
+    return "\n".join(f"Error: {plain(line)}" for line in text.splitlines())

@@ -1,7 +1,6 @@
 """`stillfresh serve`, `check`, `demo`: a gateway of settings, and a site to see it by (G1, G8)."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -9,58 +8,30 @@ from stillfresh.cli.output import as_json, extra, plain, print_json
 from stillfresh.cli.program import WRONG_USE, Command
 from stillfresh.errors import ConfigError
 
-TABLES: Final = {
-    "store": {"store": "url", "memory_for": "memory_for"},
-    "pages": {
-        "upstream": "upstream",
-        "route": "routes",
-        "query": "query",
-        "site_host": "site_hosts",
-        "tenant": "tenant",
-        "max_body": "max_body",
-        "timeout": "timeout",
-        "trusted_proxy": "trusted_proxies",
-        "forward": "forward",
-        "credential": "credentials",
-    },
-    "server": {"host": "host", "port": "port"},
-}
-"""Where an option stands in a file of settings."""
 
-
-def routes_of(texts: tuple[str, ...]) -> dict[str, str]:
+def routes_of(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str] | None:
     """`/blog/*=10m`: a path, and how long its pages are fresh."""
-    pairs = [text.rpartition("=") for text in texts]
-    if bad := next((text for text, pair in zip(texts, pairs, strict=True) if not pair[0]), None):
-        raise ConfigError(f"--route {bad!r}: write PATH=DURATION, as '/blog/*=10m'")
-    return {path: duration for path, _, duration in pairs}
+    for text in texts:
+        if "=" not in text:
+            said = f"{text!r}: write PATH=DURATION, as '/blog/*=10m'"
+            raise click.BadParameter(said, ctx, param)
+    pairs = (text.rpartition("=") for text in texts)
+    return {path: duration for path, _, duration in pairs} or None
 
 
-def tables_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options that were given, as a file would say them."""
-    given = {name: value for name, value in options.items() if value is not None and value != ()}
-    if "route" in given:
-        given["route"] = routes_of(given["route"])
-    lists = {name: list(it) if isinstance(it, tuple) else it for name, it in given.items()}
-    tables = {
-        table: {key: lists[name] for name, key in names.items() if name in lists}
-        for table, names in TABLES.items()
-    }
-    return {name: table for name, table in tables.items() if table}
-
-
-def as_options(exc: ConfigError, tables: Mapping[str, Mapping[str, Any]]) -> ConfigError:
-    """What is wrong with an option is told of the option, not of the key that it stands for."""
-    names = {
-        f"{table}.{key}": f"--{option.replace('_', '-')}"
-        for table, options in TABLES.items()
-        for option, key in options.items()
-        if key in tables.get(table, {})
-    }
-    lines = str(exc).splitlines()
-    for key, option in names.items():
-        lines = [option + it.removeprefix(key) if it.startswith(key) else it for it in lines]
-    return ConfigError("\n".join(lines))
+def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The options as a file would say them, and the option that stands for each key."""
+    tables: dict[str, dict[str, Any]] = {}
+    options: dict[str, str] = {}
+    for param in ctx.command.params:
+        name, value = str(param.name), ctx.params[str(param.name)]
+        if "__" in name and value is not None and value != ():
+            table, key = name.split("__")
+            tables.setdefault(table, {})[key] = list(value) if isinstance(value, tuple) else value
+            options[f"{table}.{key}"] = param.opts[0]
+    return tables, options
 
 
 @click.command(
@@ -73,33 +44,63 @@ def as_options(exc: ConfigError, tables: Mapping[str, Mapping[str, Any]]) -> Con
     ],
 )
 @click.argument("file", required=False)
-@click.option("--upstream", help="The site, as http://host:port or https://host.")
-@click.option("--store", help="Where everything is kept.  [default: memory://]")
-@click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="0: any free one.  [default: 8080]")
-@click.option("--site-host", multiple=True, help="A Host to serve, told to the site; repeatable.")
-@click.option("--route", multiple=True, help="PATH=DURATION, over what the site says; repeatable.")
-@click.option("--query", multiple=True, help="A query parameter that makes a page; default: all.")
-@click.option("--memory-for", help="How long without asking the store.  [default: 0s]")
-@click.option("--tenant", help="Whose pages these are, on a store of several.")
-@click.option("--max-body", type=int, help="Bytes; more is not kept.  [default: 1048576]")
-@click.option("--timeout", type=float, help="Seconds for the site to answer.  [default: 30]")
 @click.option(
-    "--trusted-proxy", multiple=True, help="Whose X-Forwarded-* counts, as 10.0.0.0/8; repeatable."
+    "--upstream", "pages__upstream", help="The site, as http://host:port or https://host."
+)
+@click.option("--store", "store__url", help="Where everything is kept.  [default: memory://]")
+@click.option("--host", "server__host", help="The address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", "server__port", type=int, help="0: any free one.  [default: 8080]")
+@click.option(
+    "--site-host",
+    "pages__site_hosts",
+    multiple=True,
+    help="A Host to serve, told to the site; repeatable.",
+)
+@click.option(
+    "--route",
+    "pages__routes",
+    multiple=True,
+    callback=routes_of,
+    help="PATH=DURATION, over what the site says; repeatable.",
+)
+@click.option(
+    "--query",
+    "pages__query",
+    multiple=True,
+    help="A query parameter that makes a page; default: all.",
+)
+@click.option(
+    "--memory-for", "store__memory_for", help="How long without asking the store.  [default: 0s]"
+)
+@click.option("--tenant", "pages__tenant", help="Whose pages these are, on a store of several.")
+@click.option(
+    "--max-body", "pages__max_body", type=int, help="Bytes; more is not kept.  [default: 1048576]"
+)
+@click.option(
+    "--timeout", "pages__timeout", type=float, help="Seconds for the site to answer.  [default: 30]"
+)
+@click.option(
+    "--trusted-proxy",
+    "pages__trusted_proxies",
+    multiple=True,
+    help="Whose X-Forwarded-* counts, as 10.0.0.0/8; repeatable.",
 )
 @click.option(
     "--forward",
+    "pages__forward",
     metavar="request|key",
     help="Send the site the visitor's request, or one made from the page's key.  "
     "[default: key on routes with a duration, else request]",
 )
 @click.option(
     "--credential",
+    "pages__credentials",
     multiple=True,
     help="A request field that identifies a client; repeatable.  "
     "[default: X-Api-Key, Api-Key, X-Auth-Token, X-Access-Token]",
 )
-def serve(file: str | None, **options: Any) -> None:  # noqa: ANN401 (as declared above)
+@click.pass_context
+def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     """Serve pages and entities, kept fresh.
 
     A cache in front of a site, and of an API. Pages are kept as the site says itself
@@ -108,14 +109,18 @@ def serve(file: str | None, **options: Any) -> None:  # noqa: ANN401 (as declare
     FILE, as [kinds.NAME]; options stand in the place of what FILE says. Several processes, on
     several machines, may share one --store.
     """
-    if file is None and options["upstream"] is None:
+    tables, options = given(ctx)
+    if file is None and "pages.upstream" not in options:
         raise click.UsageError("name a FILE of settings, or --upstream URL.")
-    tables, config = tables_of(options), extra("stillfresh.web.config", "web")
+    config = extra("stillfresh.web.config", "web")
     serving = extra("stillfresh.web.serving", "web")
     try:
         settings = config.load(file, tables) if file is not None else config.settings_of(tables)
-    except config.Mistakes as exc:
-        raise as_options(exc, tables) from exc
+    except config.Mistakes as exc:  # of an option, not of the key that it stands for
+        lines = exc.mistakes
+        for key, option in options.items():
+            lines = [option + it.removeprefix(key) if it.startswith(key) else it for it in lines]
+        raise ConfigError("\n".join(lines)) from exc
     serving.serve(settings, click.echo)
 
 

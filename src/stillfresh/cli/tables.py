@@ -68,18 +68,12 @@ def show(step: str, options: dict[str, str | None], *, is_json: bool) -> None:
 
 
 async def done(step: str, given: dict[str, str | None]) -> "TableState":
+    """Where the address is a store's, what that store would refuse is refused here."""
     admin, aws = extra("stillfresh.stores.dynamodb.admin"), extra("stillfresh.stores.aws")
     if "://" in (given["table"] or ""):
         given = {**given, **dynamodb_options(given["table"] or "")}
-    table = named(given)
+    checked_tenant(given.get("tenant"))
+    table = extra("stillfresh.stores.dynamodb.store").table_name(given["table"])
     place = aws.AwsPlace(given["region"], given["endpoint"], given["s3_endpoint"])
     made: TableState = await getattr(admin, step)(table, given["bucket"], place)
     return made
-
-
-def named(given: dict[str, str | None]) -> str:
-    """The table, as a store at this address would name it; what it would refuse is refused."""
-    store = extra("stillfresh.stores.dynamodb.store")
-    name: str = store.table_name(given["table"])
-    checked_tenant(given.get("tenant"))
-    return name
