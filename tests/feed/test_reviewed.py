@@ -333,7 +333,7 @@ class TestF8Reviewed:
         second = asyncio.create_task(engine.get_comments("a"))
         await turns()
         for step in ("publish", "acquire", "release"):
-            monkeypatch.setattr(f"stillfresh.stores.sqlite.steps.{step}", _full_disk)
+            monkeypatch.setattr(f"stillfresh.stores.sqlite.steps.KindTables.{step}", _full_disk)
         network.let_go()
         assert said((await second).comments) == ["1"]
         await first
@@ -351,7 +351,7 @@ class TestF8Reviewed:
         network.talk["a"] = [comment("1")]
         network.hold()
         with monkeypatch.context() as patch:
-            patch.setattr("stillfresh.stores.sqlite.steps.acquire", _full_disk)
+            patch.setattr("stillfresh.stores.sqlite.steps.KindTables.acquire", _full_disk)
             first = asyncio.create_task(engine.get_comments("a"))
             await until(lambda: network.running == 1)
         if not is_under_way:

@@ -147,17 +147,17 @@ class FeedTables(KindTables):
         del connection
         return True
 
-    def write(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
+    def write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
         """Rows and meta row, in the transaction that has checked the lease."""
         for key, copy in copies.items():
             writes = Writes(connection, copy.fetched_at, self.fresh_for, self._clock())
             if isinstance(copy.value, InRows):
                 copy.value.is_news = writes.store(key, copy.value.fetched)
 
-    def invalidate(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
+    def invalidate_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
         Writes(connection).forget(ids)
 
-    def delete(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
+    def delete_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
         Writes(connection).erase(ids)
 
     def evict(

@@ -50,8 +50,8 @@ After: TypeAlias = tuple[str, str] | None
 class KindTables:
     """One kind in a file: its times and leases, and how its values are written beside them.
 
-    Here in a table of copies. A subclass may keep them in rows of another design (F17): each
-    method runs in the transaction of the step that calls it.
+    Here in a table of copies. A subclass may keep them in rows of another design (F17), by the
+    methods whose names end in `_values`.
     """
 
     def __init__(self, kind: str, sql: Statements) -> None:
@@ -68,16 +68,94 @@ class KindTables:
         """As the file says now: what the connection knows of it may be older."""
         return connection.execute(HAS_TABLE, (self.sql.times_table,)).get is not None
 
-    def write(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
-        """Store the values of copies whose lease was live."""
+    def write_values(self, connection: apsw.Connection, copies: Mapping[str, Copy]) -> None:
+        """Of copies whose lease was live."""
         values: list[tuple[str, Any]] = [(id_, copy.value) for id_, copy in copies.items()]
         connection.executemany(self.sql.write_value, values)
 
-    def invalidate(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
-        """Called after the leases were voided; here the mark in the times says it all."""
+    def invalidate_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
+        """After the leases were voided; here the mark in the times says it all."""
+
+    def delete_values(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
+        connection.executemany(self.sql.delete_copy, [(id_,) for id_ in ids])
+
+    def acquire(
+        self,
+        connection: apsw.Connection,
+        asks: Iterable[Ask],
+        lease_for: float,
+        now: float,
+        new_token: Callable[[], str],
+    ) -> dict[str, Grant]:
+        sql, expires_at = self.make(connection), at_least(now + lease_for)
+        grants: dict[str, Grant] = {}
+        for ask in asks:
+            row = connection.execute(sql.point, (ask.seen, ask.id)).get
+            grant = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
+            if isinstance(grant, Newer) and row[0] == ask.seen:  # it failed; the copy in full
+                grant = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
+            if grant is None:
+                grant = Lease(ask.id, new_token(), expires_at / 1000)
+                connection.execute(sql.lease, (ask.id, grant.token, expires_at))
+                if row is not None:  # the tags of the last lease are the tags
+                    connection.execute(DELETE_TAGS, (self.kind, ask.id))
+                if ask.tags:
+                    tags = [(tag, self.kind, ask.id) for tag in ask.tags]
+                    connection.executemany(INSERT_TAG, tags)
+            grants[ask.id] = grant
+        return grants
+
+    def publish(
+        self, connection: apsw.Connection, copies: Mapping[str, tuple[Lease, Copy]], now: float
+    ) -> set[str]:
+        """Times first, fenced by the lease; then the values of those that passed the fence."""
+        sql, held_at = self.make(connection), at_most(now)
+        rows = {id_: _published(id_, *copies[id_], held_at) for id_ in copies}
+        passed = _passed(connection, sql.publish, rows.items())
+        self.write_values(connection, {id_: copies[id_][1] for id_ in passed})
+        return copies.keys() - passed
+
+    def renew(
+        self, connection: apsw.Connection, leases: Sequence[Lease], lease_for: float, now: float
+    ) -> set[str]:
+        sql, expires_at, held_at = self.make(connection), at_least(now + lease_for), at_most(now)
+        rows = [(lease.id, (expires_at, lease.id, lease.token, held_at)) for lease in leases]
+        return {lease.id for lease in leases}.difference(_passed(connection, sql.renew, rows))
+
+    def release(
+        self,
+        connection: apsw.Connection,
+        leases: Sequence[Lease],
+        failures: Mapping[str, Failure],
+    ) -> None:
+        sql = self.make(connection)
+        rows = [(lease.id, (lease.id, lease.token)) for lease in leases]
+        ids = _passed(connection, sql.release, rows)
+        failed = [(failures[id_], id_) for id_ in ids if id_ in failures]
+        connection.executemany(
+            sql.fail, [(it.count, at_least(it.retry_at), it.error, id_) for it, id_ in failed]
+        )
+        self._forget_if_empty(connection, ids)
+
+    def invalidate(self, connection: apsw.Connection, ids: Sequence[str], *, soft: bool) -> None:
+        """One statement voids the lease and marks the copy; a mark never goes down."""
+        if self.are_made(connection):
+            mark = int(Mark.SOFT if soft else Mark.HARD)
+            connection.executemany(self.sql.invalidate, [(mark, id_) for id_ in ids])
+            self.invalidate_values(connection, ids)
+            self._forget_if_empty(connection, ids)
 
     def delete(self, connection: apsw.Connection, ids: Sequence[str]) -> None:
-        connection.executemany(self.sql.delete_copy, [(id_,) for id_ in ids])
+        if self.are_made(connection):
+            connection.executemany(self.sql.delete_times, [(id_,) for id_ in ids])
+            self.delete_values(connection, ids)
+            connection.executemany(DELETE_TAGS, [(self.kind, id_) for id_ in ids])
+
+    def _forget_if_empty(self, connection: apsw.Connection, ids: Iterable[str]) -> None:
+        """A row without copy, lease and failure says nothing."""
+        rows = [(id_, (id_,)) for id_ in ids]
+        emptied = _passed(connection, self.sql.forget_if_empty, rows)
+        connection.executemany(DELETE_TAGS, [(self.kind, id_) for id_ in emptied])
 
     def evict(
         self, connection: apsw.Connection, start: str, *, before: float, size: int
@@ -86,8 +164,70 @@ class KindTables:
         found = (before * 1000, start, size + 1)
         rows: list[Row] = connection.execute(self.make(connection).slice, found).fetchall()
         gone = [id_ for id_, is_gone in rows[:size] if is_gone]
-        delete(connection, self, gone)
+        self.delete(connection, gone)
         return len(gone), rows[size][0] if len(rows) > size else None
+
+    def listed(
+        self, connection: apsw.Connection, start: str, *, search: str, limit: int, size: int
+    ) -> tuple[list[Entry], str | None]:
+        """Of the next `size` ids: those that are listed, and where to go on."""
+        if not self.are_made(connection):  # the file was set aside since the kinds were listed
+            return [], None
+        end = connection.execute(self.sql.stretch, (start, size)).get
+        if end is None:
+            return [], None
+        asked = (start, end, search, limit)
+        rows: list[Row] = connection.execute(self.sql.listed, asked).fetchall()
+        found = [Entry(self.kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows]
+        return found, following(end)
+
+
+def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | None:
+    """E5: only for the copy that was seen; who saw another one gets the one there is."""
+    if record.copy is not None and record.copy.generation != ask.seen:
+        return Newer(record)
+    until = None if ask.take_over else record.held_until
+    if until is not None and not is_lease_over(until, at_most(now) / 1000, lease_for):
+        return Held(until)
+    return Newer(record) if ask.missed(record.failure) else None
+
+
+def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | float, ...]:
+    terms, at = copy.policy, round(copy.fetched_at * 1000)
+    kept = (copy.generation, at, terms.fresh_for, terms.stale_for, terms.error_for, int(copy.mark))
+    return *kept, copy.value is None, id_, lease.token, held_at
+
+
+def _passed(
+    connection: apsw.Connection, text: str, rows: Iterable[tuple[str, tuple[str | float, ...]]]
+) -> list[str]:
+    """The ids whose row changed. Counted between the rows: RETURNING costs as much as the write."""
+    passed: list[str] = []
+
+    def each() -> Iterator[tuple[str | float, ...]]:
+        before = connection.total_changes()
+        for id_, row in rows:
+            yield row
+            after = connection.total_changes()
+            if after > before:
+                passed.append(id_)
+            before = after
+
+    connection.executemany(text, each())
+    return passed
+
+
+def at_least(seconds: float) -> int:
+    """Milliseconds of an end: what was asked for is never cut short.
+
+    Rounded first: 0.1 + 0.2 is a hair more than 0.3, and no reason for another millisecond.
+    """
+    return ceil(round(seconds * 1000, 3))
+
+
+def at_most(seconds: float) -> int:
+    """Milliseconds of `now`: an end that has not come has not passed."""
+    return floor(round(seconds * 1000, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,212 +253,18 @@ OWN: Final = Layout(STORE, own_tables, own_kinds)
 """A store's own file."""
 
 
-def acquire(
-    connection: apsw.Connection,
-    kind: KindTables,
-    asks: Iterable[Ask],
-    lease_for: float,
-    *,
-    now: float,
-    new_token: Callable[[], str],
-) -> dict[str, Grant]:
-    sql, expires_at = kind.make(connection), at_least(now + lease_for)
-    grants: dict[str, Grant] = {}
-    for ask in asks:
-        row = connection.execute(sql.point, (ask.seen, ask.id)).get
-        grant = None if row is None else _denied(record_of(row, ask.seen), ask, now, lease_for)
-        if isinstance(grant, Newer) and row[0] == ask.seen:  # it failed; the copy in full
-            grant = Newer(record_of(connection.execute(sql.point, (None, ask.id)).get, None))
-        if grant is None:
-            grant = Lease(ask.id, new_token(), expires_at / 1000)
-            connection.execute(sql.lease, (ask.id, grant.token, expires_at))
-            _tag(connection, kind.kind, ask, is_new=row is None)
-        grants[ask.id] = grant
-    return grants
-
-
-def _denied(record: Record, ask: Ask, now: float, lease_for: float) -> Grant | None:
-    """E5: only for the copy that was seen; who saw another one gets the one there is."""
-    if record.copy is not None and record.copy.generation != ask.seen:
-        return Newer(record)
-    until = None if ask.take_over else record.held_until
-    if until is not None and not is_lease_over(until, at_most(now) / 1000, lease_for):
-        return Held(until)
-    return Newer(record) if ask.missed(record.failure) else None
-
-
-def _tag(connection: apsw.Connection, kind: str, ask: Ask, *, is_new: bool) -> None:
-    """The tags of the last lease are the tags."""
-    if not is_new:
-        connection.execute(DELETE_TAGS, (kind, ask.id))
-    if ask.tags:
-        connection.executemany(INSERT_TAG, [(tag, kind, ask.id) for tag in ask.tags])
-
-
-def publish(
-    connection: apsw.Connection,
-    kind: KindTables,
-    copies: Mapping[str, tuple[Lease, Copy]],
-    *,
-    now: float,
-) -> set[str]:
-    """Times first, fenced by the lease; then the values of those that passed the fence."""
-    sql, held_at = kind.make(connection), at_most(now)
-    rows = {id_: _published(id_, lease, copy, held_at) for id_, (lease, copy) in copies.items()}
-    passed = _passed(connection, sql.publish, rows.items())
-    kind.write(connection, {id_: copies[id_][1] for id_ in passed})
-    return copies.keys() - passed
-
-
-def _published(id_: str, lease: Lease, copy: Copy, held_at: int) -> tuple[str | float, ...]:
-    terms = copy.policy
-    return (
-        copy.generation,
-        nearest(copy.fetched_at),
-        terms.fresh_for,
-        terms.stale_for,
-        terms.error_for,
-        int(copy.mark),
-        copy.value is None,
-        id_,
-        lease.token,
-        held_at,
-    )
-
-
-def renew(
-    connection: apsw.Connection,
-    kind: KindTables,
-    leases: Sequence[Lease],
-    lease_for: float,
-    *,
-    now: float,
-) -> set[str]:
-    sql, expires_at, held_at = kind.make(connection), at_least(now + lease_for), at_most(now)
-    rows = [(lease.id, (expires_at, lease.id, lease.token, held_at)) for lease in leases]
-    return {lease.id for lease in leases}.difference(_passed(connection, sql.renew, rows))
-
-
-def release(
-    connection: apsw.Connection,
-    kind: KindTables,
-    leases: Sequence[Lease],
-    failures: Mapping[str, Failure],
-) -> None:
-    sql = kind.make(connection)
-    rows = [(lease.id, (lease.id, lease.token)) for lease in leases]
-    ids = _passed(connection, sql.release, rows)
-    failed = [(failures[id_], id_) for id_ in ids if id_ in failures]
-    connection.executemany(
-        sql.fail,
-        [
-            (failure.count, at_least(failure.retry_at), failure.error, id_)
-            for failure, id_ in failed
-        ],
-    )
-    _forget_if_empty(connection, kind, ids)
-
-
-def invalidate(
-    connection: apsw.Connection, kind: KindTables, ids: Sequence[str], *, soft: bool
-) -> None:
-    """One statement voids the lease and marks the copy; a mark never goes down."""
-    if not kind.are_made(connection):
-        return
-    mark = int(Mark.SOFT if soft else Mark.HARD)
-    connection.executemany(kind.sql.invalidate, [(mark, id_) for id_ in ids])
-    kind.invalidate(connection, ids)
-    _forget_if_empty(connection, kind, ids)
-
-
 def invalidate_tag(
     connection: apsw.Connection, layout: Layout, tag: str, *, soft: bool
 ) -> list[tuple[str, str]]:
     rows: list[Row] = connection.execute(SELECT_TAG, (tag,)).fetchall()
     ours = set(layout.kinds(connection))
-    keys: list[tuple[str, str]] = [(kind, id_) for kind, id_ in rows if kind in ours]
-    keys = [key for key in keys if isinstance(key[1], str)]
+    keys = [(kind, id_) for kind, id_ in rows if kind in ours and isinstance(id_, str)]
     for kind, group in groupby(keys, itemgetter(0)):
-        invalidate(connection, layout.tables(kind), [id_ for _, id_ in group], soft=soft)
+        layout.tables(kind).invalidate(connection, [id_ for _, id_ in group], soft=soft)
     return keys
 
 
-def delete(connection: apsw.Connection, kind: KindTables, ids: Sequence[str]) -> None:
-    if not kind.are_made(connection):
-        return
-    connection.executemany(kind.sql.delete_times, [(id_,) for id_ in ids])
-    kind.delete(connection, ids)
-    connection.executemany(DELETE_TAGS, [(kind.kind, id_) for id_ in ids])
-
-
-def _forget_if_empty(connection: apsw.Connection, kind: KindTables, ids: Iterable[str]) -> None:
-    """A row without copy, lease and failure says nothing."""
-    rows = [(id_, (id_,)) for id_ in ids]
-    emptied = _passed(connection, kind.sql.forget_if_empty, rows)
-    connection.executemany(DELETE_TAGS, [(kind.kind, id_) for id_ in emptied])
-
-
-def _passed(
-    connection: apsw.Connection, text: str, rows: Iterable[tuple[str, tuple[str | float, ...]]]
-) -> list[str]:
-    """The ids whose row changed. Counted between the rows: RETURNING costs as much as the write."""
-    passed: list[str] = []
-
-    def each() -> Iterator[tuple[str | float, ...]]:
-        before = connection.total_changes()
-        for id_, row in rows:
-            yield row
-            after = connection.total_changes()
-            if after > before:
-                passed.append(id_)
-            before = after
-
-    connection.executemany(text, each())
-    return passed
-
-
-def nearest(seconds: float) -> int:
-    """Milliseconds of a moment."""
-    return round(seconds * 1000)
-
-
-def at_least(seconds: float) -> int:
-    """Milliseconds of an end: what was asked for is never cut short.
-
-    Rounded first: 0.1 + 0.2 is a hair more than 0.3, and no reason for another millisecond.
-    """
-    return ceil(round(seconds * 1000, 3))
-
-
-def at_most(seconds: float) -> int:
-    """Milliseconds of `now`: an end that has not come has not passed."""
-    return floor(round(seconds * 1000, 3))
-
-
-def list_slice(
-    connection: apsw.Connection,
-    kind: KindTables,
-    start: str,
-    *,
-    search: str,
-    limit: int,
-    size: int,
-) -> tuple[list[Entry], str | None]:
-    """Of the next `size` ids: those that are listed, and where to go on."""
-    sql = kind.sql
-    if not kind.are_made(connection):  # the file was set aside since the kinds were listed
-        return [], None
-    end = connection.execute(sql.stretch, (start, size)).get
-    if end is None:
-        return [], None
-    rows: list[Row] = connection.execute(sql.listed, (start, end, search, limit)).fetchall()
-    found = [Entry(kind.kind, row[12], record_of(row[:12], row[0]), row[13]) for row in rows]
-    return found, following(end)
-
-
-def listed_kinds(
-    names: Iterable[str], kind: str | None, after: After
-) -> list[tuple[str, str | None]]:
+def listed_kinds(names: Iterable[str], kind: str | None, after: After) -> list[tuple[str, str]]:
     """Each kind that a listing goes through, and the first id of it that may be listed."""
     start = ("", "") if after is None else (after[0], following(after[1]))
     return [

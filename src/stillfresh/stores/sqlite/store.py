@@ -189,29 +189,20 @@ class SqliteStore(Store):
         return self._execute(self._tables(kind).sql.many(size), pairs).fetchall()
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        def job(connection: apsw.Connection) -> dict[str, Grant]:
-            return steps.acquire(
-                connection,
-                self._tables(kind),
-                asks,
-                lease_for,
-                now=self._clock(),
-                new_token=self._new_token,
-            )
+        def job(file: apsw.Connection) -> dict[str, Grant]:
+            now, tables = self._clock(), self._tables(kind)
+            return tables.acquire(file, asks, lease_for, now, self._new_token)
 
         return await self.run(job, urgent=False)
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         return await self.run(
-            lambda file: steps.publish(file, self._tables(kind), copies, now=self._clock()),
-            urgent=False,
+            lambda file: self._tables(kind).publish(file, copies, self._clock()), urgent=False
         )
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         return await self.run(
-            lambda file: steps.renew(
-                file, self._tables(kind), leases, lease_for, now=self._clock()
-            ),
+            lambda file: self._tables(kind).renew(file, leases, lease_for, self._clock()),
             urgent=False,
         )
 
@@ -219,18 +210,17 @@ class SqliteStore(Store):
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
         await self.run(
-            lambda file: steps.release(file, self._tables(kind), leases, failures or {}),
-            urgent=False,
+            lambda file: self._tables(kind).release(file, leases, failures or {}), urgent=False
         )
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        await self.run(lambda file: steps.invalidate(file, self._tables(kind), ids, soft=soft))
+        await self.run(lambda file: self._tables(kind).invalidate(file, ids, soft=soft))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         return await self.run(lambda file: steps.invalidate_tag(file, self._layout, tag, soft=soft))
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self.run(lambda file: steps.delete(file, self._tables(kind), ids))
+        await self.run(lambda file: self._tables(kind).delete(file, ids))
 
     async def evict(self, before: float) -> int:
         """In slices, each a job of its own."""
@@ -267,9 +257,14 @@ class SqliteStore(Store):
         """Along the tables' own order, in slices."""
         checked_limit(limit)
         found: list[Entry] = []
-        kinds = await self.run(self._layout.kinds, writes=False)
-        for each, start in steps.listed_kinds(kinds, kind, after):
-            found += await self._listed(each, search, start, limit - len(found))
+        for each, start in steps.listed_kinds(
+            await self.run(self._layout.kinds, writes=False), kind, after
+        ):
+            at, listed = cast("str | None", start), self._tables(each).listed
+            while at is not None and (left := limit - len(found)) > 0:
+                job = partial(listed, start=at, search=search, limit=left, size=STRETCH)
+                some, at = await self.run(job, writes=False)
+                found += some
         return found
 
     async def run(
@@ -277,21 +272,6 @@ class SqliteStore(Store):
     ) -> T:
         """Run a step on the writer's thread, in a transaction that others may share."""
         return await self._opened().run(job, writes=writes, urgent=urgent)
-
-    async def _listed(self, kind: str, search: str, start: str | None, limit: int) -> list[Entry]:
-        found: list[Entry] = []
-        while start is not None and (left := limit - len(found)) > 0:
-            job = partial(
-                steps.list_slice,
-                kind=self._tables(kind),
-                start=start,
-                search=search,
-                limit=left,
-                size=STRETCH,
-            )
-            some, start = await self.run(job, writes=False)
-            found += some
-        return found
 
 
 def _closed(_sql: str, _bindings: Sequence[Any]) -> apsw.Cursor:
