@@ -167,7 +167,7 @@ class TestS12Lock:
             f"3: FLOCK  ADVISORY  WRITE 13 {place} 0 EOF\n"
             f"3: -> FLOCK  ADVISORY  WRITE 14 {place} 0 EOF\n"
         )
-        assert lock_holder(text, lock) == 13
+        assert lock_holder(text, lock) == "process 13"
         assert lock_holder(text.replace("WRITE 13", "WRITE -1"), lock) is None
         assert lock_holder("", lock) is None
 
@@ -616,7 +616,7 @@ class TestS12Stopped:
     async def test_threads_that_wait_for_a_step_are_told_too(self, path: Path) -> None:
         """The feed's writer is the same: a step that can be done without fails at once."""
         readers: list[apsw.Connection] = []
-        writer = Writer(path, STORE, readers.append, 0.1)
+        writer = Writer(path, STORE, readers.append, patience=0.1)
         writer.wait_until_open()
         with stopped_while_writing(path):
             with pytest.raises(StoreError, match="another process"):

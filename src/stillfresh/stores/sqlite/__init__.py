@@ -30,12 +30,12 @@ from stillfresh.stores.sqlite.steps import (
 )
 from stillfresh.stores.sqlite.store import LOOK_EVERY, SLICE, SqliteStore
 from stillfresh.stores.sqlite.view import SqliteView, read_only_copy
-from stillfresh.stores.sqlite.writer import MAX_QUEUED, LoopWriter, Writer
+from stillfresh.stores.sqlite.writer import MAX_QUEUED, Writer
 
 __all__ = ["SqliteStore", "SqliteView", "read_only_copy"]
 # For a file of another design: its format, its tables, its writer, and connections to it.
 __all__ += ["BEGIN_FILE", "OWN", "STORE", "TAGS", "TIMES", "Format", "by_header", "not_ours"]
 __all__ += ["KindTables", "Layout", "Row", "Statements", "own_kinds", "own_tables", "record_of"]
-__all__ += ["LOOK_EVERY", "MAX_QUEUED", "SLICE", "LoopWriter", "Writer", "at_most"]
+__all__ += ["LOOK_EVERY", "MAX_QUEUED", "SLICE", "Writer", "at_most"]
 __all__ += ["CORRUPT", "FAILED", "READ_PATIENCE", "Identity", "abandon", "connect_reader"]
 __all__ += ["connect_viewer", "explained", "identity_of", "locked", "real", "translated"]

@@ -130,7 +130,7 @@ class Patience:
 def connect(path: Path, patience: Patience | None = None) -> apsw.Connection:
     """Whatever may write does; a file on a read-only medium has no log and cannot change."""
     if on_read_only_mount(path) and path.exists() and not log_of(path).exists():
-        return _settled(_immutable(path))
+        return _immutable(path)
     create_private(path)
     return _settled(apsw.Connection(str(path)), patience)
 
@@ -145,7 +145,8 @@ def _settled(connection: apsw.Connection, patience: Patience | None = None) -> a
 def _immutable(path: Path) -> apsw.Connection:
     """Without a log and without locks, since nobody can be writing."""
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    return apsw.Connection(f"file:{quote(str(path.absolute()))}?immutable=1", flags=flags)
+    url = f"file:{quote(str(path.absolute()))}?immutable=1"
+    return _settled(apsw.Connection(url, flags=flags))
 
 
 def connect_viewer(path: Path) -> apsw.Connection:
@@ -161,14 +162,11 @@ def connect_viewer(path: Path) -> apsw.Connection:
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             check_owner(path, connection.pragma("application_id"))
         return _looking(connection)
-    except ConfigError:
-        abandon(connection)
-        raise
-    except apsw.Error as exc:
+    except (ConfigError, apsw.Error) as exc:
         abandon(connection)
         if not isinstance(exc, apsw.CantOpenError | apsw.ReadOnlyError) or log_of(path).exists():
             raise
-        return _looking(_settled(_immutable(path)))
+        return _looking(_immutable(path))
 
 
 def _looking(connection: apsw.Connection) -> apsw.Connection:
@@ -187,7 +185,11 @@ def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
     """Begin an empty file, take one of ours, refuse any other without touching it."""
     is_begun = kind.is_begun(connection, path)
     if not connection.readonly("main"):
-        _prepare(connection, None if is_begun else kind.begin)
+        if not is_begun:  # before there is a log, so that the header itself says whose file it is
+            connection.execute(f"BEGIN IMMEDIATE; {kind.begin}; COMMIT")
+        if connection.pragma("journal_mode") != "wal":
+            connection.pragma("journal_mode", "wal")
+        connection.execute(_PRAGMAS)
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 
@@ -211,15 +213,6 @@ def check_owner(path: Path, *application_ids: int) -> None:
         raise not_ours(path, application)
 
 
-def _prepare(connection: apsw.Connection, begin: str | None) -> None:
-    if begin is not None:
-        # Before there is a log, so that the header itself says whose file it is.
-        connection.execute(f"BEGIN IMMEDIATE; {begin}; COMMIT")
-    if connection.pragma("journal_mode") != "wal":
-        connection.pragma("journal_mode", "wal")
-    connection.execute(_PRAGMAS)
-
-
 def abandon(connection: apsw.Connection) -> None:
     """Close without writing the log back: the file is not ours any more, or not whole."""
     with suppress(apsw.Error):
@@ -235,9 +228,9 @@ def bytes_of(connection: apsw.Connection) -> int:
 
 def explained(path: Path, exc: Exception) -> StoreError:
     """What went wrong with which file, in words that say what to do."""
-    codes = (getattr(exc, name, None) for name in ("extendedresult", "result"))
-    unknown = "is not a SQLite file, or is corrupt" if isinstance(exc, CORRUPT) else repr(exc)
-    reason = next((_REASONS[code] for code in codes if code in _REASONS), unknown)
+    reason = "is not a SQLite file, or is corrupt" if isinstance(exc, CORRUPT) else repr(exc)
+    for code in ("result", "extendedresult"):
+        reason = _REASONS.get(getattr(exc, code, -1), reason)
     return StoreError(f"{path}: {reason}")
 
 

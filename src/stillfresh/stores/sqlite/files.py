@@ -16,9 +16,9 @@ from typing import Final
 
 from stillfresh.errors import ConfigError, StoreError
 
-NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "ceph", "glusterfs", "afs"} | {
-    "fuse.glusterfs"
-}
+NETWORK: Final = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "ceph", "glusterfs", "fuse.glusterfs", "afs"]
+)
 MOUNTINFO: Final = Path("/proc/self/mountinfo")
 LOCKS: Final = Path("/proc/locks")
 LOCK_LIMIT: Final = 5.0
@@ -32,15 +32,12 @@ def network_filesystem(mountinfo: str, path: Path) -> str | None:
     found, length = None, -1
     for line in mountinfo.splitlines():
         mount, _, rest = line.partition(" - ")
-        point = Path(_unescaped(mount.split()[4]))
+        unescaped = re.sub(r"\\([0-7]{3})", lambda it: chr(int(it[1], 8)), mount.split()[4])
+        point = Path(unescaped)
         # Of two mounts on one point the later hides the earlier.
         if path.is_relative_to(point) and len(point.parts) >= length:
             found, length = rest.split()[0], len(point.parts)
     return found if found in NETWORK else None
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
 def check_place(path: Path) -> None:
@@ -106,7 +103,10 @@ def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
     keeps the lock for longer than `limit` seconds.
     """
     lock = Path(f"{path}.lock")
-    _check_lock(lock, path)
+    if lock.is_symlink():  # it makes a file elsewhere
+        raise StoreError(f"{lock}: is a symbolic link, not a lock file of ours; remove it")
+    if lock.exists() and path.exists() and lock.samefile(path):  # closing it drops SQLite's locks
+        raise StoreError(f"{lock}: is a link to the file itself, not a lock file; remove it")
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(lock, flags, PRIVATE)
@@ -120,43 +120,30 @@ def locked(path: Path, limit: float | None = None) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _check_lock(lock: Path, path: Path) -> None:
-    """Refuse a link: it makes a file elsewhere, or drops SQLite's locks when it is closed."""
-    if lock.is_symlink():
-        raise StoreError(f"{lock}: is a symbolic link, not a lock file of ours; remove it")
-    if lock.exists() and path.exists() and lock.samefile(path):
-        raise StoreError(f"{lock}: is a link to the file itself, not a lock file; remove it")
-
-
 def _lock(descriptor: int, lock: Path, limit: float) -> None:
     until = time.monotonic() + limit
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             if time.monotonic() >= until:
-                raise _kept(descriptor, lock, limit) from exc
+                found = lock_holder(
+                    LOCKS.read_text() if LOCKS.exists() else "", os.fstat(descriptor)
+                )
+                raise StoreError(
+                    f"{lock}: {found or 'another process'} has kept this lock for {limit:g} s; "
+                    "is it stopped? It must continue or end before the file can be opened"
+                ) from exc
             time.sleep(random.uniform(0.001, 0.005))  # noqa: S311 (no secret)
-        else:
-            return
 
 
-def _kept(descriptor: int, lock: Path, limit: float) -> StoreError:
-    found = lock_holder(LOCKS.read_text(), os.fstat(descriptor)) if LOCKS.exists() else None
-    holder = "another process" if found is None else f"process {found}"
-    return StoreError(
-        f"{lock}: {holder} has kept this lock for {limit:g} s; is it stopped? "
-        "It must continue or end before the file can be opened"
-    )
-
-
-def lock_holder(locks: str, lock: os.stat_result) -> int | None:
+def lock_holder(locks: str, lock: os.stat_result) -> str | None:
     """The process that has this file locked, by the text of /proc/locks; None if not known."""
     place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
     for line in locks.splitlines():
         match line.split():
             case [_, "FLOCK", _, _, process, found, *_] if found == place:
-                return int(process) if process.isdecimal() and process != "0" else None
+                return f"process {process}" if process.isdecimal() and process != "0" else None
     return None
 
 

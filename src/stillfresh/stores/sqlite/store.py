@@ -3,6 +3,7 @@
 It maps the contract to steps and decides nothing. No work is done before `open`.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,7 +32,7 @@ from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.database import Identity, identity_of
 from stillfresh.stores.sqlite.schema import Row, record_of
-from stillfresh.stores.sqlite.writer import LoopWriter
+from stillfresh.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class SqliteStore(Store):
             )
         self._path = Path(path).absolute()
         self._patience = patience
-        self._writer: LoopWriter | None = None
+        self._writer: Writer | None = None
         self._reader: apsw.Connection | None = None
         self._execute: Callable[[str, Sequence[Any]], apsw.Cursor] = _closed
         self._identity: Identity | None = None
@@ -86,7 +87,8 @@ class SqliteStore(Store):
         if self._writer is not None and self._writer.is_stopping:
             await self.close()
         if self._writer is None:
-            self._writer = LoopWriter(self._path, self._layout.format, self._adopt, self._patience)
+            loop, format_ = asyncio.get_running_loop(), self._layout.format
+            self._writer = Writer(self._path, format_, self._adopt, loop, self._patience)
         writer = self._writer
         try:
             await writer.opened()
@@ -135,7 +137,7 @@ class SqliteStore(Store):
             self._opened().wake()
         return is_replaced
 
-    def _opened(self) -> LoopWriter:
+    def _opened(self) -> Writer:
         if self._writer is None:
             raise NotOpen("this store is closed")
         return self._writer

@@ -1,8 +1,7 @@
 """The one thread that writes: jobs come from other threads and are committed in groups (S4).
 
-`Writer` serves threads, which wait for their jobs; `LoopWriter` an event loop, which never waits
-for the file: it puts a job on the queue and awaits its future. A file that another process keeps
-locked is tried now and then only (S12).
+Threads wait for their jobs. An event loop never waits for the file: it puts a job on the queue and
+awaits its future. A file that another process keeps locked is tried now and then only (S12).
 """
 
 import asyncio
@@ -39,16 +38,22 @@ log = logging.getLogger("stillfresh.sqlite")
 
 
 class Writer:
-    """Lives from its making to `stop`; `adopt` is told of each connection for reading."""
+    """Lives from its making to `stop`; `adopt` is told of each connection for reading.
+
+    For an event loop, which hears of a whole group in one turn; without one, for threads.
+    """
 
     def __init__(
         self,
         path: Path,
         kind: Format,
         adopt: Callable[[apsw.Connection], None],
+        loop: asyncio.AbstractEventLoop | None = None,
         patience: float = PATIENCE,
     ) -> None:
         self._path = path
+        self._loop = loop
+        self._room = asyncio.Semaphore(MAX_QUEUED)
         self._patience = patience
         self._breaker = Breaker()
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
@@ -70,6 +75,10 @@ class Writer:
         """Raises why it could not be opened."""
         self._opened.result()
 
+    async def opened(self) -> None:
+        """As `wait_until_open`; any number may wait, and give up waiting."""
+        await asyncio.shield(asyncio.wrap_future(self._opened))
+
     def submit(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> "Future[T]":
@@ -81,6 +90,19 @@ class Writer:
         except StoreError as exc:
             future.set_exception(exc)
         return future
+
+    async def run(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> T:
+        """As `submit`, on the loop: more than there is room for wait."""
+        await self._room.acquire()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        try:
+            self._put(Work(job, future, writes, urgent))
+        except (NotOpen, StoreError):
+            self._room.release()
+            raise
+        return await future
 
     def _away(self) -> StoreError:
         return StoreError(
@@ -105,6 +127,12 @@ class Writer:
         self._refuse()
         self._thread.join()
 
+    async def stopped(self) -> None:
+        """As `stop`, without holding the loop."""
+        self._refuse()
+        await asyncio.shield(asyncio.wrap_future(self._closed))
+        self._thread.join()
+
     def _put(self, work: Work) -> None:
         """StoreError: the file was locked just now, and another step tries it in a moment."""
         with self._gate:
@@ -122,12 +150,20 @@ class Writer:
                 self._queue.put(None)
 
     def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
-        """False if nobody is left to tell. Here on the writer's own thread."""
-        callback(argument)
+        """False if the loop ended without closing its store."""
+        if self._loop is None:
+            callback(argument)
+            return True
+        try:
+            self._loop.call_soon_threadsafe(callback, argument)
+        except RuntimeError:
+            return False
         return True
 
     def _settle(self, group: list[Work]) -> None:
         for work in group:
+            if self._loop is not None and work.future is not None:
+                self._room.release()
             if work.future is None or work.future.done():
                 continue  # its caller was cancelled
             if work.error is not None:
@@ -204,55 +240,3 @@ class Writer:
         except Empty:
             pass
         return group, False
-
-
-class LoopWriter(Writer):
-    """For the loop that made it: outcomes arrive there, a whole group in one turn."""
-
-    def __init__(
-        self,
-        path: Path,
-        kind: Format,
-        adopt: Callable[[apsw.Connection], None],
-        patience: float = PATIENCE,
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Semaphore(MAX_QUEUED)
-        super().__init__(path, kind, adopt, patience)
-
-    async def opened(self) -> None:
-        """Raises why it could not be opened; any number may wait, and give up waiting."""
-        await asyncio.shield(asyncio.wrap_future(self._opened))
-
-    async def run(
-        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
-    ) -> T:
-        """What is queued is done, whether or not its caller waits for it."""
-        await self._room.acquire()
-        future: asyncio.Future[T] = self._loop.create_future()
-        try:
-            self._put(Work(job, future, writes, urgent))
-        except (NotOpen, StoreError):
-            self._room.release()
-            raise
-        return await future
-
-    async def stopped(self) -> None:
-        """As `stop`, without holding the loop."""
-        self._refuse()
-        await asyncio.shield(asyncio.wrap_future(self._closed))
-        self._thread.join()
-
-    def _tell(self, callback: Callable[[T], None], argument: T) -> bool:
-        """False if the loop ended without closing its store."""
-        try:
-            self._loop.call_soon_threadsafe(callback, argument)
-        except RuntimeError:
-            return False
-        return True
-
-    def _settle(self, group: list[Work]) -> None:
-        for work in group:
-            if work.future is not None:
-                self._room.release()
-        super()._settle(group)

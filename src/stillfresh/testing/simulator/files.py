@@ -14,7 +14,7 @@ import apsw
 
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.stores.sqlite.database import Work
-from stillfresh.stores.sqlite.writer import LoopWriter
+from stillfresh.stores.sqlite.writer import Writer
 from stillfresh.testing.simulator.faults import Blow
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ def inline_files(world: "World") -> Iterator[None]:
 
     with (
         patch("stillfresh.feed.cache.Writer", Inline),
-        patch("stillfresh.stores.sqlite.store.LoopWriter", Inline),
+        patch("stillfresh.stores.sqlite.store.Writer", Inline),
     ):
         yield
 
 
-class InlineWriter(LoopWriter):
-    """Both of the writers there are: for threads, of which there is one, and for the loop."""
+class InlineWriter(Writer):
+    """For threads, of which there is one, and for the loop."""
 
     simulated: "World"
 

@@ -17,7 +17,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine.loader import Tasks, looked_at
 from stillfresh.errors import ConfigError, NotOpen
 from stillfresh.events import Events, Unsubscribe
-from stillfresh.stores.sqlite import LoopWriter, abandon, by_header, translated
+from stillfresh.stores.sqlite import Writer, abandon, by_header, translated
 from stillfresh.waiting.backend import steps
 from stillfresh.waiting.backend.steps import GameView, Happened, Player
 from stillfresh.waiting.model import LIMIT
@@ -33,13 +33,13 @@ class Games:
         self._clock = clock
         self._happened = Events[Happened]()
         self._tasks = Tasks()
-        self._writer: LoopWriter | None = None
+        self._writer: Writer | None = None
         self._reader: apsw.Connection | None = None
 
     async def __aenter__(self) -> Self:
         if self._writer is not None:
             raise ConfigError(f"{self._path}: these games are open already")
-        self._writer = LoopWriter(self._path, FORMAT, self._adopt)
+        self._writer = Writer(self._path, FORMAT, self._adopt, asyncio.get_running_loop())
         try:
             await self._writer.opened()
         except BaseException:
@@ -119,7 +119,7 @@ class Games:
         game: GameView = await asyncio.shield(writing)
         return game
 
-    async def _told(self, writer: LoopWriter, job: Callable[..., Happened]) -> GameView:
+    async def _told(self, writer: Writer, job: Callable[..., Happened]) -> GameView:
         happened = await writer.run(job)
         self._happened.emit(happened)
         return happened.game
