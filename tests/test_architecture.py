@@ -49,7 +49,7 @@ LAYERS = [
 
 PURE = re.compile(
     r"(^|/)(freshness|durations|checks|backoff|flight|queue|rules\w*|lane|model|keys)\.py$"
-    r"|^http/(fields|validation)\.py$"
+    r"|^http/(fields|validation)\.py$|^isr/(clients|routes|sharing)\.py$"
 )
 """Modules that decide and do nothing else."""
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}

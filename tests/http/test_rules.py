@@ -15,7 +15,7 @@ from stillfresh.http.validation import (
     part_asked,
     refreshed,
 )
-from stillfresh.isr.rules_storage import judged
+from stillfresh.isr.sharing import judged
 
 NOW = 1_700_000_000.0
 fields = st.lists(

@@ -7,9 +7,7 @@ import pytest
 
 from stillfresh import ConfigError, StoreError
 from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.collecting import Receive
-from stillfresh.isr.responses import Message, Send
-from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.model import Message, Receive, Scope, Send
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import until

@@ -3,7 +3,7 @@
 import pytest
 
 from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.rules_bounds import UNUSED_FOR, BoundedNames, NamesOf
+from stillfresh.isr.clients import UNUSED_FOR, BoundedNames, NamesOf
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stillfresh.isr import Page, PageCache
-from stillfresh.isr.rules_bounds import STANDS_FOR, Heard, Word
+from stillfresh.isr.clients import STANDS_FOR, Heard, Word
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns
 from tests.kit.isr import Site, as_it_says

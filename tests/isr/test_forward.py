@@ -7,7 +7,7 @@ import pytest
 
 from stillfresh.errors import ConfigError
 from stillfresh.isr import IsrMiddleware, PageCache, Route
-from stillfresh.isr.collecting import App
+from stillfresh.isr.model import App
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
 from tests.kit.isr import Site, Visitor, as_it_says

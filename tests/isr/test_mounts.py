@@ -7,9 +7,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.collecting import App, Receive
-from stillfresh.isr.responses import Send
-from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.model import App, Receive, Scope, Send
 from tests.kit.isr import Site, Visitor
 
 

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from stillfresh.isr import PageCache
-from stillfresh.isr.collecting import Receive
+from stillfresh.isr.model import Receive, Scope, Send
 from stillfresh.isr.pages import UNSHARED_FOR
-from stillfresh.isr.responses import Send
-from stillfresh.isr.rules_routes import Scope
 from stillfresh.isr.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until

@@ -11,11 +11,8 @@ from starlette.routing import Route as At
 
 from stillfresh.http.fields import Raw, end_to_end
 from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.collecting import App, Receive
-from stillfresh.isr.responses import Message, Send
-from stillfresh.isr.rules_keys import normalised
-from stillfresh.isr.rules_routes import Scope
-from stillfresh.isr.rules_storage import private
+from stillfresh.isr.model import App, Message, Receive, Scope, Send
+from stillfresh.isr.sharing import normalised, private
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
 from tests.kit.isr import Site, Visitor, as_it_says, in_front

@@ -10,18 +10,17 @@ from stillfresh import ConfigError
 from stillfresh.http.fields import end_to_end
 from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import Headers, Page, Route
-from stillfresh.isr.rules_keys import (
+from stillfresh.isr.clients import canonical_host, is_allowed
+from stillfresh.isr.routes import Routes, Site, canonical_path, canonical_query, canonical_url
+from stillfresh.isr.sharing import (
     ENCODINGS,
-    canonical_host,
-    canonical_path,
-    canonical_query,
-    canonical_url,
-    is_allowed,
+    Shared,
+    Unshared,
+    is_answer_to,
+    judged,
     normalised,
-    variant,
+    selected,
 )
-from stillfresh.isr.rules_routes import Routes, Site
-from stillfresh.isr.rules_storage import Shared, Unshared, is_answer_to, judged
 
 NOW = 1_700_000_000.0
 OWN = PageTerms(60, 100, 100)
@@ -241,8 +240,8 @@ class TestI13Keys:
 
     def test_who_varies_by_a_cookie_is_shared_among_those_without(self) -> None:
         """A cookie is somebody's."""
-        assert variant(["cookie", "accept"], raw("accept: a")) == {"accept": "a"}
-        assert variant(["cookie"], raw("cookie: a=b")) is None
+        assert selected(["cookie", "accept"], raw("accept: a")) == {"accept": "a"}
+        assert selected(["cookie"], raw("cookie: a=b")) is None
 
 
 class TestI12Routes:

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from stillfresh.isr import IsrMiddleware, PageCache
-from stillfresh.isr.collecting import App, Receive
-from stillfresh.isr.responses import Message, Send
-from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.model import App, Message, Receive, Scope, Send
 from stillfresh.isr.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.engine import until

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stillfresh.isr import PageCache, Route
-from stillfresh.isr.collecting import App
+from stillfresh.isr.model import App
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, as_it_says
 

@@ -17,7 +17,7 @@ from stillfresh.coordinator import Kind
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.isr import Page, PageCache
 from stillfresh.isr.model import Head, Stored
-from stillfresh.isr.storing import PageCodec
+from stillfresh.isr.stored import PageCodec
 from stillfresh.stores.contract import Costs, StoreStats
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock

@@ -33,6 +33,11 @@ def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     return [value for field, value in headers if field == name]
 
 
+def with_field(headers: Iterable[tuple[bytes, bytes]], name: bytes, value: bytes) -> Raw:
+    """With one line of this field, in the place of what it said."""
+    return (*(it for it in headers if it[0] != name), (name, value))
+
+
 def members(lines: Iterable[bytes]) -> list[bytes]:
     """RFC 9110 §5.6.1: the members of a list over all its lines; commas in quotes do not part."""
     found = (part.strip() for line in lines for part in MEMBER.findall(line))

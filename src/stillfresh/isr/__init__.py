@@ -3,8 +3,8 @@
 from stillfresh.isr.asgi import MAX_BODY, IsrMiddleware
 from stillfresh.isr.model import Headers, Page, ServedPage
 from stillfresh.isr.pages import KIND, PageCache
-from stillfresh.isr.rules_routes import Route
-from stillfresh.isr.storing import page_in
+from stillfresh.isr.routes import Route
+from stillfresh.isr.stored import page_in
 from stillfresh.stores.dynamodb import FaceTheoryCacheLease, FaceTheoryCacheMetadata
 
 __all__ = [

@@ -1,7 +1,7 @@
 """IsrMiddleware: a page cache in front of any ASGI app (I12-I16).
 
-Decides nothing: `rules_routes` says which requests it is for, `visits` finds the page, `responses`
-sends it. A hit that `hot` has at hand is a lookup and two sends, written out here.
+Decides nothing: `routes` says which requests it is for, `visits` finds the page, `stored` sends it.
+A hit that `hot` has at hand is a lookup and two sends, written out here.
 """
 
 import logging
@@ -9,21 +9,29 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
-from stillfresh.http.fields import Raw, values
+from stillfresh.http.fields import Raw, values, with_field
 from stillfresh.http.freshness import cache_status
-from stillfresh.isr.answering import FoundPage, Passed, Served, Unavailable
 from stillfresh.isr.changes import Changes
-from stillfresh.isr.collecting import App, AppAnswer, Receive
+from stillfresh.isr.clients import BoundedNames, Forward
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
-from stillfresh.isr.model import PageKey, Reason
-from stillfresh.isr.pages import RETRY_AFTER, Busy, Full, PageCache
-from stillfresh.isr.rendering import Renderer
-from stillfresh.isr.responses import Message, Send, send_page, send_stored, told, told_outdated
-from stillfresh.isr.rules_bounds import BoundedNames
-from stillfresh.isr.rules_forward import CREDENTIALS, Forward
-from stillfresh.isr.rules_routes import RequestedUrl, RoutesLike, Scope, Site, Visit
-from stillfresh.isr.rules_storage import Unshared, too_busy
-from stillfresh.isr.visits import PageAddress, Visits
+from stillfresh.isr.model import (
+    App,
+    FoundPage,
+    Message,
+    PageKey,
+    Passed,
+    Reason,
+    Receive,
+    Scope,
+    Send,
+    Unavailable,
+)
+from stillfresh.isr.pages import Full, PageCache
+from stillfresh.isr.render import AppAnswer, Renderer
+from stillfresh.isr.routes import RoutesLike, Site, Visit
+from stillfresh.isr.sharing import CREDENTIALS, Unshared
+from stillfresh.isr.stored import send_page, send_stored, told
+from stillfresh.isr.visits import PageAddress, Served, Visits
 
 SHARED: Final = ("asgi", "path_params", "server", "app")
 """Of a request's scope, what says nothing about who asks; a mount's parameters are in its path."""
@@ -58,7 +66,7 @@ class IsrMiddleware:
         self._site = Site(routes, hosts, forward, credentials)
         named = self._site.credentials
         self._plain, self._on_conditions = PLAIN | named, ON_CONDITIONS | named
-        self._renderer = Renderer(app, pages.clock, max_body=max_body, keep_for=pages.keep_for)
+        self._renderer = Renderer(app, pages.clock, max_body=max_body)
         limits = {"max_variants": max_variants, "max_queries": max_queries}
         self._visits = Visits(pages, self._renderer, credentials=named, **limits)
         self._changes = Changes(pages)
@@ -126,10 +134,9 @@ class IsrMiddleware:
                 await send_page(send, page, what, is_head=visit.is_head)
             case FoundPage() as found:
                 self._hot.remember(scope, visit, found)
-                tells = told_outdated if found.is_outdated else told
-                fields = tells(found.stored, found.age, found.what)
-                asked, is_head = visit.headers, visit.is_head
-                await send_stored(send, found.stored, fields, asked, is_head=is_head)
+                stored, is_head = found.stored, visit.is_head
+                fields = told(stored, found.age, found.what, is_outdated=found.is_outdated)
+                await send_stored(send, stored, fields, visit.headers, is_head=is_head)
 
     async def _found(self, visit: Visit, scope: Scope) -> Served:
         if visit.url in self._changes.pending:
@@ -140,8 +147,6 @@ class IsrMiddleware:
             return Passed(Reason.FULL)
         except (StoreError, NotOpen):
             return Passed(Reason.STORE)  # I10: the site works without its cache
-        except Busy:
-            return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
 
     def _has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
         return self._has_room(address[0], now) and self._visits.has_places(address, keys, now)
@@ -153,8 +158,7 @@ class IsrMiddleware:
         """What the app answers one visitor says whether the next answer is for all."""
 
         def what(status: int, headers: Raw) -> str:
-            judgement = self._visits.judge(visit, status, headers)
-            self._visits.hear(visit, judgement)
+            judgement = self._visits.hear(visit, status, headers)
             reason = passed.reason
             if passed.is_by_answer and isinstance(judgement, Unshared):
                 reason = judgement.reason
@@ -170,7 +174,7 @@ class IsrMiddleware:
 
         async def told(message: Message) -> None:
             is_done = message["type"] == "http.response.start" and 200 <= message["status"] < 400
-            if is_done and isinstance(place, RequestedUrl):
+            if is_done and isinstance(place, Visit):
                 await self._changes.invalidate(place.url)
             await send(message)
 
@@ -228,9 +232,8 @@ def _marked(send: Send, what: Callable[[int, Raw], str]) -> Send:
         if message["type"] == "http.response.start":
             headers = tuple(message.get("headers", ()))
             before = values(headers, b"cache-status")
-            kept = [it for it in headers if it[0] != b"cache-status"]
-            status = (b"cache-status", cache_status(before, what(message["status"], headers)))
-            message = {**message, "headers": [*kept, status]}
+            status = cache_status(before, what(message["status"], headers))
+            message = {**message, "headers": with_field(headers, b"cache-status", status)}
         await send(message)
 
     return marked

@@ -1,18 +1,17 @@
 """The side of the proxy that faces the clients (I12, I13): what they may say, and what breaks.
 
-Every request goes through here before the cache sees it; `rules_forward` decides.
+Every request goes through here before the cache sees it; `clients` decides.
 """
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from stillfresh.http.fields import Raw, members, values
-from stillfresh.isr import rules_forward as rules
-from stillfresh.isr.collecting import App, Receive
-from stillfresh.isr.responses import Message, Send, send_whole, sized
-from stillfresh.isr.rules_forward import Networks, checked_networks, is_host
-from stillfresh.isr.rules_routes import EDGE, Scope
+from stillfresh.http.fields import Raw, end_to_end, members, values, with_field
+from stillfresh.isr import clients
+from stillfresh.isr.clients import Networks, checked_networks, is_host
+from stillfresh.isr.model import App, Message, Receive, Scope, Send
+from stillfresh.isr.routes import EDGE
+from stillfresh.isr.stored import send_whole, sized
 
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""
@@ -33,24 +32,23 @@ class Edge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif (fault := rules.host_fault(scope["headers"], scope["http_version"])) is not None:
-            await refuse(send, 400, fault)
-        elif (unknown := rules.coding_fault(scope["headers"])) is not None:
-            await refuse(send, 501, unknown, is_last=True)
-        elif scope["method"] in {"OPTIONS", "TRACE"}:
-            await self._limited(scope, receive, send)
-        else:
-            await self._pass(scope, receive, send)
-
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """RFC 9110 §7.6.2: so many more may pass it on; who may not is who was meant."""
-        left = rules.forwards_left(scope["headers"])
-        if left == 0:
-            await _answer(scope, send)
             return
-        if left is not None:
-            scope = {**scope, "headers": rules.with_forwards(scope["headers"], left - 1)}
-        await self._pass(scope, receive, send)
+        headers: Raw = tuple(scope["headers"])
+        codings = [it.lower() for it in members(values(headers, b"transfer-encoding"))]
+        left = None
+        if scope["method"] in {"OPTIONS", "TRACE"}:
+            left = clients.forwards_left(headers)
+        if (fault := clients.host_fault(headers, scope["http_version"])) is not None:
+            await refuse(send, 400, fault)
+        elif codings not in ([], [b"chunked"]):  # RFC 9112 §6.1
+            text = b"This transfer coding is not known here.\n"
+            await refuse(send, 501, text, is_last=True)
+        elif left == 0:
+            await _reflect(scope, send)
+        else:
+            if left is not None:
+                headers = with_field(headers, b"max-forwards", b"%d" % (left - 1))
+            await self._pass(self._believed(scope, headers), receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -61,53 +59,44 @@ class Edge:
             await send(message)
 
         try:
-            await self._app(self._believed(scope), receive, told)
+            await self._app(scope, receive, told)
         except ConnectionError as exc:  # once begun, an answer that just ends is seen to be cut
             logger.warning("%s", exc)
             if not started:
                 await refuse(send, 502, b"The site broke off its answer.\n")
 
-    def _believed(self, scope: Scope) -> Mapping[str, Any]:
-        """I13: of the scheme, the host and the address, what we see, or what one we trust says."""
+    def _believed(self, scope: Scope, headers: Raw) -> Scope:
+        """I13: of the scheme, the host and the address, what we see, or what one we trust says.
+
+        RFC 9110 §7.6.1: what the client says to us alone stays here, but how its body comes.
+        """
         peer = scope["client"][0] if scope.get("client") else None
-        is_ours = rules.is_trusted(peer, self._trusted)
-        headers: Raw = rules.believed(rules.own_fields(tuple(scope["headers"])), is_trusted=is_ours)
-        host, scheme = self._host, scope["scheme"]
+        is_ours = clients.is_trusted(peer, self._trusted)
+        framing = (it for it in headers if it[0] == b"transfer-encoding")
+        headers = clients.believed((*end_to_end(headers), *framing), is_trusted=is_ours)
+        host, scheme = self._host or next(iter(values(headers, b"host")), None), scope["scheme"]
         if is_ours:
-            scheme = _scheme(headers) or scheme
-            host = host or _host(headers)
-        if host is None and (hosts := values(headers, b"host")):
-            host = rules.plain_host(hosts[0])
+            said = (clients.forwarded(headers, b"proto") or b"").lower()
+            scheme = said.decode("ascii") if said in {b"http", b"https"} else scheme
+            named = clients.forwarded(headers, b"host")
+            host = named if self._host is None and named and is_host(named) else host
         if host is not None:
-            headers = ((b"host", host), *(it for it in headers if it[0] != b"host"))
+            plain = host if self._host is not None else clients.plain_host(host)
+            headers = with_field(headers, b"host", plain)
         if peer is not None:
-            headers = _from(headers, peer)
+            chain = [*members(values(headers, b"x-forwarded-for")), peer.encode("ascii")]
+            headers = with_field(headers, b"x-forwarded-for", b", ".join(chain))
         return {**scope, "headers": headers, "scheme": scheme, EDGE: True}
 
 
-def _scheme(headers: Raw) -> str | None:
-    said = (rules.forwarded(headers, b"proto") or b"").lower()
-    return said.decode("ascii") if said in {b"http", b"https"} else None
-
-
-def _host(headers: Raw) -> bytes | None:
-    said = rules.forwarded(headers, b"host")
-    return rules.plain_host(said) if said is not None and is_host(said) else None
-
-
-def _from(headers: Raw, peer: str) -> Raw:
-    name = b"x-forwarded-for"
-    chain = [*members(values(headers, name)), peer.encode("ascii")]
-    return (*(it for it in headers if it[0] != name), (name, b", ".join(chain)))
-
-
-async def _answer(scope: Scope, send: Send) -> None:
+async def _reflect(scope: Scope, send: Send) -> None:
+    """RFC 9110 §7.6.2: nobody may pass it on, so that it was meant for us."""
     if scope["method"] == "OPTIONS":
         await refuse(send, 200, b"")
         return
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
-    await refuse(send, 200, rules.reflected(target, scope["headers"]), kind=b"message/http")
+    await refuse(send, 200, clients.reflected(target, scope["headers"]), kind=b"message/http")
 
 
 async def refuse(

@@ -10,12 +10,11 @@ from typing import Any, Final, TypeAlias, cast
 from stillfresh.engine import MemoryEntry
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
-from stillfresh.isr.answering import FoundPage
-from stillfresh.isr.model import PageKey, Stored
+from stillfresh.isr.model import FoundPage, PageKey, Scope, Stored
 from stillfresh.isr.pages import PageCache
-from stillfresh.isr.responses import ReadyPage, ready, told
-from stillfresh.isr.rules_routes import Scope, Visit
-from stillfresh.isr.rules_storage import age_at, hit_text, ttl_at
+from stillfresh.isr.routes import Visit
+from stillfresh.isr.sharing import age_at, ttl_at
+from stillfresh.isr.stored import ReadyPage, hit_text, ready, told
 from stillfresh.isr.visits import PageAddress
 
 MOST_HOT: Final = 512
@@ -88,10 +87,8 @@ class HotPages:
         answer = hot.steps[-1][1].answer
         if not self._has_places(hot.address, [key for key, _, _ in hot.steps], now):
             return False
-        stored, made = answer.value, ready(answer.value)
-        age = age_at(stored, answer.fetched_at, now)
-        ttl = ttl_at(stored, answer.fetched_at, now, Verdict.FRESH)
-        made.said = told(stored, age, hit_text(ttl))
+        made, age, ttl = ready(answer.value), age_at(answer, now), ttl_at(answer, now)
+        made.said = told(answer.value, age, hit_text(ttl))
         made.begins, made.ends = now, now + min(1.0 - age % 1.0, ttl % 1.0)
         return True
 

@@ -1,12 +1,12 @@
-"""What goes in and out: a `Page`, its headers, what is stored of it, its key, why it is not cached.
+"""What goes in and out: a `Page`, what is stored of it, its key, what a visit is served, and why.
 
-Pure data.
+Pure data, and the names of ASGI's types.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -14,7 +14,12 @@ from stillfresh.engine import Answer, Private
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import BAD, NAME, Raw
-from stillfresh.http.freshness import PageTerms
+
+Scope: TypeAlias = Mapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Reason(StrEnum):
@@ -220,19 +225,12 @@ class Stored:
     def __len__(self) -> int:
         return len(self.body)
 
-    @property
-    def terms(self) -> PageTerms:
-        return PageTerms(self.head.fresh_for, self.head.stale_for, self.head.error_for)
-
 
 class Rendered(Struct, frozen=True):
     """What came of a render."""
 
-    page: Stored
-    is_whole: bool = True
-    """False: given up as soon as it was known not to be shared."""
-    keep_for: float = 0.0
-    """Kept so long past its freshness, though not served: to be validated, or if asked for."""
+    page: Stored | None
+    """None: given up as soon as it was known not to be shared."""
     reason: Reason | None = None
     """Why it is for the caller that asked, and nobody else; None: it is shared."""
 
@@ -258,22 +256,46 @@ class PageKey(Struct, frozen=True, eq=False):
         return self.id
 
 
-@dataclass(frozen=True, slots=True)
-class PageLoad:
-    """A page, and the render that one caller brings for it."""
-
-    key: PageKey
-    render: Render
-    is_open: bool = False
-    """Only its answers say whether it is to be shared: that it is not is not stored."""
+ReadOutcome: TypeAlias = Answer[Stored] | Private[Rendered] | LoadFailed
 
 
-@dataclass(frozen=True, slots=True)
-class PageRead:
+class PageRead(NamedTuple):
     """What one caller's read of a page came to."""
 
-    outcome: Answer[Stored] | Private[Rendered] | LoadFailed
+    outcome: ReadOutcome
     is_own: bool = False
     """The caller's own render gave it."""
     had_old: bool = False
     """There was an older copy when that began."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPage:
+    """A stored page, and what to say of it."""
+
+    keys: tuple[PageKey, ...]
+    """Its own, last; before it the one under which another variant was found."""
+    stored: Stored
+    age: float
+    what: str
+    is_outdated: bool = False
+    """Stale though younger than it was to become."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Nothing to serve but this page."""
+
+    page: Page
+    what: str
+    reason: Reason | None = None
+    """Why it passed uncached; None: it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The app has to answer this request itself."""
+
+    reason: Reason
+    is_by_answer: bool = False
+    """The last answer was not to be shared; this one says why, if it is not either."""

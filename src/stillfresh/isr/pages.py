@@ -16,6 +16,7 @@ from msgspec import structs
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import (
+    HITS,
     Answer,
     Cache,
     CacheStats,
@@ -29,22 +30,23 @@ from stillfresh.engine import (
 from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.http.freshness import PageTerms
-from stillfresh.isr import rules_storage as storage
+from stillfresh.http.freshness import PageTerms, Wish
+from stillfresh.isr.clients import BoundedNames
 from stillfresh.isr.model import (
     Page,
     PageFailed,
     PageKey,
-    PageLoad,
     PageRead,
+    ReadOutcome,
     Reason,
+    Render,
     Rendered,
     ServedPage,
     Stored,
 )
-from stillfresh.isr.rules_bounds import BoundedNames
-from stillfresh.isr.rules_keys import checked_path, own_tag, own_tags, plain_path, reached
-from stillfresh.isr.storing import PageCodec, bounded, shaped
+from stillfresh.isr.routes import checked_path, own_tag, plain_path, reached
+from stillfresh.isr.sharing import is_failure, judged, may_serve, suits
+from stillfresh.isr.stored import PageCodec, PageStore, made_of, opened, refused, too_busy
 from stillfresh.stores import MemoryStore, for_tenant, store_for
 from stillfresh.stores.contract import Store
 
@@ -99,9 +101,7 @@ class PageCache:
         self._absent_for = seconds(absent_for, name="absent_for")
         self._errors = BoundedNames(MAX_ERROR_PAGES)
         self._bypassed = dict.fromkeys(map(str, Reason), 0)
-        self.keep_for = max(self._stale_for, self._error_for)
         is_private = isinstance(store, str) and store.startswith("memory:")
-        most = self.store_timeout, seconds(lease_for, name="lease_for", positive=True)
         terms = terms_of(KIND, 0, stale_for, error_for, UNSHARED_FOR)
         spec: Spec[PageKey, Stored] = Spec(
             KIND,
@@ -118,8 +118,9 @@ class PageCache:
             by_id=False,
         )
         named = for_tenant(store_for(store, clock), tenant)
-        own = MemoryStore(clock=clock, max_copies=spec.max_entries)
-        chosen = own if is_private else bounded(shaped(named, terms.policy), *most)
+        chosen: Store = PageStore(named, terms.policy, self.store_timeout, spec.lease_for)
+        if is_private:
+            chosen = MemoryStore(clock=clock, max_copies=spec.max_entries)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         self.core: Core[PageKey, Stored] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private
@@ -133,27 +134,27 @@ class PageCache:
 
         async def rendering(_: Stored | None) -> Rendered:
             fetched_at, page = self.clock(), await _page(render)
-            judgement = storage.judged(page.status, page.headers.raw, fetched_at, own)
-            return storage.made_of(
-                page, judgement, fetched_at, {}, is_own=True, keep_for=self.keep_for
-            )
+            judgement = judged(page.status, page.headers.raw, fetched_at, own)
+            return made_of(page, judgement, fetched_at, {}, is_own=True)
 
         key = self.key(checked_path(path), plain_path(path), tags)
         try:
-            read = await self.ask(PageLoad(key, rendering), takes=lambda _: True)
+            read = await self.ask(key, rendering, Wish(), anew=False, is_noted=True)
         except Busy:
-            return _unstored(storage.too_busy(RETRY_AFTER))
+            return _unstored(too_busy(RETRY_AFTER))
         except StoreError:
             return _unstored(await _page(render))
-        match read.outcome:
-            case LoadFailed() as error:
-                return self._failed(error, is_own=read.is_own)
-            case Private(made):
-                return _unstored(storage.opened(made.page))
-            case answer if answer.found:
-                return self._served(answer, is_own=read.is_own)
-            case _:
-                return _unstored(storage.opened((await rendering(None)).page))
+        match read:
+            case PageRead(LoadFailed() as error, is_own):
+                return _unstored(self.error_page(error, is_own=is_own), error)
+            case PageRead(Answer() as answer) if answer.found:
+                page, etag = opened(answer.value), answer.value.head.etag
+                told = etag.decode() if etag else page.headers.get("etag")
+                why, age = answer.error, answer.age
+                return ServedPage(page, verdict=answer.verdict, age=age, etag=told, error=why)
+            case PageRead(Private(Rendered(Stored() as stored))):
+                return _unstored(opened(stored))
+        return _unstored(await _page(render))
 
     def terms(self, revalidate: Duration) -> PageTerms:
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
@@ -161,43 +162,39 @@ class PageCache:
 
     def key(self, id_: str, path: str, tags: Iterable[str], *, of: str | None = None) -> PageKey:
         """`of`: the key that this one is a variant of."""
-        own = [] if of is None else [f"key:{of}"]
-        named = (f"path:{path}", *own, *own_tags(tags))
-        return PageKey(checked_id(KIND, id_), named)
+        named = [f"path:{path}"] if of is None else [f"path:{path}", f"key:{of}"]
+        given = [tags] if isinstance(tags, str) else tags
+        return PageKey(checked_id(KIND, id_), (*named, *map(own_tag, given)))
 
     async def ask(
-        self,
-        load: PageLoad,
-        *,
-        anew: bool = False,
-        takes: Callable[[object], bool],
+        self, key: PageKey, render: Render, wish: Wish, *, anew: bool, is_noted: bool
     ) -> PageRead:
         """I8: a caller whose render is not used waits at most `wait`; `anew`: not from here.
 
-        `takes` is told what came first; if that is not good enough, the page is loaded anew, by
-        the refresh that was begun behind it, if one was.
+        A copy that is not what the caller wishes is loaded anew, by the refresh that was begun
+        behind it, if one was. `is_noted`: the store keeps that a page is not to be shared.
         """
-        key, is_own, had_old = load.key, False, False
+        is_own, had_old = False, False
         made: Loaded[Stored] | Private[Rendered] | None = None
         known = None if anew else self.known(key)
-        if known is not None and takes(known):
+        if known is not None and self._takes(known, wish):
             return PageRead(known)
         if self.core.is_full(key) and (await self.core.look(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
 
-        async def render() -> Loaded[Stored] | Private[Rendered]:
+        async def load() -> Loaded[Stored] | Private[Rendered]:
             nonlocal is_own, had_old, made
             old = self.old(key)
             is_own, had_old = True, old is not None
-            made = self._loaded(load, await load.render(old))
+            made = self._loaded(key, await render(old), is_noted=is_noted)
             return made
 
-        async def read() -> Answer[Stored] | Private[Rendered] | LoadFailed:
+        async def read() -> ReadOutcome:
             if known is None:
-                outcome = await self.core.read(key, render, anew=anew)
-                if takes(outcome) or anew:
+                outcome = await self.core.read(key, load, anew=anew)
+                if anew or self._takes(outcome, wish):
                     return outcome
-            outcome = await self.core.read(key, render, anew=True)
+            outcome = await self.core.read(key, load, anew=True)
             return made if isinstance(made, Private) else outcome
 
         asking = asyncio.ensure_future(read())
@@ -206,10 +203,21 @@ class PageCache:
             await asyncio.wait([asking, resting], return_when=asyncio.FIRST_COMPLETED)
             if not asking.done() and not is_own:
                 raise Busy(f"{key!r}: not rendered by another within {self._wait:g} s")
-            return PageRead(await asking, is_own, had_old)
+            return PageRead(self._judged(await asking), is_own, had_old)
         finally:
             resting.cancel()
             asking.cancel()
+
+    def _judged(self, outcome: ReadOutcome) -> ReadOutcome:
+        """A failure, where what is left of before may not be served."""
+        if not isinstance(outcome, Answer) or not outcome.found or outcome.error is None:
+            return outcome
+        return outcome if may_serve(outcome, self.clock()) else outcome.error
+
+    def _takes(self, outcome: ReadOutcome, wish: Wish) -> bool:
+        if not isinstance(outcome, Answer) or not outcome.found or outcome.error is not None:
+            return True
+        return outcome.origin not in HITS or suits(outcome, wish, self.clock())
 
     def known(self, key: PageKey) -> Answer[Stored] | None:
         """What can be answered on the spot."""
@@ -247,11 +255,9 @@ class PageCache:
 
     def forget(self, id_: str) -> None:
         """What memory has of this URL, in every variant, and what is under way for it."""
-        self.core.overtake([PageKey(id_)])
-        self.core.overtake(self.core.tagged(f"key:{id_}"))
+        self.core.overtake([PageKey(id_), *self.core.tagged(f"key:{id_}")])
 
     async def explain(self, key: str) -> Explanation:
-        """Why this page, why now, who renders it, when."""
         return await self.core.explain(PageKey(key))
 
     def bypassed(self) -> dict[str, int]:
@@ -283,41 +289,31 @@ class PageCache:
         entry = self.core.memory.entries.get(key)
         return entry.answer.value if entry is not None and entry.answer.found else None
 
-    def _loaded(self, load: PageLoad, made: Rendered) -> Loaded[Stored] | Private[Rendered]:
+    def _loaded(
+        self, key: PageKey, made: Rendered, *, is_noted: bool
+    ) -> Loaded[Stored] | Private[Rendered]:
         """What may not be shared is for the caller whose render it is."""
-        page, head = made.page, made.page.head
-        if storage.is_failure(head.status):
-            raise storage.refused(page)
-        if made.reason is not None:
-            return Private(made, is_noted=not load.is_open)
-        if head.status >= 400 and not self._errors.has(load.key.id, self.clock()):
+        page = made.page
+        if page is not None and is_failure(page.head.status):
+            raise refused(page)
+        if page is None or made.reason is not None:
+            return Private(made, is_noted=is_noted)
+        head = page.head
+        if head.status >= 400 and not self._errors.has(key.id, self.clock()):
             return Private(structs.replace(made, reason=Reason.FULL), is_noted=False)
-        error_for = max(head.error_for, made.keep_for)
-        terms = {"stale_for": head.stale_for, "error_for": error_for}
+        # Past its terms it is not served, but kept: to be validated, or if asked for.
+        kept_for = 0.0 if head.status >= 400 else max(self._stale_for, self._error_for)
+        terms = {"stale_for": head.stale_for, "error_for": max(head.error_for, kept_for)}
         return Loaded(page, fresh_for=head.fresh_for, **terms)
 
-    def _served(self, answer: Answer[Stored], *, is_own: bool) -> ServedPage:
-        stored = answer.value
-        made = stored, answer.fetched_at, self.clock(), answer.verdict
-        if answer.error is not None and not storage.may_serve(*made):
-            return self._failed(answer.error, is_own=is_own)
-        page, etag = storage.opened(stored), stored.head.etag
-        return ServedPage(
-            page,
-            verdict=answer.verdict,
-            age=answer.age,
-            etag=etag.decode() if etag else page.headers.get("etag"),
-            error=answer.error,
-        )
-
-    def _failed(self, error: LoadFailed, *, is_own: bool) -> ServedPage:
+    def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
         """I8: the error itself, never stored; within a cooldown, when to come again."""
         if isinstance(cause := error.__cause__, PageFailed):
-            return _unstored(cause.own if is_own else cause.page, error)
+            return cause.own if is_own else cause.page
         if isinstance(cause, Exception):
             raise cause
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self.clock()
-        return _unstored(storage.too_busy(pause), error)
+        return too_busy(pause)
 
 
 async def _nobody(keys: list[PageKey]) -> dict[PageKey, Loaded[Stored]]:

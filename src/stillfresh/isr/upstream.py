@@ -16,11 +16,10 @@ from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
-from stillfresh.isr.collecting import Receive
+from stillfresh.isr.clients import has_body
 from stillfresh.isr.edge import refuse
-from stillfresh.isr.rendering import LOAD
-from stillfresh.isr.responses import Send
-from stillfresh.isr.rules_routes import Scope
+from stillfresh.isr.model import Receive, Scope, Send
+from stillfresh.isr.render import LOAD
 from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection
 
 CONNECTIONS: Final = 100
@@ -152,7 +151,7 @@ class Upstream:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visitor = Visitor(receive, self._timeout, has_body=_has_body(scope))
+        visitor = Visitor(receive, self._timeout, has_body=has_body(scope["headers"]))
         try:
             await self._exchange(scope, visitor, send)
         except Left:
@@ -275,13 +274,6 @@ async def _answer(
             if not isinstance(exc, SiteBroken) or is_last or connection.is_new or not is_safe:
                 raise
     raise AssertionError("the second try returns or raises")
-
-
-def _has_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in scope["headers"]
-    )
 
 
 def _framing(scope: Scope) -> list[tuple[bytes, bytes]]:

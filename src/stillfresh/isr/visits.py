@@ -1,38 +1,55 @@
-"""From a visit to the page that it is served (I8, I13, I14, I24): the driver of the HTTP rules."""
+"""From a visit to the page that it is served (I8, I13, I14, I24): the driver of the HTTP rules.
 
-from collections.abc import Mapping, Sequence
+What the app says to one visitor is heard as well: it tells whether the next answer is for all.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
-from stillfresh.engine import Answer
+from stillfresh.engine import Answer, Origin, Private
+from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.isr.answering import (
-    KNOWN_KEYS,
-    Answering,
+from stillfresh.http.fields import Raw
+from stillfresh.http.freshness import PageTerms
+from stillfresh.isr import sharing
+from stillfresh.isr.clients import Heard, NamesOf, Word, unfit_to_fill
+from stillfresh.isr.model import (
     FoundPage,
+    PageFailed,
+    PageKey,
     Passed,
-    Served,
+    Reason,
+    Render,
+    Rendered,
+    Scope,
+    Stored,
     Unavailable,
-    gateway_timeout,
 )
-from stillfresh.isr.collecting import Handover
-from stillfresh.isr.model import PageKey, PageLoad, Reason, Rendered, Stored
-from stillfresh.isr.pages import PageCache
-from stillfresh.isr.rendering import Renderer, by_key, by_request, given_to
-from stillfresh.isr.rules_bounds import NamesOf, Word
-from stillfresh.isr.rules_forward import is_for, selected, unfit_to_fill, without
-from stillfresh.isr.rules_routes import MOST_KEY, Scope, Visit, key_of_variant
-from stillfresh.isr.rules_storage import allows_authorized, is_of
+from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
+from stillfresh.isr.render import AppAnswer, AppRequest, Handover, Renderer, given_to
+from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
+from stillfresh.isr.sharing import allows_authorized, is_for, is_of, selected
+from stillfresh.isr.stored import hit_text, notice, opened, too_busy
 
 PageAddress: TypeAlias = tuple[str, str, str]
 """Host, path and query: the names from outside that a page is kept by."""
+KNOWN_KEYS: Final = 10_000
+"""Pages of which this process notes something."""
 KNOWN_PATHS: Final = 256
 """Paths of which it counts the queries."""
 ROUNDS: Final = 3
 """Loads that a visit waits for: each may turn out to be of another variant."""
 
 
-class Visits(Answering):
+Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Passed
+"""`AppAnswer` (I24): the app's response to this very request, which goes on."""
+Way: TypeAlias = Callable[[PageKey, Mapping[str, str]], Awaitable[Served]]
+"""What is found under a key, of the variant that these request headers choose."""
+
+
+class Visits:
     """Finds pages for requests, or says why the app has to answer one itself."""
 
     def __init__(
@@ -44,8 +61,10 @@ class Visits(Answering):
         max_variants: int,
         max_queries: int,
     ) -> None:
-        super().__init__(pages, credentials)
+        self._pages = pages
         self._renderer = renderer
+        self._credentials = credentials
+        self._heard = Heard(KNOWN_KEYS)
         self._variants = NamesOf(max_variants, most=KNOWN_KEYS)
         self._queries = NamesOf(max_queries, most=KNOWN_PATHS)
 
@@ -54,42 +73,103 @@ class Visits(Answering):
             return await self._only_stored(visit)
         if not self._has_query((visit.host, visit.path, visit.query), self._pages.clock()):
             return Passed(Reason.FULL)
-        if visit.is_as_asked:
-            found = await self._as_asked(visit, scope)
-            is_refused = isinstance(found, FoundPage) and not _is_for_all(found)
-            return Passed(Reason.AUTHORIZATION) if visit.is_authorized and is_refused else found
-        load = self._load(visit, state, visit.id, given_to(visit))
-        if await self._is_the_apps(visit, load.key):
+        if is_as_asked := visit.is_as_asked:
+            found = await self._variant(visit, partial(self._as_asked, visit, scope))
+        elif await self._is_the_apps(visit):
             return Passed(Reason.PRIVATE, is_by_answer=True)
-        found = await self._variant(visit, state, load)
-        if visit.is_authorized and not _is_for_all(found):
-            return Passed(Reason.AUTHORIZATION)
-        return found
+        else:
+            found = await self._variant(visit, partial(self._by_key, visit, state))
+        if not visit.is_authorized or (is_as_asked and not isinstance(found, FoundPage)):
+            return found
+        is_for_all = isinstance(found, FoundPage) and allows_authorized(found.stored.head.headers)
+        return found if is_for_all else Passed(Reason.AUTHORIZATION)
 
-    async def _as_asked(self, visit: Visit, scope: Scope) -> Served:
-        """I24: what is stored for such a request, else the answer to this very request."""
+    async def _variant(self, visit: Visit, way: Way) -> Served:
+        """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
+        base = key = self._key(visit, visit.id)
+        chosen: Mapping[str, str] = {}
         for _ in range(ROUNDS):
-            base = key = self._key(visit, visit.id)
-            kept = await self._kept(visit, key)
-            if kept is not None and kept.found and not self._is_of(visit, kept.value):
-                varied = self._varied(visit, kept.value.head.vary)
-                if isinstance(varied, Reason):
-                    return Passed(varied)
-                key = self._key(visit, varied)
-                if not self._has_room(base, key, self._pages.clock()):
-                    return Passed(Reason.FULL)
-                kept = await self._kept(visit, key)
-                if kept is not None and kept.found and not self._is_of(visit, kept.value):
-                    return Passed(Reason.VARY)
-            found = await self._kept_or_asked(visit, scope, key, kept)
-            if not isinstance(found, FoundPage) or self._is_of(visit, found.stored):
-                return _beside(found, base)
+            found = await way(key, chosen)
+            if not isinstance(found, FoundPage):
+                return found
+            if is_of(found.stored, visit.headers, visit.carried):
+                return found if key is base else replace(found, keys=(base, key))
+            vary = found.stored.head.vary
+            if (found_by := selected(vary, visit.headers, visit.carried)) is None:
+                return Passed(Reason.VARY)
+            named = {f"vary {name}": found_by.get(name, "") for name in vary}
+            if len(id_ := key_of_variant(visit.id, named)) > MOST_KEY:
+                return Passed(Reason.HEADERS)
+            key, chosen = self._key(visit, id_), found_by
+            if not self._has_room(base, key, self._pages.clock()):
+                return Passed(Reason.FULL)
         return Passed(Reason.VARY)
+
+    def _key(self, visit: Visit, id_: str) -> PageKey:
+        of = None if id_ == visit.url else visit.url
+        return self._pages.key(id_, visit.path, visit.route.tags, of=of)
+
+    async def _by_key(
+        self, visit: Visit, state: Mapping[str, Any], key: PageKey, chosen: Mapping[str, str]
+    ) -> Served:
+        """I13: the app is told the key, and nothing of the visitor."""
+        if visit.wish.max_stale and (kept := await self._pages.core.look(key)) is not None:
+            is_over = kept.found and kept.verdict is Verdict.EXPIRED
+            if is_over and sharing.is_takeable(kept, visit.wish, self._pages.clock()):
+                return self._hit(key, kept)
+        base, own = {**state, "client": None}, self._terms(visit)
+
+        async def render(old: Stored | None) -> Rendered:
+            # What stands under the key stays of its variant, whoever asks for it to be refreshed.
+            given = {**given_to(visit), **chosen}
+            if old is not None:
+                given = {**visit.declared, **dict(old.head.variant)}
+            return await self._renderer.render(AppRequest(visit, base, own, given), old)
+
+        return await self._read(visit, key, render)
+
+    async def _as_asked(
+        self, visit: Visit, scope: Scope, key: PageKey, _: Mapping[str, str]
+    ) -> Served:
+        """I24: what is kept, if it is good enough, else the answer to this very request."""
+        kept, unfit = await self._kept(visit, key), unfit_to_fill(visit.headers)
+        if kept is not None and kept.found:
+            return await self._kept_or_asked(visit, scope, key, kept, unfit)
+        if self._heard.of(self._mark(visit)) is Word.PRIVATE:
+            return Passed(Reason.PRIVATE, is_by_answer=True)
+        if unfit is not None:
+            return Passed(unfit)
+        return await self._asked(visit, scope, key, anew=kept is not None)
+
+    async def _kept_or_asked(
+        self,
+        visit: Visit,
+        scope: Scope,
+        key: PageKey,
+        kept: Answer[Stored],
+        unfit: Reason | None,
+    ) -> Served:
+        """`unfit`: why this request must not fill the cache."""
+        headers = kept.value.head.headers
+        if not is_of(kept.value, visit.headers, visit.carried):
+            return self._hit(key, kept)
+        if visit.is_authorized and not allows_authorized(headers):
+            return Passed(Reason.AUTHORIZATION)
+        now, may_ask = self._pages.clock(), unfit in {None, Reason.RANGE}
+        is_over = kept.verdict is Verdict.EXPIRED
+        is_good = not is_over and sharing.suits(kept, visit.wish, now)
+        is_final = is_good and (kept.verdict is Verdict.FRESH or not may_ask)
+        if is_final or (is_over and sharing.is_takeable(kept, visit.wish, now)):
+            return self._hit(key, kept)
+        why = is_for(headers, visit.carried) if may_ask else unfit
+        if not is_good and why is not None:
+            return Passed(why)
+        return await self._asked(visit, scope, key)
 
     async def _kept(self, visit: Visit, key: PageKey) -> Answer[Stored] | None:
         """What there is, however old; counted as a read if it can be given as it is (I28)."""
         known = None if visit.is_authorized else self._pages.known(key)
-        if isinstance(known, Answer):
+        if known is not None:
             return known
         answer = await self._pages.core.look(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
@@ -98,83 +178,36 @@ class Visits(Answering):
             self._pages.core.memory.count([answer], self._pages.clock())
         return answer
 
-    def _varied(self, visit: Visit, vary: Sequence[str]) -> str | Reason:
-        """The id of this visitor's variant."""
-        if (values := selected(vary, visit.headers, visit.carried)) is None:
-            return Reason.VARY
-        id_ = key_of_variant(visit.id, {f"vary {name}": values.get(name, "") for name in vary})
-        return id_ if len(id_) <= MOST_KEY else Reason.HEADERS
-
-    async def _kept_or_asked(
-        self, visit: Visit, scope: Scope, key: PageKey, kept: Answer[Stored] | None
-    ) -> Served:
-        """What is kept, if it is good enough; `unfit` requests never fill the cache."""
-        unfit = unfit_to_fill(visit.headers)
-        if kept is None or not kept.found:
-            return await self._unkept(visit, scope, key, is_refused=kept is not None)
-        head = kept.value.head
-        if visit.is_authorized and not allows_authorized(head.headers):
-            return Passed(Reason.AUTHORIZATION)
-        is_over = kept.verdict is Verdict.EXPIRED
-        is_good = not is_over and self._suits(visit, kept)
-        is_final = is_good and (kept.verdict is Verdict.FRESH or unfit not in {None, Reason.RANGE})
-        if is_final or (is_over and self._is_takeable(visit, kept)):
-            return self._hit(key, kept)
-        refused = is_for(head.headers, visit.carried)
-        why = refused if unfit in {None, Reason.RANGE} else unfit
-        if not is_good and why is not None:
-            return Passed(why)
-        return await self._asked(visit, scope, key)
-
-    async def _unkept(
-        self, visit: Visit, scope: Scope, key: PageKey, *, is_refused: bool
-    ) -> Served:
-        """`is_refused`: the last answer, to whatever request, was not to be shared."""
-        if self._heard.of(self._mark(visit)) is Word.PRIVATE:
-            return Passed(Reason.PRIVATE, is_by_answer=True)
-        if (unfit := unfit_to_fill(visit.headers)) is not None:
-            return Passed(unfit)
-        return await self._asked(visit, scope, key, anew=is_refused)
-
     async def _asked(
         self, visit: Visit, scope: Scope, key: PageKey, *, anew: bool = False
     ) -> Served:
-        handover = Handover()
-        load = self._own_load(visit, scope, key, handover)
-        try:
-            found = await self._answer(visit, load, anew=anew)
-            going = None if isinstance(found, FoundPage) else handover.take()
-        finally:
-            handover.close()
-        return found if going is None else going
-
-    def _own_load(self, visit: Visit, scope: Scope, key: PageKey, handover: Handover) -> PageLoad:
-        """I24: it asks with the visitor's own request."""
-        own, credentials = self._terms(visit), self._credentials
+        """`anew`: the last answer, to whatever request, was not to be shared."""
+        own, credentials, handover = self._terms(visit), self._credentials, Handover()
 
         async def render(old: Stored | None) -> Rendered:
             request, taker = visit.headers, handover
             if old is not None and is_for(old.head.headers, visit.carried) is not None:
                 # A refresh behind: nobody waits for it, and the page is made without credentials.
-                request, taker = without(request, visit.carried), Handover(is_open=False)
-            if old is not None and not is_of(old, selected(old.head.vary, request, frozenset())):
+                request = tuple(it for it in request if it[0] not in visit.carried)
+                taker = Handover(is_open=False)
+            if old is not None and not is_of(old, request):
                 old = None  # of another variant, which stood under this key before
-            asking = by_request(
-                visit, scope, own, request=request, credentials=credentials, handover=taker
-            )
+            asking = AppRequest(visit, scope, own, {}, request, credentials, taker)
             return await self._renderer.render(asking, old)
 
-        return PageLoad(key, render, is_open=True)
+        try:
+            found = await self._read(visit, key, render, anew=anew)
+            going = None if isinstance(found, FoundPage) else handover.take()
+        finally:
+            handover.close()
+        return found if going is None else going
 
-    def _key(self, visit: Visit, id_: str) -> PageKey:
-        of = None if id_ == visit.url else visit.url
-        return self._pages.key(id_, visit.path, visit.route.tags, of=of)
-
-    async def _is_the_apps(self, visit: Visit, key: PageKey) -> bool:
+    async def _is_the_apps(self, visit: Visit) -> bool:
         """Nobody has called it shareable yet, and this request is one's own: its answer will tell.
 
         So nothing is asked for twice, as a link that works once must not be.
         """
+        key = PageKey(visit.id)
         if self._is_for_many(visit, key):
             return False
         match self._heard.of(key.id):
@@ -182,50 +215,117 @@ class Visits(Answering):
                 return True
             case Word.STATED:
                 return False
-        return visit.is_personal and await self._pages.core.look(key) is None
+        return bool(visit.carried) and await self._pages.core.look(key) is None
 
-    async def _variant(self, visit: Visit, state: Mapping[str, Any], load: PageLoad) -> Served:
-        """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
-        found = await self._answer(visit, load)
-        if not isinstance(found, FoundPage) or self._is_of(visit, found.stored):
-            return found
-        vary = found.stored.head.vary
-        if isinstance(id_ := self._varied(visit, vary), Reason):
-            return Passed(id_)
-        values = selected(vary, visit.headers, visit.carried) or {}
-        varied = self._load(visit, state, id_, {**given_to(visit), **values})
-        if not self._has_room(load.key, varied.key, self._pages.clock()):
-            return Passed(Reason.FULL)
-        found = await self._answer(visit, varied)
-        if not isinstance(found, FoundPage):
-            return found
-        return _beside(found, load.key) if self._is_of(visit, found.stored) else Passed(Reason.VARY)
-
-    def _load(
-        self, visit: Visit, state: Mapping[str, Any], id_: str, given: Mapping[str, str]
-    ) -> PageLoad:
-        own = self._terms(visit)
-
-        async def render(old: Stored | None) -> Rendered:
-            # What stands under the key stays of its variant, whoever asks for it to be refreshed.
-            again = {**visit.declared, **dict(old.head.variant)} if old is not None else given
-            return await self._renderer.render(by_key(visit, state, own, again), old)
-
-        return PageLoad(self._key(visit, id_), render, is_open=own is None)
+    def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
+        """By its route, or since it was."""
+        is_kept = visit.route.revalidate is not None or self._pages.old(key) is not None
+        return is_kept and not visit.is_as_asked
 
     async def _only_stored(self, visit: Visit) -> Served:
         """RFC 9111 §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
-        key = PageKey(visit.id)
-        answer = await self._pages.core.look(key)
-        if answer is not None and answer.found and not self._is_of(visit, answer.value):
-            id_ = self._varied(visit, answer.value.head.vary)
-            key = PageKey(id_)
-            answer = None if isinstance(id_, Reason) else await self._pages.core.look(key)
-        if answer is not None and answer.found and self._may_have(visit, answer):
-            return self._hit(key, answer)
-        if visit.wish.only_if_cached:
-            return Unavailable(gateway_timeout("Not in the cache.\n"), "fwd=request")
-        return Passed(Reason.NO_STORE)
+        found = await self._variant(visit, partial(self._stored, visit))
+        if visit.wish.only_if_cached and not isinstance(found, FoundPage):
+            return Unavailable(notice(504, "Not in the cache.\n"), "fwd=request")
+        return found
+
+    async def _stored(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
+        answer, now = await self._pages.core.look(key), self._pages.clock()
+        if answer is None or not answer.found:
+            return Passed(Reason.NO_STORE)
+        is_refused = visit.is_authorized and not allows_authorized(answer.value.head.headers)
+        is_over = answer.verdict is Verdict.EXPIRED
+        is_good = (sharing.is_takeable if is_over else sharing.suits)(answer, visit.wish, now)
+        if is_of(answer.value, visit.headers, visit.carried) and (is_refused or not is_good):
+            return Passed(Reason.NO_STORE)
+        return self._hit(key, answer)
+
+    async def _read(
+        self, visit: Visit, key: PageKey, render: Render, *, anew: bool = False
+    ) -> Served:
+        """What the page cache has, or the render gives."""
+        try:
+            read = await self._pages.ask(
+                key, render, visit.wish, anew=anew, is_noted=not visit.is_open
+            )
+        except Busy:
+            is_private = self._heard.of(key.id) is Word.PRIVATE
+            if is_private or not self._is_for_many(visit, key):
+                return Passed(Reason.BUSY)  # of each visitor's own: nobody's render is waited for
+            return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
+        outcome = read.outcome
+        is_shared = isinstance(outcome, Answer) and outcome.found
+        # As asked, the answer to another, and one that is only too big, say nothing of sharing.
+        is_told = isinstance(outcome, Private) and outcome.value.reason is not Reason.SIZE
+        is_heard = is_shared or is_told or not visit.is_as_asked
+        if is_heard and not isinstance(outcome, LoadFailed):
+            mark = self._mark(visit) if visit.is_as_asked else key.id
+            self._heard.rendered(mark, self._pages.clock(), is_shared=is_shared)
+        match outcome:
+            case LoadFailed() as error:
+                return self._failed(visit, error, is_own=read.is_own)
+            case Private(Rendered(Stored() as page, reason)) if _is_ones_own(visit, page, reason):
+                return Unavailable(opened(page), f"fwd=miss; detail={reason}", reason)
+            case Answer() as answer if answer.found:
+                return self._hit(key, answer, had_old=read.had_old)
+            case _:
+                return Passed(Reason.PRIVATE, is_by_answer=True)
+
+    def _hit(self, key: PageKey, answer: Answer[Stored], *, had_old: bool = False) -> FoundPage:
+        stored, now = answer.value, self._pages.clock()
+        age, ttl = sharing.age_at(answer, now), sharing.ttl_at(answer, now)
+        what = hit_text(ttl)
+        if answer.error is not None:
+            what += "; detail=refresh-failed"
+        elif answer.origin in {Origin.LOADED, Origin.ANOTHER}:
+            how = "stored" if answer.origin is Origin.LOADED else "collapsed"
+            what = f"fwd={'stale' if had_old else 'miss'}; {how}; ttl={int(ttl)}"
+        is_over = now - answer.fetched_at >= stored.head.fresh_for
+        is_outdated = answer.verdict is not Verdict.FRESH and not is_over
+        return FoundPage((key,), stored, age, what, is_outdated)
+
+    def _failed(self, visit: Visit, error: LoadFailed, *, is_own: bool) -> Served:
+        """I8: the error itself; within a cooldown, when to come again.
+
+        Without a route's duration, and as asked, a request may fail because of the client that sent
+        it. So only that client is told, and the others send their own requests.
+        """
+        cause = error.__cause__
+        page = cause.page if isinstance(cause, PageFailed) else None
+        is_late = isinstance(cause, TimeoutError)
+        is_ours = is_late or (page is not None and sharing.is_of_gateway(page.headers.raw))
+        is_his = visit.is_as_asked and is_own and isinstance(cause, Exception)
+        if visit.is_open and not is_ours and not is_his:
+            return Passed(Reason.FAILED)
+        if is_late:
+            return Unavailable(notice(504, "The page took too long.\n"), "fwd=miss")
+        what = "fwd=miss; detail=cooling" if page is None else "fwd=miss"
+        return Unavailable(self._pages.error_page(error, is_own=is_own), what)
+
+    def hear(self, visit: Visit, status: int, headers: Raw) -> sharing.Judgement:
+        """What the app said to one visitor, with whose request it was asked; may it be shared?"""
+        now, own = self._pages.clock(), self._terms(visit)
+        is_personal = bool(visit.carried) and not visit.is_as_asked
+        if visit.is_as_asked:
+            judgement = sharing.judged_for(
+                visit.headers, self._credentials, status, headers, fetched_at=now, own=own
+            )
+        elif visit.is_authorized and not allows_authorized(headers):
+            judgement = sharing.Unshared(Reason.AUTHORIZATION)
+        else:
+            judgement = sharing.judged(status, headers, now, own)
+        if visit.is_open and isinstance(judgement, sharing.Shared):
+            self._heard.stated(self._mark(visit), now, is_personal=is_personal)
+        return judgement
+
+    def _mark(self, visit: Visit) -> str:
+        """What is noted of a page; as asked, apart for those who say who they are."""
+        return f"{visit.id}\npersonal" if visit.is_as_asked and visit.carried else visit.id
+
+    def _terms(self, visit: Visit) -> PageTerms | None:
+        """By the route's own duration."""
+        revalidate = visit.route.revalidate
+        return None if revalidate is None else self._pages.terms(revalidate)
 
     def has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
         """Whether a page that was found is still one of those that are kept."""
@@ -242,13 +342,9 @@ class Visits(Answering):
         return not query or self._queries.has(host + path, query, now)
 
 
-def _beside(found: Served, base: PageKey) -> Served:
-    """With the key that was looked under first."""
-    if not isinstance(found, FoundPage) or found.key is base:
-        return found
-    return replace(found, of=base)
-
-
-def _is_for_all(found: Served) -> bool:
-    """RFC 9111 §3.5: also for those who identify themselves."""
-    return isinstance(found, FoundPage) and allows_authorized(found.stored.head.headers)
+def _is_ones_own(visit: Visit, page: Stored, reason: Reason | None) -> bool:
+    """His own request would have got the same; or it is for all, and only had no place (I23)."""
+    if reason is Reason.FULL:
+        return True
+    is_same = sharing.is_answer_to(visit.headers, given_to(visit), page.head.headers)
+    return visit.is_open and not visit.carried and is_same

@@ -12,7 +12,7 @@ from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import MAX_BODY
-from stillfresh.isr.rules_routes import CREDENTIALS, Forward, Route
+from stillfresh.isr.routes import CREDENTIALS, Forward, Route
 from stillfresh.stores import for_tenant, store_for
 from stillfresh.web import fields
 from stillfresh.web.fields import key, keyed, noted, read_table, unknown

@@ -22,7 +22,7 @@ from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import checked_headers
 from stillfresh.isr.edge import checked_networks, is_host
-from stillfresh.isr.rules_routes import Forward, Route, Routes, checked_credentials, checked_forward
+from stillfresh.isr.routes import Forward, Route, Routes, checked_credentials, checked_forward
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores import checked_tenant, store_for
 from stillfresh.web.guard import checked_origins, is_address

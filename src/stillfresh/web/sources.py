@@ -19,7 +19,7 @@ from stillfresh.errors import LoadFailed, shown
 from stillfresh.http.client import Endpoint, Refused
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.edge import Edge, checked_networks
-from stillfresh.isr.rules_routes import Route
+from stillfresh.isr.routes import Route
 from stillfresh.isr.upstream import Upstream, checked_upstream
 from stillfresh.ttl_cache import TtlCache
 from stillfresh.web.config import KindSettings, PagesSettings, StoreSettings

@@ -1,0 +1,280 @@
+"""What is believed of a client, what of it the site is sent, and how much of it is noted.
+
+Pure but for what `BoundedNames` and `Heard` count; the time is an argument. *As asked* (I24): the
+site sees the visitor's own request, less what clients may not claim. *Key only*: it sees the page's
+key, so that nothing of the visitor can be in the response. RFC 9110 §7.2 (Host) and §7.6.2
+(Max-Forwards), RFC 9112 §3.2, RFC 7239 §8 (Forwarded).
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from enum import Enum
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Final, Literal, TypeAlias
+
+from stillfresh.bounded import BoundedDict
+from stillfresh.errors import ConfigError, shown
+from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, values
+from stillfresh.isr.model import Reason
+from stillfresh.isr.sharing import normalised
+
+Forward: TypeAlias = Literal["request", "key"]
+Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
+ANOTHER_PAGE: Final = names_in(
+    b"x-host x-http-host-override x-http-method x-http-method-override x-method-override "
+    b"x-original-host x-original-method x-original-uri x-original-url x-rewrite-url"
+)
+"""Fields that ask for another page than the one in the key: no shared load carries them."""
+MADE_UP: Final = ANOTHER_PAGE | names_in(
+    b"cf-connecting-ip client-ip fastly-client-ip forwarded front-end-https proxy "
+    b"true-client-ip x-client-ip x-cluster-client-ip x-forwarded x-proxyuser-ip x-real-ip"
+)
+"""By which a client would say who it is, where it is, or that it asked for something else."""
+PREFIX: Final = b"x-forwarded-"
+HOST: Final = re.compile(r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+HOST_LENGTH: Final = 255
+PORTS: Final = {"http": ":80", "https": ":443"}
+LAST_DOT: Final = re.compile(rb"(?<=[^.])\.(?=\Z|:[0-9]*\Z)")
+SECRET: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
+MOST_FIELDS: Final = 8_192
+"""Bytes of header fields; sites refuse more, and their refusal must not become the page."""
+ASKED_ANEW: Final = names_in(
+    b"accept-encoding content-length expect host if-modified-since if-none-match if-range range"
+)
+"""Fields that a cache sends in its own words: it wants the whole page, which has one host."""
+
+
+def checked_networks(texts: Iterable[str]) -> Networks:
+    """`10.0.0.0/8`, `::1`: whose word counts."""
+    return tuple(_network(text) for text in texts)
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text)
+    except ValueError as exc:
+        raise ConfigError(
+            f"{shown(text)}: write an address or a network, as 10.0.0.0/8 ({exc})"
+        ) from None
+
+
+def is_trusted(peer: str | None, trusted: Networks) -> bool:
+    if peer is None or not trusted:
+        return False
+    try:
+        address = ip_address(peer.partition("%")[0])
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return any(address in network for network in trusted)
+
+
+def believed(headers: Raw, *, is_trusted: bool) -> Raw:
+    """Without what only a proxy may say, and its look-alikes: a site may read `_` as `-`."""
+    return tuple(it for it in headers if not _is_made_up(it[0], is_trusted=is_trusted))
+
+
+def _is_made_up(name: bytes, *, is_trusted: bool) -> bool:
+    plain = name.replace(b"_", b"-")
+    if plain != b"host" and not plain.startswith(PREFIX) and plain not in MADE_UP:
+        return False
+    return plain != name or (plain != b"host" and not is_trusted)
+
+
+def forwarded(headers: Raw, name: bytes) -> bytes | None:
+    """What the nearest proxy said: it writes at the end."""
+    said = members(values(headers, PREFIX + name))
+    return said[-1] if said else None
+
+
+def host_fault(headers: Raw, version: str) -> bytes | None:
+    """RFC 9112 §3.2: one Host, well-formed; only HTTP/1.0 may leave it out."""
+    hosts = values(headers, b"host")
+    if not hosts:
+        return None if version == "1.0" else b"The request names no Host.\n"
+    if len(hosts) > 1:
+        return b"The request names several Hosts.\n"
+    return None if is_host(hosts[0]) or not hosts[0] else b"This is not a Host.\n"
+
+
+def is_host(value: bytes) -> bool:
+    text = plain_host(value).decode("latin-1").lower()
+    return len(text) <= HOST_LENGTH and HOST.fullmatch(text) is not None
+
+
+def plain_host(value: bytes) -> bytes:
+    """Without the dot that ends a whole name: `example.com.:80` is `example.com:80`."""
+    return LAST_DOT.sub(b"", value, count=1)
+
+
+def canonical_host(headers: Raw, scheme: str) -> str | None:
+    """One Host, well-formed, in lower case, without a default port; else None."""
+    hosts = values(headers, b"host")
+    if len(hosts) != 1:
+        return None
+    host = hosts[0].decode("latin-1").lower().removesuffix(PORTS.get(scheme, ""))
+    return host if len(host) <= HOST_LENGTH and HOST.fullmatch(host) else None
+
+
+def is_allowed(host: str, allowed: Collection[str]) -> bool:
+    """By name, or below `*.name`; a port that is not written is any port."""
+    name = host.rpartition(":")[0] if re.search(r":[0-9]+$", host) else host
+    return any(
+        one in (host, name) or (one.startswith("*.") and name.endswith(one[1:])) for one in allowed
+    )
+
+
+def forwards_left(headers: Raw) -> int | None:
+    """RFC 9110 §7.6.2; None: not limited, or not to be read."""
+    found = values(headers, b"max-forwards")
+    is_number = len(found) == 1 and found[0].isdigit() and len(found[0]) < 10
+    return int(found[0]) if is_number else None
+
+
+def reflected(target: bytes, headers: Raw) -> bytes:
+    """RFC 9110 §9.3.8: a TRACE as it came, without what is secret."""
+    lines = [b"TRACE " + target + b" HTTP/1.1"]
+    lines += [name + b": " + value for name, value in headers if name not in SECRET]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def checked_forward(value: object, name: str = "forward") -> Forward | None:
+    match value:
+        case None | "request" | "key":
+            return value
+        case _:
+            raise ConfigError(f"{name}: must be 'request' or 'key', not {shown(value)}")
+
+
+def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in headers
+    )
+
+
+def unfit_to_fill(headers: Raw) -> Reason | None:
+    """Why this request must not fill the cache; None: it may."""
+    if has_body(headers):
+        return Reason.BODY
+    size = sum(len(name) + len(value) for name, value in headers)
+    if size > MOST_FIELDS or any(BAD.search(value) for _, value in headers):
+        return Reason.HEADERS
+    return Reason.RANGE if values(headers, b"range") else None
+
+
+def as_asked(headers: Raw, host: str, *, is_vouched: bool) -> Raw:
+    """The visitor's header fields as the site gets them.
+
+    `is_vouched`: our own edge has already taken out what this client may not claim.
+    """
+    claimed = believed(end_to_end(headers), is_trusted=is_vouched)
+    kept = tuple(it for it in claimed if it[0] not in ASKED_ANEW | ANOTHER_PAGE)
+    coding: Raw = ()
+    if values(headers, b"accept-encoding"):
+        offered = normalised("accept-encoding", headers) or "identity"
+        coding = ((b"accept-encoding", offered.encode("latin-1")),)
+    return ((b"host", host.encode("ascii")), *kept, *coding)
+
+
+UNUSED_FOR: Final = 600.0
+"""Seconds after which a name that nobody asked for makes room, and half of its visits are over."""
+CLEARLY: Final = 2.0
+"""So many visits more than another's are no chance."""
+STANDS_FOR: Final = 30.0
+"""Seconds for which a personal answer does not outweigh what a render said."""
+Seen: TypeAlias = tuple[float, float]
+"""When last, and how often: visits, of which half are forgotten in `UNUSED_FOR`."""
+
+
+class BoundedNames:
+    """At most so many names; a known name stays while it is asked for.
+
+    When all places are taken, a new name gets the place of the one not seen for longest: once that
+    was a while ago, or once the new one is clearly asked for more often. So made-up names that are
+    asked for once or twice push nobody out, and names that are repeated just to hold their places
+    keep out nobody who has visitors. A name is kept as its hash, which is short.
+    """
+
+    __slots__ = ("_most", "_seen", "_waiting")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._seen: dict[int, Seen] = {}
+        self._waiting: BoundedDict[int, Seen] = BoundedDict(most)
+        """Names without a place that were asked for last; as many again."""
+
+    def has(self, name: str, now: float) -> bool:
+        """Whether this name is kept by, from now on."""
+        mark = hash(name)
+        if (known := self._seen.pop(mark, None)) is not None:
+            self._seen[mark] = now, 1.0 + _visits(known, now)
+            return True
+        visits = 1.0 + _visits(self._waiting.pop(mark, (now, 0.0)), now)
+        if len(self._seen) < self._most or self._freed(visits, now):
+            self._seen[mark] = now, visits
+            return True
+        self._waiting.note(mark, (now, visits))
+        return False
+
+    def _freed(self, visits: float, now: float) -> bool:
+        oldest = next(iter(self._seen), None)
+        if oldest is None:
+            return False
+        last, often = self._seen[oldest]
+        known = self._seen[oldest] = min(last, now), often
+        if now - known[0] < UNUSED_FOR and visits <= _visits(known, now) + CLEARLY:
+            return False
+        del self._seen[oldest]
+        return True
+
+
+def _visits(seen: Seen, now: float) -> float:
+    last, often = seen
+    return float(often * 0.5 ** (max(0.0, now - last) / UNUSED_FOR))
+
+
+class NamesOf:
+    """Names for each of so many paths, or pages; the one asked for longest ago is forgotten."""
+
+    def __init__(self, each: int, *, most: int) -> None:
+        self._each = each
+        self._names: BoundedDict[str, BoundedNames] = BoundedDict(most)
+
+    def has(self, of: str, name: str, now: float) -> bool:
+        names = self._names.get(of) or BoundedNames(self._each)
+        self._names.note(of, names)
+        return names.has(name, now)
+
+
+class Word(Enum):
+    """What is known of a page."""
+
+    NONE = "nothing"
+    PRIVATE = "its render was not to be shared"
+    STATED = "an answer stated freshness, and no privacy"
+
+
+class Heard:
+    """The last word on so many pages: since when it is private; None: it stated freshness."""
+
+    def __init__(self, most: int) -> None:
+        self._words: BoundedDict[str, float | None] = BoundedDict(most)
+
+    def of(self, id_: str) -> Word:
+        if id_ not in self._words:
+            return Word.NONE
+        return Word.STATED if self._words[id_] is None else Word.PRIVATE
+
+    def rendered(self, id_: str, now: float, *, is_shared: bool) -> None:
+        """What a render of it came to."""
+        if is_shared:
+            self._words.pop(id_, None)
+        else:
+            self._words.note(id_, now)
+
+    def stated(self, id_: str, now: float, *, is_personal: bool) -> None:
+        """An answer to one visitor says that it may be shared; `is_personal`: it knew who asks."""
+        since = self._words.get(id_)
+        if since is None or not is_personal or now - since >= STANDS_FOR:
+            self._words.note(id_, None)

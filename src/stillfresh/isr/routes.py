@@ -1,0 +1,307 @@
+"""Which page is meant: routes, a request's key (I12, I13), how people name pages (I11, I21).
+
+Pure: an ASGI scope in, a `Visit` out, or the reason why the request passes as if there were no
+cache. What is in the key is what the render is given, in the same form; nothing else reaches it.
+RFC 9110 §4.2.3 and RFC 3986 §6.2 for equal URLs.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+from urllib.parse import quote, unquote, unquote_to_bytes
+
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import ConfigError, shown
+from stillfresh.http.fields import Raw
+from stillfresh.http.freshness import Wish, wish_of
+from stillfresh.isr.clients import Forward, canonical_host, checked_forward, is_allowed
+from stillfresh.isr.model import Reason, Scope
+from stillfresh.isr.sharing import CREDENTIALS, carried_in, checked_credentials, selected
+
+__all__ = ["CREDENTIALS", "Forward", "Route", "Routes", "checked_credentials", "checked_forward"]
+
+MOST_URL: Final = 8_192
+"""Bytes of path and query; what is longer passes without being kept."""
+MOST_PATH: Final = 65_536
+"""Bytes of a path that a program names; a longer one is a mistake."""
+MOST_KEY: Final = 16_384
+"""Characters; a request that would need a longer key passes."""
+PLAIN: Final = "/%!$&'()*+,;=:@~-._"
+ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})|(%)")
+UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+NEVER_ENCODED: Final = frozenset(b"/\\\x7f") | frozenset(range(0x20))
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""And halves of characters, which some servers make of bytes that are no UTF-8."""
+CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
+"""RFC 9110 §13.1: for the origin to judge."""
+EDGE: Final = "stillfresh.edge"
+"""In a scope: our own edge has taken out what this client may not claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the pages of a path are kept; without `revalidate`, as each response says itself."""
+
+    revalidate: Duration | None = None
+    query: Sequence[str] | None = ()
+    """Parameters that make another page; the others are dropped. None: all of them."""
+    vary: Sequence[str] = ()
+    """Request headers that the app is always given, and that make another page."""
+    tags: Sequence[str] = ()
+    forward: Forward | None = None
+    """I24: `"request"`, the app sees the visitor's request; `"key"`, only the page's key."""
+
+    def __post_init__(self) -> None:
+        checked_forward(self.forward)
+        if self.revalidate is not None:
+            seconds(self.revalidate, name="revalidate", positive=True)
+        for name in ("query", "vary", "tags"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name}: a list of names, not {shown(getattr(self, name))}")
+
+
+RoutesLike: TypeAlias = Mapping[str, Duration | Route | None]
+
+
+class Routes:
+    """By exact path, else by the longest `/prefix/*`."""
+
+    def __init__(self, routes: RoutesLike) -> None:
+        self._exact: dict[str, Route] = {}
+        self._below: dict[str, Route] = {}
+        for pattern, value in routes.items():
+            if not isinstance(pattern, str) or not pattern.startswith(("/", "*")):
+                raise ConfigError(f"route {shown(pattern)}: a path, as '/pricing' or '/blog/*'")
+            prefix, star, rest = pattern.partition("*")
+            if rest:
+                raise ConfigError(f"route {shown(pattern)}: * stands at the end only")
+            route = value if isinstance(value, Route) else Route(value)
+            (self._below if star else self._exact)[prefix or "/"] = route
+        self._prefixes = sorted(self._below, key=len, reverse=True)
+
+    def of(self, path: str) -> Route | None:
+        if (route := self._exact.get(path)) is not None:
+            return route
+        for prefix in self._prefixes:
+            if path.startswith(prefix):
+                return self._below[prefix]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request for a page that may be shared."""
+
+    url: str
+    path: str
+    app_path: str
+    """The same, unless an outer layer has rewritten it: what the app is asked for."""
+    raw_path: str
+    query: str
+    host: str
+    scheme: str
+    headers: Raw
+    route: Route
+    id: str = ""
+    root_path: str = ""
+    """Where the app is mounted, or is told to be: in the key, since an outer layer says so."""
+    declared: Mapping[str, str] = field(default_factory=dict)
+    wish: Wish = field(default_factory=Wish)
+    is_head: bool = False
+    carried: frozenset[bytes] = frozenset()
+    """Fields that identify the client: a render without them may get another answer."""
+    is_as_asked: bool = False
+    """I24: the app is asked with this very request."""
+    is_vouched: bool = False
+    """Our own edge has taken out what this client may not claim."""
+
+    @property
+    def is_authorized(self) -> bool:
+        return bool(self.carried - {b"cookie"})
+
+    @property
+    def is_open(self) -> bool:
+        """Only its answers say whether it is to be shared."""
+        return self.is_as_asked or self.route.revalidate is None
+
+
+class Site:
+    """Routes and hosts; without hosts, each well-formed one has pages of its own."""
+
+    def __init__(
+        self,
+        routes: RoutesLike | None,
+        hosts: Collection[str] | None,
+        forward: Forward | None = None,
+        credentials: Iterable[str] = CREDENTIALS,
+    ) -> None:
+        self._forward = checked_forward(forward)
+        self.credentials = checked_credentials(credentials)
+        if isinstance(hosts, str) or (hosts is not None and not all(hosts)):
+            raise ConfigError(f"hosts: a list such as ['example.com'], not {shown(hosts)}")
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._routes = Routes({"*": Route(query=None)} if routes is None else routes)
+
+    def is_named(self, host: str) -> bool:
+        """Written out in `hosts`: there is always room for it."""
+        return self._hosts is not None and host in self._hosts
+
+    def place(self, scope: Scope) -> Visit | Reason:
+        """The URL that a request is for, whatever else it says, without an id.
+
+        A reason: not for the cache, or not to be trusted with a key.
+        """
+        whole = scope.get("raw_path") or quote(scope["path"], "/%", errors="surrogatepass").encode()
+        raw = whole.partition(b"?")[0]
+        path = canonical_path(raw)
+        if path is None:
+            return Reason.PATH
+        asked = unquote(path)
+        if (route := self._routes.of(asked)) is None:
+            return Reason.ROUTE
+        headers: Raw = tuple((name.lower(), value) for name, value in scope["headers"])
+        scheme = scope.get("scheme", "http")
+        host = canonical_host(headers, scheme)
+        if host is None or (self._hosts is not None and not is_allowed(host, self._hosts)):
+            return Reason.HOST
+        query = canonical_query(scope.get("query_string", b""), route.query)
+        if query is None:
+            return Reason.PATH
+        url = f"{scheme}://{host}{path}{'?' if query else ''}{query}"
+        given = asked if scope["path"] == unquote(raw.decode("latin-1")) else scope["path"]
+        return Visit(url, asked, given, path, query, host, scheme, headers, route)
+
+    def visit(self, scope: Scope) -> Visit | Reason:
+        """A reason: for the app alone."""
+        if isinstance(place := self.place(scope), Reason):
+            return place
+        headers, route = place.headers, place.route
+        declared = selected((name.lower() for name in route.vary), headers)
+        root = scope.get("root_path", "")
+        if any(name in CONDITIONAL for name, _ in headers):
+            return Reason.CONDITION
+        if declared is None:
+            return Reason.VARY
+        if CONTROL.search(place.app_path + root):
+            return Reason.PATH
+        outer = {} if place.app_path == place.path else {":path": place.app_path}
+        if root:
+            outer[":root"] = root
+        if len(id_ := key_of_variant(place.url, {**declared, **outer})) > MOST_KEY:
+            return Reason.HEADERS
+        by_duration: Forward = "request" if route.revalidate is None else "key"
+        return replace(
+            place,
+            id=id_,
+            root_path=root,
+            declared=declared,
+            wish=wish_of(headers),
+            is_head=scope["method"] == "HEAD",
+            carried=carried_in(headers, self.credentials),
+            is_as_asked=(route.forward or self._forward or by_duration) == "request",
+            is_vouched=EDGE in scope,
+        )
+
+
+def key_of_variant(url: str, values: Mapping[str, str]) -> str:
+    """No URL holds a line break, and no header's value does: no two variants are alike."""
+    return "\n".join([url, *(f"{name}: {values[name]}" for name in sorted(values))])
+
+
+def canonical_path(raw: bytes) -> str | None:
+    """RFC 3986 §6.2.2; None where a server behind might read another path than this one.
+
+    Such are dot segments, empty segments, backslashes, and slashes or controls in disguise.
+    """
+    if not raw.startswith(b"/") or len(raw) > MOST_URL or b"\\" in raw:
+        return None
+    if any(byte <= 0x20 or byte == 0x7F for byte in raw):
+        return None
+    if any(found[2] or int(found[1], 16) in NEVER_ENCODED for found in ESCAPE.finditer(raw)):
+        return None
+    text = quote(ESCAPE.sub(_plain, raw), safe=PLAIN)
+    segments = text.split("/")[1:]
+    if any(it in {".", ".."} or not it for it in segments[:-1]) or segments[-1] in {".", ".."}:
+        return None
+    return text
+
+
+def _plain(escape: "re.Match[bytes]") -> bytes:
+    """An escape of a plain character is undone, another in upper case."""
+    byte = int(escape[1], 16)
+    return bytes([byte]) if byte in UNRESERVED else b"%%%02X" % byte
+
+
+def canonical_query(raw: bytes, declared: Collection[str] | None) -> str | None:
+    """Sorted by name, equal names in their order; only declared ones; None: declare all.
+
+    Where some are left out, the others are written anew, so that no separator hides in them.
+    """
+    if not raw:
+        return ""
+    if len(raw) > MOST_URL or any(byte <= 0x20 or byte >= 0x7F for byte in raw):
+        return None
+    parts = [part.partition(b"=") for part in raw.split(b"&") if part]
+    if declared is None:
+        ordered = sorted(parts, key=lambda part: part[0])
+        return b"&".join(b"".join(part) for part in ordered).decode("ascii")
+    named = [(_text(name), _text(value)) for name, _, value in parts]
+    kept = sorted((it for it in named if it[0] in declared), key=lambda it: it[0])
+    return "&".join(f"{_escaped(name)}={_escaped(value)}" for name, value in kept)
+
+
+def _escaped(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")
+
+
+def _text(raw: bytes) -> str:
+    return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8", "surrogateescape")
+
+
+def plain_path(path: str) -> str:
+    """A path as a person writes it, as visits to it have it; one that none can have, as it is."""
+    before, mark, query = path.partition("?")
+    canonical = canonical_path(quote(before, safe=PLAIN).encode("ascii"))
+    return path if canonical is None else unquote(canonical) + mark + query
+
+
+def canonical_url(url: str) -> str:
+    """A whole URL as visits to it have it; one that none can have, as it is."""
+    written, _, rest = url.partition("://")
+    scheme = written.lower()
+    host, slash, path = rest.partition("/")
+    before, _, asked = (slash + path or "/").partition("?")
+    named = canonical_host(((b"host", host.encode("latin-1", "replace")),), scheme)
+    found = canonical_path(quote(before, safe=PLAIN).encode("ascii"))
+    query = canonical_query(asked.encode(), None)
+    if named is None or found is None or query is None:
+        return url
+    return f"{scheme}://{named}{found}{'?' if query else ''}{query}"
+
+
+def checked_path(path: str) -> str:
+    """A path, or a URL, as a page's key."""
+    is_key = isinstance(path, str) and path.lower().startswith(("/", "http://", "https://"))
+    if not is_key or any(ord(character) < 0x20 for character in path):
+        raise ConfigError(f"path: begins with / (or is a whole URL), which {shown(path)} does not")
+    if len(path.encode("utf-8", "surrogatepass")) > MOST_PATH:
+        raise ConfigError(f"path: of at most {MOST_PATH:,} bytes, unlike {shown(path)}")
+    return path
+
+
+def reached(key: str) -> tuple[str, list[str]]:
+    """I21: the tag of every variant of the page, and the ids that it may itself be kept under.
+
+    Others write no tags: their pages are reached by the id alone.
+    """
+    is_path = checked_path(key).startswith("/")
+    which, name = ("path", plain_path(key)) if is_path else ("key", canonical_url(key))
+    return f"{which}:{name}", list(dict.fromkeys([key, name]))
+
+
+def own_tag(tag: str) -> str:
+    """A tag that the user gave, apart from ours: `path:…` and `key:…`."""
+    if not isinstance(tag, str) or not tag:
+        raise ConfigError(f"tag: a word such as 'blog', not {shown(tag)}")
+    return f"tag:{tag}"

@@ -1,0 +1,315 @@
+"""May this response be shared, with whom, and may it be served now? (I8, I13, I14, I24)
+
+Pure. RFC 9111 §3 (what may be stored), §3.5 (Authorization), §4.1 (Vary). A route's own duration
+replaces what a response says of its freshness, never what it says of its privacy.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from stillfresh.engine import Answer
+from stillfresh.errors import ConfigError, shown
+from stillfresh.freshness import Verdict
+from stillfresh.http.fields import BAD, NAME, Raw, directives, end_to_end, members, values
+from stillfresh.http.freshness import PageTerms, Wish, controls, is_good_enough, stated
+from stillfresh.isr.model import Reason, Stored
+
+BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
+"""A route's duration applies to these; not to refusals of one client, nor to bad requests."""
+ABSENT: Final = frozenset({404, 410})
+TOO_MANY: Final = 429
+NEVER: Final = frozenset({428, TOO_MANY, 431})
+"""RFC 6585: they depend on the client, and are not stored."""
+MOST_HEADERS: Final = 32_768
+"""Bytes; a response with more is passed on, not kept."""
+DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
+REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
+CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
+"""Besides `Authorization` and `Cookie`: request fields by which services know their clients."""
+ALWAYS: Final = frozenset({b"authorization", b"cookie"})
+"""A page that varies by these is shared only among clients that send none."""
+ENCODINGS: Final = ("br", "zstd", "gzip")
+"""In the order in which an app is offered those that the client takes: eight variants at most."""
+LONGEST_HEADER: Final = 1_024
+WEIGHT: Final = re.compile(r";\s*q\s*=([^;]*)", re.IGNORECASE)
+QUALITY: Final = re.compile(r"\s*[01](?:\.[0-9]{0,3})?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """For everybody, or, with `vary`, for all whose requests agree in these headers."""
+
+    terms: PageTerms
+    vary: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unshared:
+    """For the client that asked, and nobody else."""
+
+    reason: Reason
+
+
+Judgement: TypeAlias = Shared | Unshared
+
+
+def judged(status: int, headers: Raw, fetched_at: float, own: PageTerms | None) -> Judgement:
+    """`own`: the route's own duration, if it has one."""
+    if (reason := private(headers) or _unfit(status, headers)) is not None:
+        return Unshared(reason)
+    vary = _varies(headers)
+    if "*" in vary:
+        return Unshared(Reason.VARY)
+    if own is not None:
+        kept = own.absent() if status in ABSENT else own
+        return Shared(kept, vary) if status in BY_ROUTE else Unshared(Reason.STATUS)
+    terms = stated(headers, fetched_at)
+    if terms is None:
+        return Unshared(Reason.NO_FRESHNESS)
+    has_validator = any(name in {b"etag", b"last-modified"} for name, _ in headers)
+    if not (terms.fresh_for or terms.stale_for or terms.error_for or has_validator):
+        return Unshared(Reason.NO_FRESHNESS)
+    return Shared(terms, vary)
+
+
+def private(headers: Raw) -> Reason | None:
+    """I13, whoever else allows it."""
+    if values(headers, b"set-cookie"):
+        return Reason.SET_COOKIE
+    for line in values(headers, b"cache-control") + values(headers, b"cdn-cache-control"):
+        if directives([line]).keys() & {"private", "no-store"}:
+            return Reason.PRIVATE
+        if REFUSAL.search(line) and not all(map(DIRECTIVE.fullmatch, members([line]))):
+            return Reason.PRIVATE
+    return None
+
+
+def _unfit(status: int, headers: Raw) -> Reason | None:
+    """Not whole, not final, not well-formed, or without an end."""
+    if status < 200 or status in {206, 304} or status in NEVER or is_failure(status):
+        return Reason.STATUS
+    if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
+        return Reason.HEADERS
+    if not all(NAME.fullmatch(name) and not BAD.search(value) for name, value in headers):
+        return Reason.HEADERS
+    if len(set(values(headers, b"content-length"))) > 1:
+        return Reason.HEADERS
+    types = values(headers, b"content-type")
+    is_stream = bool(types) and types[0].startswith(b"text/event-stream")
+    return Reason.STREAM if is_stream else None
+
+
+def _varies(headers: Raw) -> tuple[str, ...]:
+    """Lower case and sorted; an encoded body varies by that, whether it says so or not.
+
+    The host is in every key.
+    """
+    named = {it.decode("latin-1").lower() for it in members(values(headers, b"vary"))} - {"host"}
+    coded = {it.lower() for it in members(values(headers, b"content-encoding"))} - {b"identity"}
+    return tuple(sorted(named | ({"accept-encoding"} if coded else set())))
+
+
+def is_answer_to(request: Raw, given: Mapping[str, str], answer: Raw) -> bool:
+    """Whether the answer to a request with the headers `given` is the one to this request too."""
+    varies = _varies(answer)
+    sent = {name.decode("latin-1") for name, _ in request}
+    return "*" not in varies and all(name not in sent or name in given for name in varies)
+
+
+def is_failure(status: int) -> bool:
+    """I8: says nothing of the page; the one before it goes on."""
+    return status >= 500 or status == TOO_MANY
+
+
+def is_of_gateway(headers: Raw) -> bool:
+    """RFC 9209 §2.1.1: an error that was made here, so that nothing in it is personal."""
+    told = values(headers, b"proxy-status")
+    is_ours = any(line.startswith(b"stillfresh; error=") for line in told)
+    return is_ours and not values(headers, b"set-cookie")
+
+
+def allows_authorized(headers: Raw) -> bool:
+    """§3.5: shared even with clients that identify themselves."""
+    return bool(controls(headers).keys() & {"public", "s-maxage", "must-revalidate"})
+
+
+def forbids_stale(headers: Raw) -> bool:
+    """§5.2.2.2, §5.2.2.8: not even to a request that would take it."""
+    return bool(
+        controls(headers).keys() & {"must-revalidate", "proxy-revalidate", "no-cache", "s-maxage"}
+    )
+
+
+def checked_credentials(names: Iterable[str]) -> frozenset[bytes]:
+    """The names of header fields, in lower case."""
+    if isinstance(names, str):
+        raise ConfigError(f"credentials: must be a list such as ['X-Api-Key'], not {shown(names)}")
+    found = frozenset(name.lower().encode("latin-1", "replace") for name in names)
+    if bad := next((name for name in found if not NAME.fullmatch(name)), None):
+        raise ConfigError(
+            f"credentials: {shown(bad.decode())} is not the name of a header field; "
+            "write one such as X-Api-Key"
+        )
+    return found
+
+
+def carried_in(headers: Raw, credentials: frozenset[bytes]) -> frozenset[bytes]:
+    """The fields of this request that say who its sender is."""
+    return frozenset(name for name, _ in headers if name in ALWAYS or name in credentials)
+
+
+def is_for(answer: Raw, carried: frozenset[bytes]) -> Reason | None:
+    """Why the response to a request that carried these may not be shared; None: it may.
+
+    RFC 9111 §3.5 for `Authorization`. `must-revalidate` says nothing about cookies, and personal
+    pages often carry it: for those, only `public` and `s-maxage` count.
+    """
+    if b"cookie" in carried and not controls(answer).keys() & {"public", "s-maxage"}:
+        return Reason.COOKIE
+    if carried - {b"cookie"} and not allows_authorized(answer):
+        return Reason.AUTHORIZATION
+    return None
+
+
+def judged_for(
+    request: Raw,
+    credentials: frozenset[bytes],
+    status: int,
+    answer: Raw,
+    *,
+    fetched_at: float,
+    own: PageTerms | None,
+) -> Judgement:
+    """May the response to this visitor's own request be shared?"""
+    judgement = judged(status, answer, fetched_at, own)
+    if isinstance(judgement, Unshared):
+        return judgement
+    carried = carried_in(request, credentials)
+    if (reason := is_for(answer, carried)) is not None:
+        return Unshared(reason)
+    judgement = _by_origin(judgement, request, answer)
+    chosen = selected(judgement.vary, request, carried)
+    if chosen is None or chosen != selected(judgement.vary, end_to_end(request), carried):
+        return Unshared(Reason.VARY)  # in the second case `Connection` hid a field from the site
+    names = {*credentials, *(name.encode("latin-1", "replace") for name in judgement.vary)}
+    return Unshared(Reason.HEADERS) if _look_like(request, names) else judgement
+
+
+def _look_like(request: Raw, names: Collection[bytes]) -> bool:
+    """Whether a field, written with `_`, could be read as one of these names."""
+    return any(b"_" in name and name.replace(b"_", b"-") in names for name, _ in request)
+
+
+def _by_origin(judgement: Shared, request: Raw, answer: Raw) -> Shared:
+    """A response that allows one origin depends on it, whether its `Vary` says so or not."""
+    allowed = values(answer, b"access-control-allow-origin")
+    is_open = not allowed or allowed == [b"*"] or not values(request, b"origin")
+    if is_open or "origin" in judgement.vary:
+        return judgement
+    return replace(judgement, vary=tuple(sorted({*judgement.vary, "origin"})))
+
+
+def selected(
+    vary: Iterable[str], request: Raw, carried: frozenset[bytes] = frozenset()
+) -> Mapping[str, str] | None:
+    """RFC 9111 §4.1: what the request says in these headers; None: the page is the visitor's own.
+
+    Credentials never become part of a key.
+    """
+    result: dict[str, str] = {}
+    for name in vary:
+        value, field = normalised(name, request), name.encode("latin-1", "replace")
+        if value is None or field in carried or (value and field in ALWAYS):
+            return None
+        if value:
+            result[name] = value
+    return result
+
+
+def is_of(stored: Stored, request: Raw, carried: frozenset[bytes] = frozenset()) -> bool:
+    """Whether a stored page is the one for these request headers."""
+    return dict(stored.head.variant) == selected(stored.head.vary, request, carried)
+
+
+def normalised(name: str, headers: Raw) -> str | None:
+    """A request header so that what means the same is the same; None: too long to be kept by."""
+    lines = values(headers, name.encode("latin-1", "replace"))
+    if sum(map(len, lines)) > LONGEST_HEADER:
+        return None
+    parts = [part.decode("latin-1") for part in members(lines)]
+    if name == "accept-encoding":
+        return _encodings(parts)
+    if name == "accept-language":
+        return _languages(parts)
+    # As bytes: in UTF-8 a byte that Latin-1 takes for a space is half of a letter.
+    return b", ".join(b" ".join(part.split()) for part in members(lines)).decode("latin-1")
+
+
+def _encodings(parts: Iterable[str]) -> str:
+    """RFC 9110 §12.5.3: those of ours that the client takes; `*` is for those it does not name."""
+    said: dict[str, bool] = {}
+    for part in parts:
+        name = part.partition(";")[0].strip().lower()
+        said[name] = said.get(name, True) and _quality(part) > 0
+    others = said.get("*", False)
+    return ", ".join(it for it in ENCODINGS if said.get(it, said.get(f"x-{it}", others)))
+
+
+def _languages(parts: Iterable[str]) -> str:
+    """The best first; then those that a wider range would mean, and that are refused (§12.5.4)."""
+    said = [(part.partition(";")[0].strip().lower(), _quality(part)) for part in parts]
+    ranked = [it for it, _ in sorted((it for it in said if it[1]), key=lambda it: -it[1])]
+    wide = tuple(f"{it}-" for it in ranked)
+    refused = {it for it, quality in said if not quality and ("*" in ranked or it.startswith(wide))}
+    return ", ".join([*ranked, *(f"{it};q=0" for it in sorted(refused))])
+
+
+def _quality(part: str) -> float:
+    """RFC 9110 §12.4.2; a weight that cannot be read is taken for a refusal."""
+    if (found := WEIGHT.search(part)) is None:
+        return 1.0
+    return float(found[1]) if QUALITY.fullmatch(found[1]) else 0.0
+
+
+def age_at(answer: Answer[Stored], now: float) -> float:
+    """RFC 9111 §4.2.3: since it was asked for, and how old it was then."""
+    return max(0.0, now - answer.fetched_at) + answer.value.head.initial_age
+
+
+def ttl_at(answer: Answer[Stored], now: float) -> float:
+    """What is left of its freshness; an invalidated page has none."""
+    left = answer.value.head.fresh_for - (now - answer.fetched_at)
+    return left if answer.verdict is Verdict.FRESH else min(left, 0.0)
+
+
+def is_changed(answer: Answer[Stored], now: float) -> bool:
+    """I12: EXPIRED before its time, since it was changed through its own URL."""
+    head = answer.value.head
+    is_early = now - answer.fetched_at < head.fresh_for + head.stale_for
+    return answer.verdict is Verdict.EXPIRED and is_early
+
+
+def may_serve(answer: Answer[Stored], now: float) -> bool:
+    """I8: with refreshing having failed; what is kept only to be validated may not."""
+    head = answer.value.head
+    is_over = now - answer.fetched_at >= head.fresh_for + max(head.stale_for, head.error_for)
+    return not is_over and not is_changed(answer, now)
+
+
+def suits(answer: Answer[Stored], wish: Wish, now: float) -> bool:
+    """A route's own duration is the site's decision, not the client's."""
+    return answer.value.head.is_own or is_good_enough(
+        wish,
+        age=age_at(answer, now),
+        ttl=ttl_at(answer, now),
+        may_be_stale=answer.verdict is Verdict.STALE,
+    )
+
+
+def is_takeable(answer: Answer[Stored], wish: Wish, now: float) -> bool:
+    """§5.2.1.2: EXPIRED, too old for us to serve, and all the same what this client takes."""
+    if is_changed(answer, now) or forbids_stale(answer.value.head.headers):
+        return False
+    return wish.max_stale > 0 and suits(answer, wish, now)

@@ -1,0 +1,321 @@
+"""A page at rest: made of a response, as bytes in a store, and as a response again.
+
+Bytes (E11, I2): four of length, the head in msgpack, the body as it is. Decoding copies nothing:
+the body is a view of what was read, so that memory holds a page once (I16). Where values lie in the
+open (I2) the body is the object, and the head stands in the row. Responses (I12, I14, I15): 200,
+304, 206, 416; GET and HEAD.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from stillfresh.errors import StoreError
+from stillfresh.freshness import Policy
+from stillfresh.http.fields import Raw, end_to_end, field_value, values, with_field
+from stillfresh.http.freshness import (
+    PageTerms,
+    cache_status,
+    initial_age,
+    longest_lifetime,
+    policy_headers,
+)
+from stillfresh.http.validation import (
+    RangeAsked,
+    etag_of,
+    if_range_holds,
+    not_modified,
+    not_modified_headers,
+    part_asked,
+)
+from stillfresh.isr.model import Head, Headers, Page, PageFailed, Rendered, Send, Stored
+from stillfresh.isr.sharing import Judgement, Unshared, is_of_gateway, private
+from stillfresh.stores.contract import Store, WrappedStore
+
+if TYPE_CHECKING:
+    from stillfresh.stores.bodies import Body
+
+T = TypeVar("T")
+BODILESS: Final = frozenset({204, 304})
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decoder: Final = msgspec.msgpack.Decoder(Head)
+
+
+def made_of(
+    page: Page,
+    judgement: Judgement,
+    fetched_at: float,
+    given: Mapping[str, str],
+    *,
+    is_own: bool,
+) -> Rendered:
+    """`given`: the request headers that it may vary by; `is_own`: by a route's own duration."""
+    # The length is counted anew, and the age told anew, whenever it is served.
+    raw = tuple(
+        it for it in end_to_end(page.headers.raw) if it[0] not in {b"content-length", b"age"}
+    )
+    if isinstance(judgement, Unshared):
+        return Rendered(Stored(Head(page.status, raw), page.body), judgement.reason)
+    terms, vary = judgement.terms, judgement.vary
+    head = Head(
+        status=page.status,
+        headers=raw,
+        etag=None if values(raw, b"etag") else etag_of(page.body),
+        initial_age=0.0 if is_own else initial_age(page.headers.raw, fetched_at),
+        fresh_for=terms.fresh_for,
+        stale_for=terms.stale_for,
+        error_for=terms.error_for,
+        is_own=is_own,
+        vary=vary,
+        variant=tuple((name, given[name]) for name in vary if given.get(name)),
+    )
+    return Rendered(Stored(head, page.body))
+
+
+def opened(stored: Stored) -> Page:
+    return Page(bytes(stored.body), stored.head.status, Headers.of(stored.head.headers))
+
+
+def notice(status: int, text: str, more: Raw = ()) -> Page:
+    """What the cache says itself; nobody keeps it."""
+    told = ((b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store"))
+    return Page(text, status, Headers.of((*told, *more)))
+
+
+def bare(status: int, headers: Raw) -> Page:
+    """I13: of an error that is one visitor's, what the others who waited are told."""
+    kept = tuple(it for it in headers if it[0] == b"retry-after")
+    return notice(status, "This page cannot be shown now.\n", kept)
+
+
+def too_busy(retry_after: float) -> Page:
+    """I8: nobody could render it in time."""
+    pause = ((b"retry-after", b"%d" % max(1, int(retry_after + 0.999))),)
+    return notice(503, "This page is being prepared; please try again in a moment.\n", pause)
+
+
+def refused(page: Stored) -> PageFailed:
+    """I13: an error, too, may be for one alone; the others hear that there was one."""
+    headers, whole = page.head.headers, opened(page)
+    if private(headers) is None or is_of_gateway(headers):
+        return PageFailed(whole)
+    return PageFailed(bare(whole.status, headers), own=whole)
+
+
+def packed(head: bytes, body: bytes | memoryview) -> bytes:
+    return b"".join([len(head).to_bytes(4, "big"), head, body])
+
+
+def parts(data: bytes) -> tuple[memoryview, memoryview]:
+    view = memoryview(data)
+    end = 4 + int.from_bytes(view[:4], "big")
+    if len(view) < end:
+        raise ValueError("cut short")
+    return view[4:end], view[end:]
+
+
+class PageBytes(bytes):
+    """A body with its head beside it, for a store of this process: a hit sends it as it is."""
+
+    head: Head
+
+
+class PageCodec:
+    """What the engine stores pages with; `is_packed`: the head is written before the body."""
+
+    def __init__(self, *, is_packed: bool = True) -> None:
+        self._is_packed = is_packed
+
+    def encode(self, page: Stored, /) -> bytes:
+        if self._is_packed:
+            return packed(_encode(page.head), page.body)
+        data = PageBytes(page.body)
+        data.head = page.head
+        return data
+
+    def decode(self, data: bytes, /) -> Stored:
+        if isinstance(data, PageBytes):
+            return Stored(data.head, data)
+        head, body = parts(data)
+        return Stored(_decoder.decode(head), body)
+
+
+def page_in(data: bytes) -> Page:
+    """The page that a store keeps as these bytes."""
+    return opened(PageCodec().decode(data))
+
+
+class PageShape:
+    """I2: how a page lies in S3, where services in other languages read and write it too."""
+
+    def __init__(self, others: Policy | None = None) -> None:
+        self.others = others
+        """I19: the cache's own terms, for pages whose rows say none."""
+
+    def outside(self, value: bytes) -> "Body":
+        from stillfresh.stores.bodies import Body  # noqa: PLC0415 (only where S3 is used)
+
+        head, body = parts(value)
+        page = _decoder.decode(head)
+        types, etags = (values(page.headers, it) for it in (b"content-type", b"etag"))
+        etag = page.etag or (etags[0] if etags else None)
+        return Body(
+            bytes(body),
+            types[0].decode("latin-1") if types else None,
+            etag.decode("latin-1") if etag else None,
+            bytes(head),
+        )
+
+    def inside(self, body: "Body") -> bytes:
+        """I19: its freshness is the row's, which another may have changed."""
+        terms = body.terms or Policy(0)
+        if not body.extra:
+            return packed(_encode(_of_another(body, terms)), body.data)
+        try:
+            head = _decoder.decode(body.extra)
+        except msgspec.DecodeError:
+            return packed(body.extra, body.data)  # the codec says what is wrong with it
+        head = msgspec.structs.replace(head, fresh_for=terms.fresh_for)
+        return packed(_encode(head), body.data)
+
+
+def _of_another(body: "Body", terms: Policy) -> Head:
+    """Status 200, the object's content type, the row's ETag unchanged, its interval told."""
+    told = {b"content-type": body.content_type, b"etag": body.etag}
+    fields = ((name, field_value(text)) for name, text in told.items() if text)
+    return Head(
+        headers=tuple((name, value) for name, value in fields if value is not None),
+        fresh_for=terms.fresh_for,
+        stale_for=terms.stale_for,
+        error_for=terms.error_for,
+        is_own=True,
+    )
+
+
+class PageStore(WrappedStore):
+    """I10: the steps that visitors wait for end in time. I2: where others read it, `PageShape`.
+
+    A lease that took longer to get than it lasts is none: writes may take as long as that.
+    Invalidations have no limit: their caller waits until they hold.
+    """
+
+    def __init__(self, inner: Store, terms: Policy, timeout: float, lease_for: float) -> None:
+        super().__init__(inner)
+        if inner.shapes is not None:
+            inner.shapes.setdefault("page", PageShape(terms))
+        writes = dict.fromkeys(("acquire", "publish", "renew", "release"), max(timeout, lease_for))
+        self._limits = {"read": timeout, **writes}
+
+    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        limit = self._limits.get(name)
+        try:
+            async with asyncio.timeout(limit):
+                return await work()
+        except TimeoutError as exc:
+            raise StoreError(f"{name}: no answer from the store within {limit} s") from exc
+
+
+class ReadyPage:
+    """A page's header fields; `said`: those of a hit, from `begins` until `ends`."""
+
+    __slots__ = ("before", "begins", "ends", "etag", "fields", "length", "modified", "said")
+
+    def __init__(self, stored: Stored) -> None:
+        head, fields = stored.head, stored.head.headers
+        if head.is_own:
+            fields = policy_headers(fields, _terms(head.fresh_for, head))
+        self.before = tuple(values(fields, b"cache-status"))
+        kept = tuple(it for it in fields if it[0] != b"cache-status")
+        if head.etag is not None:
+            kept = (*kept, (b"etag", head.etag))
+        self.fields: Raw = kept
+        size = ((b"content-length", b"%d" % len(stored.body)),)
+        self.length: Raw = () if head.status in BODILESS else size
+        self.etag = next(iter(values(kept, b"etag")), None)
+        self.modified = next(iter(values(kept, b"last-modified")), None)
+        self.begins = self.ends = 0.0
+        self.said: Raw = ()
+
+
+def _terms(fresh_for: float, head: Head) -> PageTerms:
+    return PageTerms(fresh_for, head.stale_for, head.error_for)
+
+
+def ready(stored: Stored) -> ReadyPage:
+    """Made once for each copy in memory."""
+    if stored.ready is None:
+        stored.ready = ReadyPage(stored)
+    made: ReadyPage = stored.ready
+    return made
+
+
+def hit_text(ttl: float) -> str:
+    """RFC 9211 §2.4: served as it was stored."""
+    return f"hit; ttl={int(ttl)}"
+
+
+def told(stored: Stored, age: float, what: str, *, is_outdated: bool = False) -> Raw:
+    """With what this very answer says of itself.
+
+    `is_outdated`: a cache behind this one must not keep it for the rest of its time. By our policy
+    it is told so; what the site said is passed on, and the age says it (RFC 9111 §5.2).
+    """
+    made, head = ready(stored), stored.head
+    if is_outdated and not head.is_own:
+        age = max(age, longest_lifetime(head.headers))
+    status = cache_status(made.before, what)
+    fields = (*made.fields, (b"age", b"%d" % age), (b"cache-status", status))
+    return policy_headers(fields, _terms(0.0, head)) if is_outdated and head.is_own else fields
+
+
+async def send_stored(
+    send: Send,
+    stored: Stored,
+    fields: Raw,
+    request: Iterable[tuple[bytes, bytes]],
+    *,
+    is_head: bool,
+) -> None:
+    """As the request's conditions ask for it (RFC 9110 §13.2.2)."""
+    made, status, request = ready(stored), stored.head.status, tuple(request)
+    if status == 200:
+        if not_modified(request, made.etag, made.modified):
+            return await send_whole(send, 304, not_modified_headers(fields), b"")
+        ranges = values(request, b"range")
+        if len(ranges) == 1 and not is_head and if_range_holds(request, made.fields):
+            return await _send_part(send, stored, fields, ranges[0])
+    body = b"" if is_head else bytes(stored.body)
+    return await send_whole(send, status, (*fields, *made.length), body)
+
+
+async def _send_part(send: Send, stored: Stored, fields: Raw, asked: bytes) -> None:
+    whole = len(stored.body)
+    match part_asked(asked, whole):
+        case RangeAsked.WHOLE:
+            await send_whole(send, 200, sized(fields, whole), bytes(stored.body))
+        case RangeAsked.UNSATISFIABLE:
+            kept = not_modified_headers(fields)
+            unsatisfied = (b"content-range", b"bytes */%d" % whole)
+            await send_whole(send, 416, sized((*kept, unsatisfied), 0), b"")
+        case (first, end):
+            span = (b"content-range", b"bytes %d-%d/%d" % (first, end - 1, whole))
+            part = bytes(stored.body[first:end])
+            await send_whole(send, 206, sized((*fields, span), len(part)), part)
+
+
+async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None:
+    """A page that is not stored: an error, or one for this visitor alone."""
+    status = cache_status(values(page.headers.raw, b"cache-status"), what)
+    fields = sized(with_field(page.headers.raw, b"cache-status", status), len(page.body))
+    await send_whole(send, page.status, fields, b"" if is_head else page.body)
+
+
+def sized(fields: Raw, length: int) -> Raw:
+    return with_field(fields, b"content-length", b"%d" % length)
+
+
+async def send_whole(send: Send, status: int, fields: Raw, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(fields)})
+    await send({"type": "http.response.body", "body": body})
