@@ -7,7 +7,7 @@ import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Verdict
 from stillfresh.engine import Core, Private, Spec, terms_of
-from stillfresh.engine.codec import MsgpackCodec
+from stillfresh.engine.model import MsgpackCodec
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, turns, until
 

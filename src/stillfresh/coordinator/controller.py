@@ -17,7 +17,6 @@ from stillfresh.coordinator.track import Outcome, Track, ViewerSession, ViewKey
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Cache
 from stillfresh.engine.keys import checked_id
-from stillfresh.engine.put import put
 from stillfresh.engine.rules import ABSENT
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, error_text, shown
 from stillfresh.events import Events, Unsubscribe
@@ -154,7 +153,7 @@ class TtlController:
         _check_here(track, session)
         check_owner()
         edited = track.view(id) if view is None else view
-        await put(track.core, [(ViewKey(id, session), (track.owner(session), edited))], check_owner)
+        await track.core.put([(ViewKey(id, session), (track.owner(session), edited))], check_owner)
         track.refreshed([id])
 
     async def force_refresh_posts_by_ids(

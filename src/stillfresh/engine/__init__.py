@@ -1,26 +1,27 @@
 """The engine: the read path that all systems share, and the one law.
 
-Other packages come in through here, and through `keys`, `driver`, `rules`, `explain` and `tasks`.
+Other packages come in through here, and through `keys`, `rules`, `watcher`, `explain`
+and `loader`.
 """
 
 from stillfresh.engine.cache import Cache
-from stillfresh.engine.codec import Codec, MsgpackCodec
 from stillfresh.engine.core import Core
-from stillfresh.engine.explain import Listed
+from stillfresh.engine.explain import Explanation, Listed
+from stillfresh.engine.keys import Spec, terms_of
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import (
     HITS,
     Answer,
+    Codec,
     Dropped,
-    Explanation,
     Loaded,
+    MsgpackCodec,
     Origin,
     Outcome,
     Private,
     RetryAfter,
 )
 from stillfresh.engine.resource import Function, Handle, Resource
-from stillfresh.engine.spec import Spec, terms_of
 from stillfresh.engine.stats import CacheStats, ResourceStats, prometheus_text
 from stillfresh.engine.watch import Update, Watch
 

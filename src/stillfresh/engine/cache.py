@@ -18,22 +18,22 @@ from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.codec import Codec, MsgpackCodec
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import Listed, listed
 from stillfresh.engine.keys import (
     Call,
     Signature,
+    Spec,
     batch_types,
     checked_kind,
     checked_tags,
+    terms_of,
 )
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Loaded
+from stillfresh.engine.model import Codec, Loaded, MsgpackCodec
 from stillfresh.engine.resource import Function, Resource, text_of
-from stillfresh.engine.spec import Spec, terms_of
 from stillfresh.engine.stats import CacheStats
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.slices import sliced

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from stillfresh.engine.model import Explanation
-from stillfresh.engine.rules import FOR_EVER, fresh_until, is_cooling, is_held, verdict_of
+from stillfresh.engine.rules import FOR_EVER, cooling, fresh_until, is_held, verdict_of
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import Entry, Mark, Record
 
@@ -31,6 +30,50 @@ COOLING = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class EntryState:
+    """What a record tells of its entry."""
+
+    verdict: Verdict
+    """GONE as well where there is no copy: there never was one, or it is being loaded."""
+    age: float | None
+    fresh_until: float | None
+    invalidated: bool
+    held_until: float | None
+    """Somebody is loading it, here or elsewhere, until then at the latest."""
+    failures: int
+    retry_at: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(EntryState):
+    """Why this value, why now, who refreshes it, when."""
+
+    resource: str
+    key: object
+    loading_here: bool
+    in_memory: bool
+    text: str
+    """The same in a sentence or two."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed(EntryState):
+    """What `explain` says of one entry, as far as its row tells."""
+
+    kind: str
+    id: str
+    fetched_at: float | None
+    size: int | None
+    """Bytes of the value as it is stored; None where there is none, or the store cannot tell."""
+    absent: bool
+    """Upstream says that there is no such thing."""
+
+
 def explain(
     resource: str,
     key: object,
@@ -42,30 +85,23 @@ def explain(
     lease_for: float = FOR_EVER,
 ) -> Explanation:
     """Everything known about one entry."""
-    held_until = record.held_until if is_held(record, now, lease_for) else None
-    record = replace(record, held_until=held_until)
-    row = _listed(Entry(resource, "", record), now)
+    state = _state(record, now, lease_for)
+    record = replace(record, held_until=state.held_until)
     return Explanation(
+        **vars(state),
         resource=resource,
         key=key,
-        verdict=row.verdict,
-        age=row.age,
-        fresh_until=row.fresh_until,
-        invalidated=row.invalidated,
         loading_here=loading_here,
-        held_until=held_until,
-        failures=row.failures,
-        retry_at=row.retry_at,
-        error=row.error,
         in_memory=in_memory,
-        text=_text(resource, key, record, now, row.verdict, loading_here=loading_here),
+        text=_text(resource, key, record, now, state.verdict, loading_here=loading_here),
     )
 
 
 def _text(
     resource: str, key: object, record: Record, now: float, verdict: Verdict, *, loading_here: bool
 ) -> str:
-    reads = COOLING if is_cooling(record.failure, now) else READS
+    pause = cooling(record.failure, now)
+    reads = READS if pause is None else COOLING
     is_page = resource == PAGE
     then = _of_page(record, now, verdict) if is_page else None
     what = _what(record, now, verdict, is_page=is_page)
@@ -77,13 +113,9 @@ def _text(
             f"Another process is loading it, until {record.held_until - now:.1f} s from now."
         )
     if (failure := record.failure) is not None:
-        pause = (
-            f"; no load begins for another {failure.retry_at - now:.1f} s"
-            if is_cooling(failure, now)
-            else ""
-        )
         loads = "load" if failure.count == 1 else f"{failure.count} loads"
-        parts.append(f"The last {loads} failed ({failure.error}){pause}.")
+        left = f"; no load begins for another {failure.retry_at - now:.1f} s" if pause else ""
+        parts.append(f"The last {loads} failed ({failure.error}){left}.")
     return " ".join(parts)
 
 
@@ -96,7 +128,7 @@ def _of_page(record: Record, now: float, verdict: Verdict) -> str | None:
         return "each who asks is sent their own"
     if copy.mark is not Mark.HARD:
         return None
-    if is_cooling(record.failure, now):
+    if cooling(record.failure, now):
         return "it must be validated before it is served, so a read fails at once"
     return "it must be validated before it is served: a read waits for that, and fails if it fails"
 
@@ -114,46 +146,28 @@ def _what(record: Record, now: float, verdict: Verdict, *, is_page: bool) -> str
     return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, {when}"
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """What `explain` says of one entry, as far as its row tells."""
-
-    kind: str
-    id: str
-    verdict: Verdict
-    """GONE as well where there is no copy: one that is being loaded, or failed to."""
-    age: float | None
-    fetched_at: float | None
-    fresh_until: float | None
-    size: int | None
-    """Bytes of the value as it is stored; None where there is none, or the store cannot tell."""
-    absent: bool
-    """Upstream says that there is no such thing."""
-    invalidated: bool
-    held_until: float | None
-    """Somebody is loading it, until then at the latest."""
-    failures: int
-    retry_at: float | None
-    error: str | None
-
-
 def listed(entries: Iterable[Entry], now: float) -> list[Listed]:
-    return [_listed(entry, now) for entry in entries]
+    return [
+        Listed(
+            **vars(_state(entry.record, now)),
+            kind=entry.kind,
+            id=entry.id,
+            fetched_at=None if (copy := entry.record.copy) is None else copy.fetched_at,
+            size=entry.size,
+            absent=copy is not None and copy.value is None,
+        )
+        for entry in entries
+    ]
 
 
-def _listed(entry: Entry, now: float) -> Listed:
-    copy, failure = entry.record.copy, entry.record.failure
-    return Listed(
-        kind=entry.kind,
-        id=entry.id,
+def _state(record: Record, now: float, lease_for: float = FOR_EVER) -> EntryState:
+    copy, failure = record.copy, record.failure
+    return EntryState(
         verdict=Verdict.GONE if copy is None else verdict_of(copy, now),
         age=None if copy is None else age_of(copy.fetched_at, now),
-        fetched_at=None if copy is None else copy.fetched_at,
         fresh_until=None if copy is None else fresh_until(copy),
-        size=entry.size,
-        absent=copy is not None and copy.value is None,
         invalidated=copy is not None and copy.mark is not Mark.NONE,
-        held_until=entry.record.held_until if is_held(entry.record, now) else None,
+        held_until=record.held_until if is_held(record, now, lease_for) else None,
         failures=0 if failure is None else failure.count,
         retry_at=None if failure is None else failure.retry_at,
         error=None if failure is None else failure.error,

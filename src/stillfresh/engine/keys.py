@@ -1,21 +1,28 @@
-"""One call, one key: what identifies an entry, and what is refused at the door (E15).
+"""What a resource was declared to be, and one call, one key: what is refused at the door (E8, E15).
 
-Pure: signatures and arguments in, text out, or a `ConfigError` that says what to write instead.
+Pure: options, signatures and arguments in, what they mean out, or a `ConfigError` that says what to
+write instead.
 """
 
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final, Generic, ParamSpec, Union, get_args, get_origin
+from typing import Any, Final, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 import msgspec
 
-from stillfresh.engine.model import Loaded
+from stillfresh.checks import checked_whole
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine.model import Codec, Loaded, OwnTerms
+from stillfresh.engine.rules import Terms, absent_believed_for
 from stillfresh.errors import ConfigError, shown
+from stillfresh.freshness import Policy
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 P = ParamSpec("P")
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -58,11 +65,7 @@ def checked_id(resource: str, text: str) -> str:
         return text
     if not text:
         raise ConfigError(f"{resource}: the key is empty; a key has at least one character")
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise ConfigError(f"{resource}: the key {shown(text)} cannot be written as UTF-8") from None
-    if size > MAX_KEY:
+    if (size := _size(resource, "key", text)) > MAX_KEY:
         raise ConfigError(
             f"{resource}: the key {shown(text)} is {size:,} bytes long, of {MAX_KEY:,} allowed"
         )
@@ -75,7 +78,10 @@ def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
         listed = (tags,) if isinstance(tags, str) else tuple(tags)  # type: ignore[arg-type]
     except TypeError:
         raise ConfigError(f"{resource}: tags are a list of text, not {shown(tags)}") from None
-    sizes = {tag: _tag_size(resource, tag) for tag in listed}
+    for tag in listed:
+        if not isinstance(tag, str):
+            raise ConfigError(f"{resource}: a tag is text, not {shown(tag)}")
+    sizes = {tag: _size(resource, "tag", tag) for tag in listed}
     if (size := sum(sizes.values())) > MAX_TAGS:
         raise ConfigError(
             f"{resource}: the tags of a key are {size:,} bytes long, of {MAX_TAGS:,} allowed "
@@ -84,13 +90,12 @@ def checked_tags(resource: str, tags: object) -> tuple[str, ...]:
     return tuple(sizes)
 
 
-def _tag_size(resource: str, tag: object) -> int:
-    if not isinstance(tag, str):
-        raise ConfigError(f"{resource}: a tag is text, not {shown(tag)}")
+def _size(resource: str, what: str, text: str) -> int:
     try:
-        return len(tag.encode())
+        return len(text.encode())
     except UnicodeEncodeError:
-        raise ConfigError(f"{resource}: the tag {shown(tag)} cannot be written as UTF-8") from None
+        said = f"{resource}: the {what} {shown(text)} cannot be written as UTF-8"
+        raise ConfigError(said) from None
 
 
 def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type[int], Any]:
@@ -237,3 +242,90 @@ def _listed(value: object) -> object:
 def _name(loader: Callable[..., Any]) -> str:
     """A partial has none."""
     return getattr(loader, "__qualname__", repr(loader)).rpartition("<locals>.")[2]
+
+
+class Spec(Generic[K, V]):
+    """A resource as it was declared; its terms may change while it runs (C1).
+
+    Each mistake names the resource and the option.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        load: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, Any]]],
+        codec: Codec[V],
+        tags: Callable[[K], Sequence[str]] | None,
+        terms: Terms,
+        *,
+        max_batch: int,
+        concurrency: int,
+        max_entries: int,
+        memory_for: Duration,
+        lease_for: Duration,
+        load_timeout: Duration,
+        by_id: bool = True,
+    ) -> None:
+        if tags is not None and not callable(tags):
+            raise ConfigError(f"{kind}: tags is a function of the key, not {shown(tags)}")
+        if not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
+            raise ConfigError(f"{kind}: codec has encode and decode, which {shown(codec)} has not")
+        self.kind = kind
+        self.load = load
+        self.codec = codec
+        self.tags = tags
+        self.terms = terms
+        self.max_batch = checked_whole(f"{kind}: max_batch", max_batch)
+        self.concurrency = checked_whole(f"{kind}: concurrency", concurrency)
+        self.max_entries = checked_whole(f"{kind}: max_entries", max_entries)
+        self.memory_for = seconds(memory_for, name=f"{kind}: memory_for")
+        self.lease_for = seconds(lease_for, name=f"{kind}: lease_for", positive=True)
+        self.load_timeout = seconds(load_timeout, name=f"{kind}: load_timeout", positive=True)
+        self.by_id = by_id
+        """A key that is made of its id alone can be loaded."""
+
+    def tags_of(self, key: K) -> tuple[str, ...]:
+        """E8: the key's tags, or what their function raised, or what is wrong with them."""
+        return () if self.tags is None else checked_tags(self.kind, self.tags(key))
+
+    def with_terms(self, value: V | Loaded[V], terms: OwnTerms) -> V | Loaded[V]:
+        """E17: what a caller of `put` leaves out is the resource's; a value's own terms win."""
+        if not terms:
+            return value
+        for unknown in terms.keys() - OwnTerms.__annotations__.keys():
+            names = ", ".join(OwnTerms.__annotations__)
+            raise TypeError(f"{self.kind}: there is no term {unknown!r}; there are {names}")
+        own: dict[str, Any] = {"fresh_for": self.terms.policy.fresh_for, **terms}
+        if isinstance(value, Loaded):
+            given = {name: getattr(value, name) for name in OwnTerms.__annotations__}
+            own |= {name: it for name, it in given.items() if it is not None}
+            value = value.value
+        return Loaded(value, **own)
+
+    def possible_tags(self, key: K) -> tuple[str | None, ...]:
+        """E8: the key's tags; None among them: any tag, since their function failed."""
+        try:
+            return self.tags_of(key)
+        except Exception:  # noqa: BLE001 (a user's function may raise anything)
+            return (None,)
+
+
+def terms_of(  # noqa: PLR0917 (the order of `Policy`, and then what counts beside it)
+    kind: str,
+    fresh_for: Duration,
+    stale_for: Duration,
+    error_for: Duration,
+    absent_for: Duration | None,
+    jitter: float = 0.0,
+) -> Terms:
+    """The terms that a declaration says."""
+    policy = Policy(
+        seconds(fresh_for, name=f"{kind}: fresh_for"),
+        seconds(stale_for, name=f"{kind}: stale_for"),
+        seconds(error_for, name=f"{kind}: error_for"),
+    )
+    if absent_for is not None:
+        absent_for = seconds(absent_for, name=f"{kind}: absent_for")
+    if not isinstance(jitter, float | int) or not 0 <= jitter < 1:
+        raise ConfigError(f"{kind}: jitter is a share from 0 to below 1, not {shown(jitter)}")
+    return Terms(policy, absent_believed_for(policy.fresh_for, absent_for), jitter)

@@ -8,23 +8,13 @@ import asyncio
 import logging
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from stillfresh.engine.flight import (
-    COOLING,
-    FAILED,
-    FOUND,
-    FOUND_STALE,
-    GIVEN_UP,
-    LOADED,
-    SUPERSEDED,
-    End,
-    LoadEvent,
-)
+from stillfresh.engine.flight import LOADED, SUPERSEDED, End, LoadEvent
 from stillfresh.engine.loader import Loader, LoadResult, Runtime
-from stillfresh.engine.memory import NEVER, Memory
+from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, Origin, Outcome
-from stillfresh.engine.queue import CURRENT, OVER, Batch, Flight, Queue, Waiter
+from stillfresh.engine.queue import CURRENT, OVER, Batch, Flight, Waiter
 from stillfresh.engine.rules import (
     NOTHING,
     Fail,
@@ -37,11 +27,12 @@ from stillfresh.engine.rules import (
     plan_wait,
     watched_until,
 )
-from stillfresh.engine.spec import Spec
-from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Held, Lease, Newer, Record
+
+if TYPE_CHECKING:
+    from stillfresh.engine.core import Core
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -57,22 +48,13 @@ logger = logging.getLogger(__name__)
 class Loads(Generic[K, V]):
     """The loads of one resource while its cache is open, until the last caller is told."""
 
-    def __init__(
-        self,
-        spec: Spec[K, V],
-        memory: Memory[K, V],
-        watcher: Watcher[K, V],
-        queue: Queue[K, V],
-        runtime: Runtime,
-    ) -> None:
+    def __init__(self, core: "Core[K, V]", runtime: Runtime) -> None:
         self.puts: dict[K, asyncio.Future[None]] = {}
         """E17: the last put of each key that has not ended."""
-        self._spec = spec
-        self._memory = memory
-        self._watcher = watcher
-        self._queue = queue
+        self._spec, self._memory, self._queue = core.spec, core.memory, core.queue
+        self._watcher = core.watcher
         self._runtime = runtime
-        self._loader: Loader[K, V] = Loader(spec, runtime, memory.counts)
+        self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
         self._is_flushing = False
 
     def close(self) -> None:
@@ -231,25 +213,26 @@ class Loads(Generic[K, V]):
         if (entry := memory.entries.get(key)) and entry.copy.generation == flight.seen:
             flight.batch.overtaken.discard(key)  # E17: by a put, whose value this is
         now, lease_for = memory.now(), self._spec.lease_for
-        plan = plan_read(record, now, lease_for)
         if waited:
             plan = plan_arrived(record, seen, now, lease_for)
+        else:
+            plan = plan_read(record, now, lease_for)
         match plan:
             case Serve(copy) if flight.takes(copy, seen) and (
                 answer := memory.serve(key, plan, now, ANOTHER, since)
             ):
-                ended = self._queue.end(flight, FOUND_STALE if plan.refresh else FOUND)
+                ended = self._queue.end(flight, End.FOUND_STALE if plan.refresh else End.FOUND)
                 _settle(key, ended.told, answer)
                 self._watcher.landed(key, answer, watched_until(copy, self._spec.terms), now)
             case Fail(failure):
-                self._tell_failure(flight, COOLING, memory.cooling(key, failure, now))
+                self._tell_failure(flight, End.COOLING, memory.cooling(key, failure, now))
             case Serve() if flight.is_bound and (pause := cooling(record.failure, now)):
                 self.give_fallback(key, plan.copy, flight.waiters)  # if it can be read
-                self._tell_failure(flight, COOLING, memory.cooling(key, pause, now))
+                self._tell_failure(flight, End.COOLING, memory.cooling(key, pause, now))
             case plan:
                 if isinstance(plan, Load) and plan.fallback is not None:
                     self.give_fallback(key, plan.fallback, flight.waiters)
-                self._queue.end(flight, GIVEN_UP)
+                self._queue.end(flight, End.GIVEN_UP)
         self.flush_soon()
 
     async def _load(self, batch: Batch, leases: dict[str, Lease]) -> None:
@@ -302,7 +285,7 @@ class Loads(Generic[K, V]):
             if (error := result.error) is not None:
                 if (entry := entries.get(flight.key)) is not None:
                     entry.until = NEVER
-                self._tell_failure(flight, FAILED, error)
+                self._tell_failure(flight, End.FAILED, error)
             elif (copy := result.copy) is not None:
                 how = SUPERSEDED if id_ in superseded else LOADED
                 kept = since if id_ in published else None
@@ -334,9 +317,13 @@ class Loads(Generic[K, V]):
         else:
             memory.keep(key, copy, value, outlook, since)
         if key in self._watcher.watches:
-            answer = memory.made(copy, value, verdict, OWN)
-            until = watched_until(copy, self._spec.terms)
-            self._watcher.landed(key, answer, until, outlook.now)
+            self.tell_watches(key, copy, value, outlook)
+
+    def tell_watches(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:
+        """A new copy was loaded, or put."""
+        answer = self._memory.made(copy, value, outlook.at_arrival, OWN)
+        until = watched_until(copy, self._spec.terms)
+        self._watcher.landed(key, answer, until, outlook.now)
 
     def _tell_failure(self, flight: Flight[K, Waiter[K, V]], how: End, error: LoadFailed) -> None:
         _settle(flight.key, self._queue.end(flight, how).told, error)

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from stillfresh.clock import Clock
+from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Dropped, OwnLoad, Private
 from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import (
@@ -25,7 +26,6 @@ from stillfresh.engine.rules import (
     results_of,
     stamped,
 )
-from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import Counts
 from stillfresh.errors import LoadFailed, StoreError, error_text
 from stillfresh.freshness import Policy

@@ -11,9 +11,9 @@ from typing import Final, Generic, TypeVar
 from msgspec.structs import replace
 
 from stillfresh.clock import Clock
+from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Origin
 from stillfresh.engine.rules import Outlook, Serve, age_bucket, outlook_of, verdict_of
-from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import Counts
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
@@ -324,8 +324,9 @@ class Memory(Generic[K, V]):
     def fold(self, entry: MemoryEntry[K, V]) -> None:
         """Hand the entry's hits over to the counts."""
         if entry.hits:
-            answer = entry.answer
-            self.counts.read(answer.origin, answer.verdict, entry.bucket, entry.hits)
+            answer, counts = entry.answer, self.counts
+            counts.reads[answer.origin][answer.verdict] += entry.hits
+            counts.ages[entry.bucket] += entry.hits
             entry.hits = 0
             entry.marked = True
 

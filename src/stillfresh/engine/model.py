@@ -1,17 +1,18 @@
-"""What goes in and out of the engine: answers, what a loader may say, what an explanation holds.
+"""What goes in and out of the engine: answers, what a loader may say, and values as bytes (E11).
 
-Pure data: no clock is read here but through an answer's own `age`.
+Pure data: no clock is read here but through an answer's own `age`. Never pickle: a cache file must
+not be able to run code.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Generic, TypedDict, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
+from msgspec.structs import replace
 
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.errors import ConfigError, LoadFailed, StillfreshError
 from stillfresh.freshness import Verdict, age_of
 
 V = TypeVar("V")
@@ -114,29 +115,29 @@ class Dropped(StillfreshError):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why this value, why now, who refreshes it, when."""
+class Codec(Protocol[V]):
+    """What `codec=` takes. `decode` may raise anything for bytes that it does not know."""
 
-    resource: str
-    key: object
-    verdict: Verdict
-    """GONE as well where there never was a copy."""
-    age: float | None
-    fresh_until: float | None
-    invalidated: bool
-    loading_here: bool
-    held_until: float | None
-    """Another process (or this one) holds the lease until then."""
-    failures: int
-    retry_at: float | None
-    error: str | None
-    in_memory: bool
-    text: str
-    """The same in a sentence or two."""
+    def encode(self, value: V, /) -> bytes:
+        """The value as bytes."""
 
-    def __str__(self) -> str:
-        return self.text
+    def decode(self, data: bytes, /) -> V:
+        """The value that `encode` was given."""
+
+
+class MsgpackCodec(Generic[V]):
+    """Typed msgpack."""
+
+    def __init__(self, of: Any, resource: str) -> None:  # noqa: ANN401 (a type form)
+        try:
+            self._decoder: msgpack.Decoder[V] = msgpack.Decoder(of)
+        except TypeError as exc:
+            raise ConfigError(
+                f"{resource}: cannot store values of type {of!r} ({exc}); "
+                f"annotate a type that msgspec knows, or give codec="
+            ) from exc
+        self.encode = msgpack.Encoder().encode
+        self.decode = self._decoder.decode
 
 
 Outcome = Answer[V] | LoadFailed
@@ -150,15 +151,8 @@ def answered(outcome: Outcome[V], clock: Callable[[], float]) -> Answer[V]:
     """A failure as an answer that says why there is none."""
     if not isinstance(outcome, LoadFailed):
         return outcome
-    return Answer(
-        cast("V", None),
-        found=False,
-        verdict=Verdict.GONE,
-        fetched_at=clock(),
-        origin=Origin.LOADED,
-        clock=clock,
-        error=outcome,
-    )
+    now, nothing = clock(), cast("V", None)
+    return Answer(nothing, False, Verdict.GONE, now, Origin.LOADED, clock, outcome)  # noqa: FBT003
 
 
 def all_answered(
@@ -174,15 +168,4 @@ def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Callable[[], f
     """What is left to show after a failure, and the failure with it."""
     if known is None or isinstance(known, LoadFailed):
         return answered(known or failure, clock)
-    if known.error is not None:
-        return known
-    return Answer(
-        known.value,
-        found=known.found,
-        verdict=known.verdict,
-        fetched_at=known.fetched_at,
-        origin=known.origin,
-        clock=clock,
-        error=failure,
-        unverified=known.unverified,
-    )
+    return known if known.error is not None else replace(known, error=failure)

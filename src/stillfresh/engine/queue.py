@@ -28,9 +28,9 @@ from stillfresh.engine.flight import (
     LoadEvent,
     LoadState,
 )
+from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private
 from stillfresh.engine.rules import FOR_EVER, NOTHING
-from stillfresh.engine.spec import Spec
 from stillfresh.engine.stats import Counts
 from stillfresh.errors import LoadFailed
 from stillfresh.stores.contract import Copy, Failure, Record

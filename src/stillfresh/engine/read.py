@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import Runtime, is_cancelled, looked_at
@@ -27,7 +28,6 @@ from stillfresh.engine.rules import (
     plan_read,
     verdict_of,
 )
-from stillfresh.engine.spec import Spec
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
@@ -95,12 +95,9 @@ class Reads(Generic[K, V]):
             self._check_open(runtime)
         return runtime
 
-    def is_open(self, runtime: Runtime) -> bool:
-        return self._runtime is runtime
-
     def _check_open(self, runtime: Runtime) -> None:
         """Closed while we waited: what we have in hand belongs to a life that has ended."""
-        if not self.is_open(runtime):
+        if self._runtime is not runtime:
             raise NotOpen(f"{self.spec.kind}: the cache is closed")
 
     def texts(self, keys: Iterable[K]) -> dict[K, str]:

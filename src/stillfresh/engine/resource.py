@@ -10,10 +10,10 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.core import Core
+from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, Call, Signature, checked_text
 from stillfresh.engine.memory import MemoryEntry
-from stillfresh.engine.model import Answer, Explanation, Loaded, Outcome, OwnTerms, all_answered
-from stillfresh.engine.put import put
+from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, all_answered
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
@@ -24,42 +24,31 @@ P = ParamSpec("P")
 
 
 class Handle(Generic[V]):
-    """One entry of a resource."""
+    """One entry; each method is that of its resource."""
 
-    __slots__ = ("_core", "_key")
+    __slots__ = ("_key", "_resource")
 
-    def __init__(self, core: Core[Any, V], key: object) -> None:
-        self._core = core
+    def __init__(self, resource: "Resource[Any, V]", key: object) -> None:
+        self._resource = resource
         self._key = key
 
     async def get(self, max_age: Duration | None = None) -> Answer[V]:
-        """The answer, from memory, the store or a load; `max_age` as for `Resource.get`."""
-        limit = _limit(max_age)
-        return _raised((await self._core.answers([self._key], max_age=limit))[self._key])
+        return await self._resource.get(self._key, max_age)
 
     def peek(self) -> Answer[V] | None:
-        """What memory holds; no await, no refresh."""
-        return self._core.memory.peek(self._key)
+        return self._resource.peek(self._key)
 
     async def refresh(self) -> None:
-        """Load it now, whatever its age; LoadFailed if that fails."""
-        _raised((await self._core.reload([self._key]))[self._key])
+        await self._resource.refresh(self._key)
 
-    async def put(
-        self,
-        value: V | Loaded[V],
-        **terms: Unpack[OwnTerms],
-    ) -> None:
-        """Publish a value that you know, as `Resource.put` does (E17)."""
-        await put(self._core, [(self._key, self._core.spec.with_terms(value, terms))])
+    async def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
+        await self._resource.put(self._key, value, **terms)
 
     async def invalidate(self, *, soft: bool = False) -> None:
-        """It is wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
-        await self._core.invalidate([self._key], soft=soft)
+        await self._resource.invalidate(self._key, soft=soft)
 
     async def delete(self) -> None:
-        """Forget it altogether."""
-        await self._core.delete([self._key])
+        await self._resource.delete(self._key)
 
     def watch(
         self,
@@ -67,12 +56,10 @@ class Handle(Generic[V]):
         tell: Callable[[Update[Any, V]], object] | None = None,
         end: Callable[[], object] | None = None,
     ) -> Watch[Any, V]:
-        """Kept fresh inside `with`; iterate over it, or give `tell`, to see each new copy."""
-        return Watch(self._core.watcher, [self._key], tell=tell, end=end)
+        return self._resource.watch(self._key, tell=tell, end=end)
 
     async def explain(self) -> Explanation:
-        """Why this value, why now, who refreshes it, when."""
-        return await self._core.explain(self._key)
+        return await self._resource.explain(self._key)
 
 
 class Resource(Generic[K, V]):
@@ -111,11 +98,11 @@ class Resource(Generic[K, V]):
                 entry.hits += 1
                 return entry.answer
         if max_age is not None:
-            return await self.of(key).get(max_age)
+            return await self._get(key, _limit(max_age))
         return self._core.glance(key) or await self._get(key)
 
-    async def _get(self, key: K) -> Answer[V]:
-        return _raised((await self._core.answers([key]))[key])
+    async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
+        return _raised((await self._core.answers([key], max_age=max_age))[key])
 
     async def get_many(
         self, keys: Iterable[K], max_age: Duration | None = None
@@ -157,25 +144,16 @@ class Resource(Generic[K, V]):
         for outcome in (await self._core.reload(self._unique(keys))).values():
             _raised(outcome)
 
-    async def put(
-        self,
-        key: K,
-        value: V | Loaded[V],
-        **terms: Unpack[OwnTerms],
-    ) -> None:
+    async def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
         """Publish a value that you know, for example after a write (E17).
 
         A load under way is superseded. The next read in every process sees the value, and watchers
         in this process are told. Terms that are left out are the resource's. ConfigError if the
         value cannot be stored; StoreError if the store did not confirm the put.
         """
-        await put(self._core, [(key, self._core.spec.with_terms(value, terms))])
+        await self._core.put([(key, self._core.spec.with_terms(value, terms))])
 
-    async def put_many(
-        self,
-        values: Mapping[K, V | Loaded[V]],
-        **terms: Unpack[OwnTerms],
-    ) -> None:
+    async def put_many(self, values: Mapping[K, V | Loaded[V]], **terms: Unpack[OwnTerms]) -> None:
         """Put many values, 100 keys in one step; none if one value cannot be stored."""
         if not isinstance(values, Mapping):
             raise ConfigError(
@@ -183,7 +161,7 @@ class Resource(Generic[K, V]):
                 f"not {shown(values)}"
             )
         with_terms = self._core.spec.with_terms
-        await put(self._core, [(key, with_terms(it, terms)) for key, it in values.items()])
+        await self._core.put([(key, with_terms(it, terms)) for key, it in values.items()])
 
     async def invalidate(self, *keys: K, soft: bool = False) -> None:
         """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
@@ -216,7 +194,7 @@ class Resource(Generic[K, V]):
     def of(self, key: K) -> Handle[V]:
         """One entry's handle."""
         self._core.text(key)
-        return Handle(self._core, key)
+        return Handle(self, key)
 
     async def explain(self, key: K) -> Explanation:
         """Why this value, why now, who refreshes it, when."""
@@ -227,15 +205,17 @@ class Resource(Generic[K, V]):
         try:
             return list(dict.fromkeys(listed))
         except TypeError:
-            raise self._no_key(next(key for key in listed if not _is_hashable(key))) from None
+            raise self._no_key(*listed) from None
 
-    def _no_key(self, key: K) -> ConfigError:
+    def _no_key(self, *keys: K) -> ConfigError:
         """E15: what cannot be hashed is refused with the words for every other bad key."""
         try:
-            self._core.text(key)
+            self._core.texts(keys)
         except ConfigError as exc:
             return exc
-        return ConfigError(f"{self._core.spec.kind}: the key {shown(key)} cannot be hashed")
+        except TypeError:  # a text of somebody's own class
+            pass
+        return ConfigError(f"{self._core.spec.kind}: {shown(keys)} cannot be hashed")
 
     def _refuse_text(self, keys: Iterable[K], method: str) -> None:
         if isinstance(keys, str | bytes):
@@ -252,6 +232,8 @@ class Function(Generic[P, V]):
 
     def __init__(self, core: Core[Call[P], V], signature: Signature[P], clock: Clock) -> None:
         self._core = core
+        self._entries = core.memory.entries
+        self._resource: Resource[Any, V] = Resource(core, clock)
         self._signature = signature
         self._clock = clock
         self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
@@ -272,25 +254,19 @@ class Function(Generic[P, V]):
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
         call = self._signature.call(*args, **kwargs)
-        entry = self._core.memory.entries.get(call)
-        if entry is not None and self._clock() < entry.until:
-            entry.hits += 1
-            self._shorten(args, kwargs, entry)
-            return entry.answer
-        return self._core.glance(call) or _raised((await self._core.answers([call]))[call])
-
-    def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
-        """One entry's handle."""
-        return Handle(self._core, self._signature.call(*args, **kwargs))
-
-    def _shorten(
-        self, args: tuple[object, ...], kwargs: dict[str, object], entry: MemoryEntry[Call[P], V]
-    ) -> None:
-        """Next time these very arguments lead straight to the entry."""
-        if not kwargs and self._signature.is_plain:
+        entry = self._entries.get(call)
+        if entry is None or self._clock() >= entry.until:
+            return await self._resource.get(call)
+        entry.hits += 1
+        if not kwargs and self._signature.is_plain:  # next time they lead straight to the entry
             if len(self._by_arguments) >= self._core.spec.max_entries:
                 self._by_arguments.clear()
             self._by_arguments[args] = entry
+        return entry.answer
+
+    def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
+        """One entry's handle."""
+        return Handle(self._resource, self._signature.call(*args, **kwargs))
 
     def __set_name__(self, owner: type, name: str) -> NoReturn:
         _refuse_method(self._core.spec.kind, owner, name)
@@ -309,14 +285,6 @@ def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]
         return checked_text(resource, key, of)
 
     return text
-
-
-def _is_hashable(key: object) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True
 
 
 def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:

@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from stillfresh.backoff import pause_after
 from stillfresh.durations import seconds
-from stillfresh.engine.codec import Codec
-from stillfresh.engine.model import Loaded, RetryAfter
+from stillfresh.engine.model import Codec, Loaded, RetryAfter
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.freshness import Policy, Verdict, age_of, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
@@ -88,13 +87,9 @@ def verdict_of(copy: Copy, now: float) -> Verdict:
     return ORDER[max(ORDER.index(natural), WORST[copy.mark])]
 
 
-def is_cooling(failure: Failure | None, now: float) -> bool:
-    """E7: during a cooldown no load begins."""
-    return failure is not None and not is_over(failure.retry_at, now)
-
-
 def cooling(failure: Failure | None, now: float) -> Failure | None:
-    return failure if is_cooling(failure, now) else None
+    """E7: the failure, during its cooldown: no load begins."""
+    return failure if failure is not None and not is_over(failure.retry_at, now) else None
 
 
 def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
@@ -136,7 +131,7 @@ def plan_wait(
         return plan_read(record, now, lease_for)
     if is_held(record, now, lease_for):
         return None
-    return plan_read(record, now) if is_cooling(record.failure, now) else Load(record.copy)
+    return plan_read(record, now) if cooling(record.failure, now) else Load(record.copy)
 
 
 def plan_arrived(record: Record, seen: str | None, now: float, lease_for: float) -> Plan:

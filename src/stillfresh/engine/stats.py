@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
+from stillfresh.bounded import BoundedDict
 from stillfresh.engine.model import HITS, Origin
 from stillfresh.engine.rules import AGE_BUCKETS, LONGEST_COOLDOWN
 from stillfresh.freshness import Verdict
@@ -28,7 +29,6 @@ COUNTERS: Final = (
     ("leases_denied", "Leases that were not."),
     ("store_errors", "Steps that the store failed."),
 )
-COUNTED: Final = ("largest_batch", *(name for name, _ in COUNTERS))
 GAUGES: Final = (
     ("entries", "Decoded values in memory."),
     ("loading", "Keys being loaded or waited for."),
@@ -40,40 +40,32 @@ GAUGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ResourceStats:
-    """Counts since the cache was made. `ages` are reads by age at serving, bucket by bucket."""
+    """Counts since the cache was made, as `COUNTERS` says, and what `GAUGES` says of now.
+
+    `ages` are reads by age at serving, bucket by bucket.
+    """
 
     reads_by_origin: dict[Origin, dict[Verdict, int]]
     """A read that failed counts as loaded, and GONE."""
     ages: tuple[int, ...]
     loads: int
-    """Calls of the loader."""
     loaded: int
-    """Keys that were asked of it."""
     largest_batch: int
     failed: int
-    """Keys whose load failed."""
     absent: int
     coalesced: int
-    """Reads that joined a load which another had asked for."""
     puts: int
-    """Keys whose value a caller published by `put`."""
     superseded: int
-    """Loads overtaken by an invalidation or by another holder."""
     leases_won: int
     leases_denied: int
     store_errors: int
     entries: int
-    """In memory now."""
     loading: int
-    """Keys being loaded, or waited for, now."""
     queued: int
-    """Those of them whose load has not begun."""
     watched: int
-    """Keys that somebody watches now."""
     failing: int
-    """Keys whose last load here failed, and was not made good since."""
     retry_at: float | None
-    """When the first of them that is left alone may be asked for again."""
+    """When the first of the failing that is left alone may be asked for again."""
     error: str | None
     """What the last of them said."""
     max_batch: int
@@ -118,46 +110,34 @@ class Counts:
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
         self.store_errors = 0
         self.slow_reported = False
-        self.failing: dict[str, Failure] = {}
-        """Ids whose last load failed, the latest at the end; bounded. For people who look at the
-        whole of it: the store alone decides about cooldowns (E7)."""
-
-    def read(self, origin: Origin, verdict: Verdict, bucket: int, count: int) -> None:
-        """So many answers of this origin, verdict and age went out."""
-        self.reads[origin][verdict] += count
-        self.ages[bucket] += count
+        self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
+        """Ids whose last load failed. For people who look at the whole of it: the store alone
+        decides about cooldowns (E7)."""
 
     def failed_with(self, id_: str, failure: Failure) -> None:
         """A key's load failed."""
         self.failed += 1
-        self.failing.pop(id_, None)
-        self.failing[id_] = failure
-        if len(self.failing) > MOST_FAILING:
-            del self.failing[next(iter(self.failing))]
+        self.failing.note(id_, failure)
 
     def mended(self, ids: Iterable[str]) -> None:
         """They were loaded, or deleted."""
         for id_ in ids:
             self.failing.pop(id_, None)
 
-    def _failing_at(self, now: float) -> list[Failure]:
-        """One that nobody asked for again, long after it might have been, is forgotten."""
-        for id_, failure in list(self.failing.items()):
-            if failure.retry_at + LONGEST_COOLDOWN < now:
-                del self.failing[id_]
-        return list(self.failing.values())
-
     def stats(self, now: float, **held: int) -> ResourceStats:
         """A frozen picture, with what the resource holds at this moment by the names there."""
-        failures = self._failing_at(now)
+        old = now - LONGEST_COOLDOWN  # nobody asked again, long after it might have been
+        self.mended([id_ for id_, it in self.failing.items() if it.retry_at < old])
+        failures = list(self.failing.values())
         pauses = [failure.retry_at for failure in failures if failure.retry_at > now]
-        counted: dict[str, Any] = {name: getattr(self, name) for name in COUNTED}
+        counted: dict[str, Any] = {name: getattr(self, name) for name, _ in COUNTERS}
         return ResourceStats(
             reads_by_origin={origin: dict(reads) for origin, reads in self.reads.items()},
             ages=tuple(self.ages),
             failing=len(failures),
             retry_at=min(pauses, default=None),
             error=failures[-1].error if failures else None,
+            largest_batch=self.largest_batch,
             **counted,
             **held,
         )
@@ -170,28 +150,20 @@ def prometheus_text(stats: CacheStats) -> str:
 
 def _lines(stats: CacheStats) -> Iterator[str]:
     resources = stats.resources.items()
-    yield from _head("stillfresh_reads_total", "counter", "Reads by origin and verdict.")
+    yield from _head("reads_total", "counter", "Reads by origin and verdict.")
     for name, one in resources:
-        yield from _reads(name, one)
-    for field, what in COUNTERS:
-        yield from _head(f"stillfresh_{field}_total", "counter", what)
+        for origin, reads in one.reads_by_origin.items():
+            labels = f'resource="{name}",origin="{origin}"'
+            for verdict, count in reads.items():
+                yield f'stillfresh_reads_total{{{labels},verdict="{verdict}"}} {count}'
+    counters = [(f"{name}_total", "counter", name, what) for name, what in COUNTERS]
+    for metric, kind, field, what in [*counters, *((it, "gauge", it, what) for it, what in GAUGES)]:
+        yield from _head(metric, kind, what)
         for name, one in resources:
-            yield f'stillfresh_{field}_total{{resource="{name}"}} {getattr(one, field)}'
-    for field, what in GAUGES:
-        yield from _head(f"stillfresh_{field}", "gauge", what)
-        for name, one in resources:
-            yield f'stillfresh_{field}{{resource="{name}"}} {getattr(one, field)}'
-    yield from _head("stillfresh_age_seconds", "histogram", "Age at serving.")
+            yield f'stillfresh_{metric}{{resource="{name}"}} {getattr(one, field)}'
+    yield from _head("age_seconds", "histogram", "Age at serving.")
     for name, one in resources:
         yield from _histogram(name, one)
-
-
-def _reads(name: str, one: ResourceStats) -> Iterator[str]:
-    """The hit ratio: those of origin memory and store, divided by all."""
-    for origin, reads in one.reads_by_origin.items():
-        labels = f'resource="{name}",origin="{origin}"'
-        for verdict, count in reads.items():
-            yield f'stillfresh_reads_total{{{labels},verdict="{verdict}"}} {count}'
 
 
 def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
@@ -203,5 +175,5 @@ def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
 
 
 def _head(name: str, kind: str, what: str) -> Iterator[str]:
-    yield f"# HELP {name} {what}"
-    yield f"# TYPE {name} {kind}"
+    yield f"# HELP stillfresh_{name} {what}"
+    yield f"# TYPE stillfresh_{name} {kind}"
