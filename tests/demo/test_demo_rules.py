@@ -60,11 +60,11 @@ class TestG8Board:
 class TestG8Cost:
     def test_every_item_is_asked_for_when_its_freshness_ends(self) -> None:
         """A minute, two tabs, 240 posts fresh for 10 s: 2 x 6 rounds of 240, or of 12 batches."""
-        assert polling(60, 2, [(240, 10.0, 20)]) == Polled(2880, 144)
+        assert polling(2 * 60, (240, 10.0, 20)) == Polled(2880, 144)
 
     def test_nobody_polls_for_nobody(self) -> None:
         """No open tab, no cost."""
-        assert polling(60, 0, [(240, 10.0, 20), (24, 30.0, 20)]) == Polled()
+        assert polling(0 * 60, (240, 10.0, 20), (24, 30.0, 20)) == Polled(0, 0)
 
 
 class TestG8Pace:

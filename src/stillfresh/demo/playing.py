@@ -8,6 +8,7 @@ the service is away.
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx2
@@ -45,34 +46,26 @@ def boards_of(cache: Cache, http: httpx2.AsyncClient, pause: float) -> Boards:
     return board
 
 
+@dataclass(eq=False)
 class Playing:
     """Begun with the first look, ended with the visitor; `tell` hears of every change."""
 
-    def __init__(
-        self,
-        user: str,
-        http: httpx2.AsyncClient,
-        boards: Boards,
-        tell: Callable[[], object],
-        *,
-        pause: float,
-    ) -> None:
-        self._user = user
-        self._pause = pause
-        self._http = http
-        self._boards = boards
-        self._tell = tell
-        self._stack = AsyncExitStack()
-        self._client: WaitingClient | None = None
-        self._is_seated = False
-        self._is_outdated = False
-        """The service told something since the board was asked for."""
-        self._over: dict[str, Any] = {}
-        """The board on screen, once its game has ended."""
-        self._looked_at: str | None = None
-        """The game that the service knows to be on screen."""
-        self._beginning = asyncio.Lock()
-        self.current: str | None = None
+    user: str
+    http: httpx2.AsyncClient
+    boards: Boards
+    tell: Callable[[], object]
+    pause: float
+    current: str | None = None
+    _client: WaitingClient | None = None
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _is_seated: bool = False
+    _is_outdated: bool = False
+    """The service told something since the board was asked for."""
+    _over: dict[str, Any] = field(default_factory=dict)
+    """The board on screen, once its game has ended."""
+    _looked_at: str | None = None
+    """The game that the service knows to be on screen."""
 
     async def state(self) -> dict[str, Any]:
         """What the header offers, why its order is right, and the board on screen."""
@@ -129,23 +122,23 @@ class Playing:
         """Seats the visitor; tried again while the service is away."""
         async with self._beginning:
             if self._client is None:
-                url, headers = str(self._http.base_url), {PLAYER: self._user}
+                url, headers = str(self.http.base_url), {PLAYER: self.user}
                 client = WaitingClient(url, headers=headers, timeout=PATIENCE, sleep=self._nap)
                 self._client = await self._stack.enter_async_context(client)
                 client.cache.on_changed(self._changed)
             if not self._is_seated:
                 with suppress(httpx2.HTTPError):
-                    answer = await self._http.post("/games", headers={PLAYER: self._user})
+                    answer = await self.http.post("/games", headers={PLAYER: self.user})
                     self._is_seated = answer.is_success
         return self._client.cache
 
     async def _nap(self, seconds: float) -> None:
         """Never long: somebody is playing with the upstream's switch."""
-        await asyncio.sleep(min(seconds, self._pause))
+        await asyncio.sleep(min(seconds, self.pause))
 
     def _changed(self, _: WaitingCache) -> None:
         self._is_outdated = True
-        self._tell()
+        self.tell()
 
     async def _shown(self) -> dict[str, Any] | None:
         """None: no game is open, or nothing is kept of it. What is over is not asked for again."""
@@ -159,7 +152,7 @@ class Playing:
         return board
 
     async def _board(self, game_id: str) -> dict[str, Any]:
-        board = self._boards.of(self._user, game_id)
+        board = self.boards.of(self.user, game_id)
         is_outdated, self._is_outdated = self._is_outdated, False
         if is_outdated or (await board.get()).age > AHEAD:
             with suppress(LoadFailed):  # then it is shown as it was, with its age
@@ -170,7 +163,7 @@ class Playing:
     async def _send(self, game_id: str, cell: int, version: int) -> None:
         path, asked = f"/games/{game_id}/play", {"cell": cell, "version": version}
         try:
-            answer = await self._http.post(path, json=asked, headers={PLAYER: self._user})
+            answer = await self.http.post(path, json=asked, headers={PLAYER: self.user})
             if answer.status_code == 409:
                 raise MoveRefused(answer.json()["error"])
             answer.raise_for_status()

@@ -3,7 +3,7 @@
 A board is nine cells, row by row: `x` the visitor, `o` the bot, `.` free.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any, Final, NamedTuple
@@ -73,19 +73,16 @@ def bot_cell(board: str, choose: Callable[[tuple[int, ...]], int]) -> int:
 class Polled(NamedTuple):
     """Requests, one for each item; or with as many items in one as stillfresh puts in."""
 
-    each: float = 0.0
-    in_batches: float = 0.0
+    each: float
+    in_batches: float
 
 
-def polling(seconds: float, tabs: int, kinds: Iterable[tuple[int, float, int]]) -> Polled:
+def polling(seconds: float, *kinds: tuple[int, float, int]) -> Polled:
     """What polling costs: each open tab asks for every item each time its freshness ends.
 
-    `kinds`: how many items, for how long each is fresh, how many go into one request. stillfresh
-    asks only for what is on a screen, once for all tabs.
+    `seconds`: of all tabs. `kinds`: how many items, for how long each is fresh, how many go
+    into one request. stillfresh asks only for what is on a screen, once for all tabs.
     """
-    each = in_batches = 0.0
-    for items, fresh_for, max_batch in kinds:
-        rounds = tabs * seconds / fresh_for
-        each += rounds * items
-        in_batches += rounds * ceil(items / max_batch)
-    return Polled(each, in_batches)
+    each = sum(seconds / fresh_for * items for items, fresh_for, _ in kinds)
+    batched = sum(seconds / fresh_for * ceil(items / most) for items, fresh_for, most in kinds)
+    return Polled(each, batched)

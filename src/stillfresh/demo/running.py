@@ -5,7 +5,6 @@ directory: the entries and boards, the pages, the feed, the games.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 import signal
@@ -14,7 +13,7 @@ import tempfile
 import time
 import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -103,7 +102,7 @@ async def _served(
             await server.serve(sockets=[listener])
 
 
-@contextlib.contextmanager
+@contextmanager
 def _directory(store: str | None) -> Iterator[Path]:
     if store is None:
         with tempfile.TemporaryDirectory(prefix="stillfresh-demo-") as made:
@@ -143,13 +142,12 @@ async def site_of(
     upstream: BreakableUpstream,
 ) -> AsyncIterator[Demo]:
     pause, feed_db = pace.retry_after, directory / "feed.db"
-    feed_file = await asyncio.to_thread(FeedCache.open, feed_db, fresh_for=pace.feed_fresh_for)
-    with feed_file:
+    with await asyncio.to_thread(FeedCache.open, feed_db, fresh_for=pace.feed_fresh_for) as feed:
         async with (
             httpx2.AsyncClient(base_url=upstream.url, timeout=15, limits=NO_KEEPING) as http,
             NexusClient(upstream.url, timeout=PATIENCE) as nexus,
             PatientSource(upstream.url, pause) as source,
-            FeedEngine(feed_file, source) as engine,
+            FeedEngine(feed, source) as engine,
             Cache(f"sqlite:///{directory / 'entries.db'}") as cache,
         ):
             boards = boards_of(cache, http, pause)
@@ -158,17 +156,10 @@ async def site_of(
                 def tell() -> None:
                     made.app.live.push(user, InvalidatedNews())
 
-                return Playing(user, http, boards, tell, pause=pause)
+                return Playing(user, http, boards, tell, pause)
 
             visitors = Visitors(playing_of, pace.approval_for, world.dice, key_in(directory))
-            made = Demo(
-                pace=pace,
-                world=world,
-                upstream=upstream,
-                http=http,
-                engine=engine,
-                visitors=visitors,
-            )
+            made = Demo(pace, world, upstream, http, engine, visitors)
             pages = PageCache(f"sqlite:///{directory / 'pages.db'}")
             routes = {"/prices": pace.page_fresh_for}
             made.app = gateway(

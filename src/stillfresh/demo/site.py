@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -26,7 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from stillfresh.demo.playing import MoveRefused, freshness
-from stillfresh.demo.rules import Pace, Polled, polling
+from stillfresh.demo.rules import Pace, polling
 from stillfresh.demo.upstream import BreakableUpstream
 from stillfresh.demo.visitors import DemoVisitor, Visitors
 from stillfresh.demo.world import UpstreamData
@@ -64,38 +64,30 @@ async def _asked(request: Request) -> PageRequest:
         return PageRequest()
 
 
+@dataclass
 class Demo:
     """The site, and what stands behind it; its maker opens and closes the parts."""
 
-    app: Gateway
+    pace: Pace
+    world: UpstreamData
+    upstream: BreakableUpstream
+    http: httpx2.AsyncClient
+    engine: FeedEngine
+    visitors: Visitors
+    app: Gateway = field(init=False)
     """Set once the site that it serves is made."""
+    recovered: asyncio.Event = field(default_factory=asyncio.Event)
+    """The upstream was switched on again: what is on a screen need not wait any longer."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _updates: int = 0
+    """Revalidations that brought news: a page that shows a smaller number reads again."""
+    _open_for: float = 0.0
+    """Seconds, of all open tabs together."""
+    _counted_until: float = field(default_factory=time.monotonic)
+    _is_closing: bool = False
 
-    def __init__(
-        self,
-        *,
-        pace: Pace,
-        world: UpstreamData,
-        upstream: BreakableUpstream,
-        http: httpx2.AsyncClient,
-        engine: FeedEngine,
-        visitors: Visitors,
-    ) -> None:
-        self.upstream = upstream
-        self.visitors = visitors
-        self.recovered = asyncio.Event()
-        """The upstream was switched on again: what is on a screen need not wait any longer."""
-        self._pace = pace
-        self._world = world
-        self._http = http
-        self._engine = engine
-        self._is_closing = False
-        self._news = asyncio.Event()
-        self._updates = 0
-        """Revalidations that brought news: a page that shows a smaller number reads again."""
-        self._polled = Polled()
-        """What polling would have cost since the first open tab."""
-        self._polled_until = time.monotonic()
-        engine.on_updated(self._updated)
+    def __post_init__(self) -> None:
+        self.engine.on_updated(self._updated)
 
     def site(self) -> Starlette:
         routes = [
@@ -131,25 +123,25 @@ class Demo:
     async def tick(self) -> None:
         """Once a second."""
         now, tabs = time.monotonic(), self.app.live.snapshot()["signed_in"]
-        kinds = (
-            (len(self._world.posts), self._pace.post_fresh_for, MAX_BATCH),
-            (len(self._world.users), self._pace.user_fresh_for, MAX_BATCH),
-        )
-        more = polling(now - self._polled_until, tabs, kinds)
-        self._polled = Polled(*map(sum, zip(self._polled, more, strict=True)))
-        self._polled_until = now
+        self._open_for += tabs * (now - self._counted_until)
+        self._counted_until = now
         await self.visitors.sweep()
 
     def state(self) -> dict[str, Any]:
         requests = self.upstream.requests
+        polled = polling(
+            self._open_for,
+            (len(self.world.posts), self.pace.post_fresh_for, MAX_BATCH),
+            (len(self.world.users), self.pace.user_fresh_for, MAX_BATCH),
+        )
         return {
             "mode": self.upstream.mode,
             "asked": requests["posts"] + requests["users"],
             "requests": requests,
-            "polled": round(self._polled.each),
-            "polled_in_batches": round(self._polled.in_batches),
+            "polled": round(polled.each),
+            "polled_in_batches": round(polled.in_batches),
             "watched": self.app.live.snapshot(),
-            "changes": self._world.changes,
+            "changes": self.world.changes,
             "news": self._updates,
         }
 
@@ -158,8 +150,8 @@ class Demo:
 
     async def front(self, request: Request) -> Response:
         token = (self._visitor(request) or self.visitors.welcome()).token
-        posts = "\n".join(map(_post, self._world.posts))
-        count, spans = len(self._world.posts), _spans(self._pace)
+        posts = "\n".join(map(_post, self.world.posts))
+        count, spans = len(self.world.posts), _spans(self.pace)
         page = _template("demo.html").substitute(spans, token=token, posts=posts, count=count)
         answer = HTMLResponse(page, headers=PRIVATE)
         answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
@@ -169,10 +161,10 @@ class Demo:
         """Slow, and broken with the upstream: the page cache in front of it is what is fast."""
         asked_at = time.time()
         try:
-            prices = (await self._http.get("/prices")).raise_for_status().json()
+            prices = (await self.http.get("/prices")).raise_for_status().json()
         except httpx2.HTTPError:
             return HTMLResponse(_template("away.html").substitute(), 503)
-        return HTMLResponse(_prices_page(prices, asked_at, self._pace))
+        return HTMLResponse(_prices_page(prices, asked_at, self.pace))
 
     async def shown(self, _: Request) -> Response:
         """The state once, for scripts."""
@@ -208,7 +200,7 @@ class Demo:
         return _json(await _or_away(self._topics()))
 
     async def _topics(self) -> dict[str, Any]:
-        feed = await self._engine.get_all(days_back=DAYS)
+        feed = await self.engine.get_all(days_back=DAYS)
         rows = [
             {"id": it.topic_uuid, "title": it.title, "author": it.author, "at": it.created_at}
             for it in feed.topics
@@ -219,7 +211,7 @@ class Demo:
         return _json(await _or_away(self._comments(request.path_params["uuid"])))
 
     async def _comments(self, uuid: str) -> dict[str, Any]:
-        answer = await self._engine.get_comments(uuid)
+        answer = await self.engine.get_comments(uuid)
         rows = [
             {"id": it.comment_uuid, "author": it.author, "body": it.body, "at": it.created_at}
             for it in answer.comments
@@ -233,7 +225,7 @@ class Demo:
             return _json({"refused": "write something first"})
         said = Comment(secrets.token_hex(8), uuid, "a visitor", int(time.time()), text)
         try:
-            await self._engine.add_comment(uuid, said)
+            await self.engine.add_comment(uuid, said)
             return _json(await self._comments(uuid))
         except StillfreshError:
             return _json({"refused": "the upstream did not take it, so it was taken back"})

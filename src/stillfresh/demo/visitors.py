@@ -80,23 +80,19 @@ class DemoVisitor:
     approvals: Approvals
 
 
+@dataclass
 class Visitors:
     """By token; a new one beyond the limit ends the one that was longest away.
 
     `key` signs the tokens: one that we did not make is nobody's.
     """
 
-    def __init__(
-        self,
-        playing_of: Callable[[str], Playing],
-        approvals_for: float,
-        dice: random.Random,
-        key: bytes,
-    ) -> None:
-        self._key = key
-        self._playing_of = playing_of
-        self._approvals_for = approvals_for
-        self._dice = dice
+    playing_of: Callable[[str], Playing]
+    approvals_for: float
+    dice: random.Random
+    key: bytes
+
+    def __post_init__(self) -> None:
         self._left: list[DemoVisitor] = []
         self._sessions = TtlCache[str, DemoVisitor](
             KEPT_FOR,
@@ -119,11 +115,11 @@ class Visitors:
         return visitor
 
     def _new(self, token: str) -> DemoVisitor:
-        id_, approvals = secrets.token_hex(8), Approvals(self._approvals_for, self._dice)
-        return DemoVisitor(id_, token, self._playing_of(id_), approvals)
+        id_, approvals = secrets.token_hex(8), Approvals(self.approvals_for, self.dice)
+        return DemoVisitor(id_, token, self.playing_of(id_), approvals)
 
     def _signed(self, secret: str) -> str:
-        signature = hmac.new(self._key, secret.encode(), hashlib.sha256).hexdigest()
+        signature = hmac.new(self.key, secret.encode(), hashlib.sha256).hexdigest()
         return f"{secret}.{signature}"
 
     def _is_ours(self, token: str) -> bool:

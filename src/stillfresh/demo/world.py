@@ -107,11 +107,9 @@ class UpstreamData:
         """One thing happens: mostly a like, now and then an edit, a comment, a price."""
         self.now = max(self.now, now)
         self.changes += 1
-        what = (
-            self._like, self._like, self._reply, self._like, self._follow,
-            self._like, self._price, self._comment, self._like, self._edit,
-        )  # fmt: skip
-        what[self.changes % len(what)]()
+        others = (self._follow, self._price, self._comment, self._edit, self._reply)
+        kind, is_like = divmod(self.changes, 2)
+        (self._like if is_like else others[kind % len(others)])()
 
     def topics_of(self, day: date, category: str | None) -> list[Topic]:
         """An index has no bodies."""
