@@ -29,8 +29,6 @@ LAYERS = [
         "events",
         "forks",
         "quiet",
-        "slices",
-        "tags",
     },
     {"freshness"},
     {"ttl_cache"},

@@ -74,7 +74,7 @@ class Sweeper:
         An async cleanup that takes longer than `every` is cancelled. One that refuses to end is
         left alone, and begun again when it has ended.
         """
-        if swept.is_stuck:
+        if swept.late is not None and not swept.late.done():  # it was cancelled, and goes on
             return self._given_up(swept)
         task = asyncio.create_task(swept.slice())
         try:
@@ -117,11 +117,6 @@ class _Swept:
         self.cache = cache
         self.clean, self.takes_limit = _checked(cache)
         self.late: asyncio.Task[int] | None = None
-
-    @property
-    def is_stuck(self) -> bool:
-        """It was cancelled, and goes on."""
-        return self.late is not None and not self.late.done()
 
     def all(self) -> int:
         return _number(self._begun(None))

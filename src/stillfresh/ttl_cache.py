@@ -127,7 +127,9 @@ class TtlCache(Generic[K, V]):
         self._clock = checked_clock(clock)
         self._counter = ReadCounter(clock) if count_reads else None
         self._read_clock: Clock = self._counter or clock
-        self._on_evict = _checked_callback(on_evict)
+        if on_evict is not None and (not callable(on_evict) or iscoroutinefunction(on_evict)):
+            raise ConfigError(f"on_evict: must be a plain function, not async, not {on_evict!r}")
+        self._on_evict = on_evict
         self._lock = RLock()
         self._data: dict[K, TtlEntry[K, V]] = {}
         self._ring: TtlEntry[K, V] = _new_ring()
@@ -330,11 +332,3 @@ def _unlink(entry: TtlEntry[K, V]) -> None:
         older.newer = newer
         newer.older = older
         entry.older = None
-
-
-def _checked_callback(
-    on_evict: Callable[[K, V, EvictReason], object] | None,
-) -> Callable[[K, V, EvictReason], object] | None:
-    if on_evict is not None and (not callable(on_evict) or iscoroutinefunction(on_evict)):
-        raise ConfigError(f"on_evict: must be a plain function, not async, not {on_evict!r}")
-    return on_evict

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
-from stillfresh.slices import SLICE
+from stillfresh.bounded import SLICE
 from stillfresh.stores.contract import Ask, Copy, Failure, Record
 from stillfresh.stores.memory import MemoryRow, MemoryStore
 from stillfresh.testing import ManualClock
@@ -187,7 +187,7 @@ class TestE28Slices:
         self, cache: Cache, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> Resource[str, Price]:
         """Entries of one tag, and slices of a hundred."""
-        monkeypatch.setattr("stillfresh.slices.sliced.__init__.__defaults__", (100,))
+        monkeypatch.setattr("stillfresh.bounded.sliced.__init__.__defaults__", (100,))
         prices = declare(cache, upstream, tags=lambda _: ["all"], max_batch=len(MANY))
         await prices.get_many(MANY)
         return prices

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from stillfresh import Clock, ConfigError, Policy
-from stillfresh.slices import SLICE
+from stillfresh.bounded import SLICE
 from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Store, StoreStats
 from stillfresh.stores.memory import MemoryRows, MemoryStore
 from stillfresh.testing import ManualClock, StoreConformance

@@ -16,6 +16,7 @@ from collections.abc import (
 from functools import partial
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
+from stillfresh.bounded import sliced
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.core import Core
@@ -36,7 +37,6 @@ from stillfresh.engine.model import Codec, Loaded, MsgpackCodec
 from stillfresh.engine.resource import Function, Resource, text_of
 from stillfresh.engine.stats import CacheStats
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
-from stillfresh.slices import sliced
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from stillfresh.bounded import sliced
 from stillfresh.engine.loader import Runtime, looked_at
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
-from stillfresh.slices import sliced
 from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:

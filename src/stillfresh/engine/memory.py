@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from msgspec.structs import replace
 
+from stillfresh.bounded import SLICE, TagIndex, sliced
 from stillfresh.clock import Clock
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Origin
@@ -17,9 +18,7 @@ from stillfresh.engine.rules import Outlook, Serve, age_bucket, outlook_of, verd
 from stillfresh.engine.stats import Counts
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
-from stillfresh.slices import SLICE, sliced
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Record
-from stillfresh.tags import TagIndex
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Final, Protocol
 
+from stillfresh.bounded import sliced
 from stillfresh.engine import RetryAfter
 from stillfresh.errors import LoadFailed, StillfreshError, error_text
 from stillfresh.feed.model import Comment, Index, Topic, comments_key, index_of, subject
@@ -20,7 +21,6 @@ from stillfresh.feed.rules import (
     covered,
     each_of,
 )
-from stillfresh.slices import sliced
 
 SLICE: Final = 250
 """F18: topics, or comments, that are checked in one turn of the loop."""

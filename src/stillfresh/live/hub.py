@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from stillfresh.bounded import sliced
 from stillfresh.checks import checked_whole
 from stillfresh.coordinator import Kind
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
@@ -19,7 +20,6 @@ from stillfresh.engine.keys import checked_id, checked_text
 from stillfresh.engine.rules import ABSENT, results_of
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.live.connection import Connection
-from stillfresh.slices import sliced
 
 if TYPE_CHECKING:
     from stillfresh.live.outbox import ViewText

@@ -13,10 +13,10 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stillfresh.bounded import SLICE, TagIndex, sliced
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.freshness import is_lease_over, is_over
-from stillfresh.slices import SLICE, sliced
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -34,7 +34,6 @@ from stillfresh.stores.contract import (
     checked_limit,
     is_listed,
 )
-from stillfresh.tags import TagIndex
 
 __all__ = ["MemoryStore"]
 
