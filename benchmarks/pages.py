@@ -1,4 +1,4 @@
-"""I16: hits of the page cache against a bare ASGI app, Starlette, nginx and Next.js; and memory.
+"""I16, I29: hits of `stillfresh serve` and of the middleware against nginx, ASGI apps and Next.js.
 
 The servers run side by side, one process each on the same server with the same bytes, and are
 asked in turns, so that a ratio compares neighbours in time.
@@ -32,6 +32,7 @@ STARLETTE = "Starlette returning the bytes"
 MEMORY = "stillfresh, memory://"
 SQLITE = "stillfresh, sqlite://, the store asked at every hit"
 VARIED = "stillfresh, memory://, a page with Vary"
+SERVE = "`stillfresh serve`, memory://"
 NGINX = "nginx proxy_cache, one worker"
 NEXT = "Next.js ISR, `next start`"
 ROUNDS = 15
@@ -76,6 +77,19 @@ def nginx(folder: Path, upstream: int) -> Iterator[int]:
                     raise RuntimeError(f"nginx ended with {process.returncode}")
                 time.sleep(0.01)
             yield port
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def serve(upstream: int) -> Iterator[int]:
+    """What a user runs (T8): the command itself, in front of a site."""
+    command = [sys.executable, "-m", "stillfresh.cli", "serve", "--port", "0"]
+    command += ["--store", "memory://", "--upstream", f"http://127.0.0.1:{upstream}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = cast("IO[str]", process.stdout).readline()
+            yield int(said.partition(" ")[0].rpartition(":")[2])
         finally:
             process.terminate()
 
@@ -130,8 +144,9 @@ def races(progress: Progress) -> tuple[Taken, str, str]:
             SQLITE: stack.enter_context(site(f"sqlite:///{folder}/pages.db")),
             VARIED: stack.enter_context(site("varied")),
         }
+        upstream = stack.enter_context(site("expiring"))
+        ports[SERVE] = stack.enter_context(serve(upstream))
         if shutil.which("nginx"):
-            upstream = stack.enter_context(site("expiring"))
             ports[NGINX] = stack.enter_context(nginx(folder, upstream))
         progress("pages: Next.js is installed and built")
         try:
@@ -223,7 +238,7 @@ def measure() -> None:
 
 
 def section(progress: Progress) -> Section:
-    title = "Pages: a hit over HTTP, one process, 10 KB (I16)"
+    title = "Pages: a hit over HTTP, one process, 10 KB (I16, I29)"
     progress("pages: memory")
     rows = [Row("I16", f"memory for {PAGES:,} pages of 10 KB, to their size", memory(), 1.3)]
     if shutil.which("wrk") is None:
@@ -236,7 +251,10 @@ def section(progress: Progress) -> Section:
         against(taken, VARIED, BARE),
         against(taken, SQLITE, BARE),
     ]
+    rows.append(against(taken, SERVE, BARE))
     if NGINX in taken:
+        to_nginx = ratio(taken, SERVE, NGINX)
+        rows.append(Row("I29", f"{SERVE}: rate to {NGINX}", to_nginx, 1.5, at_least=True))
         rows.append(against(taken, MEMORY, NGINX))
     if NEXT in taken:
         rows.append(against(taken, MEMORY, NEXT, 15.0, tried.HTTP_NEXT))

@@ -37,7 +37,7 @@ LAYERS = [
     {"engine"},
     {"http"},
     {"coordinator", "feed", "waiting", "isr"},
-    {"live"},
+    {"live", "server"},
     {"web"},
     {"demo"},
     {"cli"},

@@ -9,9 +9,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from stillfresh.live import Hub, Live
+from stillfresh.server import sockets
+from stillfresh.server.sockets import BURST, MOST_PARTS, SocketProtocol
 from stillfresh.testing import ManualClock
-from stillfresh.web import sockets
-from stillfresh.web.sockets import BURST, MOST_PARTS, SocketProtocol
 from tests.kit.live import PATIENCE, Upstream, handshaken, never, sent_raw, served, until, viewing
 
 pytestmark = pytest.mark.usefixtures("nothing_logged")

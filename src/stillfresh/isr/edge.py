@@ -10,7 +10,7 @@ from stillfresh.http.fields import Raw, end_to_end, members, values, with_field
 from stillfresh.isr import clients
 from stillfresh.isr.clients import Networks, checked_networks, is_host
 from stillfresh.isr.model import App, Message, Receive, Scope, Send
-from stillfresh.isr.routes import EDGE
+from stillfresh.isr.routes import EDGE, KEEP
 from stillfresh.isr.stored import send_whole, sized
 
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
@@ -86,7 +86,10 @@ class Edge:
         if peer is not None:
             chain = [*members(values(headers, b"x-forwarded-for")), peer.encode("ascii")]
             headers = with_field(headers, b"x-forwarded-for", b", ".join(chain))
-        return {**scope, "headers": headers, "scheme": scheme, EDGE: True}
+        believed = {**scope, "headers": headers, "scheme": scheme, EDGE: True}
+        if self._trusted:
+            believed.pop(KEEP, None)  # the same head means another page from a peer that is trusted
+        return believed
 
 
 async def _reflect(scope: Scope, send: Send) -> None:

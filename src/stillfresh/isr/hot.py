@@ -5,6 +5,7 @@ that it rested on; when one of them is another than it was, the request goes the
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from stillfresh.engine import MemoryEntry
@@ -12,7 +13,7 @@ from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
 from stillfresh.isr.model import FoundPage, PageKey, Scope, Stored
 from stillfresh.isr.pages import PageCache
-from stillfresh.isr.routes import Visit
+from stillfresh.isr.routes import KEEP, Visit
 from stillfresh.isr.sharing import age_at, ttl_at
 from stillfresh.isr.stored import ReadyPage, hit_text, ready, told
 from stillfresh.isr.visits import PageAddress
@@ -58,14 +59,30 @@ class HotPages:
         """By the line of a request; where its headers count, their names, and then by both."""
 
     def find(self, scope: Scope, marks: frozenset[bytes]) -> Stored | None:
-        """What this request is served, with its `ready`; None: it has to go the long way."""
+        """What this request is served, with its `ready`; None: it has to go the long way.
+
+        A server that offers to give the answer again is told how long it may.
+        """
         line = line_of(scope, marks)
         hot = self._known.get(line)
         if type(hot) is frozenset:
             hot = self._known.get((line, said(scope["headers"], hot)))
-        if type(hot) is not Hot:
+        if type(hot) is not Hot or (stored := self._standing(hot, self._clock())) is None:
             return None
-        now = self._clock()
+        if (keep := scope.get(KEEP)) is not None:
+            keep(partial(self._holds, hot, stored.ready.said))
+        return stored
+
+    def _holds(self, hot: Hot, said: Raw) -> bool:
+        """Whether the same page is sent with the same header fields; if so, that is a hit."""
+        stored = self._standing(hot, self._clock())
+        if stored is None or stored.ready.said is said:
+            return stored is not None
+        _uncount(hot)
+        return False
+
+    def _standing(self, hot: Hot, now: float) -> Stored | None:
+        """The page, if all that it rests on still stands; counted as a read of it."""
         for key, entry, edition in hot.steps:
             if entry.edition == edition:
                 if now < entry.until:

@@ -37,6 +37,8 @@ CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: for the origin to judge."""
 EDGE: Final = "stillfresh.edge"
 """In a scope: our own edge has taken out what this client may not claim."""
+KEEP: Final = "stillfresh.keep"
+"""In a request's scope, by a server that can give an answer again: takes whether it still holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stillfresh.errors import ConfigError, StillfreshError, without_password
 from stillfresh.http.client import new_client
 from stillfresh.http.fields import http_date_text
+from stillfresh.server.protocol import new_protocol
+from stillfresh.server.sockets import SocketProtocol
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import Settings
-from stillfresh.web.protocol import Protocol
 from stillfresh.web.replies import Problem, problem_reply
-from stillfresh.web.sockets import SocketProtocol
 from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
 
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
@@ -84,7 +84,7 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
     """How a gateway is run: without compression of messages, which costs memory by the viewer."""
     return uvicorn.Config(
         finished(app),
-        http=Protocol,
+        http=new_protocol(),
         ws=SocketProtocol,
         ws_max_size=LONGEST_FRAME,
         ws_per_message_deflate=False,

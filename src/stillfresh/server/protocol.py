@@ -21,6 +21,8 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from stillfresh.http.fields import http_date_text
 from stillfresh.isr.edge import refuse
+from stillfresh.isr.routes import KEEP
+from stillfresh.server.hits import Hits, KeptAnswer, Recorder, is_one_head
 
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""
@@ -28,6 +30,7 @@ HEAD_TIME: Final = 30.0
 """Seconds for a head to come, from its first byte, or from the start of the connection."""
 LINGER: Final = 2.0
 """Seconds for a client to read why it was hung up on."""
+WITH_MORE: Final = frozenset({b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 TOO_LONG: Final = b"The request's head is too long.\n"
 
 
@@ -40,13 +43,17 @@ class Part(enum.Enum):
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection; a server's own subclass has the `hits` that its connections share."""
 
+    hits: Hits
     _part = Part.NOTHING
     _unread = 0
     _is_refused = False
     _timer: asyncio.TimerHandle | None = None
     _cycles: Sequence[RequestResponseCycle] = ()
+    _head: bytes | None = None
+    """What was received, if it is one whole head."""
+    _answered_at = -math.inf
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,8 +67,13 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """What the parser holds back, because it is not whole, is counted until it tells it."""
+        kept = self.hits.get(data)
+        if kept is not None and self._is_idle() and kept.holds():
+            self._give_again(kept)
+            return
         if self._is_refused:
             return
+        self._head = data if self._is_idle() and is_one_head(data) else None
         if self._part is not Part.BODY:
             self._start_timer()
         self._unread += len(data)
@@ -70,6 +82,34 @@ class Protocol(HttpToolsProtocol):
             self._start_timer()
         if self._unread > LONGEST_HEAD:
             self._hang_up(431, TOO_LONG)
+
+    def _is_idle(self) -> bool:
+        """Nothing is half read, under way, or waiting to be written."""
+        is_between = self._part is Part.NOTHING and not self._unread and not self._is_refused
+        is_done = self.cycle is None or self.cycle.response_complete
+        is_open = not self.flow.write_paused and not self.transport.is_closing()
+        return is_between and is_done and is_open and not self.pipeline
+
+    def _give_again(self, kept: KeptAnswer) -> None:
+        """As `data_received` and `on_response_complete` do it, but for the parsing and the app."""
+        self._stop_timer()
+        self._answered_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._keep_alive_for(self.timeout_keep_alive)
+        self.server_state.total_requests += 1
+        self.transport.writelines(kept.parts)
+
+    def _keep_alive_for(self, seconds: float) -> None:
+        handler = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The timer is not set again for each kept answer: it looks when the last one was."""
+        left = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._keep_alive_for(left)
+        else:
+            super().timeout_keep_alive_handler()
 
     def on_message_begin(self) -> None:
         self._part = Part.HEAD
@@ -91,6 +131,23 @@ class Protocol(HttpToolsProtocol):
         self._part = Part.BODY
         if self.cycle is not None:
             self._follow(self.cycle)
+            self._record(self.cycle)
+
+    def _record(self, cycle: RequestResponseCycle) -> None:
+        """Offer the app to keep its answer; a request with a body is not in its head alone."""
+        head, self._head = self._head, None
+        if head is None or any(name in WITH_MORE for name, _ in self.headers):
+            return
+        recorder: Any = Recorder(self.transport)
+        respond = cycle.on_response
+
+        def on_response() -> None:
+            if (kept := recorder.kept()) is not None and cycle.keep_alive:
+                self.hits.note(head, kept)
+            respond()
+
+        cycle.transport, cycle.on_response = recorder, on_response
+        cycle.scope[KEEP] = recorder.keep  # type: ignore[typeddict-unknown-key]
 
     def _follow(self, cycle: RequestResponseCycle) -> None:
         """Of requests in a row all are told when the client leaves, not just the last one."""
@@ -154,6 +211,11 @@ class Protocol(HttpToolsProtocol):
         if self._part is Part.BODY:
             return not self.cycle.response_started
         return self.cycle.response_complete
+
+
+def new_protocol() -> type[Protocol]:
+    """The protocol of one server."""
+    return type("Protocol", (Protocol,), {"hits": Hits()})
 
 
 def _cut(cycle: RequestResponseCycle) -> None:

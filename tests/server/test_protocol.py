@@ -69,7 +69,7 @@ async def said(port: int, *parts: bytes) -> bytes:
 class TestG1SlowHeads:
     @pytest.fixture(autouse=True)
     def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("stillfresh.web.protocol.HEAD_TIME", 0.1)
+        monkeypatch.setattr("stillfresh.server.protocol.HEAD_TIME", 0.1)
 
     @pytest.mark.parametrize(
         "parts", [(WHOLE[:20],), (b"G",), (WHOLE[:5], WHOLE[5:9]), (WHOLE, WHOLE[:9])]

@@ -1,0 +1,67 @@
+"""Answers that are given again, found by the bytes of a request's head (I29).
+
+The answer to a request is a function of its head and of the state of the cache. So what was written
+for a head is written once more for the same head, before anything is parsed, while the app says
+that its answer holds. Nothing here knows what a page is.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+from stillfresh.bounded import BoundedDict
+
+Holds: TypeAlias = Callable[[], bool]
+"""True if the app would give the same answer now; it is then counted as given."""
+MOST_HEADS: Final = 2_048
+"""Request heads whose answers are kept."""
+LONGEST_HEAD: Final = 2_048
+LONGEST_ANSWER: Final = 65_536
+"""Bytes. What is longer takes the long way, so that the memory that is held has a limit."""
+
+
+class KeptAnswer(NamedTuple):
+    """All that was written, and whether it is still right."""
+
+    parts: tuple[bytes, ...]
+    holds: Holds
+
+
+class Hits(BoundedDict[bytes, KeptAnswer]):
+    """The kept answers of one server, by request head."""
+
+    def __init__(self) -> None:
+        super().__init__(MOST_HEADS)
+
+
+class Recorder:
+    """The transport of one answer. It notes what is written after the app has called `keep`."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+        self._holds: Holds | None = None
+        self.write: Callable[[bytes], None] = transport.write
+        self.close = transport.close
+        self.is_closing = transport.is_closing
+
+    def keep(self, holds: Holds) -> None:
+        """The answer that is about to be written may be given again while `holds()` is true."""
+        self._holds = holds
+        self.write = self._note
+
+    def kept(self) -> KeptAnswer | None:
+        """The whole answer, if it may be given again."""
+        if self._holds is None or sum(map(len, self._parts)) > LONGEST_ANSWER:
+            return None
+        return KeptAnswer(tuple(self._parts), self._holds)
+
+    def _note(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._transport.write(data)
+
+
+def is_one_head(data: bytes) -> bool:
+    """True if these are the bytes of one whole GET or HEAD request, and nothing else."""
+    is_read = data.startswith((b"GET ", b"HEAD "))
+    return is_read and len(data) <= LONGEST_HEAD and data.find(b"\r\n\r\n") == len(data) - 4
