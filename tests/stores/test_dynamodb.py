@@ -27,10 +27,9 @@ from stillfresh.stores.contract import (
     Store,
 )
 from stillfresh.stores.dynamodb import DynamoStore, scanning
-from stillfresh.stores.dynamodb.reading import RowReader
 from stillfresh.stores.dynamodb.scanning import entries_of
+from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import Table
-from stillfresh.stores.dynamodb.writing import RowWriter
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.proxies.lossy import LossyProxy, lossy
@@ -113,9 +112,9 @@ class Bench:
         self.clock = clock
 
     @property
-    def writer(self) -> RowWriter:
-        assert self.store._writer is not None
-        return self.store._writer
+    def steps(self) -> DynamoSteps:
+        assert self.store._steps is not None
+        return self.store._steps
 
     async def lease(self, seen: str | None = None, *tags: str, id_: str = "/pricing") -> Lease:
         grant = (await self.store.acquire(PAGE, [Ask(id_, seen, tags)], 5))[id_]
@@ -429,10 +428,10 @@ class TestI5Publish:
         await bench.publish(await bench.lease(copy.generation), b"new")
         assert len(await bench.raw.objects()) == 2
         bench.clock.advance(59)
-        await bench.writer.trash.delete_due()
+        await bench.steps.trash.delete_due()
         assert len(await bench.raw.objects()) == 2
         bench.clock.advance(1)
-        await bench.writer.trash.delete_due()
+        await bench.steps.trash.delete_due()
         assert len(await bench.raw.objects()) == 1
         assert await bench.raw.objects() != old
 
@@ -445,7 +444,7 @@ class TestI5Publish:
             async with asyncio.timeout(30):
                 while len(await bench.raw.objects()) != 1:
                     pass
-            task = bench.writer.trash._task
+            task = bench.steps.trash._task
             assert task is not None
             await asyncio.wait([task], timeout=30)
             assert task.done()
@@ -470,11 +469,11 @@ class TestI5Publish:
     async def test_a_body_replaced_while_it_was_read_is_the_new_one(self, bench: Bench) -> None:
         """The row is looked at again when nothing lies where it pointed."""
         copy = await bench.publish(await bench.lease())
-        row = await bench.writer.row(PAGE, PK)
+        row = await bench.steps.row(PAGE, PK)
         new = await bench.publish(await bench.lease(copy.generation), b"new")
         assert row.meta is not None
         await bench.raw.s3.delete_object(Bucket="pages", Key=row.meta.s3_key)
-        record = await bench.writer.with_body(PAGE, PK, row, Record(row.copy))
+        record = await bench.steps.with_body(PAGE, PK, row, Record(row.copy))
         assert record == Record(new)
 
     async def test_an_eviction_finds_what_nobody_points_to(self, aws: Aws) -> None:
@@ -640,16 +639,16 @@ class TestI6TagsOfLoadsUnderWay:
     ) -> None:
         """Paused past its lease before it took away the tags of before, which are the next's."""
         old = await bench.publish(await bench.lease(None, "eu"))
-        leases, look = [], RowReader.row
+        leases, look = [], DynamoSteps.row
 
-        async def paused(self: RowReader, kind: str, pk: str) -> Any:
+        async def paused(self: DynamoSteps, kind: str, pk: str) -> Any:
             row = await look(self, kind, pk)
-            monkeypatch.setattr(RowReader, "row", look)
+            monkeypatch.setattr(DynamoSteps, "row", look)
             bench.clock.advance(10)
             leases.append(await bench.lease(old.generation, "eu"))
             return row
 
-        monkeypatch.setattr(RowReader, "row", paused)
+        monkeypatch.setattr(DynamoSteps, "row", paused)
         await bench.lease(old.generation, "shop")
         await bench.publish(leases[0])
         assert await bench.store.invalidate_tag("eu") == [(PAGE, "/pricing")]
@@ -777,7 +776,7 @@ class TestT5ChangedRows:
         assert (await bench.record()).copy is None
         await bench.publish(await bench.lease(), b"new")
         bench.clock.advance(1_000)
-        await bench.writer.trash.delete_due()
+        await bench.steps.trash.delete_due()
         copy = (await bench.record()).copy
         assert copy is not None
         assert copy.value == b"new"

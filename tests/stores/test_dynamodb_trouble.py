@@ -113,8 +113,8 @@ class TestI5LostAnswers:
         """Without a memory of request tokens the repeated one is refused; the row says why."""
         async with troubled(aws) as (store, proxy, _):
             lease = await leased(store)
-            assert store._writer is not None
-            service = store._writer.table.service
+            assert store._steps is not None
+            service = store._steps.table.service
             ask = service._once
 
             async def forgetful(
@@ -168,8 +168,8 @@ class TestI4Errors:
     async def test_held_lost_and_failed_are_told_apart(self, aws: Aws) -> None:
         """Three errors for three things."""
         async with troubled(aws) as (store, proxy, _):
-            assert store._writer is not None
-            leases = store._writer.table
+            assert store._steps is not None
+            leases = store._steps.table
             terms: dict[str, Any] = {"end": NOW + 5, "now": NOW}
             theirs, _ = await leases.acquire("CACHE#1", new_token=lambda: "theirs", **terms)
             with pytest.raises(LeaseHeld, match="held by another until 1700000005") as held:

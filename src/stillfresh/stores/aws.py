@@ -49,21 +49,18 @@ CONNECT_TIMEOUT: Final = 2.0
 READ_TIMEOUT: Final = 2.0
 """Of silence, so that a connection that died unnoticed leaves time for another."""
 CONNECTIONS: Final = 32
+NAMES: Final = ("dynamodb", "s3")
 
 CONDITION: Final = "ConditionalCheckFailed"
 """In a transaction's reasons; alone it is an `…Exception`."""
 CANCELLED: Final = "TransactionCanceledException"
 BUSY: Final = frozenset(
     {
-        "InternalError",
-        "InternalServerError",
         "LimitExceededException",
         "ProvisionedThroughputExceeded",
         "ProvisionedThroughputExceededException",
         "RequestLimitExceeded",
         "RequestTimeout",
-        "ServiceUnavailable",
-        "SlowDown",
         "Throttling",
         "ThrottlingError",
         "ThrottlingException",
@@ -72,7 +69,7 @@ BUSY: Final = frozenset(
         "TransactionInProgressException",
     }
 )
-"""Worth asking again; S3's words and DynamoDB's."""
+"""Worth asking again, as is whatever comes with a status of 500 or more."""
 DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled"})
 NOT_MADE: Final = {
     "ResourceNotFoundException": "there is no such table; make it with `stillfresh table create`",
@@ -276,20 +273,19 @@ def _is_busy(exc: ClientError, error: AwsRefused) -> bool:
 async def opened(
     stack: AsyncExitStack,
     place: AwsPlace,
-    targets: Mapping[str, str],
+    what: tuple[str, str | None],
     meter: CostMeter,
     *,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     dice: Callable[[], float] = random.random,
 ) -> list[AwsService]:
-    """A service for each name in `targets` (what its errors speak of), closed by the stack."""
+    """DynamoDB and S3, for a table and a bucket (what errors speak of), closed by the stack."""
     session = get_session()
     with ThreadPoolExecutor(1) as thread:  # the descriptions are megabytes of JSON
         loop = asyncio.get_running_loop()
-        loader = await loop.run_in_executor(thread, _described, tuple(targets))
-    session.register_component("data_loader", loader)
+        session.register_component("data_loader", await loop.run_in_executor(thread, _described))
     services = []
-    for name, target in targets.items():
+    for name, target in zip(NAMES, (f"table {what[0]!r}", f"bucket {what[1]!r}"), strict=True):
         try:
             client = await stack.enter_async_context(_client(session, name, place))
         except NoRegionError as exc:
@@ -306,10 +302,10 @@ async def opened(
 
 
 @cache
-def _described(names: tuple[str, ...]) -> Loader:
+def _described() -> Loader:
     """What a client is made from, read once, so that making one reads no file on the loop."""
     loader: Loader = create_loader()
-    for name in names:
+    for name in NAMES:
         for what in ("service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"):
             loader.load_service_model(name, what)
     for what in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):

@@ -61,25 +61,29 @@ class TableState:
 async def create(table: str, bucket: str | None, place: AwsPlace) -> TableState:
     """What is there already is left as it is."""
     async with AsyncExitStack() as stack:
-        dynamodb, s3 = await _services(stack, place, table, bucket)
+        dynamodb, s3 = await opened(stack, place, (table, bucket), CostMeter())
         if not await _has_table(dynamodb, table):
             await _create_table(dynamodb, table)
         if bucket is not None and not await _has_bucket(s3, bucket):
-            await s3.ask("create_bucket", Bucket=bucket, **_location(s3.region))
+            where: dict[str, Any] = {}
+            if s3.region != "us-east-1":  # S3's oldest region is the one that must not be named
+                where["CreateBucketConfiguration"] = {"LocationConstraint": s3.region}
+            await s3.ask("create_bucket", Bucket=bucket, **where)
         return await _state(dynamodb, s3, table, bucket)
 
 
 async def describe(table: str, bucket: str | None, place: AwsPlace) -> TableState:
     async with AsyncExitStack() as stack:
-        return await _state(*await _services(stack, place, table, bucket), table, bucket)
+        dynamodb, s3 = await opened(stack, place, (table, bucket), CostMeter())
+        return await _state(dynamodb, s3, table, bucket)
 
 
-async def _services(
-    stack: AsyncExitStack, place: AwsPlace, table: str, bucket: str | None
-) -> tuple[AwsService, AwsService]:
-    targets = {"dynamodb": f"table {table!r}", "s3": f"bucket {bucket!r}"}
-    dynamodb, s3 = await opened(stack, place, targets, CostMeter())
-    return dynamodb, s3
+async def _has_table(dynamodb: AwsService, table: str) -> bool:
+    return await _exists(dynamodb, "describe_table", "ResourceNotFoundException", TableName=table)
+
+
+async def _has_bucket(s3: AwsService, bucket: str) -> bool:
+    return await _exists(s3, "head_bucket", "404", "NoSuchBucket", Bucket=bucket)
 
 
 async def _exists(service: AwsService, operation: str, *missing: str, **asked: Any) -> bool:  # noqa: ANN401
@@ -91,14 +95,6 @@ async def _exists(service: AwsService, operation: str, *missing: str, **asked: A
             raise
         return False
     return True
-
-
-async def _has_table(dynamodb: AwsService, table: str) -> bool:
-    return await _exists(dynamodb, "describe_table", "ResourceNotFoundException", TableName=table)
-
-
-async def _has_bucket(s3: AwsService, bucket: str) -> bool:
-    return await _exists(s3, "head_bucket", "404", "NoSuchBucket", Bucket=bucket)
 
 
 async def _create_table(dynamodb: AwsService, table: str) -> None:
@@ -136,13 +132,6 @@ async def _ttl_attribute(dynamodb: AwsService, table: str) -> str | None:
     about = answer["TimeToLiveDescription"]
     is_on = about.get("TimeToLiveStatus") in {"ENABLED", "ENABLING"}
     return str(about["AttributeName"]) if is_on else None
-
-
-def _location(region: str) -> dict[str, Any]:
-    """S3's oldest region is the one that must not be named."""
-    if region == "us-east-1":
-        return {}
-    return {"CreateBucketConfiguration": {"LocationConstraint": region}}
 
 
 async def _state(

@@ -8,7 +8,7 @@ who is refused after a lost answer finds its own token in the row, and has won (
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from typing import Any, Final
 
 from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
@@ -31,10 +31,8 @@ from stillfresh.stores.dynamodb.schema import (
     FaceTheoryCacheLease,
     Item,
     attributes,
-    ended_at,
     key_of,
     text,
-    whole,
 )
 from stillfresh.stores.dynamodb.table import Table, changes_of, each, values
 
@@ -85,8 +83,8 @@ class Leases(Table):
             attempts.append(FaceTheoryCacheLease.until(pk, new_token(), end))
             return attempts[-1].item() | (beside or {})
 
-        last = ended_at(max(now + self.max_lease, ended_at(end)) + MAX_SKEW)
-        given = values(now=whole(now), last=last, number="N")
+        last = ceil(max(now + self.max_lease, ceil(end)) + MAX_SKEW)
+        given = values(now=floor(now), last=last, number="N")
         free, left = FREE, TAKE_OVERS if take_over else 0
         while True:
             try:
@@ -111,7 +109,7 @@ class Leases(Table):
     async def refresh(self, lease: FaceTheoryCacheLease, *, now: float) -> None:
         """I4: UpdateItem, to the lease's new end, if it is ours and live."""
         end = attributes(lease_expires_at=lease.lease_expires_at, ttl=lease.ttl)
-        given = values(token=lease.lease_token, now=whole(now))
+        given = values(token=lease.lease_token, now=floor(now))
         if await self.update(lease.pk, LOCK, changes_of(end, LIVE, given)) is not None:
             raise _lost(lease.pk)
 
@@ -136,7 +134,7 @@ class Leases(Table):
 
     async def _keep_ended(self, pk: str, token: str | None, noted: Item, *, now: float) -> bool:
         """Nobody's any more, free for the next one, and remembering why."""
-        ended = attributes(lease_token=RELEASED, lease_expires_at=whole(now))
+        ended = attributes(lease_token=RELEASED, lease_expires_at=floor(now))
         change = changes_of(ended | noted, OURS, values(token=token or RELEASED))
         return await self.update(pk, LOCK, change) is None
 
@@ -160,7 +158,7 @@ class Leases(Table):
         """I5: Put META, Delete LOCK, in one transaction; `LeaseLost`, and nothing was written."""
         pk = item["pk"]["S"]
         put = {"Item": item, "ConditionExpression": f"attribute_not_exists({CURRENT})"}
-        end = deletion(pk, LOCK, LIVE, values(token=token, now=whole(now)))
+        end = deletion(pk, LOCK, LIVE, values(token=token, now=floor(now)))
         try:
             await self.transact(("Put", put), end, name=name)
         except ConditionFailed as exc:

@@ -7,7 +7,7 @@ a service in another language may have changed the row and left our attributes a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW, Policy
@@ -22,7 +22,6 @@ from stillfresh.stores.dynamodb.schema import (
     attributes,
     number,
     text,
-    whole,
 )
 
 CURRENT: Final = "current_sk"
@@ -95,7 +94,7 @@ def meta_item(
     """The schema's attributes, and beside them only what they cannot say."""
     terms = copy.policy
     kept = max(retention, terms.stale_for, terms.error_for)
-    generated_at, fresh_for = whole(copy.fetched_at), whole(terms.fresh_for)
+    generated_at, fresh_for = floor(copy.fetched_at), floor(terms.fresh_for)
     ttl = generated_at + fresh_for + ceil(kept)
     revalidate_seconds = fresh_for if copy.mark is Mark.NONE else 0
     meta = FaceTheoryCacheMetadata(pk, META, s3_key, generated_at, revalidate_seconds, etag, ttl)
@@ -198,7 +197,7 @@ def _own(meta: FaceTheoryCacheMetadata, item: AnyItem) -> tuple[str, float] | No
         return None
     is_ours = (
         meta.s3_key.rpartition("/")[2].startswith(f"{generation}.")
-        and whole(fetched_at) == meta.generated_at
+        and floor(fetched_at) == meta.generated_at
         and text(item, "own_etag") in {None, meta.etag}
     )
     return (generation, fetched_at) if is_ours else None
@@ -215,7 +214,7 @@ def _copy(
     fresh_for, stale_for, error_for = (
         max(0.0, number(item, name) or 0.0) for name in ("fresh_for", "stale_for", "error_for")
     )
-    is_changed = meta.revalidate_seconds not in {0, whole(fresh_for)}  # by another
+    is_changed = meta.revalidate_seconds not in {0, floor(fresh_for)}  # by another
     if is_changed:
         fresh_for = float(meta.revalidate_seconds)
     if own is not None:

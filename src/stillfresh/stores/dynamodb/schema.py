@@ -2,7 +2,8 @@
 
 A contract between languages: Go, TypeScript and Python services share the table. Pure: records
 and rows in, rows and records out; kinds and ids in, names of rows and bodies out. What only
-stillfresh writes beside it is in `rows.py`.
+stillfresh writes beside it is in `rows.py`. Times are whole seconds: `now` is floored and an end
+is ceiled, so that a lease is never shorter than asked (I3).
 """
 
 import hashlib
@@ -48,16 +49,6 @@ def _hash(name: str) -> str:
 
 def key_of(pk: str, sk: str) -> Item:
     return {"pk": {"S": pk}, "sk": {"S": sk}}
-
-
-def whole(now: float) -> int:
-    """I3: `now` in whole seconds, never later than it is."""
-    return floor(now)
-
-
-def ended_at(end: float) -> int:
-    """I3: an end in whole seconds, never sooner than asked."""
-    return ceil(end)
 
 
 def typed(value: str | float) -> dict[str, str]:
@@ -149,12 +140,12 @@ class FaceTheoryCacheLease:
 
     @classmethod
     def until(cls, pk: str, token: str, end: float) -> "FaceTheoryCacheLease":
-        expires_at = ended_at(end)
+        expires_at = ceil(end)
         return cls(pk, LOCK, token, expires_at, expires_at + LOCK_BUFFER)
 
     def is_held(self, now: float) -> bool:
         """I3: iff `lease_expires_at > now`."""
-        return self.lease_expires_at > whole(now)
+        return self.lease_expires_at > floor(now)
 
     def item(self) -> Item:
         return key_of(self.pk, self.sk) | attributes(

@@ -39,8 +39,8 @@ from stillfresh.stores.dynamodb.admin import check_table
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.dynamodb.scanning import TableScan
 from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, Names
+from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import each
-from stillfresh.stores.dynamodb.writing import RowWriter
 from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.tenants import checked_tenant
 
@@ -77,9 +77,9 @@ class DynamoStore(Store):
         dice: Callable[[], float] = random.random,
         new_token: Callable[[], str] = random_uuid,
     ) -> None:
-        self._bucket = _named(bucket, "bucket")
+        bucket = _named(bucket, "bucket")
         self.tenant = checked_tenant(tenant)
-        self._names = Names(table_name(table), self.tenant, self._bucket)
+        self._names = Names(table_name(table), self.tenant, bucket)
         self._place = AwsPlace(region, endpoint, s3_endpoint)
         self._retention = seconds(retention, name="retention")
         self._delete_after = seconds(delete_after, name="delete_after")
@@ -91,7 +91,7 @@ class DynamoStore(Store):
         self._dice = dice
         self._new_token = new_token
         self._meter = CostMeter()
-        self._writer: RowWriter | None = None
+        self._steps: DynamoSteps | None = None
         self._stack = AsyncExitStack()
 
     def for_tenant(self, tenant: str) -> "DynamoStore":
@@ -99,36 +99,36 @@ class DynamoStore(Store):
         other = copy(self)
         other.shapes, other.tenant = dict(self.shapes), checked_tenant(tenant)
         names = replace(self._names, tenant=tenant)
-        closed = {"_writer": None, "_stack": AsyncExitStack(), "_meter": CostMeter()}
+        closed = {"_steps": None, "_stack": AsyncExitStack(), "_meter": CostMeter()}
         vars(other).update(closed, _names=names)
         return other
 
     async def open(self) -> None:
         """A table that is missing or of other keys is told now; an unreachable one later."""
-        if self._writer is not None:
+        if self._steps is not None:
             return
         async with AsyncExitStack() as stack:
-            writer = await self._connected(stack)
-            if self._writer is None:  # else another was quicker
-                self._writer, self._stack = writer, stack.pop_all()
+            steps = await self._connected(stack)
+            if self._steps is None:  # else another was quicker
+                self._steps, self._stack = steps, stack.pop_all()
 
-    async def _connected(self, stack: AsyncExitStack) -> RowWriter:
-        targets = {"dynamodb": f"table {self._names.table!r}", "s3": f"bucket {self._bucket!r}"}
+    async def _connected(self, stack: AsyncExitStack) -> DynamoSteps:
+        names, sleep, what = self._names, self._sleep, (self._names.table, self._names.bucket)
         dynamodb, s3 = await opened(
-            stack, self._place, targets, self._meter, sleep=self._sleep, dice=self._dice
+            stack, self._place, what, self._meter, sleep=sleep, dice=self._dice
         )
-        table = Leases(dynamodb, self._names, max_lease=self._max_lease)
+        table = Leases(dynamodb, names, max_lease=self._max_lease)
         await check_table(table)
-        bodies = S3Bodies(s3, self._bucket)
-        trash = Trash(bodies, self._delete_after, clock=self._clock, sleep=self._sleep)
+        bodies = S3Bodies(s3, names.bucket)
+        trash = Trash(bodies, self._delete_after, clock=self._clock, sleep=sleep)
         stack.push_async_callback(trash.close)
-        return RowWriter(
+        return DynamoSteps(
             table, bodies, self.shapes, self._clock, trash, self._retention, self._new_token
         )
 
     async def close(self) -> None:
         """Bodies that may still be read are left to the next eviction."""
-        self._writer = None
+        self._steps = None
         stack, self._stack = self._stack, AsyncExitStack()
         await stack.aclose()
 
@@ -141,36 +141,36 @@ class DynamoStore(Store):
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         for ask in asks:
             _check_tagged(kind, ask)
-        writer, by_id = self._opened(), {ask.id: ask for ask in asks}
-        return await each(by_id, lambda id_: writer.acquire(kind, by_id[id_], lease_for))
+        steps, by_id = self._opened(), {ask.id: ask for ask in asks}
+        return await each(by_id, lambda id_: steps.acquire(kind, by_id[id_], lease_for))
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        writer = self._opened()
-        stored = await each(copies, lambda id_: writer.publish(kind, id_, *copies[id_]))
+        steps = self._opened()
+        stored = await each(copies, lambda id_: steps.publish(kind, id_, *copies[id_]))
         return {id_ for id_, is_stored in stored.items() if not is_stored}
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        writer = self._opened()
-        renewed = await each(leases, lambda lease: writer.renew(kind, lease, lease_for))
+        steps = self._opened()
+        renewed = await each(leases, lambda lease: steps.renew(kind, lease, lease_for))
         return {lease.id for lease, is_renewed in renewed.items() if not is_renewed}
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        writer, failed = self._opened(), failures or {}
-        await each(leases, lambda lease: writer.release(kind, lease, failed.get(lease.id)))
+        steps, failed = self._opened(), failures or {}
+        await each(leases, lambda lease: steps.release(kind, lease, failed.get(lease.id)))
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        invalidator, mark = self._opened().urgent(), Mark.SOFT if soft else Mark.HARD
-        await each(ids, lambda id_: invalidator.invalidate(self._names.pk(kind, id_), mark))
+        urgent, mark = self._opened().urgent(), Mark.SOFT if soft else Mark.HARD
+        await each(ids, lambda id_: urgent.invalidate(self._names.pk(kind, id_), mark))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        invalidator = self._opened().urgent()
-        return await invalidator.invalidate_tag(tag, Mark.SOFT if soft else Mark.HARD)
+        urgent = self._opened().urgent()
+        return await urgent.invalidate_tag(tag, Mark.SOFT if soft else Mark.HARD)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        invalidator = self._opened().urgent()
-        await each(ids, lambda id_: invalidator.delete(self._names.pk(kind, id_)))
+        urgent = self._opened().urgent()
+        await each(ids, lambda id_: urgent.delete(self._names.pk(kind, id_)))
 
     async def evict(self, before: float) -> int:
         """Reads the whole table and lists the bucket: run it in one place, now and then."""
@@ -189,14 +189,14 @@ class DynamoStore(Store):
         """Reads rows until enough are found; those that others wrote say no id, and are not in."""
         return await self._scan().entries(kind, search, after, checked_limit(limit))
 
-    def _opened(self) -> RowWriter:
-        if self._writer is None:
+    def _opened(self) -> DynamoSteps:
+        if self._steps is None:
             raise NotOpen("this store is closed")
-        return self._writer
+        return self._steps
 
     def _scan(self) -> TableScan:
-        writer = self._opened()
-        return TableScan(writer.table, writer.bodies, writer.clock)
+        steps = self._opened()
+        return TableScan(steps.table, steps.bodies, steps.clock)
 
 
 def table_name(table: str | None) -> str:

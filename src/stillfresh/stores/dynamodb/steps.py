@@ -1,6 +1,10 @@
-"""One id at a time: leased, published, released, invalidated (I3-I6)."""
+"""One id at a time: read, leased, published, released, invalidated (I3-I8).
 
-from collections.abc import Callable
+A read looks at the row, at the lease's row only where it matters, and at the body only if it is
+unknown (I7).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
@@ -9,26 +13,46 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
+from stillfresh.clock import Clock
 from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
-from stillfresh.stores.bodies import Body, Trash
-from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, Mark, Newer, Record
-from stillfresh.stores.dynamodb.leases import TAGGED_FOR
-from stillfresh.stores.dynamodb.reading import RowReader
+from stillfresh.stores.bodies import Body, Opaque, S3Bodies, Shape, Trash
+from stillfresh.stores.contract import (
+    UNREAD,
+    Ask,
+    Copy,
+    Failure,
+    Grant,
+    Held,
+    Lease,
+    Mark,
+    Newer,
+    Record,
+)
+from stillfresh.stores.dynamodb.leases import TAGGED_FOR, Leases
 from stillfresh.stores.dynamodb.rows import (
+    ENDLESS,
     Lock,
     Row,
+    believed,
     lock_of,
     merged,
     meta_item,
     name_beside,
     row_of,
     tag_set,
+    version_of,
 )
-from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, text
+from stillfresh.stores.dynamodb.schema import LOCK, META, FaceTheoryCacheLease, Names, text
 from stillfresh.stores.dynamodb.table import each
 from stillfresh.ttl_cache import TtlCache
 
-MOST_CLAIMS: Final = 10_000
+REMEMBERED: Final = 10_000
+"""Rows of which this process knows that they were just leased or changed, and claims."""
+LEASED_FOR: Final = 120
+CHANGED_FOR: Final = 20
+"""Seconds; an eventually consistent read is behind by less, as a rule by one."""
+NOTHING: Final = Record()
+OPAQUE: Final = Opaque()
 CLAIM_LASTS: Final = 3600.0
 
 
@@ -42,19 +66,105 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class RowWriter(RowReader):
-    """The steps that change rows; each reads the clock for itself."""
+class DynamoSteps:
+    """The store's steps; each reads the clock for itself."""
 
+    table: Leases
+    bodies: S3Bodies
+    shapes: Mapping[str, Shape]
+    clock: Clock
     trash: Trash
     retention: float
     new_token: Callable[[], str]
+    leased: TtlCache[str, bool] = field(
+        default_factory=lambda: TtlCache(LEASED_FOR, max_entries=REMEMBERED)
+    )
+    """Somebody holds a lease here: a fresh copy does not hide it from who waits for it."""
+    changed: TtlCache[str, bool] = field(
+        default_factory=lambda: TtlCache(CHANGED_FOR, max_entries=REMEMBERED)
+    )
+    """What this process has changed it reads consistently, whatever lag it allows."""
     claims: TtlCache[str, Claim] = field(
-        default_factory=lambda: TtlCache(CLAIM_LASTS, max_entries=MOST_CLAIMS), kw_only=True
+        default_factory=lambda: TtlCache(CLAIM_LASTS, max_entries=REMEMBERED)
     )
 
     def urgent(self) -> Self:
         """The same steps, tried even while the service is away."""
         return replace_field(self, table=replace_field(self.table, urgent=True))
+
+    @property
+    def names(self) -> Names:
+        return self.table.names
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str], *, lagging: bool
+    ) -> dict[str, Record]:
+        """One GetItem for a fresh copy; the lease is looked at where it could matter."""
+        now, pks = self.clock(), {id_: self.names.pk(kind, id_) for id_ in ids}
+        consistent = not lagging or any(self.changed.get(pk) for pk in pks.values())
+        rows = await self._rows(kind, [*pks.values()], now, consistent=consistent)
+        closer = [
+            (pk, LOCK) for pk, row in rows.items() if not row.is_fresh(now) or self.leased.get(pk)
+        ]
+        locks = await self.table.get_many(closer, consistent=consistent)
+
+        async def whole(id_: str) -> Record:
+            pk, row = pks[id_], rows[pks[id_]]
+            lock = lock_of(locks.get((pk, LOCK), {}))
+            record = merged(row, believed(lock, now, self.table.max_lease))
+            if row.copy is None or row.generation == known.get(id_):
+                return record
+            return await self.with_body(kind, pk, row, record)
+
+        found = await each(pks, whole)
+        return {id_: record for id_, record in found.items() if record != NOTHING}
+
+    async def _rows(
+        self, kind: str, pks: Sequence[str], now: float, *, consistent: bool = True
+    ) -> dict[str, Row]:
+        """A META that points to a version's row is read together with it (I19)."""
+        metas = await self.table.get_many([(pk, META) for pk in pks], consistent=consistent)
+        items = {pk: metas.get((pk, META), {}) for pk in pks}
+        pointers = {pk: sk for pk, item in items.items() if (sk := version_of(item)) is not None}
+        if pointers:
+            versions = await self.table.get_many([*pointers.items()], consistent=consistent)
+            for (pk, _), version in versions.items():
+                items[pk] = {**items[pk], **version, "sk": items[pk]["sk"]}
+        others = self.shape(kind).others or ENDLESS
+        return {pk: row_of(item, now, others) for pk, item in items.items()}
+
+    async def row(self, kind: str, pk: str) -> Row:
+        """As it is now, consistently."""
+        return (await self._rows(kind, [pk], self.clock()))[pk]
+
+    async def with_body(self, kind: str, pk: str, row: Row, record: Record) -> Record:
+        """I8: a row whose body is missing is a miss, unless the row was replaced meanwhile."""
+        value = await self._value(kind, row)
+        if value is UNREAD:
+            fresh = await self.row(kind, pk)
+            if fresh.generation == row.generation:
+                return replace(record, copy=None)
+            row, value = fresh, await self._value(kind, fresh)
+        if row.copy is None or value is UNREAD:
+            return replace(record, copy=None)
+        return replace(record, copy=replace(row.copy, value=value))
+
+    async def _value(self, kind: str, row: Row) -> object:
+        """None: absent upstream. UNREAD: nothing lies where the row points."""
+        if row.copy is None or row.meta is None or row.copy.value is None:
+            return None
+        key = self.names.object_key(row.meta.s3_key)
+        if key is None or self.names.is_anothers(key, row.meta.pk):
+            return UNREAD
+        body = await self.bodies.get(key)
+        if body is None or len(body.data) < row.size:
+            return UNREAD
+        terms = row.copy.policy
+        open_body = Body(body.data, body.content_type, row.meta.etag, row.extra, terms)
+        return self.shape(kind).inside(open_body)
+
+    def shape(self, kind: str) -> Shape:
+        return self.shapes.get(kind, OPAQUE)
 
     async def acquire(self, kind: str, ask: Ask, lease_for: float) -> Grant:
         """E17: a holder is replaced only if the copy is the one seen."""
