@@ -112,10 +112,9 @@ def always_anew(state: State, game_id: str, version: int | None, *, anew: bool =
     return TURN_CAME(state, game_id, version, anew=anew or True)
 
 
-def keeps_old(
-    state: State, asked: RefetchRequest, pool: tuple[str, ...], **is_complete: bool
-) -> Any:
-    return TAKEN(state, asked, pool, **is_complete) or state.snapshot
+def keeps_old(state: State, *rest: Any) -> State:
+    after = APPLIED(state, *rest)
+    return after if after.snapshot else replace(after, snapshot=state.snapshot)
 
 
 def keeps_snapshot(state: State, game_id: str) -> Step:
@@ -169,7 +168,7 @@ def asks_nothing(state: State, event: Reconnected) -> Step:
     return Step(RECONNECTED(state, event).state if state.in_flight else state)
 
 
-TURN_CAME, TAKEN, NOT_MY_TURN = rules.turn_came, rules_refetch.taken, rules.not_my_turn
+TURN_CAME, NOT_MY_TURN = rules.turn_came, rules.not_my_turn
 APPLIED, WITHOUT_MOVE = rules_refetch.applied, rules.without_move
 RECONNECTED, TAKEN_OUT, APPENDED = rules.reconnected, rules.taken_out, rules.appended
 IS_PROVABLE = rules.is_provable
@@ -194,7 +193,7 @@ MUTANTS = [
     Mutant("W9", "a late refusal is of a newer move", {"without_move": of_any_move}, LOOP),
     Mutant("W9", "after reconnecting, moves stay pending", {"reconnected": stays_pending}, CUT),
     Mutant("W9", "after reconnecting, nobody is asked", {"reconnected": asks_nothing}, CUT),
-    Mutant("W10", "an answer without a snapshot keeps the old", {"taken": keeps_old}, WISHES),
+    Mutant("W10", "an answer without a snapshot keeps the old", {"applied": keeps_old}, WISHES),
     Mutant("W10", "a snapshot survives a game added here", {"appended": appends_to_any}, PAIR),
     Mutant("W15", "an order of mid-turn fits every turn", {"is_provable": in_any_turn}, GOES_ON),
     Mutant("W15", "it survives late news", {"without_mid_turn": keeps_mid_turn}, GOES_ON),

@@ -52,24 +52,20 @@ CONNECTIONS: Final = 32
 NAMES: Final = ("dynamodb", "s3")
 
 CONDITION: Final = "ConditionalCheckFailed"
-"""In a transaction's reasons; alone it is an `…Exception`."""
-CANCELLED: Final = "TransactionCanceledException"
 BUSY: Final = frozenset(
     {
-        "LimitExceededException",
+        "LimitExceeded",
         "ProvisionedThroughputExceeded",
-        "ProvisionedThroughputExceededException",
         "RequestLimitExceeded",
         "RequestTimeout",
         "Throttling",
         "ThrottlingError",
-        "ThrottlingException",
         "TransactionConflict",
-        "TransactionConflictException",
-        "TransactionInProgressException",
+        "TransactionInProgress",
     }
 )
-"""Worth asking again, as is whatever comes with a status of 500 or more."""
+"""Worth asking again, as is whatever comes with a status of 500 or more. Here, and among a
+transaction's reasons, without the `Exception` that most codes end with."""
 DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled"})
 NOT_MADE: Final = {
     "ResourceNotFoundException": "there is no such table; make it with `stillfresh table create`",
@@ -224,16 +220,14 @@ class AwsService:
     ) -> Any:  # noqa: ANN401
         self._meter.asked(operation)
         try:
-            async with asyncio.timeout_at(until + _carried(arguments.get("Body"))) as limit:
+            body = arguments.get("Body", b"")
+            async with asyncio.timeout_at(until + len(body) / SLOWEST) as limit:
                 response = await getattr(self._client, operation)(**arguments)
                 self._meter.answered(operation, response)
                 limit.reschedule(until + response.get("ContentLength", 0) / SLOWEST)
                 return response if then is None else await then(response)
         except ClientError as exc:
-            error = self._refused(operation, exc, arguments)
-            if _is_busy(exc, error):
-                raise Unanswered(f"{error}; asked up to {ATTEMPTS} times") from exc
-            raise error from exc
+            raise self._refused(operation, exc, arguments) from exc
         except NO_ANSWER as exc:
             said = str(exc) or "it took too long"
             raise Away(f"{self.target}: no answer to {operation}: {said}") from exc
@@ -242,7 +236,8 @@ class AwsService:
 
     def _refused(
         self, operation: str, exc: ClientError, arguments: Mapping[str, Any]
-    ) -> AwsRefused:
+    ) -> StoreError:
+        """A transaction is worth another try unless one of its conditions failed."""
         error = exc.response.get("Error", {})
         code, said = str(error.get("Code", "")), str(error.get("Message", exc))
         self._meter.refused(code, arguments)
@@ -250,24 +245,13 @@ class AwsService:
             said = NOT_MADE[code]
         elif code in DENIED:
             said = f"no permission for {operation.title().replace('_', '')}: {said}"
-        refused = AwsRefused(f"{self.target}: {said} ({code})", code, exc.response)
-        if code == f"{CONDITION}Exception" or CONDITION in refused.reasons:
-            return ConditionFailed(str(refused), code, exc.response)
-        return refused
-
-
-def _carried(body: object) -> float:
-    """Seconds that a value may take on its way."""
-    return len(body) / SLOWEST if isinstance(body, bytes) else 0.0
-
-
-def _is_busy(exc: ClientError, error: AwsRefused) -> bool:
-    """A transaction is worth another try unless one of its conditions failed."""
-    if error.code == CANCELLED:
-        reasons = set(error.reasons) - {"None"}
-        return bool(reasons) and reasons <= BUSY
-    status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return error.code in BUSY or status >= 500
+        said = f"{self.target}: {said} ({code})"
+        refused = AwsRefused(said, code, exc.response)
+        codes = set(refused.reasons) - {"None"} or {code.removesuffix("Exception")}
+        status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if codes <= BUSY or status >= 500:
+            return Unanswered(f"{said}; asked up to {ATTEMPTS} times")
+        return ConditionFailed(said, code, exc.response) if CONDITION in codes else refused
 
 
 async def opened(

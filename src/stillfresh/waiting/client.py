@@ -119,8 +119,12 @@ class WaitingClient:
 
         Who is not connected yet, or not again, waits for that up to `timeout`.
         """
-        await self._joining()
-        self._not_looking(StillfreshError(f"{game_id} was looked at instead"))
+        if self._task is not None:
+            with suppress(TimeoutError):  # what is missing is said below
+                async with asyncio.timeout(self._timeout):
+                    await self._joined.wait()
+        self._connected()
+        self._looked(StillfreshError(f"{game_id} was looked at instead"))
         looking: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._looking = game_id, looking
         try:
@@ -131,13 +135,6 @@ class WaitingClient:
                 looking.exception()  # what is raised here tells it
             raise
         return await looking
-
-    async def _joining(self) -> None:
-        if self._task is not None:
-            with suppress(TimeoutError):  # what is missing is said below
-                async with asyncio.timeout(self._timeout):
-                    await self._joined.wait()
-        self._connected()
 
     async def move(self, game_id: str, *, keeps_turn: bool = False) -> None:
         """Play; the game leaves the pool at once, on trust."""
@@ -206,12 +203,17 @@ class WaitingClient:
         self._socket = self._rejoining = None
         if not self._is_closed:
             self._joined.clear()
-        self._not_looking(NotOpen(f"the connection to {self._url} was lost"))
+        self._looked(NotOpen(f"the connection to {self._url} was lost"))
 
-    def _not_looking(self, reason: StillfreshError) -> None:
+    def _looked(self, found: bool | StillfreshError) -> None:
+        """Tell the caller that looks, if there is one and it was not cancelled."""
         looking, self._looking = self._looking, None
-        if looking is not None and not looking[1].done():
-            looking[1].set_exception(reason)
+        if looking is None or looking[1].done():
+            return
+        if isinstance(found, bool):
+            looking[1].set_result(found)
+        else:
+            looking[1].set_exception(found)
 
     async def _hear(self, socket: ClientConnection, news: News) -> None:
         match news:
@@ -233,13 +235,4 @@ class WaitingClient:
         if self._rejoining is not None:
             self._caught_up(self._rejoining)
         if self._looking is not None and self._looking[0] == news.game_id:
-            self._looked(self._looking[1], news)
-
-    def _looked(self, looking: asyncio.Future[bool], news: Opened | WatchFailed) -> None:
-        self._looking = None
-        if looking.done():
-            return  # who asked was cancelled
-        if isinstance(news, Opened):
-            looking.set_result(news.my_turn)
-        else:
-            looking.set_exception(StillfreshError(news.reason))
+            self._looked(news.my_turn if isinstance(news, Opened) else StillfreshError(news.reason))

@@ -23,7 +23,6 @@ from stillfresh.waiting.model import (
     Opened,
     PauseOver,
     Played,
-    Pool,
     Proof,
     Reconnected,
     RefetchRequest,
@@ -214,9 +213,11 @@ def game_state(state: State, event: GameState) -> Step:
     goes_on = event.my_turn and not rises and event.game_id in state.pending
     is_news = not is_late(state, event.game_id, event.version)
     told = overtaken(screen, event.version, goes_on=goes_on)
+    version = screen.version if event.version is None else event.version
+    owes_message = rises and is_news
     state = replace(
         state,
-        screen=looked_at(screen, event, owes_message=rises and is_news),
+        screen=replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message),
         versions=known(state.versions, event.game_id, told),
     )
     if not event.my_turn:
@@ -224,11 +225,6 @@ def game_state(state: State, event: GameState) -> Step:
     if is_news and (rises or goes_on):
         return turn_came(state, event.game_id, event.version, anew=rises)
     return Step(state)
-
-
-def looked_at(screen: Screen, event: GameState, *, owes_message: bool) -> Screen:
-    version = screen.version if event.version is None else event.version
-    return replace(screen, my_turn=event.my_turn, version=version, owes_message=owes_message)
 
 
 def overtaken(screen: Screen, version: int | None, *, goes_on: bool) -> int | None:
@@ -310,14 +306,7 @@ def step(state: State, event: Event) -> Step:
 
 def navigation(state: State, current: GameId | None) -> Navigation:
     """W11: the pool without the game on screen, and why its order may be trusted."""
-    return Navigation(without_current(state.pool, current), proof_of(state), state.is_busy)
-
-
-def without_current(pool: Pool, current: GameId | None) -> Pool:
-    return pool if current is None else without(pool, current)
-
-
-def proof_of(state: State) -> Proof:
+    proof = Proof.SNAPSHOT if state.is_restored else Proof.SERVER
     if len(state.pool) <= 2:
-        return Proof.IRRELEVANT
-    return Proof.SNAPSHOT if state.is_restored else Proof.SERVER
+        proof = Proof.IRRELEVANT
+    return Navigation(without(state.pool, current), proof, state.is_busy)

@@ -63,9 +63,11 @@ def answered(state: State, event: Answered) -> Step:
 
 
 def applied(state: State, game_ids: Pool, asked: RefetchRequest) -> State:
-    pool = still_ours(state, unique(game_ids)[: state.limit])
-    is_complete = len(game_ids) < state.limit
-    snapshot = taken(state, asked, pool, is_complete=is_complete)
+    """W10: an answer replaces the snapshot, by its own or by none."""
+    pool = still_ours(state, tuple(dict.fromkeys(game_ids))[: state.limit])
+    is_complete, snapshot = len(game_ids) < state.limit, None
+    if asked.snapshot_of is not None:
+        snapshot = Snapshot(asked.snapshot_of, pool, is_complete, asked.is_mid_turn)
     return replace(
         state,
         pool=pool,
@@ -82,15 +84,6 @@ def still_ours(state: State, pool: Pool) -> Pool:
     """W5: the answer may be older than a move that we sent, or that we were told of."""
     played = state.pending + state.away
     return tuple(game for game in pool if game not in played)
-
-
-def taken(
-    _state: State, asked: RefetchRequest, pool: Pool, *, is_complete: bool
-) -> Snapshot | None:
-    """W10: an answer replaces the snapshot, by its own or by none."""
-    if asked.snapshot_of is None:
-        return None
-    return Snapshot(asked.snapshot_of, pool, is_complete, asked.is_mid_turn)
 
 
 def is_blind(state: State, snapshot: Snapshot | None) -> bool:
@@ -132,9 +125,5 @@ def pause_over(state: State, _event: PauseOver) -> Step:
     return begin(state, state.follows)
 
 
-def unique(pool: Pool) -> Pool:
-    return tuple(dict.fromkeys(pool))
-
-
-def without(pool: Pool, game_id: GameId) -> Pool:
+def without(pool: Pool, game_id: GameId | None) -> Pool:
     return tuple(game for game in pool if game != game_id)
