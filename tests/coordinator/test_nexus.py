@@ -22,7 +22,7 @@ from stillfresh.coordinator import (
     TtlController,
     TtlCoordinator,
 )
-from stillfresh.coordinator.rules import POST_PARTS, USER_PARTS, post_id, sorted_out, user_id
+from stillfresh.coordinator.rules import by_id, post_id, user_id
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, VIEWER, post, user
 from tests.kit.servers.nexus import NexusServer, nexus_server
@@ -129,7 +129,8 @@ class TestC12BadAnswers:
         except LoadFailed as exc:
             assert "not a list of views" in str(exc)  # noqa: PT017 (either is right)
         else:
-            assert (list(views), views.broken) == ([], (None,))
+            found = by_id("post", ["a:1"], views, post_id)
+            assert isinstance(found["a:1"], LoadFailed)
 
     async def test_too_long(self, server: NexusServer, client: NexusClient) -> None:
         """No more is read than is allowed, whatever the server goes on to send."""
@@ -249,9 +250,10 @@ class TestC12BrokenEntries:
         """With an id of its own it casts no doubt on the others."""
         views = [post("a:1"), {**post("a:2"), "counts": "many"}, post("a:3")]
         server.body = json.dumps(views).encode()
-        found = await client.posts_by_ids(["a:1", "a:2", "a:3", "a:4"])
-        assert [view["details"]["id"] for view in found] == ["1", "3"]
-        assert found.broken == ("a:2",)
+        ids = ["a:1", "a:2", "a:3", "a:4"]
+        found = by_id("post", ids, await client.posts_by_ids(ids), post_id)
+        assert isinstance(found.pop("a:2"), LoadFailed)
+        assert found == {"a:1": post("a:1"), "a:3": post("a:3")}
 
     async def test_in_the_coordinator(self, server: NexusServer, tmp_path: Path) -> None:
         """From the server to the file: stored, failed alone, and absent, in one batch."""
@@ -288,10 +290,12 @@ class TestC12BrokenEntries:
         )
     )
     def test_whatever_json_can_say(self, entries: list[Any]) -> None:
-        """Each entry is whole or broken, and none is lost."""
-        for id_of, parts in ((post_id, POST_PARTS), (user_id, USER_PARTS)):
-            views = sorted_out(entries, id_of, parts)
-            assert len(views) + len(views.broken) == len(entries)
+        """Each entry is somebody's view, or what was asked for has failed and is not absent."""
+        for id_of in (post_id, user_id):
+            found = by_id("kind", ["asked"], entries, id_of)
+            whole = [it for it in found.values() if not isinstance(it, LoadFailed)]
+            assert all(entry in entries for entry in whole)
+            assert found or not entries
 
 
 def test_without_httpx2_only_the_client_is_missing() -> None:

@@ -7,7 +7,7 @@ them (C10, C12). Their views differ by viewer: a post's bookmark, a user's relat
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Final, Protocol, Self, TypeAlias
 
 from stillfresh.checks import checked_flag, checked_function, checked_whole
@@ -45,25 +45,25 @@ class TtlConfig:
     max_batches_per_tick: int = 1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            name, value = field.name.upper(), getattr(self, field.name)
-            if field.type is bool:
+        for it in fields(self):
+            name, value = it.name.upper(), getattr(self, it.name)
+            if it.type is bool:
                 checked_flag(name, value)
             else:
-                checked_whole(name, value, 0 if field.name == "cooldown_ms" else 1, MOST)
+                checked_whole(name, value, 0 if name == "COOLDOWN_MS" else 1, MOST)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
         """The variables that are set; the others have their defaults."""
         given = os.environ if environ is None else environ
         values: dict[str, Any] = {}
-        for field in fields(cls):
-            if (text := given.get(field.name.upper())) is None:
+        for it in fields(cls):
+            if (text := given.get(it.name.upper())) is None:
                 continue
-            if field.type is bool:
-                values[field.name] = FLAGS.get(text.strip().lower(), text)
+            if it.type is bool:
+                values[it.name] = FLAGS.get(text.strip().lower(), text)
             else:
-                values[field.name] = int(text) if WHOLE.fullmatch(text) else text
+                values[it.name] = int(text) if WHOLE.fullmatch(text) else text
         return cls(**values)
 
 
@@ -88,10 +88,12 @@ class Kind:
     """In a `Hub`: for how long "it does not exist" is believed; None: a tenth of `fresh_for`."""
     memory_for: Duration = 0
     """In a `Hub`: for how long a view in memory is served without asking the store."""
+    ttl_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
         checked_kind(self.name)
-        seconds(self.fresh_for, name=f"{self.name}: fresh_for", positive=True)
+        ttl = seconds(self.fresh_for, name=f"{self.name}: fresh_for", positive=True)
+        object.__setattr__(self, "ttl_ms", max(1, round(ttl * 1000)))
         for name in ("stale_for", "error_for", "absent_for", "memory_for"):
             if (duration := getattr(self, name)) is not None or name != "absent_for":
                 seconds(duration, name=f"{self.name}: {name}")
@@ -99,10 +101,6 @@ class Kind:
         for name in ("counted", "per_viewer"):
             checked_flag(f"{self.name}: {name}", getattr(self, name))
         checked_whole(f"{self.name}: max_batch", self.max_batch)
-
-    @property
-    def ttl_ms(self) -> int:
-        return max(1, round(seconds(self.fresh_for) * 1000))
 
     @property
     def ttl(self) -> float:

@@ -42,13 +42,13 @@ class TtlCoordinator:
         clock: Clock | None = None,
         grace: Duration = "5s",
     ) -> None:
-        if not isinstance(controller, TtlController):
-            raise ConfigError(f"controller: takes a TtlController, not {shown(controller)}")
+        _check("controller", controller, TtlController)
         checked_flag("follow_reposts", follow_reposts)
         if visible is not None:
             checked_function("visible", visible, "a function that says whether")
         self._controller = controller
-        self._config = TtlConfig.from_env() if config is None else _checked(config)
+        self._config = TtlConfig.from_env() if config is None else config
+        _check("config", self._config, TtlConfig)
         self._counted = checked_flag("counted", counted)
         self._asks_visible = visible
         self._grace = seconds(grace, name="grace")
@@ -147,8 +147,10 @@ class TtlCoordinator:
     def configure(self, config: TtlConfig | None = None, **changes: Any) -> None:  # noqa: ANN401
         """C1: a new interval takes effect at once, a new TTL re-plans what is subscribed."""
         old = self._config
+        config = old if config is None else config
+        _check("config", config, TtlConfig)
         try:
-            self._config = replace(old if config is None else _checked(config), **changes)
+            self._config = replace(config, **changes)
         except TypeError as exc:
             raise ConfigError(f"configure: {exc}") from None
         self._controller.configure(self._config)
@@ -191,15 +193,15 @@ class TtlCoordinator:
         """C13: what is subscribed, queued, in flight and cooling, and what it cost so far."""
         now = stamped(self._controller.clock())
         lanes = {name: track.lane for name, track in self._tracks.items()}
-        tracks = self._tracks.values()
+        made = sum(track.requests for track in self._tracks.values())
         return TtlSnapshot(
             subscribed={name: lane.subscribed for name, lane in lanes.items()},
             queued={name: tuple(lane.queued) for name, lane in lanes.items()},
             in_flight={name: tuple(lane.in_flight) for name, lane in lanes.items()},
             cooling={name: lane.cooling(now) for name, lane in lanes.items()},
             last_tick=self._last_tick,
-            requests_made=sum(track.requests for track in tracks),
-            requests_saved=sum(track.requested - track.requests for track in tracks),
+            requests_made=made,
+            requests_saved=sum(track.requested for track in self._tracks.values()) - made,
         )
 
     async def tick(self) -> None:
@@ -319,7 +321,6 @@ class TtlCoordinator:
             )
 
 
-def _checked(config: TtlConfig) -> TtlConfig:
-    if not isinstance(config, TtlConfig):
-        raise ConfigError(f"config: takes a TtlConfig, not {shown(config)}")
-    return config
+def _check(name: str, given: object, of: type) -> None:
+    if not isinstance(given, of):
+        raise ConfigError(f"{name}: takes a {of.__name__}, not {shown(given)}")

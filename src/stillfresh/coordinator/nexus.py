@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from stillfresh.coordinator.rules import (
-    POST_PARTS,
-    USER_PARTS,
-    Views,
-    post_id,
-    sorted_out,
-    user_id,
-)
+from stillfresh.coordinator.rules import View
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import LoadFailed
 from stillfresh.http.client import MAX_BYTES, Endpoint, checked_client, checked_url, new_client
@@ -46,15 +39,13 @@ class NexusClient:
             for path in (POSTS, USERS)
         )
 
-    async def posts_by_ids(self, post_ids: list[str], viewer_id: str | None = None) -> Views:
-        """Whole posts; what was broken in the answer is noted beside the list."""
-        entries = await _views(self._posts, "post_ids", post_ids, viewer_id)
-        return sorted_out(entries, post_id, POST_PARTS)
+    async def posts_by_ids(self, post_ids: list[str], viewer_id: str | None = None) -> list[View]:
+        """Whole posts, as the server has them."""
+        return await _views(self._posts, "post_ids", post_ids, viewer_id)
 
-    async def users_by_ids(self, user_ids: list[str], viewer_id: str | None = None) -> Views:
-        """Whole users; the same."""
-        entries = await _views(self._users, "user_ids", user_ids, viewer_id)
-        return sorted_out(entries, user_id, USER_PARTS)
+    async def users_by_ids(self, user_ids: list[str], viewer_id: str | None = None) -> list[View]:
+        """Whole users, as the server has them."""
+        return await _views(self._users, "user_ids", user_ids, viewer_id)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -68,15 +59,10 @@ class NexusClient:
 
 async def _views(
     endpoint: Endpoint, field: str, ids: list[str], viewer_id: str | None
-) -> list[Any]:
-    asked: dict[str, Any] = {field: ids}
-    if viewer_id is not None:
-        asked["viewer_id"] = viewer_id
-    return _listed(field, await endpoint.ask(asked))
-
-
-def _listed(field: str, body: bytes) -> list[Any]:
+) -> list[View]:
     """An empty body is an answer that broke off, not one that found nothing."""
+    asked: dict[str, Any] = {field: ids} | ({"viewer_id": viewer_id} if viewer_id else {})
+    body = await endpoint.ask(asked)
     try:
         return msgspec.json.decode(body, type=list[Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:

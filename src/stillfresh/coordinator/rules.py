@@ -16,19 +16,6 @@ if TYPE_CHECKING:
 View: TypeAlias = Any
 """A whole entity as the server shows it to one viewer: what JSON can say."""
 
-POST_PARTS: Final[Mapping[str, type]] = {
-    "details": dict,
-    "counts": dict,
-    "relationships": dict,
-    "tags": list,
-    "bookmark": dict,
-}
-USER_PARTS: Final[Mapping[str, type]] = {
-    "details": dict,
-    "counts": dict,
-    "relationship": dict,
-    "tags": list,
-}
 BETWEEN: Final = 0.0005
 """Seconds: half of what rows can tell apart. Sums of floats miss a millisecond by a hair."""
 NEVER: Final = float("-inf")
@@ -78,60 +65,37 @@ def _text(value: object) -> str:
     return value
 
 
-class Views(list[View]):
-    """The whole views of an answer; `broken` are the ids of the others, None where untold."""
-
-    def __init__(self, views: Iterable[View], broken: Iterable[str | None]) -> None:
-        super().__init__(views)
-        self.broken = tuple(broken)
-
-
-def sorted_out(
-    entries: Iterable[object], id_of: Callable[[View], str], parts: Mapping[str, type]
-) -> Views:
-    """C12: a view is whole if it says whose it is and each part that it has is of its type."""
-    whole: list[View] = []
-    broken: list[str | None] = []
-    for entry in entries:
-        if (id_ := _named(entry, id_of)) is not None and _is_whole(entry, parts):
-            whole.append(entry)
-        else:
-            broken.append(id_)
-    return Views(whole, broken)
-
-
-def _named(entry: View, id_of: Callable[[View], str]) -> str | None:
-    try:
-        return id_of(entry)
-    except (KeyError, TypeError, AttributeError, IndexError):
-        return None
-
-
-def _is_whole(view: View, parts: Mapping[str, type]) -> bool:
-    return all(
-        view[name] is None or isinstance(view[name], of)
-        for name, of in parts.items()
-        if name in view
-    )
+PARTS: Final[Mapping[str, type]] = {
+    "details": dict,
+    "counts": dict,
+    "relationships": dict,
+    "relationship": dict,
+    "tags": list,
+    "bookmark": dict,
+}
 
 
 def by_id(
-    kind: str, ids: Iterable[str], entries: Iterable[object], id_of: Callable[[View], str]
-) -> dict[str, object]:
-    """C12: each id's view; a broken entry fails alone.
+    kind: str, ids: Iterable[str], entries: Iterable[View], id_of: Callable[[View], str]
+) -> dict[str, Any]:
+    """C12: each id's view; a broken entry, one of whose parts is of another type, fails alone.
 
     An entry that does not say whose it is may be any of those that are missing: then they have
     failed, since they cannot be called absent.
     """
     error = LoadFailed(f"{kind}: its view in the answer is broken, or it may be one that is")
-    broken = set(getattr(entries, "broken", ()))
-    found: dict[str, object] = {id_: error for id_ in ids if id_ in broken}
+    found: dict[str, Any] = {}
+    missing: dict[str, Any] = {}
     for entry in entries:
-        if (id_ := _named(entry, id_of)) is None:
-            broken.add(None)
+        try:
+            id_ = id_of(entry)
+        except (KeyError, TypeError, AttributeError, IndexError):
+            missing = dict.fromkeys(ids, error)
         else:
-            found[id_] = entry
-    return dict.fromkeys(ids, error) | found if None in broken else found
+            parts = ((entry[name], of) for name, of in PARTS.items() if name in entry)
+            is_whole = all(part is None or isinstance(part, of) for part, of in parts)
+            found[id_] = entry if is_whole else error
+    return missing | found
 
 
 def original_of(view: View) -> str | None:
