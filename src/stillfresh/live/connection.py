@@ -54,9 +54,10 @@ class Connection:
         self.viewer_id = viewer_id
         self.is_visible = visible
         self.is_open = True
-        self.moment: dict[Viewed, Answer[Any]] | None = None
-        """What came at once and waits whole: the same object for all, so none of it is changed."""
-        self._waiting: dict[Viewed, Answer[Any]] = {}
+        self.waiting: dict[Viewed, Answer[Any]] = {}
+        """The newest of each id that was not read yet."""
+        self.is_shared = False
+        """That is a whole moment, the same object for all viewers, so it is not changed."""
         self._hub = hub
         self._had: dict[Viewed, Had] = {}
         """All that is subscribed, with what was told, or got, of it last."""
@@ -97,14 +98,6 @@ class Connection:
     def size(self) -> int:
         """How many ids are subscribed."""
         return len(self._had)
-
-    @property
-    def waiting(self) -> "dict[Viewed, Answer[Any]]":
-        """The newest of each id that was not read yet."""
-        if self.moment is not None:
-            self._waiting.update(self.moment)
-            self.moment = None
-        return self._waiting
 
     def __contains__(self, viewed: "Viewed") -> bool:
         return viewed in self._had
@@ -173,14 +166,13 @@ class Connection:
 
     def took(self, count: int) -> None:
         """The first so many that wait are told."""
-        news = self._waiting if self.moment is None else self.moment
-        if count == len(news):
-            self._had.update(news)
-            self.moment = None
-            self._waiting.clear()
+        if count == len(self.waiting):
+            self._had.update(self.waiting)
+            self.waiting, self.is_shared = {}, False
             return
-        for viewed in list(islice(self.waiting, count)):
-            self._had[viewed] = self.waiting.pop(viewed)
+        waiting = self._own()
+        for viewed in list(islice(waiting, count)):
+            self._had[viewed] = waiting.pop(viewed)
 
     def note(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """Keep it until it is read, if it is news; True if nothing waited before.
@@ -193,19 +185,25 @@ class Connection:
         if is_repeated or (answer.error is not None and viewed in self.waiting):
             return False
         is_first = not self.waiting
-        self.waiting[viewed] = answer
+        self._own()[viewed] = answer
         return is_first
 
     def hear(self, moment: "dict[Viewed, Answer[Any]]") -> None:
         """Keep all new copies of what this viewer looks at, and tell."""
-        if self._had.keys() >= moment.keys() and not self.waiting:
-            self.moment = moment or None
+        if not self.waiting and self._had.keys() >= moment.keys():
+            self.waiting, self.is_shared = moment, True
         elif len(self._had) < len(moment):
-            self.waiting.update((it, moment[it]) for it in self._had if it in moment)
+            self._own().update((it, moment[it]) for it in self._had if it in moment)
         else:
-            self.waiting.update((it, moment[it]) for it in moment if it in self._had)
-        if self.moment or self._waiting:
+            self._own().update((it, moment[it]) for it in moment if it in self._had)
+        if self.waiting:
             self.tell()
+
+    def _own(self) -> "dict[Viewed, Answer[Any]]":
+        """What waits, to be changed."""
+        if self.is_shared:
+            self.waiting, self.is_shared = dict(self.waiting), False
+        return self.waiting
 
     def tell(self) -> None:
         """There is something to take, or the end has come."""
@@ -258,7 +256,7 @@ class Connection:
         del self._had[viewed]
         self._more.pop(viewed, None)
         self._behind.pop(viewed, None)
-        self.waiting.pop(viewed, None)
+        self._own().pop(viewed, None)
         self._let_go(viewed)
 
     def _let_go(self, viewed: "Viewed") -> None:
@@ -308,7 +306,7 @@ class Connection:
         if viewed not in self or viewed in self.waiting or self._hub.is_coming(viewed, self):
             return False
         if is_news(self._had[viewed], answer):
-            self.waiting[viewed] = answer
+            self._own()[viewed] = answer
             return True
         if answer.error is None:
             self._had[viewed] = answer

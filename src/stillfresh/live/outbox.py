@@ -39,18 +39,19 @@ class Frames:
     def __init__(self) -> None:
         self._frames: BoundedDict[tuple[object, ...], tuple[str, int, float]]
         self._frames = BoundedDict(MOST_FRAMES)
-        self._moment: dict[Viewed, Answer[Any]] | None = None
-        self._at = 0.0
-        self._made = ("", 0)
+        self._moment: dict[Viewed, Answer[Any]] = {}
+        self._made = ("", 0, 0.0)
+        """Of the moment."""
 
-    def of_moment(self, moment: dict[Viewed, Answer[Any]], now: float) -> tuple[str, int]:
-        """The same, of one that is not changed: found without looking into it."""
-        if self._moment is not moment or not 0 <= now - self._at < SAME_AGE:
-            self._moment, self._at, self._made = moment, now, self.of(moment, now)
-        return self._made
+    def of(
+        self, waiting: dict[Viewed, Answer[Any]], now: float, *, is_shared: bool = False
+    ) -> tuple[str, int]:
+        """An array of as many as fit, and how many that are.
 
-    def of(self, waiting: dict[Viewed, Answer[Any]], now: float) -> tuple[str, int]:
-        """An array of as many as fit, and how many that are."""
+        `is_shared`: it is not changed, so that its frame is found without looking into it.
+        """
+        if is_shared and self._moment is waiting and 0 <= now - self._made[2] < SAME_AGE:
+            return self._made[:2]
         key = (*waiting, *waiting.values())
         kept = self._frames.get(key)
         if kept is None or not 0 <= now - kept[2] < SAME_AGE:
@@ -61,6 +62,8 @@ class Frames:
                     break
             kept = f"[{','.join(texts)}]", len(texts), now
             self._frames.note(key, kept)
+        if is_shared:
+            self._moment, self._made = waiting, kept
         return kept[:2]
 
 
@@ -100,16 +103,13 @@ class Outbox:
         """
         if (reply := self._answer()) is not None:
             return self._with_more(reply) if self._together else reply
-        if self.is_ending or not connection.is_open:
+        waiting = connection.waiting
+        if self.is_ending or not connection.is_open or not waiting:
             return None
-        if self._together and connection.moment is not None:
-            text, count = self._frames.of_moment(connection.moment, now)
-        elif not connection.waiting:
-            return None
-        elif self._together:
-            text, count = self._frames.of(connection.waiting, now)
+        if self._together:
+            text, count = self._frames.of(waiting, now, is_shared=connection.is_shared)
         else:
-            [(viewed, answer)] = islice(connection.waiting.items(), 1)
+            [(viewed, answer)] = islice(waiting.items(), 1)
             text, count = text_of(viewed, answer, now), 1
         connection.took(count)
         return text

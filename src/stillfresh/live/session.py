@@ -53,7 +53,6 @@ class Session:
         self._ends: tuple[Close, str] | None = None
         self._is_gone = False
         self._patience = asyncio.timeout(None)
-        self._is_sending = False
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Until either side has had enough."""
@@ -61,12 +60,10 @@ class Session:
         listening = asyncio.create_task(self._listen(receive))
         try:
             async with self._patience:
-                self._is_sending = True
                 await self._send_all(send)
         except (TimeoutError, OSError):  # it does not read, or has gone
             pass
         finally:
-            self._is_sending = False
             listening.cancel()
             self.sign_in = None
             self.connection.close()
@@ -80,8 +77,9 @@ class Session:
             self._ends = code, reason
             self.outbox.is_ending = True
             self.outbox.wake.set()
-        if within is not None and self._is_sending and not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time() + within)
+        if within is not None:
+            with suppress(RuntimeError):  # it does not send yet, or not any more
+                self._patience.reschedule(asyncio.get_running_loop().time() + within)
 
     def check(self, now: float) -> None:
         """Ask a silent viewer whether it is there; let go of one that is not.

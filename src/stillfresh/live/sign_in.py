@@ -63,7 +63,8 @@ class Tokens:
             async with asyncio.timeout(SIGN_IN_TIMEOUT):
                 found = self._authenticate(token)
                 viewer_id = await found if inspect.isawaitable(found) else found
-            _check(viewer_id)
+            if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
+                _refuse(viewer_id)
         except Exception as exc:
             if not self._is_failing:  # once, not for each viewer every minute
                 logger.exception("authenticate failed")
@@ -82,12 +83,11 @@ class SignIn:
         self._token = token
         self._asked_at = self._confirmed_at = asked_at
         self._spared_until = 0.0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._checking = asyncio.Lock()
 
     def is_due(self, now: float) -> bool:
         """The token has to be checked, and no check is under way."""
-        return self._idle.is_set() and now - self._asked_at >= CHECK_EVERY
+        return not self._checking.locked() and now - self._asked_at >= CHECK_EVERY
 
     def has_lapsed(self, now: float) -> bool:
         """Nobody has confirmed the token for too long."""
@@ -101,27 +101,22 @@ class SignIn:
         failed, nobody is asked for as long as it took: a hook that hangs holds up what is for all
         half of the time.
         """
-        while not self._idle.is_set():
-            await self._idle.wait()
-        clock = self._tokens.clock
-        asked_at = clock()
-        if asked_at < self._spared_until:
-            raise SignInFailed("signing in failed a moment ago")
-        self._idle.clear()
-        self._asked_at = asked_at
-        try:
-            is_good = await self._tokens.viewer_of(self._token) == self.viewer_id
-        except SignInFailed:
-            now = clock()
-            self._spared_until = now + (now - asked_at)
-            raise
-        finally:
-            self._idle.set()
-        if is_good:
-            self._confirmed_at = asked_at
-        return is_good
+        async with self._checking:
+            clock = self._tokens.clock
+            asked_at = clock()
+            if asked_at < self._spared_until:
+                raise SignInFailed("signing in failed a moment ago")
+            self._asked_at = asked_at
+            try:
+                is_good = await self._tokens.viewer_of(self._token) == self.viewer_id
+            except SignInFailed:
+                now = clock()
+                self._spared_until = now + (now - asked_at)
+                raise
+            if is_good:
+                self._confirmed_at = asked_at
+            return is_good
 
 
-def _check(viewer_id: object) -> None:
-    if viewer_id is not None and (not isinstance(viewer_id, str) or not viewer_id):
-        raise TypeError(f"authenticate: gives a viewer's id or None, not {shown(viewer_id)}")
+def _refuse(viewer_id: object) -> None:
+    raise TypeError(f"authenticate: gives a viewer's id or None, not {shown(viewer_id)}")
