@@ -61,7 +61,7 @@ class TestI13Leftovers:
     async def test_nor_what_comes_while_it_rests(self, site: socket.socket, is_heard: bool) -> None:
         """A connection that hears something unasked is not used again, read or not."""
         port = site.getsockname()[1]
-        pool = Pool(httpx2.URL(f"http://127.0.0.1:{port}"), 1, 5.0)
+        pool = Pool(httpx2.URL(f"http://127.0.0.1:{port}"), 5.0)
         ask = h11.Request(method="GET", target="/", headers=[("host", "x")])
         first = await pool.take()
         with site.accept()[0] as end:
@@ -79,7 +79,7 @@ class TestI13Leftovers:
 
     async def test_who_behaves_keeps_its_connection(self, site: socket.socket) -> None:
         """One for both requests."""
-        pool = Pool(httpx2.URL(f"http://127.0.0.1:{site.getsockname()[1]}"), 1, 5.0)
+        pool = Pool(httpx2.URL(f"http://127.0.0.1:{site.getsockname()[1]}"), 5.0)
         ask = h11.Request(method="GET", target="/", headers=[("host", "x")])
         taken = []
         connection = await pool.take()

@@ -9,6 +9,7 @@ import select
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final, cast
 
 import h11
@@ -31,17 +32,16 @@ class SiteBroken(ConnectionError):
 class SiteConnection(asyncio.Protocol):
     """One exchange after the other; its user gives it back to the pool after each."""
 
+    _transport: asyncio.Transport
+
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
         self.is_new = True
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
         self._came = bytearray()
         self._is_over = False
         self._error: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-        self._can_write = asyncio.Event()
+        self._news, self._can_write = asyncio.Event(), asyncio.Event()
         self._resting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -53,19 +53,18 @@ class SiteConnection(asyncio.Protocol):
             self.close()
             return
         self._came += data
-        if len(self._came) > MOST_BUFFERED and self._transport is not None:
+        if len(self._came) > MOST_BUFFERED:
             self._transport.pause_reading()
-        self._wake()
+        self._news.set()
 
     def eof_received(self) -> None:
         self._is_over = True
-        self._wake()
+        self._news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_over = True
         self._error = exc
         self._stir()
-        self._wake()
+        self.eof_received()
         self._can_write.set()
 
     def pause_writing(self) -> None:
@@ -73,10 +72,6 @@ class SiteConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._can_write.set()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
     async def ask(self, request: h11.Request, body: AsyncIterator[bytes] | None) -> h11.Response:
         """The head of the answer. A site may answer, and close, before it has the whole body."""
@@ -109,7 +104,7 @@ class SiteConnection(asyncio.Protocol):
         if not (data := self._http.send(event)):
             return
         async with asyncio.timeout(self._timeout):
-            if self._transport is None or self._transport.is_closing():
+            if self._transport.is_closing():
                 raise SiteBroken("closed by the site")
             self._transport.write(data)
             await self._can_write.wait()
@@ -127,20 +122,19 @@ class SiteConnection(asyncio.Protocol):
     async def _read(self) -> bytes:
         """What came, or will; empty: that was all."""
         while not self._came and not self._is_over:
-            self._reader = self._loop.create_future()
-            await self._reader
+            self._news.clear()
+            await self._news.wait()
         if not self._came and self._error is not None:
             raise SiteBroken(repr(self._error)) from self._error
         data = bytes(self._came)
         self._came.clear()
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.resume_reading()
         return data
 
     @property
     def is_open(self) -> bool:
-        is_open = self._transport is not None and not self._transport.is_closing()
-        return is_open and not self._is_over
+        return not self._is_over and not self._transport.is_closing()
 
     def rest(self) -> bool:
         """Whether it may be used again: the exchange is over on both sides, to the last byte."""
@@ -151,13 +145,13 @@ class SiteConnection(asyncio.Protocol):
             return False
         self._http.start_next_cycle()
         self.is_new = False
-        self._resting = self._loop.call_later(REST, self.close)
+        self._resting = asyncio.get_running_loop().call_later(REST, self.close)
         return True
 
     def rise(self) -> bool:
         """Whether it is still good for a request: nothing came, not even to the kernel."""
         self._stir()
-        if self._transport is None or not self.is_open or self._came:
+        if not self.is_open or self._came:
             return False
         poll = select.poll()
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
@@ -170,50 +164,35 @@ class SiteConnection(asyncio.Protocol):
 
     def close(self) -> None:
         self._stir()
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
 
 class Pool:
-    """At most `size` connections to one site; who comes when all are taken waits."""
+    """Connections to one site; one that rests is taken before a new one is made."""
 
-    def __init__(self, site: httpx2.URL, size: int, timeout: float) -> None:
+    def __init__(self, site: httpx2.URL, timeout: float) -> None:
         self._is_tls = site.scheme == "https"
         self._host = site.raw_host.decode("ascii")
         self._port = site.port or (443 if self._is_tls else 80)
         self._tls: ssl.SSLContext | None = None
         self._timeout = timeout
-        self._free = asyncio.Semaphore(size)
         self._resting: deque[SiteConnection] = deque()
         self._is_closed = False
 
     async def take(self, *, is_new: bool = False) -> SiteConnection:
         """`is_new`: one that no other request was sent on."""
-        await self.take_place()
-        try:
-            kept = None if is_new else self._kept()
-            return kept or await self._connect()
-        except BaseException:
-            self._free.release()
-            raise
-
-    def _kept(self) -> SiteConnection | None:
-        while self._resting:
+        while self._resting and not is_new:
             connection = self._resting.pop()
             if connection.rise():
                 return connection
             connection.close()
-        return None
-
-    async def _connect(self) -> SiteConnection:
-        loop = asyncio.get_running_loop()
+        if self._is_tls and self._tls is None:  # its certificates are read from files, once
+            self._tls = await asyncio.to_thread(httpx2.create_ssl_context)
+        loop, made = asyncio.get_running_loop(), partial(SiteConnection, self._timeout)
         try:
             async with asyncio.timeout(self._timeout):
                 _, connection = await loop.create_connection(
-                    lambda: SiteConnection(self._timeout),
-                    self._host,
-                    self._port,
-                    ssl=await self._context(),
+                    made, self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
             raise
@@ -221,38 +200,12 @@ class Pool:
             raise SiteBroken(str(exc)) from exc
         return connection
 
-    async def _context(self) -> ssl.SSLContext | None:
-        """Its certificates are read from files, once, and not on the loop."""
-        if self._is_tls and self._tls is None:
-            self._tls = await asyncio.to_thread(httpx2.create_ssl_context)
-        return self._tls
-
-    async def leave_to(self, other: "Pool") -> bool:
-        """A connection of this pool goes on as one of the other's, if that has a place now.
-
-        It never waits: else visitors that wait for a place would hold the places of loads.
-        """
-        if other.is_full:
-            return False
-        await other.take_place()
-        self._free.release()
-        return True
-
-    @property
-    def is_full(self) -> bool:
-        return self._free.locked()
-
-    async def take_place(self) -> None:
-        async with asyncio.timeout(self._timeout):
-            await self._free.acquire()
-
     def give(self, connection: SiteConnection) -> None:
         """Back, whatever became of the exchange."""
         if self._is_closed:
             connection.close()
         elif connection.rest():
             self._resting.append(connection)
-        self._free.release()
 
     def close(self) -> None:
         self._is_closed = True

@@ -95,15 +95,12 @@ class Visitor:
         """From now on nothing that it sends is wanted."""
         if self._watching is None:
             self._watching = asyncio.ensure_future(self._left())
-            self._watching.add_done_callback(self._over)
 
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-
-    def _over(self, watching: "asyncio.Future[None]") -> None:
-        self.is_gone = not watching.cancelled()
-        if self.is_gone and self._connection is not None:
+        self.is_gone = True
+        if self._connection is not None:
             self._connection.close()
 
     def end(self) -> None:
@@ -133,7 +130,9 @@ class Upstream:
         self._keep_host = keep_host
         self._is_reached = True
         self._timeout = timeout
-        self._visitors, self._renders = (Pool(base, CONNECTIONS, timeout) for _ in range(2))
+        self._pool = Pool(base, timeout)
+        self._visitors, self._renders = (asyncio.Semaphore(CONNECTIONS) for _ in range(2))
+        """Loads have places of their own: visitors cannot take them all."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -146,8 +145,7 @@ class Upstream:
     async def _live(self, receive: Receive, send: Send) -> None:
         while (message := await receive())["type"] != "lifespan.shutdown":
             await send({"type": f"{message['type']}.complete"})
-        self._visitors.close()
-        self._renders.close()
+        self._pool.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,36 +167,51 @@ class Upstream:
             visitor.end()
 
     async def _exchange(self, scope: Scope, visitor: Visitor, send: Send) -> None:
-        """Loads have connections of their own: visitors cannot take them all.
-
-        An answer that turns out to be one visitor's own (I24) takes a visitor's place.
-        """
+        """An answer that turns out to be one visitor's own (I24) takes a visitor's place."""
         request = self._request(scope)
         await visitor.begin()
         load = scope.get(LOAD)
-        pool = self._visitors if scope.get("client") and load is None else self._renders
-        connection, answer = await _answer(pool, request, visitor)
-        self._note(None)
+        place = self._visitors if scope.get("client") and load is None else self._renders
+        async with asyncio.timeout(self._timeout):
+            await place.acquire()
 
         async def leaves() -> bool:
-            nonlocal pool
-            has_left = await pool.leave_to(self._visitors)
-            pool = self._visitors if has_left else pool
-            return has_left
+            """It never waits: else visitors that wait for a place would hold those of loads."""
+            nonlocal place
+            if is_free := not self._visitors.locked():
+                await self._visitors.acquire()
+                place.release()
+                place = self._visitors
+            return is_free
 
-        if load is not None:
-            load.leaves = leaves
         try:
-            visitor.watch()
-            await self._stream(connection, answer, send)
-        except (SiteBroken, TimeoutError) as exc:
-            if visitor.is_gone:
-                raise Left from exc
-            raise ConnectionError(f"{self._base}: broke off its answer: {exc!r}") from exc
+            connection, answer = await self._answer(request, visitor)
+            self._note(None)
+            if load is not None:
+                load.leaves = leaves
+            await self._stream(connection, answer, visitor, send)
         finally:
-            visitor.end()
-            pool.give(connection)
+            place.release()
         await send({"type": "http.response.body", "body": b""})
+
+    async def _answer(
+        self, request: h11.Request, visitor: Visitor
+    ) -> tuple[SiteConnection, h11.Response]:
+        """A connection that was kept too long is no reason to fail a request that is safe."""
+        is_safe = request.method in {b"GET", b"HEAD"} and visitor.upload() is None
+        for is_last in (False, True):
+            connection = await self._pool.take(is_new=is_last)
+            visitor.attach(connection)
+            try:
+                return connection, await connection.ask(request, visitor.upload())
+            except BaseException as exc:
+                visitor.attach(None)
+                self._pool.give(connection)
+                if visitor.is_gone:
+                    raise Left from exc
+                if not isinstance(exc, SiteBroken) or is_last or connection.is_new or not is_safe:
+                    raise
+        raise AssertionError("the second try returns or raises")
 
     def _note(self, error: SiteBroken | None) -> None:
         """Told once, not for each request."""
@@ -211,28 +224,42 @@ class Upstream:
         host = b"".join(values(raw, b"host")[:1]) if self._keep_host else b""
         kept = [it for it in end_to_end(raw) if it[0] not in OURS]
         told = [(b"via", _via(raw)), (b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
+        query = scope["query_string"]  # byte for byte: what an escape means is the site's to say
+        target = (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
         if host:  # only where it is in the key of what is asked for
             told.append((b"x-forwarded-host", host))
         return h11.Request(
             method=scope["method"],
-            target=_target(scope),
+            target=target,
             headers=[(b"host", host or self._base.netloc), *kept, *_framing(scope), *told],
         )
 
-    async def _stream(self, connection: SiteConnection, answer: h11.Response, send: Send) -> None:
-        headers = self._told(_framed(answer))
-        start = {"type": "http.response.start", "status": answer.status_code}
-        await send({**start, "headers": headers})
-        async for part in connection.parts():
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        if _is_framed_twice(answer):
-            connection.close()
-
-    def _told(self, raw: Raw) -> list[tuple[bytes, bytes]]:
-        headers = [self._relative(it) for it in end_to_end(raw) if it[0] != b"via"]
+    async def _stream(
+        self, connection: SiteConnection, answer: h11.Response, visitor: Visitor, send: Send
+    ) -> None:
+        raw: Raw = tuple((bytes(name), bytes(value)) for name, value in answer.headers)
+        # RFC 9112 §6.3: chunked wins, and what else comes on such a connection is not trusted.
+        is_framed_twice = {b"content-length", b"transfer-encoding"} <= {name for name, _ in raw}
+        dropped = {b"via", b"content-length"} if is_framed_twice else {b"via"}
+        headers = [self._relative(it) for it in end_to_end(raw) if it[0] not in dropped]
         if not values(raw, b"date"):
             headers.append((b"date", http_date_text(self._clock())))
-        return [*headers, (b"via", _via(raw))]
+        headers.append((b"via", _via(raw)))
+        try:
+            visitor.watch()
+            start = {"type": "http.response.start", "status": answer.status_code}
+            await send({**start, "headers": headers})
+            async for part in connection.parts():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            if is_framed_twice:
+                connection.close()
+        except (SiteBroken, TimeoutError) as exc:
+            if visitor.is_gone:
+                raise Left from exc
+            raise ConnectionError(f"{self._base}: broke off its answer: {exc!r}") from exc
+        finally:
+            visitor.end()
+            self._pool.give(connection)
 
     def _relative(self, field: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         """Where the site is told its own name, its redirects to itself lead here."""
@@ -240,40 +267,6 @@ class Upstream:
         if name == b"location" and not self._keep_host and value.startswith(self._origin + b"/"):
             return name, value.removeprefix(self._origin)
         return field
-
-
-def _is_framed_twice(answer: h11.Response) -> bool:
-    """RFC 9112 §6.3: chunked wins, and what else comes on such a connection is not trusted."""
-    names = {bytes(name) for name, _ in answer.headers}
-    return names >= {b"content-length", b"transfer-encoding"}
-
-
-def _framed(answer: h11.Response) -> Raw:
-    """With one statement of how long the body is."""
-    fields = tuple((bytes(name), bytes(value)) for name, value in answer.headers)
-    if not _is_framed_twice(answer):
-        return fields
-    return tuple(it for it in fields if it[0] != b"content-length")
-
-
-async def _answer(
-    pool: Pool, request: h11.Request, visitor: Visitor
-) -> tuple[SiteConnection, h11.Response]:
-    """A connection that was kept too long is no reason to fail a request that is safe."""
-    is_safe = request.method in {b"GET", b"HEAD"} and visitor.upload() is None
-    for is_last in (False, True):
-        connection = await pool.take(is_new=is_last)
-        visitor.attach(connection)
-        try:
-            return connection, await connection.ask(request, visitor.upload())
-        except BaseException as exc:
-            visitor.attach(None)
-            pool.give(connection)
-            if visitor.is_gone:
-                raise Left from exc
-            if not isinstance(exc, SiteBroken) or is_last or connection.is_new or not is_safe:
-                raise
-    raise AssertionError("the second try returns or raises")
 
 
 def _framing(scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -288,10 +281,3 @@ def _framing(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 def _via(raw: Raw) -> bytes:
     return b", ".join([*values(raw, b"via"), VIA])
-
-
-def _target(scope: Scope) -> bytes:
-    """Byte for byte as it was asked for: what an escape means is the site's to say."""
-    query = scope["query_string"]
-    target: bytes = (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
-    return target
