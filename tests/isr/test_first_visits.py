@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stillfresh.isr import Page, PageCache
-from stillfresh.isr.clients import STANDS_FOR, Heard, Word
+from stillfresh.isr.clients import STANDS_FOR, Heard
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns
 from tests.kit.isr import Site, as_it_says
@@ -129,14 +129,14 @@ class TestI13FirstVisit:
         heard = Heard(2)
         heard.rendered("a", 0.0, is_shared=False)
         heard.stated("a", STANDS_FOR - 1, is_personal=True)
-        assert heard.of("a") is Word.PRIVATE
+        assert heard.is_private("a") is True
         heard.stated("a", STANDS_FOR, is_personal=True)
-        assert heard.of("a") is Word.STATED
+        assert heard.is_private("a") is False
         heard.rendered("a", 50.0, is_shared=True)
-        assert heard.of("a") is Word.NONE
+        assert heard.is_private("a") is None
         for name in "bcd":
             heard.rendered(name, 60.0, is_shared=False)
-        assert [heard.of(name) for name in "bcd"] == [Word.NONE, Word.PRIVATE, Word.PRIVATE]
+        assert [heard.is_private(name) for name in "bcd"] == [None, True, True]
 
 
 class TestI13NothingLeft:

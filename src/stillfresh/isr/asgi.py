@@ -67,8 +67,7 @@ class IsrMiddleware:
         named = self._site.credentials
         self._plain, self._on_conditions = PLAIN | named, ON_CONDITIONS | named
         self._renderer = Renderer(app, pages.clock, max_body=max_body)
-        limits = {"max_variants": max_variants, "max_queries": max_queries}
-        self._visits = Visits(pages, self._renderer, credentials=named, **limits)
+        self._visits = Visits(pages, self._renderer, named, max_variants, max_queries)
         self._changes = Changes(pages)
         self._state: dict[str, Any] = {}
         self._clock = pages.clock
@@ -233,7 +232,7 @@ def _marked(send: Send, what: Callable[[int, Raw], str]) -> Send:
             headers = tuple(message.get("headers", ()))
             before = values(headers, b"cache-status")
             status = cache_status(before, what(message["status"], headers))
-            message = {**message, "headers": with_field(headers, b"cache-status", status)}
+            message = {**message, "headers": [*with_field(headers, b"cache-status", status)]}
         await send(message)
 
     return marked

@@ -8,7 +8,6 @@ key, so that nothing of the visitor can be in the response. RFC 9110 §7.2 (Host
 
 import re
 from collections.abc import Collection, Iterable
-from enum import Enum
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, Literal, TypeAlias
 
@@ -247,24 +246,15 @@ class NamesOf:
         return names.has(name, now)
 
 
-class Word(Enum):
-    """What is known of a page."""
-
-    NONE = "nothing"
-    PRIVATE = "its render was not to be shared"
-    STATED = "an answer stated freshness, and no privacy"
-
-
 class Heard:
     """The last word on so many pages: since when it is private; None: it stated freshness."""
 
     def __init__(self, most: int) -> None:
         self._words: BoundedDict[str, float | None] = BoundedDict(most)
 
-    def of(self, id_: str) -> Word:
-        if id_ not in self._words:
-            return Word.NONE
-        return Word.STATED if self._words[id_] is None else Word.PRIVATE
+    def is_private(self, id_: str) -> bool | None:
+        """Its render was not to be shared; None: nothing is known of it."""
+        return self._words[id_] is not None if id_ in self._words else None
 
     def rendered(self, id_: str, now: float, *, is_shared: bool) -> None:
         """What a render of it came to."""

@@ -49,32 +49,13 @@ NOT_MODIFIED: Final = 304
 logger = logging.getLogger(__name__)
 
 
-class Handover:
-    """I24: a visitor that waits for the response to its own request, and that response.
-
-    One that goes on is taken by the visitor, or abandoned when the visitor is served or leaves.
-    """
-
-    def __init__(self, *, is_open: bool = True) -> None:
-        self.is_open = is_open
-        self.answer: AppAnswer | None = None
-
-    def take(self) -> "AppAnswer | None":
-        answer, self.answer = self.answer, None
-        return answer
-
-    def close(self) -> None:
-        self.is_open = False
-        if (answer := self.take()) is not None:
-            answer.abandon()
-
-
 @dataclass(frozen=True, slots=True)
 class AppRequest:
     """How the app is asked for a page.
 
     I13, by its key: with the headers that are in the key (`given`), and nothing of the client.
-    I24, as asked: with the visitor's own `request`; a response that is not for all goes on to him.
+    I24, as asked: with the visitor's own `request`; a response that is not for all goes on to him,
+    by the `handover`, while he waits for it.
     """
 
     visit: Visit
@@ -85,7 +66,7 @@ class AppRequest:
     given: Mapping[str, str] = field(default_factory=dict)
     request: Raw = ()
     credentials: frozenset[bytes] = frozenset()
-    handover: Handover | None = None
+    handover: "asyncio.Future[AppAnswer] | None" = None
 
     def scope(self, asked: Raw) -> dict[str, Any]:
         """The page's own URL; no extension, since its response is read here."""
@@ -106,7 +87,7 @@ class AppRequest:
 
     def _fields(self) -> Raw:
         visit = self.visit
-        if self.handover is not None:
+        if visit.is_as_asked:
             return as_asked(self.request, visit.host, is_vouched=visit.is_vouched)
         told = {it.encode("latin-1"): value.encode("latin-1") for it, value in self.given.items()}
         return ((b"host", visit.host.encode("ascii")), *{**AGENT, **told}.items())
@@ -119,7 +100,7 @@ class AppRequest:
 
     def given_of(self, vary: Sequence[str]) -> Mapping[str, str]:
         """Of these request fields, those that the app was given."""
-        return self.given if self.handover is None else selected(vary, self.request) or {}
+        return selected(vary, self.request) or {} if self.visit.is_as_asked else self.given
 
 
 class AppAnswer:
@@ -135,7 +116,7 @@ class AppAnswer:
         self._max_body = max_body
         self._has_old = has_old
         self._handover = asking.handover
-        self._keeps_own = asking.handover is None and asking.own is None
+        self._keeps_own = not asking.visit.is_as_asked and asking.own is None
         """Also one that is not to be shared is collected."""
         self.running: asyncio.Future[None] | None = None
         self.settled = asyncio.Event()
@@ -208,11 +189,11 @@ class AppAnswer:
     async def _go_on(self) -> None:
         """To the visitor, if one still waits."""
         handover = self._handover
-        if handover is not None and handover.is_open:
+        if handover is not None and not handover.done():
             has_left = self.leaves is None or await self.leaves()
-            if has_left and handover.is_open:
+            if has_left and not handover.done():
                 self.is_going, self.is_given_up = True, False
-                handover.answer = self
+                handover.set_result(self)
         self.settled.set()
 
     def failure(self) -> Page | None:
@@ -278,7 +259,7 @@ class Renderer:
         asked = () if old is None else conditions(old.head.headers)
         answer = AppAnswer(asking, fetched_at, self._max_body, has_old=old is not None)
         scope = asking.scope(asked)
-        if asking.handover is not None:
+        if asking.visit.is_as_asked:
             scope[LOAD] = answer
         if (page := await self._page(scope, answer)) is None:
             return Rendered(None, answer.reason)

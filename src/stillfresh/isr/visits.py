@@ -3,6 +3,7 @@
 What the app says to one visitor is heard as well: it tells whether the next answer is for all.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
 from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import sharing
-from stillfresh.isr.clients import Heard, NamesOf, Word, unfit_to_fill
+from stillfresh.isr.clients import Heard, NamesOf, unfit_to_fill
 from stillfresh.isr.model import (
     FoundPage,
     PageFailed,
@@ -28,7 +29,7 @@ from stillfresh.isr.model import (
     Unavailable,
 )
 from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
-from stillfresh.isr.render import AppAnswer, AppRequest, Handover, Renderer, given_to
+from stillfresh.isr.render import AppAnswer, AppRequest, Renderer, given_to
 from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
 from stillfresh.isr.sharing import allows_authorized, is_for, is_of, selected
 from stillfresh.isr.stored import hit_text, notice, opened, too_busy
@@ -56,7 +57,6 @@ class Visits:
         self,
         pages: PageCache,
         renderer: Renderer,
-        *,
         credentials: frozenset[bytes],
         max_variants: int,
         max_queries: int,
@@ -135,7 +135,7 @@ class Visits:
         kept, unfit = await self._kept(visit, key), unfit_to_fill(visit.headers)
         if kept is not None and kept.found:
             return await self._kept_or_asked(visit, scope, key, kept, unfit)
-        if self._heard.of(self._mark(visit)) is Word.PRIVATE:
+        if self._heard.is_private(self._mark(visit)):
             return Passed(Reason.PRIVATE, is_by_answer=True)
         if unfit is not None:
             return Passed(unfit)
@@ -182,25 +182,27 @@ class Visits:
         self, visit: Visit, scope: Scope, key: PageKey, *, anew: bool = False
     ) -> Served:
         """`anew`: the last answer, to whatever request, was not to be shared."""
-        own, credentials, handover = self._terms(visit), self._credentials, Handover()
+        own, credentials, going = self._terms(visit), self._credentials, None
+        handover: asyncio.Future[AppAnswer] = asyncio.Future()
 
         async def render(old: Stored | None) -> Rendered:
-            request, taker = visit.headers, handover
+            asking = AppRequest(visit, scope, own, {}, visit.headers, credentials, handover)
             if old is not None and is_for(old.head.headers, visit.carried) is not None:
                 # A refresh behind: nobody waits for it, and the page is made without credentials.
-                request = tuple(it for it in request if it[0] not in visit.carried)
-                taker = Handover(is_open=False)
-            if old is not None and not is_of(old, request):
+                request = tuple(it for it in visit.headers if it[0] not in visit.carried)
+                asking = replace(asking, request=request, handover=None)
+            if old is not None and not is_of(old, asking.request):
                 old = None  # of another variant, which stood under this key before
-            asking = AppRequest(visit, scope, own, {}, request, credentials, taker)
             return await self._renderer.render(asking, old)
 
         try:
             found = await self._read(visit, key, render, anew=anew)
-            going = None if isinstance(found, FoundPage) else handover.take()
+            if handover.done() and not isinstance(found, FoundPage):
+                going = handover.result()
         finally:
-            handover.close()
-        return found if going is None else going
+            if not handover.cancel() and going is None:
+                handover.result().abandon()
+        return going or found
 
     async def _is_the_apps(self, visit: Visit) -> bool:
         """Nobody has called it shareable yet, and this request is one's own: its answer will tell.
@@ -210,11 +212,9 @@ class Visits:
         key = PageKey(visit.id)
         if self._is_for_many(visit, key):
             return False
-        match self._heard.of(key.id):
-            case Word.PRIVATE:
-                return True
-            case Word.STATED:
-                return False
+        is_private = self._heard.is_private(key.id)
+        if is_private is not None:
+            return is_private
         return bool(visit.carried) and await self._pages.core.look(key) is None
 
     def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
@@ -249,7 +249,7 @@ class Visits:
                 key, render, visit.wish, anew=anew, is_noted=not visit.is_open
             )
         except Busy:
-            is_private = self._heard.of(key.id) is Word.PRIVATE
+            is_private = self._heard.is_private(key.id)
             if is_private or not self._is_for_many(visit, key):
                 return Passed(Reason.BUSY)  # of each visitor's own: nobody's render is waited for
             return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
