@@ -368,13 +368,13 @@ class TestG10Invalidate:
         self, valkey: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A page that is asked for costs a walk over the whole database: here there are none."""
-        walks: list[bytes] = []
+        walks: list[str] = []
         url = valkey.url()
         names = listing._names
 
-        def counted(link: Any, places: Any, pattern: bytes, search: bytes) -> Any:
-            walks.append(pattern)
-            return names(link, places, pattern, search)
+        def counted(link: Any, places: Any, kind: str, search: str) -> Any:
+            walks.append(kind)
+            return names(link, places, kind, search)
 
         async def work(store: Store) -> None:
             await store.open()

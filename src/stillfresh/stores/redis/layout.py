@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import isfinite
 from re import compile as pattern
 from struct import Struct
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -53,15 +53,12 @@ MARKS: Final = tuple(Mark)
 Command: TypeAlias = tuple[bytes | str | int, ...]
 
 
-class RedisKey:
+class RedisKey(NamedTuple):
     """Where one id lies: its key, and what a script needs to find its tags."""
 
-    __slots__ = ("base", "key", "member")
-
-    def __init__(self, base: bytes, member: bytes) -> None:
-        self.base = base
-        self.member = member
-        self.key = base + member
+    key: bytes
+    base: bytes
+    member: bytes
 
 
 class Places:
@@ -80,7 +77,8 @@ class Places:
         if not KIND.fullmatch(kind):
             raise ConfigError(f"kind: must be [a-z][a-z0-9_]*, not {shown(kind)}")
         members = [f"{kind}:{id_}".encode(errors="surrogatepass") for id_ in ids]
-        return [RedisKey(self.bases[crc32(member) % BUCKETS], member) for member in members]
+        bases = [self.bases[crc32(member) % BUCKETS] for member in members]
+        return [RedisKey(base + it, base, it) for base, it in zip(bases, members, strict=True)]
 
     def pattern(self, kind: str | None, search: str) -> bytes:
         """Matches the keys of all entries that are listed, and perhaps of some others."""
@@ -88,22 +86,16 @@ class Places:
         found = GLOB.sub(rb"\\\g<0>", search.encode(errors="surrogatepass"))
         return b"%b??}:%b%b*" % (self.every[:-1], kinds.encode(), found)
 
-    def member(self, key: bytes) -> tuple[bytes, bytes]:
-        """The kind and the id that a key seems to name; they sort as their texts do."""
-        kind, _, id_ = key[len(self.bases[0]) :].partition(b":")
-        return kind, id_
+    def member(self, key: bytes) -> bytes:
+        return key[len(self.bases[0]) :]
 
-    def tagged_name(self, member: bytes) -> tuple[str, str] | None:
-        kind, _, id_ = member.partition(b":")
-        return self.named(kind, id_)
-
-    def named(self, kind: bytes, id_: bytes) -> tuple[str, str] | None:
-        """Their texts; None if no key of ours can have them."""
+    def name(self, member: bytes) -> tuple[str, str] | None:
+        """The kind and the id; None if no key of ours can have them."""
         try:
-            name = _text(kind), _text(id_)
+            kind, _, id_ = member.decode(errors="surrogatepass").partition(":")
         except UnicodeDecodeError:
             return None
-        return name if KIND.fullmatch(name[0]) else None
+        return (kind, id_) if KIND.fullmatch(kind) else None
 
     def tagged(self, tag: str) -> list[tuple[bytes, bytes]]:
         """For each bucket its base, and the key of its ids that have the tag."""
@@ -219,10 +211,6 @@ def _finite(seconds: float) -> float:
     if not isfinite(seconds):
         raise ValueError(seconds)
     return seconds
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="surrogatepass")
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
@@ -83,7 +83,9 @@ class Connections:
         async with self._places, asyncio.timeout(self._timeout) as limit:
             if self._lost > lost:  # else a long queue would find out one by one
                 raise TimeoutError("others lost the server while this waited for a connection")
-            connection = self._idle.pop() if self._idle else self._new()
+            connection: AbstractConnection = (
+                self._idle.pop() if self._idle else self._factory.make_connection()  # type: ignore[no-untyped-call]
+            )
             try:
                 if not connection.is_connected:
                     await connection.connect()  # type: ignore[no-untyped-call]
@@ -113,20 +115,15 @@ class Connections:
             replies.append(await _reply(connection))
         return replies
 
-    def _new(self) -> AbstractConnection:
-        return cast("AbstractConnection", self._factory.make_connection())  # type: ignore[no-untyped-call]
-
-    async def drop_idle(self) -> None:
+    async def drop_idle(self, *, nowait: bool = True) -> None:
         """What one has met, the others would meet: begin anew."""
         idle, self._idle = self._idle, []
         for connection in idle:
-            await connection.disconnect(nowait=True)
+            await connection.disconnect(nowait=nowait)
 
     async def close(self) -> None:
         self._closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            await connection.disconnect()
+        await self.drop_idle(nowait=False)
 
 
 async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatever the server says)
@@ -190,15 +187,18 @@ class Link:
         if self._breaker.is_open:
             self._breaker.succeeded()
             logger.warning("the Redis server is back")
-        return await self._accepted(replies)
+        if any(isinstance(reply, ReadOnlyError) for reply in replies):
+            await self._connections.drop_idle()  # not the primary any more: find the new one
+        return _checked(replies)
 
     async def _settled(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
         """Twice, on a new connection; once if it was away before."""
-        if self._breaker.is_open:
-            return await self._once(commands)
+        was_away = self._breaker.is_open
         try:
             return await self._once(commands)
         except LOST:
+            if was_away:
+                raise
             await self._connections.drop_idle()
             return await self._once(settle)
 
@@ -216,11 +216,6 @@ class Link:
         again = await self._connections.send([commands[at] for at in places])
         for at, reply in zip(places, again, strict=True):
             replies[at] = reply
-
-    async def _accepted(self, replies: list[Any]) -> list[Any]:
-        if any(isinstance(reply, ReadOnlyError) for reply in replies):
-            await self._connections.drop_idle()  # not the primary any more: find the new one
-        return _checked(replies)
 
     def _failed(self, began: float, error: BaseException) -> None:
         if not self._breaker.is_open:

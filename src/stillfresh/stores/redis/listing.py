@@ -8,10 +8,10 @@ from heapq import nsmallest
 from typing import Final, TypeAlias
 
 from stillfresh.stores.contract import Entry
-from stillfresh.stores.redis.layout import Command, Places, RedisKey, listed
+from stillfresh.stores.redis.layout import Places, listed
 from stillfresh.stores.redis.link import Link
 
-Member: TypeAlias = tuple[bytes, bytes]
+Name: TypeAlias = tuple[str, str]
 
 SLICE: Final = 1_000
 FIRST_BYTES: Final = 4_096
@@ -19,73 +19,57 @@ FIRST_BYTES: Final = 4_096
 
 
 async def list_entries(
-    link: Link,
-    places: Places,
-    *,
-    kind: str | None,
-    search: str,
-    after: tuple[str, str] | None,
-    limit: int,
+    link: Link, places: Places, kind: str | None, search: str, *, after: Name | None, limit: int
 ) -> list[Entry]:
-    start = None if after is None else (_bytes(after[0]), _bytes(after[1]))
-    pattern, wanted = places.pattern(kind, search), _bytes(search)
     found: list[Entry] = []
     while (left := limit - len(found)) > 0:
-        names = _names(link, places, pattern, wanted)
-        first = await _first(names, start, left)
+        first = await _first(_names(link, places, kind, search), after, left)
         found += await _described(link, places, first)
         if len(first) < left:
             break  # else some were none of ours, or went while we looked: that is no end
-        start = first[-1]
+        after = first[-1]
     return found
 
 
 async def walk(link: Link, places: Places, kind: str) -> AsyncIterator[list[Entry]]:
     """All of a kind, in no order, each at least once: one walk, however many they are."""
-    async for members in _names(link, places, places.pattern(kind, ""), b""):
-        yield await _described(link, places, members)
+    async for names in _names(link, places, kind, ""):
+        yield await _described(link, places, names)
 
 
 async def _names(
-    link: Link, places: Places, pattern: bytes, search: bytes
-) -> AsyncIterator[list[Member]]:
-    at = b""
+    link: Link, places: Places, kind: str | None, search: str
+) -> AsyncIterator[list[Name]]:
+    at, pattern = b"", places.pattern(kind, search)
     while at != b"0":
-        walk = ("SCAN", at or 0, "MATCH", pattern, "COUNT", SLICE, "TYPE", "string")
-        ((at, keys),) = await link.run([walk])
-        yield [member for member in map(places.member, keys) if search in member[1]]
+        step = ("SCAN", at or 0, "MATCH", pattern, "COUNT", SLICE, "TYPE", "string")
+        ((at, keys),) = await link.run([step])
+        names = (places.name(places.member(key)) for key in keys)
+        yield [name for name in names if name is not None and search in name[1]]
 
 
-async def _first(
-    names: AsyncIterator[list[Member]], start: Member | None, limit: int
-) -> list[Member]:
-    """The first ones behind `start`, of all that there are."""
-    first: set[Member] = set()
-    last: Member | None = None
-    async for members in names:
-        behind = (each for each in members if start is None or each > start)
-        first.update(each for each in behind if last is None or each < last)
+async def _first(slices: AsyncIterator[list[Name]], after: Name | None, limit: int) -> list[Name]:
+    """The first ones behind `after`, of all that there are."""
+    first: set[Name] = set()
+    last: Name | None = None
+    async for names in slices:
+        behind = (name for name in names if after is None or name > after)
+        first.update(name for name in behind if last is None or name < last)
         if len(first) >= limit:
             first = set(nsmallest(limit, first))
             last = max(first)
     return sorted(first)
 
 
-async def _described(link: Link, places: Places, members: list[Member]) -> list[Entry]:
+async def _described(link: Link, places: Places, names: list[Name]) -> list[Entry]:
     """One that went since its name was read is left out, as any that is not ours."""
-    names = [name for member in members if (name := places.named(*member)) is not None]
-    asked = [command for kind, id_ in names for command in _asks(places.of(kind, [id_])[0])]
-    replies = await link.run(asked)
+    keys = [places.of(kind, [id_])[0].key for kind, id_ in names]
+    heads = [("GETRANGE", key, 0, FIRST_BYTES - 1) for key in keys]
+    replies = await link.run([*heads, *(("STRLEN", key) for key in keys)])
     found = [
-        (name, listed(glance, length))
-        for name, glance, length in zip(names, replies[::2], replies[1::2], strict=True)
+        (name, listed(head, length))
+        for name, head, length in zip(
+            names, replies[: len(names)], replies[len(names) :], strict=True
+        )
     ]
     return [Entry(*name, *about) for name, about in found if about is not None]
-
-
-def _asks(place: RedisKey) -> list[Command]:
-    return [("GETRANGE", place.key, 0, FIRST_BYTES - 1), ("STRLEN", place.key)]
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")

@@ -142,79 +142,80 @@ class RedisStore(Store):
             texts.update(zip(ids, reply if isinstance(reply, list) else [reply], strict=True))
         return texts
 
+    async def _each(
+        self,
+        script: scripts.Script,
+        kind: str,
+        given: Mapping[str, tuple[bytes | str | int, ...]],
+        *,
+        urgent: bool = False,
+    ) -> dict[str, Any]:
+        """One step for each id; the replies, by id."""
+        places = self._places.of(kind, list(given))
+        steps = [script.on(at, *it) for at, it in zip(places, given.values(), strict=True)]
+        return dict(zip(given, await self._opened().run(steps, urgent=urgent), strict=True))
+
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         """S8: asked again, the server knows the lease of this ask, or grants it a new token."""
-        link, now = self._opened(), self._now()
-        places = self._places.of(kind, [ask.id for ask in asks])
-        commands = [
-            scripts.ACQUIRE.on(
-                place,
+        now, lasts = self._now(), repr(float(lease_for))
+        given = {
+            ask.id: (
                 now,
                 padded(ask.seen),
                 token_hex(ASKER // 2),
-                repr(float(lease_for)),
+                lasts,
                 packed_tags(ask.tags),
                 WHATEVER if ask.failures is None else ask.failures,
                 int(ask.take_over),
             )
-            for place, ask in zip(places, asks, strict=True)
-        ]
-        replies = await link.run(commands)
-        if broken := [at for at, reply in enumerate(replies) if _is_broken(reply)]:
+            for ask in asks
+        }
+        replies = await self._each(scripts.ACQUIRE, kind, given)
+        if broken := {id_: given[id_] for id_, reply in replies.items() if _is_broken(reply)}:
             # Nobody can read it, and so nobody could say that it was seen.
-            await self._delete([places[at] for at in broken])
-            again = await link.run([commands[at] for at in broken])
-            for at, reply in zip(broken, again, strict=True):
-                replies[at] = reply
-        return {ask.id: _grant(ask, reply) for ask, reply in zip(asks, replies, strict=True)}
+            await self.delete(kind, list(broken))
+            replies |= await self._each(scripts.ACQUIRE, kind, broken)
+        return {id_: _grant(id_, reply) for id_, reply in replies.items()}
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
         """One whose reply got lost finds out by its generation whether it was done (S2)."""
-        link, now = self._opened(), self._now()
-        places = self._places.of(kind, list(copies))
-
-        def commands(again: str) -> list[Command]:
-            return [
-                scripts.PUBLISH.on(
-                    place,
-                    now,
-                    padded(lease.token),
-                    copy_fields(copy),
-                    copy.value if isinstance(copy.value, bytes) else b"",
-                    again,
-                )
-                for place, (lease, copy) in zip(places, copies.values(), strict=True)
-            ]
-
-        replies = await link.run(commands("0"), settle=commands("1"))
+        now = self._now()
+        steps = [
+            scripts.PUBLISH.on(
+                place,
+                now,
+                padded(lease.token),
+                copy_fields(copy),
+                copy.value if isinstance(copy.value, bytes) else b"",
+                "0",
+            )
+            for place, (lease, copy) in zip(
+                self._places.of(kind, list(copies)), copies.values(), strict=True
+            )
+        ]
+        settle = [(*step[:-1], "1") for step in steps]
+        replies = await self._opened().run(steps, settle=settle)
         return {id_ for id_, published in zip(copies, replies, strict=True) if not published}
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        link, now, lasts = self._opened(), self._now(), repr(float(lease_for))
-        places = self._places.of(kind, [lease.id for lease in leases])
-        steps = [
-            scripts.RENEW.on(place, now, padded(lease.token), lasts)
-            for place, lease in zip(places, leases, strict=True)
-        ]
-        replies = await link.run(steps)
-        return {lease.id for lease, held in zip(leases, replies, strict=True) if not held}
+        now, lasts = self._now(), repr(float(lease_for))
+        given = {lease.id: (now, padded(lease.token), lasts) for lease in leases}
+        replies = await self._each(scripts.RENEW, kind, given)
+        return {id_ for id_, held in replies.items() if not held}
 
     async def release(
         self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
     ) -> None:
-        link, now, failures = self._opened(), self._now(), failures or {}
-        places = self._places.of(kind, [lease.id for lease in leases])
-        steps = [
-            scripts.RELEASE.on(place, now, padded(it.token), *failure_fields(failures.get(it.id)))
-            for place, it in zip(places, leases, strict=True)
-        ]
-        await link.run(steps)
+        now, failures = self._now(), failures or {}
+        given = {
+            it.id: (now, padded(it.token), *failure_fields(failures.get(it.id))) for it in leases
+        }
+        await self._each(scripts.RELEASE, kind, given)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """One script voids the lease and marks the copy; a mark never goes down."""
         mark = int(Mark.SOFT if soft else Mark.HARD)
-        steps = [scripts.INVALIDATE.on(place, mark) for place in self._places.of(kind, ids)]
-        await self._opened().run(steps, urgent=True)
+        await self._each(scripts.INVALIDATE, kind, dict.fromkeys(ids, (mark,)), urgent=True)
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         """In every bucket, in slices: no id can be leased with the tag and not be named.
@@ -235,14 +236,11 @@ class RedisStore(Store):
                 for (base, key, _), (at, _) in zip(walks, replies, strict=True)
                 if at != b"0"
             ]
-        names = map(self._places.tagged_name, reached)
+        names = map(self._places.name, reached)
         return sorted(name for name in names if name is not None)
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        await self._delete(self._places.of(kind, ids))
-
-    async def _delete(self, places: Sequence[RedisKey]) -> None:
-        await self._opened().run([scripts.DELETE.on(place) for place in places], urgent=True)
+        await self._each(scripts.DELETE, kind, dict.fromkeys(ids, ()), urgent=True)
 
     async def evict(self, before: float) -> int:
         """What the server forgets by itself on its own clock is dropped at once on a given one."""
@@ -281,14 +279,9 @@ class RedisStore(Store):
         limit: int = 100,
     ) -> list[Entry]:
         """Walks the whole database for each page, in slices: a server has no order of keys."""
-        return await list_entries(
-            self._opened(),
-            self._places,
-            kind=kind,
-            search=search,
-            after=after,
-            limit=checked_limit(limit),
-        )
+        checked_limit(limit)
+        link, places = self._opened(), self._places
+        return await list_entries(link, places, kind, search, after=after, limit=limit)
 
     def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
         """All of a kind, in no order: one walk, where pages would be many."""
@@ -320,10 +313,10 @@ def _is_broken(reply: Sequence[bytes]) -> bool:
     return reply[0] == b"newer" and record_of(reply[1]) is None
 
 
-def _grant(ask: Ask, reply: Sequence[bytes]) -> Grant:
+def _grant(id_: str, reply: Sequence[bytes]) -> Grant:
     match reply[0]:
         case b"lease":
-            return Lease(ask.id, unpadded(reply[2]), number(reply[1]))
+            return Lease(id_, unpadded(reply[2]), number(reply[1]))
         case b"held":
             return Held(number(reply[1]))
         case _:
