@@ -10,7 +10,7 @@ Times are wall-clock seconds. `now` is the store's own clock, read inside the st
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum, IntEnum
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
@@ -47,6 +47,12 @@ class Unread(Enum):
 
 
 UNREAD: Final = Unread.UNREAD
+
+
+@lru_cache(maxsize=4096)
+def policy_of(fresh_for: float, stale_for: float, error_for: float) -> Policy:
+    """As a store keeps it. Terms repeat: most copies of a kind have the same."""
+    return Policy(0.0 + fresh_for, 0.0 + stale_for, 0.0 + error_for)
 
 
 class Copy(Struct, frozen=True, gc=False):

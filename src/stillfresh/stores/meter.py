@@ -1,5 +1,6 @@
 """What services that are paid by the request were asked, in the units that are paid for (I7)."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,12 +22,10 @@ class CostMeter:
     """What was asked, in the units that are paid for; a refused write is paid for as well."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, float] = dict.fromkeys(Costs.__struct_fields__, 0)
+        self._counts: dict[str, Any] = Counter()
 
     def costs(self) -> Costs:
-        counts = self._counts
-        s3 = {name: int(counts[name]) for name in S3_COUNTS.values()}
-        return Costs(counts["read_units"], counts["write_units"], **s3)
+        return Costs(**self._counts)
 
     def asked(self, operation: str) -> None:
         if (name := S3_COUNTS.get(operation)) is not None:

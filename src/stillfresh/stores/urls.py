@@ -24,25 +24,24 @@ DYNAMODB_OPTIONS: Final = ("bucket", "tenant", "region", "endpoint", "s3_endpoin
 def store_for(store: str | Store, clock: Clock) -> Store:
     """A store as it is, or the one that an address names. Nothing is opened yet."""
     if not isinstance(store, str):
-        if not callable(getattr(store, "acquire", None)):
-            raise ConfigError(
-                f"store {shown(store)}: neither an address nor a store; write {ALLOWED}"
-            )
-        return store
-    return _named(store, clock)
-
-
-def _named(url: str, clock: Clock) -> Store:
+        if callable(getattr(store, "acquire", None)):
+            return store
+        raise ConfigError(f"store {shown(store)}: neither an address nor a store; write {ALLOWED}")
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(store)
     except ValueError as exc:
-        raise ConfigError(
-            f"store {shown_address(url)}: not a store's address; write {ALLOWED}"
-        ) from exc
+        raise _refused(store) from exc
     if parts.scheme == "dynamodb":
-        return _dynamodb(url, clock)
-    bare, tenant = split_tenant(url)
+        from stillfresh.stores.dynamodb import DynamoStore  # noqa: PLC0415 (only when named)
+
+        options: dict[str, Any] = dict(dynamodb_options(store))
+        return DynamoStore(**options, clock=clock)
+    bare, tenant = split_tenant(store)
     return for_tenant(_bare(bare, clock), tenant)
+
+
+def _refused(url: str, why: str = f"not a store's address; write {ALLOWED}") -> ConfigError:
+    return ConfigError(f"store {shown_address(url)}: {why}")
 
 
 def split_tenant(url: str) -> tuple[str, str | None]:
@@ -53,7 +52,7 @@ def split_tenant(url: str) -> tuple[str, str | None]:
     rest = [option for option in options if option.partition("=")[0] != "tenant"]
     named = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == "tenant"]
     if len(named) > 1:
-        raise ConfigError(f"store {shown_address(url)}: names a tenant more than once; name one")
+        raise _refused(url, "names a tenant more than once; name one")
     bare = place + ("?" if rest else "") + "&".join(rest) + mark + fragment
     return bare, checked_tenant(named[0]) if named else None
 
@@ -63,20 +62,15 @@ def _bare(url: str, clock: Clock) -> Store:
     if parts.scheme in REDIS:
         return _redis(url, clock)
     if parts.query or parts.fragment:
-        raise ConfigError(
-            f"store {shown_address(url)}: its only option is ?tenant=NAME; write {ALLOWED}"
-        )
-    match parts.scheme:
-        case "memory" if not parts.netloc and parts.path in {"", "/"}:
-            return MemoryStore(clock=clock)
-        case "sqlite" if (
-            not parts.netloc and len(parts.path) > 1 and "\0" not in unquote(parts.path)
-        ):
-            from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
+        raise _refused(url, f"its only option is ?tenant=NAME; write {ALLOWED}")
+    path = unquote(parts.path[1:])
+    if parts.scheme == "memory" and not parts.netloc and not path:
+        return MemoryStore(clock=clock)
+    if parts.scheme == "sqlite" and not parts.netloc and path and "\0" not in path:
+        from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
 
-            return SqliteStore(unquote(parts.path[1:]), clock=clock)
-        case _:
-            raise ConfigError(f"store {shown_address(url)}: not a store's address; write {ALLOWED}")
+        return SqliteStore(path, clock=clock)
+    raise _refused(url)
 
 
 def _redis(url: str, clock: Clock) -> Store:
@@ -92,25 +86,14 @@ def _redis(url: str, clock: Clock) -> Store:
     return store_at(url, None if clock is time.time else clock)
 
 
-def _dynamodb(url: str, clock: Clock) -> Store:
-    from stillfresh.stores.dynamodb import DynamoStore  # noqa: PLC0415 (only when named)
-
-    options: dict[str, Any] = dict(dynamodb_options(url))
-    return DynamoStore(**options, clock=clock)
-
-
 def dynamodb_options(url: str) -> dict[str, str]:
     """What the address says, by name; who we are is AWS's own settings' business."""
     parts = urlsplit(url)
     found = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(found)
     if len(options) < len(found) or not options.keys() <= set(DYNAMODB_OPTIONS):
-        raise ConfigError(
-            f"store {shown_address(url)}: takes each once, behind ?: {', '.join(DYNAMODB_OPTIONS)}"
-        )
+        raise _refused(url, f"takes each once, behind ?: {', '.join(DYNAMODB_OPTIONS)}")
     is_plain = parts.path in {"", "/"} and not parts.fragment and "@" not in parts.netloc
     if parts.scheme != "dynamodb" or not is_plain or not options.get("bucket"):
-        raise ConfigError(
-            f"store {shown_address(url)}: write dynamodb://table?bucket=name[&tenant=…]"
-        )
+        raise _refused(url, "write dynamodb://table?bucket=name[&tenant=…]")
     return {"table": unquote(parts.netloc), **options}

@@ -11,22 +11,15 @@ from stillfresh.stores.redis.store import RedisStore
 
 SCHEMES: Final = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss"}
 OWN: Final = {"prefix", "timeout", "max_connections"}
-TLS: Final = {
-    "ssl_ca_certs",
-    "ssl_ca_path",
-    "ssl_certfile",
-    "ssl_keyfile",
+TLS: Final = {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"} | {
     "ssl_cert_reqs",
     "ssl_check_hostname",
 }
 """The client library's own, passed on."""
 FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-CERTIFICATES: Final = ("none", "optional", "required")
-"""Also as Python's ssl module names them: CERT_NONE, …"""
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text.isdecimal() and int(text) > 0 else None
+CERTIFICATES: Final = {
+    f"{python}{name}": name for name in ("none", "optional", "required") for python in ("", "cert_")
+}
 
 
 def _time(text: str) -> float | None:
@@ -36,20 +29,17 @@ def _time(text: str) -> float | None:
         return None
 
 
-def _flag(text: str) -> bool | None:
-    return FLAGS.get(text.lower())
-
-
-def _certificates(text: str) -> str | None:
-    name = text.lower().removeprefix("cert_")
-    return name if name in CERTIFICATES else None
-
-
 READERS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
-    "max_connections": ("a whole number of 1 or more", _count),
+    "max_connections": (
+        "a whole number of 1 or more",
+        lambda text: int(text) if text.isdecimal() and int(text) > 0 else None,
+    ),
     "timeout": ("a time of more than zero, such as 500ms, 1s or 2m", _time),
-    "ssl_check_hostname": ("true or false", _flag),
-    "ssl_cert_reqs": ("none, optional or required", _certificates),
+    "ssl_check_hostname": ("true or false", lambda text: FLAGS.get(text.lower())),
+    "ssl_cert_reqs": (
+        "none, optional or required",
+        lambda text: CERTIFICATES.get(text.lower()),
+    ),
 }
 """What a value must be, and how it is read; None: it is not."""
 
@@ -59,7 +49,7 @@ def store_at(url: str, clock: Clock | None) -> RedisStore:
     parts = urlsplit(url)
     given = parse_qsl(parts.query, keep_blank_values=True)
     options: dict[str, Any] = {
-        name: READERS[name][1](value) if name in READERS else value for name, value in given
+        name: READERS[name][1](text) if name in READERS else text for name, text in given
     }
     if (wrong := _mistake(parts, len(given), options)) is not None:
         raise ConfigError(

@@ -9,7 +9,6 @@ Pure: bytes in, records out. The scripts read the same fields (`scripts.py`).
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import isfinite
 from re import compile as pattern
 from struct import Struct
@@ -19,8 +18,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from stillfresh.errors import ConfigError, shown
-from stillfresh.freshness import Policy
-from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread
+from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread, policy_of
 
 BUCKETS: Final = 32
 """Part of the layout: an invalidation by tag asks each of them, a cluster can spread them."""
@@ -203,7 +201,7 @@ def _copy(fields: tuple[Any, ...], data: bytes, value_at: int, known: str | None
     value: bytes | Unread | None = None
     if kind == VALUE:
         value = UNREAD if generation == known else data[value_at:]
-    policy = _policy(fresh_for, stale_for, error_for)
+    policy = policy_of(fresh_for, stale_for, error_for)
     return Copy(generation, _finite(fetched_at), policy, value, MARKS[mark])
 
 
@@ -211,9 +209,3 @@ def _finite(seconds: float) -> float:
     if not isfinite(seconds):
         raise ValueError(seconds)
     return seconds
-
-
-@lru_cache(maxsize=4096)
-def _policy(fresh_for: float, stale_for: float, error_for: float) -> Policy:
-    """Terms repeat: most copies of a kind have the same."""
-    return Policy(fresh_for, stale_for, error_for)

@@ -10,8 +10,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, TypeAlias
 
 from stillfresh.errors import ConfigError
-from stillfresh.freshness import Policy
-from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread
+from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record, Unread, policy_of
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -198,14 +197,8 @@ def _record(row: Row, value: bytes | Unread | None) -> Record:
         is_whole = type(generation) is str and type(row[11]) in STORED
         if not is_whole or (value is None) != bool(row[10]):
             raise TypeError
-        policy = _policy(fresh_for, stale_for, error_for)
+        policy = policy_of(fresh_for, stale_for, error_for)
         copy = Copy(generation, at / 1000, policy, value, _MARKS[mark])
     if failures is not None:
         failure = Failure(int(failures), retry_at / 1000, str(error))
     return Record(copy, None if held is None else held / 1000, failure)
-
-
-@lru_cache(maxsize=4096)
-def _policy(fresh_for: float, stale_for: float, error_for: float) -> Policy:
-    """Terms repeat: most copies of a kind have the same."""
-    return Policy(0.0 + fresh_for, 0.0 + stale_for, 0.0 + error_for)
