@@ -8,14 +8,15 @@ import pytest
 from stillfresh.clock import Clock
 from stillfresh.feed import FeedCache
 from stillfresh.feed.store import KIND, FeedStore
-from stillfresh.stores.contract import Ask, Entry, Lease
+from stillfresh.stores.contract import Ask, Entry, Lease, Store
 from stillfresh.testing import ManualClock, StoreConformance
 from stillfresh.testing.conformance_kit import KIND as PRICES
-from stillfresh.testing.conformance_kit import POLICY
+from stillfresh.testing.conformance_kit import POLICY, on_open_stores
 from tests.kit.feed import comment, full, topic
 from tests.kit.feed_store import FeedAsStore
 
 
+@on_open_stores
 class TestF7FeedStore(StoreConformance):
     """The suite's entries are comments of topics. A feed has no sizes to list."""
 
@@ -26,24 +27,23 @@ class TestF7FeedStore(StoreConformance):
     async def new_store(self, clock: Clock) -> FeedAsStore:
         return FeedAsStore(self.path, clock, POLICY)
 
-    async def test_lists_what_it_holds(self) -> None:
+    async def test_lists_what_it_holds(self, store: Store) -> None:
         """Each key as a read would give it, unread; of what size, no listing looks."""
-        async with self.opened() as store:
-            assert await store.entries() == []
-            copy = await self.published(store, "a", b"four")
-            await self.published(store, "b", None)
-            await self.lease(store, "a", copy.generation)
-            await self.lease(store, "c")
-            found = await store.entries()
-            assert [(entry.id, entry.size) for entry in found] == [
-                ("a", None),
-                ("b", None),
-                ("c", None),
-            ]
-            held = [(await self.record(store, id_)).held_until for id_ in "abc"]
-            assert [entry.record.held_until for entry in found] == held
-            assert held[1] is None
-            assert found[2] == Entry(PRICES, "c", await self.record(store, "c"))
+        assert await store.entries() == []
+        copy = await self.published(store, "a", b"four")
+        await self.published(store, "b", None)
+        await self.lease(store, "a", copy.generation)
+        await self.lease(store, "c")
+        found = await store.entries()
+        assert [(entry.id, entry.size) for entry in found] == [
+            ("a", None),
+            ("b", None),
+            ("c", None),
+        ]
+        held = [(await self.record(store, id_)).held_until for id_ in "abc"]
+        assert [entry.record.held_until for entry in found] == held
+        assert held[1] is None
+        assert found[2] == Entry(PRICES, "c", await self.record(store, "c"))
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ invalidation or deletion may cost a load, and nothing else.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeAlias, TypeVar
+from inspect import signature
+from typing import Any, Final, TypeAlias, TypeVar
 
 from stillfresh.clock import Clock
 from stillfresh.freshness import Policy
@@ -16,6 +17,7 @@ from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Held, Lease, M
 from stillfresh.testing.clocks import ManualClock
 
 T = TypeVar("T")
+Suite = TypeVar("Suite", bound="ConformanceKit")
 
 KIND: Final = "price"
 POLICY: Final = Policy(30, 60, 90)
@@ -101,6 +103,24 @@ class ConformanceKit:
         copy = self.copy(lease, value)
         assert await store.publish(KIND, {id_: (lease, copy)}) == set()
         return copy
+
+
+def on_open_stores(suite: type[Suite]) -> type[Suite]:
+    """A class decorator: each test that takes a store is given a new one, open while it runs."""
+    for name, test in list(vars(suite).items()):
+        if name.startswith("test_") and "store" in signature(test).parameters:
+            setattr(suite, name, _on_an_open_store(test))
+    return suite
+
+
+def _on_an_open_store(test: Callable[[Any, Store], Awaitable[None]]) -> object:
+    async def tested(suite: ConformanceKit) -> None:
+        async with suite.opened() as store:
+            await test(suite, store)
+
+    tested.__name__, tested.__qualname__ = test.__name__, test.__qualname__
+    tested.__doc__ = test.__doc__
+    return tested
 
 
 class History:

@@ -24,98 +24,91 @@ from stillfresh.testing.conformance_kit import (
     History,
     evicting,
     given_up,
+    on_open_stores,
     overtaken,
     play_late,
     taken_over,
 )
 
 
+@on_open_stores
 class LeaseConformance(ConformanceKit):
     """One holder at a time, and nothing is written without a live lease."""
 
-    async def test_one_lease_at_a_time(self) -> None:
+    async def test_one_lease_at_a_time(self, store: Store) -> None:
         """The second caller is told until when it is held."""
-        async with self.opened() as store:
-            lease = await self.lease(store)
-            denied = await self.ask(store)
-            assert isinstance(denied, Held)
-            assert abs(denied.until - lease.expires_at) < 1
-            assert (await self.record(store)).held_until == denied.until
+        lease = await self.lease(store)
+        denied = await self.ask(store)
+        assert isinstance(denied, Held)
+        assert abs(denied.until - lease.expires_at) < 1
+        assert (await self.record(store)).held_until == denied.until
 
-    async def test_many_ids_are_answered_each_on_its_own(self) -> None:
+    async def test_many_ids_are_answered_each_on_its_own(self, store: Store) -> None:
         """One call: one id granted, one held, one with a newer copy."""
-        async with self.opened() as store:
-            await self.lease(store, "held")
-            newer = await self.published(store, "newer")
-            asks = [Ask("free"), Ask("held"), Ask("newer", seen="an older one")]
-            grants = await store.acquire(KIND, asks, self.LEASE)
-            assert isinstance(grants["free"], Lease)
-            assert isinstance(grants["held"], Held)
-            assert grants["newer"] == Newer(Record(newer))
+        await self.lease(store, "held")
+        newer = await self.published(store, "newer")
+        asks = [Ask("free"), Ask("held"), Ask("newer", seen="an older one")]
+        grants = await store.acquire(KIND, asks, self.LEASE)
+        assert isinstance(grants["free"], Lease)
+        assert isinstance(grants["held"], Held)
+        assert grants["newer"] == Newer(Record(newer))
 
-    async def test_a_lease_is_granted_only_for_the_copy_seen(self) -> None:
+    async def test_a_lease_is_granted_only_for_the_copy_seen(self, store: Store) -> None:
         """E5: a late caller with an old sight gets the newer copy and loads nothing."""
-        async with self.opened() as store:
-            copy = await self.published(store)
-            assert await self.ask(store, seen=None) == Newer(Record(copy))
-            assert isinstance(await self.ask(store, seen=copy.generation), Lease)
+        copy = await self.published(store)
+        assert await self.ask(store, seen=None) == Newer(Record(copy))
+        assert isinstance(await self.ask(store, seen=copy.generation), Lease)
 
-    async def test_a_copy_that_went_is_no_reason_to_deny(self) -> None:
+    async def test_a_copy_that_went_is_no_reason_to_deny(self, store: Store) -> None:
         """Seen, deleted since: there is nothing newer, so the lease is granted."""
-        async with self.opened() as store:
-            copy = await self.published(store)
-            await store.delete(KIND, ["a"])
-            assert isinstance(await self.ask(store, seen=copy.generation), Lease)
+        copy = await self.published(store)
+        await store.delete(KIND, ["a"])
+        assert isinstance(await self.ask(store, seen=copy.generation), Lease)
 
-    async def test_tokens_are_never_the_same(self) -> None:
+    async def test_tokens_are_never_the_same(self, store: Store) -> None:
         """A generation that came back could hide a change (no ABA)."""
-        async with self.opened() as store:
-            tokens = set()
-            for _ in range(20):
-                lease = await self.lease(store)
-                tokens.add(lease.token)
-                await store.release(KIND, [lease])
-            assert len(tokens) == 20
+        tokens = set()
+        for _ in range(20):
+            lease = await self.lease(store)
+            tokens.add(lease.token)
+            await store.release(KIND, [lease])
+        assert len(tokens) == 20
 
-    async def test_a_lease_that_ended_can_be_taken_over(self) -> None:
+    async def test_a_lease_that_ended_can_be_taken_over(self, store: Store) -> None:
         """S2: a dead holder is replaced when its lease ends, not before."""
-        async with self.opened() as store:
-            await self.lease(store)
-            await self.pass_time(self.LEASE * 0.5)
-            assert isinstance(await self.ask(store), Held)
-            await self.pass_time(self.LEASE * 0.6)
-            assert isinstance(await self.ask(store), Lease)
+        await self.lease(store)
+        await self.pass_time(self.LEASE * 0.5)
+        assert isinstance(await self.ask(store), Held)
+        await self.pass_time(self.LEASE * 0.6)
+        assert isinstance(await self.ask(store), Lease)
 
-    async def test_a_lease_from_before_the_clock_was_set_back_is_over(self) -> None:
+    async def test_a_lease_from_before_the_clock_was_set_back_is_over(self, store: Store) -> None:
         """S2: it ends further away than a lease can; its holder can do nothing any more."""
-        async with self.opened() as store:
-            old = await self.lease(store)
-            await self.set_back(3600)
-            new = await self.lease(store)
-            assert isinstance(await self.ask(store), Held)
-            assert await store.renew(KIND, [old], self.LEASE) == {"a"}
-            assert await self.publish(store, old) == {"a"}
-            assert await self.publish(store, new) == set()
+        old = await self.lease(store)
+        await self.set_back(3600)
+        new = await self.lease(store)
+        assert isinstance(await self.ask(store), Held)
+        assert await store.renew(KIND, [old], self.LEASE) == {"a"}
+        assert await self.publish(store, old) == {"a"}
+        assert await self.publish(store, new) == set()
 
-    async def test_who_leases_for_longer_is_not_disturbed(self) -> None:
+    async def test_who_leases_for_longer_is_not_disturbed(self, store: Store) -> None:
         """Another deployment's lease may be longer than ours, by as much as clocks may differ."""
-        async with self.opened() as store:
-            await store.acquire(KIND, [Ask("a")], LONGEST_LEASE)
-            await self.set_back(MAX_SKEW)
-            assert isinstance(await self.ask(store), Held)
-            await store.acquire(KIND, [Ask("b")], 3600)
-            assert isinstance((await store.acquire(KIND, [Ask("b")], 3600))["b"], Held)
+        await store.acquire(KIND, [Ask("a")], LONGEST_LEASE)
+        await self.set_back(MAX_SKEW)
+        assert isinstance(await self.ask(store), Held)
+        await store.acquire(KIND, [Ask("b")], 3600)
+        assert isinstance((await store.acquire(KIND, [Ask("b")], 3600))["b"], Held)
 
-    async def test_a_lease_that_ends_now_is_over(self) -> None:
+    async def test_a_lease_that_ends_now_is_over(self, store: Store) -> None:
         """S2: `expires_at > now` is held; at its very end nobody publishes, renews or holds it."""
-        async with self.opened() as store:
-            publishing, renewing = await self.lease(store, "a"), await self.lease(store, "b")
-            await self.lease(store, "c")
-            await self.pass_time(self.LEASE)
-            assert await self.publish(store, publishing) == {"a"}
-            assert await store.renew(KIND, [renewing], self.LEASE) == {"b"}
-            assert (await store.stats()).leases == 0
-            assert isinstance(await self.ask(store, "c"), Lease)
+        publishing, renewing = await self.lease(store, "a"), await self.lease(store, "b")
+        await self.lease(store, "c")
+        await self.pass_time(self.LEASE)
+        assert await self.publish(store, publishing) == {"a"}
+        assert await store.renew(KIND, [renewing], self.LEASE) == {"b"}
+        assert (await store.stats()).leases == 0
+        assert isinstance(await self.ask(store, "c"), Lease)
 
     async def test_who_was_replaced_can_do_nothing(self) -> None:
         """S2: neither publish, renew nor release: its lease ended, and another took it."""
@@ -134,36 +127,33 @@ class LeaseConformance(ConformanceKit):
             record = await self.record(store)
             assert (record.copy, record.failure) == (None, None)
 
-    async def test_a_lease_is_taken_over_only_for_the_copy_seen(self) -> None:
+    async def test_a_lease_is_taken_over_only_for_the_copy_seen(self, store: Store) -> None:
         """E17, S8: a late request for it gets the newer copy, and the holder keeps its lease."""
-        async with self.opened() as store:
-            copy = await self.published(store)
-            lease = await self.lease(store, seen=copy.generation)
-            held_until = (await self.record(store)).held_until
-            assert await self.take_over(store) == Newer(Record(copy, held_until))
-            assert await self.publish(store, lease) == set()
+        copy = await self.published(store)
+        lease = await self.lease(store, seen=copy.generation)
+        held_until = (await self.record(store)).held_until
+        assert await self.take_over(store) == Newer(Record(copy, held_until))
+        assert await self.publish(store, lease) == set()
 
-    async def test_a_lease_that_is_taken_over_has_the_new_tags(self) -> None:
+    async def test_a_lease_that_is_taken_over_has_the_new_tags(self, store: Store) -> None:
         """E8, E17: an invalidation reaches the put by its own tags alone."""
-        async with self.opened() as store:
-            copy = await self.published(store)
-            await self.lease(store, "a", copy.generation, "eu", "shop")
-            lease = await self.take_over(store, copy.generation, "shop", "us")
-            assert isinstance(lease, Lease)
-            assert await store.invalidate_tag("eu") == []
-            assert await self.publish(store, lease) == set()
-            assert await store.invalidate_tag("shop") == [(KIND, "a")]
-            assert await store.invalidate_tag("us") == [(KIND, "a")]
+        copy = await self.published(store)
+        await self.lease(store, "a", copy.generation, "eu", "shop")
+        lease = await self.take_over(store, copy.generation, "shop", "us")
+        assert isinstance(lease, Lease)
+        assert await store.invalidate_tag("eu") == []
+        assert await self.publish(store, lease) == set()
+        assert await store.invalidate_tag("shop") == [(KIND, "a")]
+        assert await store.invalidate_tag("us") == [(KIND, "a")]
 
-    async def test_a_free_lease_is_taken_over_in_spite_of_failures(self) -> None:
+    async def test_a_free_lease_is_taken_over_in_spite_of_failures(self, store: Store) -> None:
         """E7, E17: what is published then ends the cooldown."""
-        async with self.opened() as store:
-            failure = Failure(3, self.clock() + 50, "TimeoutError: upstream")
-            await store.release(KIND, [await self.lease(store)], {"a": failure})
-            lease = await self.take_over(store)
-            assert isinstance(lease, Lease)
-            assert await self.publish(store, lease) == set()
-            assert await self.record(store) == Record(self.copy(lease))
+        failure = Failure(3, self.clock() + 50, "TimeoutError: upstream")
+        await store.release(KIND, [await self.lease(store)], {"a": failure})
+        lease = await self.take_over(store)
+        assert isinstance(lease, Lease)
+        assert await self.publish(store, lease) == set()
+        assert await self.record(store) == Record(self.copy(lease))
 
     async def take_over(self, store: Store, seen: str | None = None, *tags: str) -> Grant:
         asks = [Ask("a", seen, tags, take_over=True)]
@@ -184,130 +174,116 @@ class LeaseConformance(ConformanceKit):
         assert await store.publish(KIND, {"a": (new, self.copy(new, b"new"))}) == set()
         assert await self.kept(store) == self.copy(new, b"new")
 
-    async def test_who_is_past_the_lease_publishes_nothing(self) -> None:
+    async def test_who_is_past_the_lease_publishes_nothing(self, store: Store) -> None:
         """S7: also when nobody has taken over."""
-        async with self.opened() as store:
-            lease = await self.lease(store)
-            await self.pass_time(self.LEASE * 1.1)
-            assert await self.publish(store, lease) == {"a"}
-            assert await store.renew(KIND, [lease], self.LEASE) == {"a"}
-            assert (await self.record(store)).copy is None
+        lease = await self.lease(store)
+        await self.pass_time(self.LEASE * 1.1)
+        assert await self.publish(store, lease) == {"a"}
+        assert await store.renew(KIND, [lease], self.LEASE) == {"a"}
+        assert (await self.record(store)).copy is None
 
-    async def test_a_renewed_lease_lives_on(self) -> None:
+    async def test_a_renewed_lease_lives_on(self, store: Store) -> None:
         """A long load keeps its lease by renewing it."""
-        async with self.opened() as store:
-            lease = await self.lease(store)
-            for _ in range(3):
-                await self.pass_time(self.LEASE * 0.7)
-                assert await store.renew(KIND, [lease], self.LEASE) == set()
-            assert isinstance(await self.ask(store), Held)
-            assert await self.publish(store, lease) == set()
+        lease = await self.lease(store)
+        for _ in range(3):
+            await self.pass_time(self.LEASE * 0.7)
+            assert await store.renew(KIND, [lease], self.LEASE) == set()
+        assert isinstance(await self.ask(store), Held)
+        assert await self.publish(store, lease) == set()
 
-    async def test_a_failure_that_was_not_seen_denies_the_lease(self) -> None:
+    async def test_a_failure_that_was_not_seen_denies_the_lease(self, store: Store) -> None:
         """E7: a caller that looked before the failure is told of it, unless it asks in spite of it.
 
         With a copy, which comes along, and without one.
         """
-        async with self.opened() as store:
-            copy = await self.published(store, "b")
-            for id_, kept in (("a", None), ("b", copy)):
-                seen = kept.generation if kept is not None else None
-                failure = Failure(2, self.clock() + 50, "TimeoutError: upstream")
-                lease = await self.lease(store, id_, seen)
-                late = [Ask(id_, seen, failures=1)]
-                assert isinstance((await store.acquire(KIND, late, self.LEASE))[id_], Held)
-                await store.release(KIND, [lease], {id_: failure})
-                for _ in range(2):
-                    denied = (await store.acquire(KIND, late, self.LEASE))[id_]
-                    assert denied == Newer(Record(kept, None, failure))
-                    assert await self.record(store, id_) == Record(kept, None, failure)
-                informed = [Ask(id_, seen, failures=2)]
-                granted = (await store.acquire(KIND, informed, self.LEASE))[id_]
-                assert isinstance(granted, Lease)
-                await store.release(KIND, [granted], {id_: replace(failure, count=3)})
-                assert isinstance(await self.ask(store, id_, seen), Lease)
+        copy = await self.published(store, "b")
+        for id_, kept in (("a", None), ("b", copy)):
+            seen = kept.generation if kept is not None else None
+            failure = Failure(2, self.clock() + 50, "TimeoutError: upstream")
+            lease = await self.lease(store, id_, seen)
+            late = [Ask(id_, seen, failures=1)]
+            assert isinstance((await store.acquire(KIND, late, self.LEASE))[id_], Held)
+            await store.release(KIND, [lease], {id_: failure})
+            for _ in range(2):
+                denied = (await store.acquire(KIND, late, self.LEASE))[id_]
+                assert denied == Newer(Record(kept, None, failure))
+                assert await self.record(store, id_) == Record(kept, None, failure)
+            informed = [Ask(id_, seen, failures=2)]
+            granted = (await store.acquire(KIND, informed, self.LEASE))[id_]
+            assert isinstance(granted, Lease)
+            await store.release(KIND, [granted], {id_: replace(failure, count=3)})
+            assert isinstance(await self.ask(store, id_, seen), Lease)
 
-    async def test_a_failure_that_went_is_no_reason_to_deny(self) -> None:
+    async def test_a_failure_that_went_is_no_reason_to_deny(self, store: Store) -> None:
         """Seen, forgotten since: there is nothing new."""
-        async with self.opened() as store:
-            grants = await store.acquire(KIND, [Ask("a", failures=4)], self.LEASE)
-            assert isinstance(grants["a"], Lease)
+        grants = await store.acquire(KIND, [Ask("a", failures=4)], self.LEASE)
+        assert isinstance(grants["a"], Lease)
 
-    async def test_a_released_lease_is_free(self) -> None:
+    async def test_a_released_lease_is_free(self, store: Store) -> None:
         """The next caller gets it at once, and releasing twice changes nothing."""
-        async with self.opened() as store:
-            lease = await self.lease(store)
-            await store.release(KIND, [lease])
-            await store.release(KIND, [lease])
-            assert (await self.record(store)).held_until is None
-            assert isinstance(await self.ask(store), Lease)
+        lease = await self.lease(store)
+        await store.release(KIND, [lease])
+        await store.release(KIND, [lease])
+        assert (await self.record(store)).held_until is None
+        assert isinstance(await self.ask(store), Lease)
 
-    async def test_publishing_ends_the_lease(self) -> None:
+    async def test_publishing_ends_the_lease(self, store: Store) -> None:
         """A lease serves for one publication."""
-        async with self.opened() as store:
-            lease = await self.lease(store)
-            await self.publish(store, lease)
-            assert await store.publish(KIND, {"a": (lease, self.copy(lease, b"again"))}) == {"a"}
-            assert isinstance(await self.ask(store, seen=lease.token), Lease)
+        lease = await self.lease(store)
+        await self.publish(store, lease)
+        assert await store.publish(KIND, {"a": (lease, self.copy(lease, b"again"))}) == {"a"}
+        assert isinstance(await self.ask(store, seen=lease.token), Lease)
 
-    async def test_of_many_publications_each_stands_alone(self) -> None:
+    async def test_of_many_publications_each_stands_alone(self, store: Store) -> None:
         """One superseded id takes none of the others with it."""
-        async with self.opened() as store:
-            leases = [await self.lease(store, id_) for id_ in "abc"]
-            await store.invalidate(KIND, ["b"])
-            assert await self.publish(store, *leases) == {"b"}
-            assert set(await store.read(KIND, ["a", "c"])) == {"a", "c"}
-            assert (await self.record(store, "b")).copy is None
+        leases = [await self.lease(store, id_) for id_ in "abc"]
+        await store.invalidate(KIND, ["b"])
+        assert await self.publish(store, *leases) == {"b"}
+        assert set(await store.read(KIND, ["a", "c"])) == {"a", "c"}
+        assert (await self.record(store, "b")).copy is None
 
-    async def test_the_law(self) -> None:
+    async def test_the_law(self, store: Store) -> None:
         """Invalidating voids the lease: a load that began before it can never publish."""
-        async with self.opened() as store:
-            for soft in (False, True):
-                copy = await self.published(store)
-                lease = await self.lease(store, seen=copy.generation)
-                await store.invalidate(KIND, ["a"], soft=soft)
-                assert await self.publish(store, lease) == {"a"}
-                assert await store.renew(KIND, [lease], self.LEASE) == {"a"}
-                kept = await self.kept(store)
-                assert (kept.generation, kept.value) == (copy.generation, copy.value)
-
-    async def test_the_law_for_a_key_without_a_copy(self) -> None:
-        """A first load is overtaken just the same, and the trailing one gets the lease at once."""
-        async with self.opened() as store:
-            lease = await self.lease(store)
-            await store.invalidate(KIND, ["a"])
-            trailing = await self.lease(store)
+        for soft in (False, True):
+            copy = await self.published(store)
+            lease = await self.lease(store, seen=copy.generation)
+            await store.invalidate(KIND, ["a"], soft=soft)
             assert await self.publish(store, lease) == {"a"}
-            assert await self.publish(store, trailing) == set()
+            assert await store.renew(KIND, [lease], self.LEASE) == {"a"}
+            kept = await self.kept(store)
+            assert (kept.generation, kept.value) == (copy.generation, copy.value)
 
-    async def test_late_requests_around_an_invalidation(self) -> None:
+    async def test_the_law_for_a_key_without_a_copy(self, store: Store) -> None:
+        """A first load is overtaken just the same, and the trailing one gets the lease at once."""
+        lease = await self.lease(store)
+        await store.invalidate(KIND, ["a"])
+        trailing = await self.lease(store)
+        assert await self.publish(store, lease) == {"a"}
+        assert await self.publish(store, trailing) == set()
+
+    async def test_late_requests_around_an_invalidation(self, store: Store) -> None:
         """S8: they neither revive a voided lease nor undo what was published."""
         cold = partial(overtaken, by=History.invalidate, is_cold=True)
-        async with self.opened() as store:
-            await play_late(self, store, cold, partial(cold, is_cold=False))
+        await play_late(self, store, cold, partial(cold, is_cold=False))
 
-    async def test_late_requests_around_an_invalidation_by_tag(self) -> None:
+    async def test_late_requests_around_an_invalidation_by_tag(self, store: Store) -> None:
         """S8: the same for a tag."""
-        async with self.opened() as store:
-            tagged = partial(overtaken, by=History.invalidate_tag, is_cold=True)
-            await play_late(self, store, tagged)
+        tagged = partial(overtaken, by=History.invalidate_tag, is_cold=True)
+        await play_late(self, store, tagged)
 
-    async def test_late_requests_around_a_deletion(self) -> None:
+    async def test_late_requests_around_a_deletion(self, store: Store) -> None:
         """S8: the same for a deletion."""
-        async with self.opened() as store:
-            await play_late(self, store, partial(overtaken, by=History.delete, is_cold=False))
+        await play_late(self, store, partial(overtaken, by=History.delete, is_cold=False))
 
-    async def test_late_requests_around_a_release(self) -> None:
+    async def test_late_requests_around_a_release(self, store: Store) -> None:
         """S8: they end no other's lease; the same for a failure and an eviction."""
         failure = Failure(1, self.clock(), "TimeoutError: upstream")
-        async with self.opened() as store:
-            await play_late(self, store, partial(given_up, failure=failure), given_up, evicting)
+        await play_late(self, store, partial(given_up, failure=failure), given_up, evicting)
 
-    async def test_late_requests_around_a_put(self) -> None:
+    async def test_late_requests_around_a_put(self, store: Store) -> None:
         """S8, E17: a put that arrives late undoes nothing; it may cost the load under way."""
-        async with self.opened() as store:
-            cold, warm = (partial(taken_over, is_cold=is_cold) for is_cold in (True, False))
-            await play_late(self, store, cold, warm)
+        cold, warm = (partial(taken_over, is_cold=is_cold) for is_cold in (True, False))
+        await play_late(self, store, cold, warm)
 
 
 class StoreConformance(CopyConformance, LeaseConformance):
