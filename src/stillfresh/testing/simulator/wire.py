@@ -66,29 +66,181 @@ class StoreRequest(Generic[T]):
         return f"{self.step} {self.kind} {','.join(self.ids)}".rstrip()
 
 
-class Sender:
-    """The way of one process's requests to the store and back."""
+def _told(result: object) -> str:
+    if isinstance(result, dict):
+        return " → " + ", ".join(f"{id_} {_grant(it)}" for id_, it in result.items())
+    if isinstance(result, set) and result:
+        return f" → not {','.join(sorted(result))}"
+    return ""
 
-    def __init__(self, process: "Process") -> None:
-        self._world = process.world
+
+def _grant(grant: Grant) -> str:
+    match grant:
+        case Lease():
+            return f"granted ({grant.token})"
+        case Held():
+            return "is held"
+        case Newer():
+            return "has a newer copy"
+
+
+@dataclass(slots=True)
+class Asking:
+    """A request for leases, however often it arrives: it knows those that it was granted (S8)."""
+
+    process: "Process"
+    kind: str
+    asks: dict[str, Ask]
+    lease_for: float
+    leases: dict[str, Lease] = field(default_factory=dict)
+
+    def arrives(self, some: Sequence[str]) -> dict[str, Grant]:
+        """A lease that it holds is its own; any other is a new one, with a new token."""
+        ledger, now = self.process.world.ledger, self.process.world.store_now()
+        own: dict[str, Grant] = {
+            id_: lease
+            for id_ in some
+            if (lease := self.leases.get(id_)) and ledger.holds(self.kind, lease, now)
+        }
+        asked = [id_ for id_ in some if id_ not in own]
+        grants = self.acquired(asked)
+        taken = [id_ for id_ in asked if self.asks[id_].take_over]
+        ledger.voided(self.kind, [id_ for id_ in taken if isinstance(grants[id_], Lease)])
+        ledger.acquired(self.process.number, self.kind, grants, now)
+        self.leases.update((id_, it) for id_, it in grants.items() if isinstance(it, Lease))
+        return {id_: own.get(id_) or grants[id_] for id_ in some}
+
+    def acquired(self, some: Sequence[str]) -> dict[str, Grant]:
+        asks = [self.asks[id_] for id_ in some]
+        return finished(self.process.world.store.acquire(self.kind, asks, self.lease_for))
+
+
+class StoreWire(WrappedStore):
+    """A store, as one process sees it over a network; or as a file, which is read on the spot."""
+
+    def __init__(self, process: "Process", *, inline: bool = False) -> None:
+        super().__init__(process.world.store)
+        self.reads_inline, self.outlives_loops = inline, False
         self._process = process
+        self._world = process.world
+        self._store = process.world.store
+        self._ledger = process.world.ledger
 
-    async def ask(self, request: StoreRequest[T]) -> T:
+    async def open(self) -> None:
+        """There is nothing to connect."""
+
+    async def close(self) -> None:
+        """What is kept is everybody's."""
+
+    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """A step that is of no id."""
+        return await self._ask(name, "", (), lambda _: finished(work()))
+
+    async def _ask(
+        self, step: str, kind: str, ids: Iterable[str], effect: Callable[[Sequence[str]], T]
+    ) -> T:
+        return await self._asked(StoreRequest(step, kind, list(ids), effect))
+
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Generations = None
+    ) -> dict[str, Record]:
+        if self._world.is_over or self._world.weather.is_now(Blow.AWAY):
+            self._unanswered(StoreRequest("read", kind, ids, len))
+            raise StoreError("the store is away")
+        return self._store.read_now(kind, ids, known)
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
+    ) -> dict[str, Record]:
+        del lag
+        return await self._ask(
+            "read", kind, ids, lambda some: self._store.read_now(kind, some, known)
+        )
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        asking = Asking(self._process, kind, {ask.id: ask for ask in asks}, lease_for)
+        is_put = any(ask.take_over for ask in asks)
+        step = "take over" if is_put else "acquire"
+        grants = await self._ask(step, kind, asking.asks, asking.arrives)
+        if not is_put:
+            self._ledger.granted(self._process.number, kind, grants)
+        return grants
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        def effect(some: Sequence[str]) -> set[str]:
+            now = self._world.store_now()
+            those = {id_: copies[id_] for id_ in some}
+            superseded = finished(self._store.publish(kind, those))
+            self._ledger.published(kind, those, superseded, now)
+            if request.is_sent_again:  # S2: settled by what is there
+                found = self._store.read_now(kind, list(those))
+                there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
+                superseded -= {i for i, (_, it) in those.items() if there.get(i) == it.generation}
+            return superseded
+
+        tokens = [lease.token for lease, _ in copies.values()]
+        request = StoreRequest("publish", kind, list(copies), effect, tokens)
+        return await self._asked(request)
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        def effect(some: Sequence[str]) -> set[str]:
+            now = self._world.store_now()
+            those = [lease for lease in leases if lease.id in some]
+            lost = finished(self._store.renew(kind, those, lease_for))
+            self._ledger.renewed(kind, those, lost, now + lease_for)
+            return lost
+
+        return await self._ask("renew", kind, (lease.id for lease in leases), effect)
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        def effect(some: Sequence[str]) -> None:
+            those = [lease for lease in leases if lease.id in some]
+            finished(self._store.release(kind, those, failures))
+            self._ledger.released(kind, those)
+
+        await self._ask("release", kind, (lease.id for lease in leases), effect)
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        def effect(some: Sequence[str]) -> None:
+            finished(self._store.invalidate(kind, some, soft=soft))
+            self._ledger.voided(kind, some)
+
+        await self._ask("invalidate", kind, ids, effect)
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        def effect(_: Sequence[str]) -> list[tuple[str, str]]:
+            found = finished(self._store.invalidate_tag(tag, soft=soft))
+            for kind, id_ in found:
+                self._ledger.voided(kind, [id_])
+            return found
+
+        return await self._ask("invalidate_tag", tag, (), effect)
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        def effect(some: Sequence[str]) -> None:
+            finished(self._store.delete(kind, some))
+            self._ledger.voided(kind, some)
+
+        await self._ask("delete", kind, ids, effect)
+
+    async def _asked(self, request: StoreRequest[T]) -> T:
         """Send it and wait; StoreError if there is no answer."""
         try:
             try:
-                return await self._ask(request)
+                return await self._tried(request)
             except NoAnswer:
                 if not self._world.plan.resends:
                     raise
             request.is_sent_again = True
-            return await self._ask(request)
+            return await self._tried(request)
         except (StoreError, asyncio.CancelledError):
-            self.unanswered(request)
+            self._unanswered(request)
             raise
 
-    def unanswered(self, it: StoreRequest[Any]) -> None:
-        ledger, number = self._world.ledger, self._process.number
+    def _unanswered(self, it: StoreRequest[Any]) -> None:
+        ledger, number = self._ledger, self._process.number
         match it.step:
             case "acquire":
                 ledger.unleased(number, it.kind, it.ids)
@@ -97,7 +249,7 @@ class Sender:
             case "publish":
                 ledger.unstored(it.tokens)
 
-    async def _ask(self, request: StoreRequest[T]) -> T:
+    async def _tried(self, request: StoreRequest[T]) -> T:
         world = self._world
         if world.is_over:
             raise StoreError("the simulation is over")
@@ -174,164 +326,3 @@ class Sender:
 
         with self._world.loop.acting(self._process.number):
             self._world.loop.call_later(after, settle)
-
-
-def _told(result: object) -> str:
-    if isinstance(result, dict):
-        return " → " + ", ".join(f"{id_} {_grant(it)}" for id_, it in result.items())
-    if isinstance(result, set) and result:
-        return f" → not {','.join(sorted(result))}"
-    return ""
-
-
-def _grant(grant: Grant) -> str:
-    match grant:
-        case Lease():
-            return f"granted ({grant.token})"
-        case Held():
-            return "is held"
-        case Newer():
-            return "has a newer copy"
-
-
-@dataclass(slots=True)
-class Asking:
-    """A request for leases, however often it arrives: it knows those that it was granted (S8)."""
-
-    process: "Process"
-    kind: str
-    asks: dict[str, Ask]
-    lease_for: float
-    leases: dict[str, Lease] = field(default_factory=dict)
-
-    def arrives(self, some: Sequence[str]) -> dict[str, Grant]:
-        """A lease that it holds is its own; any other is a new one, with a new token."""
-        ledger, now = self.process.world.ledger, self.process.world.store_now()
-        own: dict[str, Grant] = {
-            id_: lease
-            for id_ in some
-            if (lease := self.leases.get(id_)) and ledger.holds(self.kind, lease, now)
-        }
-        asked = [id_ for id_ in some if id_ not in own]
-        grants = self.acquired(asked)
-        taken = [id_ for id_ in asked if self.asks[id_].take_over]
-        ledger.voided(self.kind, [id_ for id_ in taken if isinstance(grants[id_], Lease)])
-        ledger.acquired(self.process.number, self.kind, grants, now)
-        self.leases.update((id_, it) for id_, it in grants.items() if isinstance(it, Lease))
-        return {id_: own.get(id_) or grants[id_] for id_ in some}
-
-    def acquired(self, some: Sequence[str]) -> dict[str, Grant]:
-        asks = [self.asks[id_] for id_ in some]
-        return finished(self.process.world.store.acquire(self.kind, asks, self.lease_for))
-
-
-class StoreWire(WrappedStore):
-    """A store, as one process sees it over a network; or as a file, which is read on the spot."""
-
-    def __init__(self, process: "Process", *, inline: bool = False) -> None:
-        super().__init__(process.world.store)
-        self.reads_inline, self.outlives_loops = inline, False
-        self._process = process
-        self._world = process.world
-        self._store = process.world.store
-        self._ledger = process.world.ledger
-        self._sender = Sender(process)
-
-    async def open(self) -> None:
-        """There is nothing to connect."""
-
-    async def close(self) -> None:
-        """What is kept is everybody's."""
-
-    async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        """A step that is of no id."""
-        return await self._ask(name, "", (), lambda _: finished(work()))
-
-    async def _ask(
-        self, step: str, kind: str, ids: Iterable[str], effect: Callable[[Sequence[str]], T]
-    ) -> T:
-        return await self._sender.ask(StoreRequest(step, kind, list(ids), effect))
-
-    def read_now(
-        self, kind: str, ids: Sequence[str], known: Generations = None
-    ) -> dict[str, Record]:
-        if self._world.is_over or self._world.weather.is_now(Blow.AWAY):
-            self._sender.unanswered(StoreRequest("read", kind, ids, len))
-            raise StoreError("the store is away")
-        return self._store.read_now(kind, ids, known)
-
-    async def read(
-        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
-    ) -> dict[str, Record]:
-        del lag
-        return await self._ask(
-            "read", kind, ids, lambda some: self._store.read_now(kind, some, known)
-        )
-
-    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
-        asking = Asking(self._process, kind, {ask.id: ask for ask in asks}, lease_for)
-        is_put = any(ask.take_over for ask in asks)
-        step = "take over" if is_put else "acquire"
-        grants = await self._ask(step, kind, asking.asks, asking.arrives)
-        if not is_put:
-            self._ledger.granted(self._process.number, kind, grants)
-        return grants
-
-    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        def effect(some: Sequence[str]) -> set[str]:
-            now = self._world.store_now()
-            those = {id_: copies[id_] for id_ in some}
-            superseded = finished(self._store.publish(kind, those))
-            self._ledger.published(kind, those, superseded, now)
-            if request.is_sent_again:  # S2: settled by what is there
-                found = self._store.read_now(kind, list(those))
-                there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
-                superseded -= {i for i, (_, it) in those.items() if there.get(i) == it.generation}
-            return superseded
-
-        tokens = [lease.token for lease, _ in copies.values()]
-        request = StoreRequest("publish", kind, list(copies), effect, tokens)
-        return await self._sender.ask(request)
-
-    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
-        def effect(some: Sequence[str]) -> set[str]:
-            now = self._world.store_now()
-            those = [lease for lease in leases if lease.id in some]
-            lost = finished(self._store.renew(kind, those, lease_for))
-            self._ledger.renewed(kind, those, lost, now + lease_for)
-            return lost
-
-        return await self._ask("renew", kind, (lease.id for lease in leases), effect)
-
-    async def release(
-        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
-        def effect(some: Sequence[str]) -> None:
-            those = [lease for lease in leases if lease.id in some]
-            finished(self._store.release(kind, those, failures))
-            self._ledger.released(kind, those)
-
-        await self._ask("release", kind, (lease.id for lease in leases), effect)
-
-    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
-        def effect(some: Sequence[str]) -> None:
-            finished(self._store.invalidate(kind, some, soft=soft))
-            self._ledger.voided(kind, some)
-
-        await self._ask("invalidate", kind, ids, effect)
-
-    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        def effect(_: Sequence[str]) -> list[tuple[str, str]]:
-            found = finished(self._store.invalidate_tag(tag, soft=soft))
-            for kind, id_ in found:
-                self._ledger.voided(kind, [id_])
-            return found
-
-        return await self._ask("invalidate_tag", tag, (), effect)
-
-    async def delete(self, kind: str, ids: Sequence[str]) -> None:
-        def effect(some: Sequence[str]) -> None:
-            finished(self._store.delete(kind, some))
-            self._ledger.voided(kind, some)
-
-        await self._ask("delete", kind, ids, effect)
