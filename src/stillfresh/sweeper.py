@@ -6,15 +6,13 @@ The timed loop is a few lines around `tick()`, which tests call themselves.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from inspect import Parameter, isawaitable, iscoroutinefunction, signature
+from contextlib import suppress
+from inspect import isawaitable, iscoroutinefunction, signature
 from typing import Any, Final, Protocol, Self
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.ttl_cache import SLICE, TtlCache
-
-BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-OPEN_ENDED: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 PARTING: Final = 1.0
 """Seconds in which a cleanup that was cancelled has to end."""
@@ -151,19 +149,14 @@ def _checked(cache: Sweepable) -> tuple[Callable[..., Any], bool]:
     clean = getattr(cache, "cleanup_expired", None)
     if callable(clean):
         try:
-            parameters = signature(clean).parameters
+            form = signature(clean)
         except (TypeError, ValueError):  # compiled code may not say
             return clean, isinstance(cache, TtlCache)
-        takes_limit = "limit" in parameters and parameters["limit"].kind in BY_NAME
-        if all(_is_given(it, takes_limit=takes_limit) for it in parameters.values()):
-            return clean, takes_limit
+        for takes_limit in (True, False) if "limit" in form.parameters else (False,):
+            with suppress(TypeError):
+                form.bind(**({"limit": SLICE} if takes_limit else {}))
+                return clean, takes_limit
     raise ConfigError(
         f"Sweeper: {shown(cache)} has no cleanup_expired() without arguments, or with limit= "
         "alone; give objects that have one, one by one: Sweeper(a, b, every=...)"
     )
-
-
-def _is_given(parameter: Parameter, *, takes_limit: bool) -> bool:
-    if parameter.default is not parameter.empty or parameter.kind in OPEN_ENDED:
-        return True
-    return takes_limit and parameter.name == "limit"

@@ -232,9 +232,7 @@ class TtlCache(Generic[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         """The keys here when iteration began, leaving out what has gone by its turn."""
-        for key in list(self._data):
-            if key in self:
-                yield key
+        return (item[0] for item in self.items())
 
     def items(self) -> Iterator[tuple[K, V]]:
         """As iteration, with the values."""

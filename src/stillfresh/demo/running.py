@@ -200,9 +200,6 @@ class PatientSource(HttpFeedSource):
     async def day_index(self, day: date, category: str | None) -> list[Topic]:
         return await soon(super().day_index(day, category), self._pause)
 
-    async def topic(self, uuid: str) -> Topic | None:
-        return await soon(super().topic(uuid), self._pause)
-
     async def comments(self, uuid: str) -> list[Comment]:
         return await soon(super().comments(uuid), self._pause)
 

@@ -137,10 +137,8 @@ class Demo:
         return {
             "mode": self.upstream.mode,
             "asked": requests["posts"] + requests["users"],
-            "requests": requests,
             "polled": round(polled.each),
             "polled_in_batches": round(polled.in_batches),
-            "watched": self.app.live.snapshot(),
             "changes": self.world.changes,
             "news": self._updates,
         }

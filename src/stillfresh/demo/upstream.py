@@ -2,7 +2,7 @@
 
 Its switch is real: *fine* answers after 1–3 s, *slow* much later, *failing* with 500, and *down*
 closes its port and every connection, until it is switched on again. It answers as the seeds'
-backends do: posts and users by ids (C12), a feed's days, topics and comments (F), prices for a page
+backends do: posts and users by ids (C12), a feed's days and comments (F), prices for a page
 (I), and the games with their events (W12).
 """
 
@@ -36,7 +36,7 @@ QUICK: Final = 0.1
 PLAYER: Final = "x-player"
 """The header by which the site tells the game service who plays."""
 KNOWN: Final = (
-    "posts", "users", "comments", "waiting-longest", "games", "days", "topics", "prices",
+    "posts", "users", "comments", "waiting-longest", "games", "days", "prices",
 )  # fmt: skip
 """What a path asks for, by the first of these that is in it."""
 
@@ -140,7 +140,6 @@ def upstream_app(world: UpstreamData, games: Games, tables: Tables) -> Starlette
         Route("/v0/stream/users/by_ids", it.users, methods=["POST"]),
         Route("/prices", it.prices),
         Route("/days/{day}", it.day),
-        Route("/topics/{uuid}", it.topic),
         Route("/topics/{uuid}/comments", it.comments, methods=["GET", "POST"]),
         Route("/games", it.sit, methods=["POST"]),
         Route("/games/{id}", it.show),
@@ -175,10 +174,7 @@ class _Backend:
 
     async def day(self, request: Request) -> Response:
         day = date.fromisoformat(request.path_params["day"])
-        return _json(self._world.topics_of(day, request.query_params.get("category")))
-
-    async def topic(self, request: Request) -> Response:
-        return _json(self._world.topics.get(request.path_params["uuid"]))
+        return _json(self._world.topics_of(day))
 
     async def comments(self, request: Request) -> Response:
         uuid = request.path_params["uuid"]

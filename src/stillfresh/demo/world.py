@@ -1,6 +1,6 @@
 """The upstream's own data, and how it changes by itself (G8): people, posts, topics, prices.
 
-Seeded, so that two runs begin alike. Bounded: comments and topics replace the oldest.
+Seeded, so that two runs begin alike. Bounded: new comments replace the oldest.
 """
 
 import random
@@ -14,7 +14,6 @@ from stillfresh.feed import Comment, Topic
 POSTS: Final = 240
 MOST_COMMENTS: Final = 60
 """Of one topic; the oldest go."""
-MOST_TOPICS: Final = 40
 DAY: Final = 86_400
 
 PEOPLE: Final = (
@@ -101,7 +100,11 @@ class UpstreamData:
             counts = {"likes": self.dice.randrange(900), "replies": self.dice.randrange(40)}
             self.posts[f"{author}:{number}"] = {"details": details, "counts": counts}
         for number, title in enumerate(TITLES):
-            self._open_topic(number, title)
+            uuid, at = f"topic-{number}", self.now - number * DAY // 2 - 600
+            self.topics[uuid] = Topic(uuid, self._someone(), title, at)
+            self.comments[uuid] = []
+            for _ in range(self.dice.randrange(1, 5)):
+                self._say(uuid)
 
     def change(self, now: int) -> None:
         """One thing happens: mostly a like, now and then an edit, a comment, a price."""
@@ -111,21 +114,9 @@ class UpstreamData:
         kind, is_like = divmod(self.changes, 2)
         (self._like if is_like else others[kind % len(others)])()
 
-    def topics_of(self, day: date, category: str | None) -> list[Topic]:
-        """An index has no bodies."""
-        return [
-            Topic(it.topic_uuid, it.author, it.title, it.created_at, category_id=it.category_id)
-            for it in self.topics.values()
-            if datetime.fromtimestamp(it.created_at, UTC).date() == day
-            and category in {None, it.category_id}
-        ]
-
-    def add_topic(self, topic: Topic) -> None:
-        self.topics[topic.topic_uuid] = topic
-        self.comments.setdefault(topic.topic_uuid, [])
-        while len(self.topics) > MOST_TOPICS:
-            oldest = next(iter(self.topics))
-            del self.topics[oldest], self.comments[oldest]
+    def topics_of(self, day: date) -> list[Topic]:
+        topics = self.topics.values()
+        return [it for it in topics if datetime.fromtimestamp(it.created_at, UTC).date() == day]
 
     def add_comment(self, uuid: str, comment: Comment) -> bool:
         """Twice is once: a writer who did not hear the answer may ask again."""
@@ -136,14 +127,6 @@ class UpstreamData:
             kept.append(comment)
             del kept[:-MOST_COMMENTS]
         return True
-
-    def _open_topic(self, number: int, title: str) -> None:
-        uuid = f"topic-{number}"
-        at = self.now - number * DAY // 2 - 600
-        category = "questions" if title.endswith("?") else "notices"
-        self.add_topic(Topic(uuid, self._someone(), title, at, self._text(), category))
-        for _ in range(self.dice.randrange(1, 5)):
-            self._say(uuid)
 
     def _like(self) -> None:
         self._near_the_top()["counts"]["likes"] += self.dice.randrange(1, 6)
