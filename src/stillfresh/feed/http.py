@@ -15,8 +15,7 @@ tried twice here: the engine's cooldowns do that.
 """
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from datetime import date
 from functools import partial
@@ -24,12 +23,13 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown, shown_address
-from stillfresh.feed.model import Comment, Topic
+from stillfresh.feed.model import Comment, Topic, checked_uuid
 from stillfresh.feed.rules import (
     LARGEST,
     JsonRecords,
@@ -38,12 +38,18 @@ from stillfresh.feed.rules import (
     json_object,
 )
 from stillfresh.http.body import BodyReader, Unreadable, whole
-from stillfresh.http.fields import checked_headers, pause_of
+from stillfresh.http.fields import checked_headers
 
 try:
     import httpx2
 
-    from stillfresh.http.client import checked_client, checked_url, new_client, request_errors
+    from stillfresh.http.client import (
+        checked_client,
+        checked_url,
+        new_client,
+        pause_asked,
+        request_errors,
+    )
 except ModuleNotFoundError as exc:
     raise ConfigError(
         "stillfresh.feed.http needs httpx2, which is not installed: install stillfresh[web]"
@@ -54,7 +60,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedHttpError", "HttpFeedSource"]
 
-T = TypeVar("T")
 R = TypeVar("R", Topic, Comment)
 
 MOST_REDIRECTS: Final = 5
@@ -64,6 +69,8 @@ LONGEST: Final = 300
 """Characters of a URL, or of an answer, that an error shows."""
 KEPT: Final = 20
 """Idle connections."""
+OK: Final = 200
+WRITTEN: Final = "a status of 2xx"
 ABSENT: Final = frozenset({404, 410})
 BUSY: Final = frozenset({429, 503})
 _TOPICS: Final = JsonRecords(Topic, strict=True)
@@ -124,29 +131,32 @@ class HttpFeedSource:
         self._is_closed = False
 
     async def day_index(self, day: date, category: str | None) -> list[Topic]:
+        """An index carries no bodies: a preview or an empty one must not stand for the topic's."""
         query = "" if category is None else f"?category={_encoded('category', category)}"
-        path = f"/days/{day:%Y-%m-%d}{query}"
-        return await self._get(path, _index_topics, "200 and a JSON array of topics")
+        path, expected = f"/days/{day:%Y-%m-%d}{query}", "200 and a JSON array of topics"
+        topics = await self._ask("GET", path, expected, _TOPICS.all)
+        return [it if it.body is None else replace(it, body=None) for it in topics]
 
     async def topic(self, uuid: str) -> Topic | None:
-        path = f"/topics/{_encoded('uuid', uuid)}"
-        return await _or_none(self._get(path, _topic_of, "200 and a topic as JSON, or 404"))
+        path, expected = f"/topics/{_encoded('uuid', uuid)}", "200 and a topic as JSON, or 404"
+        found = await self._ask("GET", path, expected, _one_topic, absent=ABSENT)
+        return found[0] if found else None
 
     async def comments(self, uuid: str) -> list[Comment]:
         path = f"/topics/{_encoded('uuid', uuid)}/comments"
         expected = "200 and a JSON array of comments, or 404"
-        return await _or_none(self._get(path, _comments_of, expected)) or []
+        return await self._ask("GET", path, expected, _COMMENTS.all, absent=ABSENT)
 
     async def create_topic(self, topic: Topic) -> None:
-        await self._write("POST", "/topics", msgspec.json.encode(json_object(checked_topic(topic))))
+        await self._ask("POST", "/topics", WRITTEN, sends=checked_topic(topic))
 
     async def delete_topic(self, uuid: str) -> None:
-        await _or_none(self._write("DELETE", f"/topics/{_encoded('uuid', uuid)}"))
+        await self._ask("DELETE", f"/topics/{_encoded('uuid', uuid)}", WRITTEN, absent=ABSENT)
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         path = f"/topics/{_encoded('topic_uuid', topic_uuid)}/comments"
         (new,) = checked_comments(topic_uuid, [comment])
-        await self._write("POST", path, msgspec.json.encode(json_object(new)))
+        await self._ask("POST", path, WRITTEN, sends=new)
 
     async def close(self) -> None:
         """Closing twice changes nothing."""
@@ -164,42 +174,31 @@ class HttpFeedSource:
     def __repr__(self) -> str:
         return f"HttpFeedSource({self._base!r})"
 
-    async def _get(self, path: str, decode: Callable[[bytes], T], expected: str) -> T:
-        request = FeedRequest("GET", f"{self._base}{path}", expected)
-
-        async def read(response: httpx2.Response) -> T:
-            if response.status_code != httpx2.codes.OK:
-                raise await _refusal(request, response)
-            try:
-                return decode(await whole(response, self._max_bytes))
-            except Unreadable as exc:
-                kind = response.headers.get("Content-Type")
-                came = "no content type," if kind is None else shown(kind)
-                raise request.failed(f"{came} with: {exc}", response.status_code) from exc
-
-        return await self._exchange(request, read)
-
-    async def _write(self, method: str, path: str, content: bytes | None = None) -> None:
-        request = FeedRequest(method, f"{self._base}{path}", "a status of 2xx", content)
-
-        async def read(response: httpx2.Response) -> None:
-            """It is done once the status says so: what else comes is not waited for."""
-            if not response.is_success:
-                raise await _refusal(request, response)
-
-        await self._exchange(request, read)
-
-    async def _exchange(
-        self, request: FeedRequest, read: Callable[[httpx2.Response], Awaitable[T]]
-    ) -> T:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        expected: str,
+        decode: Callable[[bytes], list[R]] | None = None,
+        *,
+        sends: Topic | Comment | None = None,
+        absent: Container[object] = (),
+    ) -> list[R]:
+        """Empty for a write, and where the status says that there is no such thing."""
+        content = None if sends is None else msgspec.json.encode(json_object(sends))
+        request = FeedRequest(method, f"{self._base}{path}", expected, content)
         self._check_open()
         try:
             async with asyncio.timeout(self._timeout):
                 response = await self._send(self._built(request))
                 try:
-                    return await read(response)
+                    return await self._read(request, response, decode)
                 finally:
                     await response.aclose()
+        except FeedHttpError as exc:
+            if exc.status in absent:
+                return []
+            raise
         except TimeoutError as exc:
             raise request.failed(f"no whole answer within {self._timeout:g} s") from exc
         except request_errors() as exc:
@@ -207,6 +206,25 @@ class HttpFeedSource:
             if type(exc).__name__ == "ConnectTimeout":
                 said = f"no connection within {self._timeout / 2:g} s"
             raise request.failed(said) from exc
+
+    async def _read(
+        self,
+        request: FeedRequest,
+        response: httpx2.Response,
+        decode: Callable[[bytes], list[R]] | None,
+    ) -> list[R]:
+        """A write is done once the status says so: what else comes is not waited for."""
+        is_good = response.is_success if decode is None else response.status_code == OK
+        if not is_good:
+            raise await _refusal(request, response)
+        if decode is None:
+            return []
+        try:
+            return _records(decode, await whole(response, self._max_bytes))
+        except Unreadable as exc:
+            kind = response.headers.get("Content-Type")
+            came = "no content type," if kind is None else shown(kind)
+            raise request.failed(f"{came} with: {exc}", response.status_code) from exc
 
     def _built(self, request: FeedRequest) -> httpx2.Request:
         """Connecting has its own time-out: cancelled from outside, it leaves a socket open."""
@@ -246,22 +264,11 @@ class HttpFeedSource:
             raise NotOpen(f"{self!r} is closed, or the client it was given; make another one")
 
 
-async def _or_none(answer: Awaitable[T]) -> T | None:
-    """None where the answer is that there is no such thing."""
-    try:
-        return await answer
-    except FeedHttpError as exc:
-        if exc.status in ABSENT:
-            return None
-        raise
-
-
 async def _refusal(request: FeedRequest, response: httpx2.Response) -> Exception:
     status = response.status_code
     reason = response.reason_phrase[:EXCERPT]
     came = f"status {status} {reason}{_target(response)}{await _excerpt(response)}"
-    headers = response.headers
-    pause = pause_of(headers.get("Retry-After", ""), headers.get("Date", ""), time.time())
+    pause = pause_asked(response)
     if status in BUSY and pause is not None:
         return RetryAfter(pause, f"{request.said(came)}; asked to wait {pause:g} s")
     return request.failed(came, status)
@@ -299,36 +306,20 @@ def _checked_base(base_url: object) -> tuple[str, tuple[str, str] | None]:
     return str(url.copy_with(userinfo=b"")).rstrip("/"), auth
 
 
-def _index_topics(data: bytes) -> list[Topic]:
-    """All of a day or none: one entry left out would look like a topic that is gone.
+def _one_topic(data: bytes) -> list[Topic]:
+    return [_TOPICS.one(data)]
 
-    An index carries no bodies: a preview or an empty one must not stand for the topic's own.
+
+def _records(decode: Callable[[bytes], list[R]], data: bytes) -> list[R]:
+    """All or none: one entry left out would look like a topic that is gone.
+
+    And what the types cannot say: a name that is not empty, a time that fits.
     """
-    topics = _sound(_decoded(_TOPICS.all, data))
-    return [
-        topic if topic.body is None else msgspec.structs.replace(topic, body=None)
-        for topic in topics
-    ]
-
-
-def _topic_of(data: bytes) -> Topic:
-    return _sound([_decoded(_TOPICS.one, data)])[0]
-
-
-def _comments_of(data: bytes) -> list[Comment]:
-    return _sound(_decoded(_COMMENTS.all, data))
-
-
-def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
     try:
-        return decode(data)
+        records = decode(data)
     except (ValueError, RecursionError) as exc:
-        text = shown(data[:100].decode(errors="replace"))
+        text = shown(data[:EXCERPT].decode(errors="replace"))
         raise Unreadable(f"{text} ({exc})" if data else "nothing") from exc
-
-
-def _sound(records: list[R]) -> list[R]:
-    """What the types cannot say: a name that is not empty, a time that fits."""
     for place, record in enumerate(records):
         if not record.topic_uuid or (isinstance(record, Comment) and not record.comment_uuid):
             raise Unreadable(f"an empty uuid - at `$[{place}]`")
@@ -339,10 +330,5 @@ def _sound(records: list[R]) -> list[R]:
 
 def _encoded(name: str, text: object) -> str:
     """One segment of a path or one value of a query, whatever characters it has."""
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f"{name}: must be text that is not empty, not {shown(text)}")
-    try:
-        segment = quote(text, safe="")
-    except UnicodeEncodeError as exc:
-        raise ConfigError(f"{name}: {shown(text)} is no valid text: {exc.reason}") from exc
+    segment = quote(checked_uuid(text, name), safe="")
     return segment.replace(".", "%2E") if segment in {".", ".."} else segment

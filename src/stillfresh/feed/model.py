@@ -6,14 +6,13 @@ and nowhere else, so that `General` and ` general` are one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, cast
 
 from msgspec import UNSET, Struct, field
 
+from stillfresh.checks import checked_unicode, is_whole
 from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Verdict, age_of
-
-T = TypeVar("T")
 
 EXTRA: Final = "stillfresh:extra"
 """Where `msgspec` puts `extra` if it encodes a record. In a feed's JSON the fields stand alone."""
@@ -143,45 +142,31 @@ class Dated:
         return age_of(self.freshness.fetched_at, self.freshness.clock())
 
 
-class _FeedAnswer(Dated, Generic[T]):
-    __slots__ = ("_value", "freshness")
-
-    def __init__(self, value: T, freshness: Freshness) -> None:
-        self._value = value
-        self.freshness = freshness
-
+class _FeedAnswer(Dated, Struct, frozen=True, eq=False):
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {shown(self._value)} {self.verdict} age={self.age:.3g}s>"
+        value = getattr(self, self.__struct_fields__[0])
+        return f"<{type(self).__name__} {shown(value)} {self.verdict} age={self.age:.3g}s>"
 
 
-class Feed(_FeedAnswer[list[Topic]]):
+class Feed(_FeedAnswer, frozen=True, eq=False):
     """The topics of a list, newest first."""
 
-    __slots__ = ()
-
-    @property
-    def topics(self) -> list[Topic]:
-        return self._value
+    topics: list[Topic]
+    freshness: Freshness
 
 
-class TopicAnswer(_FeedAnswer[Topic | None]):
-    """One topic; None: upstream has no such topic."""
+class TopicAnswer(_FeedAnswer, frozen=True, eq=False):
+    """One topic; None if upstream has no such topic."""
 
-    __slots__ = ()
-
-    @property
-    def topic(self) -> Topic | None:
-        return self._value
+    topic: Topic | None
+    freshness: Freshness
 
 
-class CommentsAnswer(_FeedAnswer[list[Comment]]):
+class CommentsAnswer(_FeedAnswer, frozen=True, eq=False):
     """All comments of a topic, in upstream's order."""
 
-    __slots__ = ()
-
-    @property
-    def comments(self) -> list[Comment]:
-        return self._value
+    comments: list[Comment]
+    freshness: Freshness
 
 
 class FeedJson(Dated, bytes):
@@ -230,7 +215,8 @@ def spelled(stored: bytes) -> str:
 
 def named_category(name: object) -> str:
     """A category that somebody asks for: a word of their own, and not the word for everything."""
-    category = category_of(_sound("category", name)) if isinstance(name, str) else ""
+    category = category_of(name) if isinstance(name, str) else ""
+    checked_unicode("category", category)
     if category in {"", EVERYTHING}:
         raise ConfigError(
             f"category: a name other than {EVERYTHING!r}, not {shown(name)}; "
@@ -243,14 +229,14 @@ def index_of(key: str) -> Index | None:
     """The list that a cache key names, or None: it names something else."""
     kind, _, rest = key.partition(":")
     category, _, days = rest.rpartition(":")
-    if kind != "index" or not category or not is_number(days):
+    if (
+        kind != "index"
+        or not category
+        or not (days.isascii() and days.isdigit() and len(days) < 10)
+    ):
         return None
     category = category_of(category)
     return Index(None if category == EVERYTHING else category, int(days))
-
-
-def is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def canonical(key: object) -> str:
@@ -259,19 +245,21 @@ def canonical(key: object) -> str:
         raise ConfigError(
             f"cache_key: text such as 'index:all:7' or 'topic:<uuid>', not {shown(key)}"
         )
-    index = index_of(_sound("cache_key", key))
+    checked_unicode("cache_key", key)
+    index = index_of(key)
     return key if index is None else index.key
 
 
-def checked_uuid(uuid: object) -> str:
+def checked_uuid(uuid: object, name: str = "uuid") -> str:
     if not isinstance(uuid, str) or not uuid:
-        raise ConfigError(f"uuid: must be text that is not empty, not {shown(uuid)}")
-    return _sound("uuid", uuid)
+        raise ConfigError(f"{name}: must be text that is not empty, not {shown(uuid)}")
+    checked_unicode(name, uuid)
+    return uuid
 
 
 def whole_days(days_back: object) -> int:
     """0 for all there are; and no more than a float can count in seconds."""
-    if not isinstance(days_back, int) or isinstance(days_back, bool):
+    if not is_whole(days_back):
         raise ConfigError(f"days_back: must be a whole number of days, not {shown(days_back)}")
     return max(0, min(days_back, 10**9 - 1))
 
@@ -279,12 +267,3 @@ def whole_days(days_back: object) -> int:
 def checked_days(days_back: object) -> int:
     """F4: the engine's readers get 1 to 30."""
     return min(MOST_DAYS, max(1, whole_days(days_back)))
-
-
-def _sound(name: str, text: str) -> str:
-    """SQLite holds UTF-8, which has no lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise ConfigError(f"{name}: {shown(text)} is no valid text: {exc.reason}") from exc
-    return text

@@ -98,6 +98,12 @@ def _libraries() -> list[ModuleType]:
     return [httpx2] if other is None else [httpx2, other]
 
 
+def pause_asked(response: httpx2.Response) -> float | None:
+    """Seconds until the upstream wants to be asked again; None if it does not say."""
+    told = response.headers
+    return pause_of(told.get("retry-after", ""), told.get("date", ""), time.time())
+
+
 class Refused(LoadFailed):
     """The upstream answered, and not with what was asked for."""
 
@@ -159,8 +165,6 @@ class Endpoint:
         if response.status_code in {200, NOTHING}:
             return
         said = f"{self._where}: HTTP {response.status_code}"
-        told = response.headers
-        pause = pause_of(told.get("retry-after", ""), told.get("date", ""), time.time())
-        if pause is not None:
+        if (pause := pause_asked(response)) is not None:
             raise RetryAfter(pause, said)
         raise Refused(said, response.status_code)
