@@ -54,8 +54,6 @@ class Change(Struct, frozen=True):
     notes: list[Stored]
     topic: Stored | None = None
     comments: Stored | None = None
-    array: list[Row] | None = None
-    """The comments, where one was added."""
     categories: frozenset[str] = frozenset()
     """The categories whose lists it changes; none: not known, so all."""
     is_deletion: bool = False
@@ -106,20 +104,20 @@ class Writes:
         token = self.leave(uuid, "", deleted=True)
         categories = frozenset([spelled(topic[2])] if topic else [])
         self.forget([topic_key(uuid), comments_key(uuid), *self.lists(categories)])
-        return Change(uuid, "", token, notes, topic, comments, None, categories, is_deletion=True)
+        return Change(uuid, "", token, notes, topic, comments, categories, is_deletion=True)
 
     def put_comments(self, uuid: str, comments: Sequence[Comment]) -> None:
-        self.put_array(uuid, comment_rows(self.comment_array(uuid) or (), comments))
+        self.put_array(uuid, lambda old: comment_rows(old, comments))
         self.mark(comments_key(uuid))
 
     def add_comment(self, comment: Comment) -> Change:
         """F10: shown at once, to be revalidated."""
         uuid, name = comment.topic_uuid, comment.comment_uuid
-        notes, before = self.notes(uuid, name), self.comment_array(uuid)
-        self.put_array(uuid, with_comment(before or [], comment))
+        notes, before = self.notes(uuid, name), self.row(sql.SELECT_COMMENTS, uuid)
+        self.put_array(uuid, lambda old: with_comment(old, comment))
         token = self.leave(uuid, name, deleted=False)
         self.forget([comments_key(uuid)])
-        return Change(uuid, name, token, notes, array=before)
+        return Change(uuid, name, token, notes, comments=before)
 
     def settle(self, change: Change, again: Callable[["Writes"], Change]) -> None:
         """Upstream accepted it: done again if a refresh, meanwhile, undid it."""
@@ -146,17 +144,15 @@ class Writes:
 
     def _take_out(self, change: Change) -> None:
         """A comment; what came since stays."""
-        uuid, before, now = change.uuid, change.array, self.comment_array(change.uuid)
-        rows = without_comment(now or [], change.comment_uuid, before or [])
-        if rows or before is not None:
-            self.put_array(uuid, rows)
-        else:
+        uuid, name, before = change.uuid, change.comment_uuid, _array(change.comments)
+        self.put_array(uuid, lambda now: without_comment(now, name, before or []))
+        if before is None and not _array(self.row(sql.SELECT_COMMENTS, uuid)):
             self.run(sql.DROP_COMMENTS, (uuid,))
 
     def _shows(self, change: Change) -> bool:
         """What was written, or deleted, is there."""
         if change.comment_uuid:
-            rows = self.comment_array(change.uuid) or []
+            rows = _array(self.row(sql.SELECT_COMMENTS, change.uuid)) or []
             return any(row.get("comment_uuid") == change.comment_uuid for row in rows)
         is_left = change.is_deletion and self.row(sql.SELECT_COMMENTS, change.uuid) is not None
         return is_left or self.row(sql.SELECT_TOPIC, change.uuid) is not None
@@ -169,7 +165,7 @@ class Writes:
         """An index result that a caller puts here: it is newer than what was noted."""
         for topic in topics:
             self.run(sql.TAKE_NOTE_OFF, (topic.topic_uuid, ""))
-            self._put_listed(topic)
+            self.put_row(topic, is_listed=True)
         self._drop_gone(topics, key, covers)
         self.mark(key)
 
@@ -190,8 +186,7 @@ class Writes:
         if key == comments_key(uuid):
             noted = self.run(sql.SELECT_NOTED_ON, (uuid, *self.since))
             kept = [str(name) for (name,) in noted]
-            rows = comment_rows(self.comment_array(uuid) or (), fetched.comments, kept)
-            return self.put_array(uuid, rows)
+            return self.put_array(uuid, lambda old: comment_rows(old, fetched.comments, kept))
         if uuid in self.noted(deleted=False):
             return False
         if fetched.topics:
@@ -203,20 +198,12 @@ class Writes:
     def _store_list(self, key: str, fetched: Fetched, deleted: set[str]) -> bool:
         noted = deleted | self.noted(deleted=False)
         news = [
-            self._put_listed(topic, is_index=True)
+            self.put_row(topic, is_listed=True, is_index=True)
             for topic in {topic.topic_uuid: topic for topic in fetched.topics}.values()
             if topic.topic_uuid not in noted
         ]
         gone = self._drop_gone(fetched.topics, key, fetched.covers)
         return any(news) or gone
-
-    def _put_listed(self, topic: Topic, *, is_index: bool = False) -> bool:
-        """What is listed now is not absent, whatever was said before."""
-        key = (topic_key(topic.topic_uuid),)
-        if self.row(sql.SELECT_TOPIC, topic.topic_uuid) is None:
-            self.run(sql.DROP_META, key)
-        is_full = self.run(sql.SELECT_META, key).get is not None
-        return self.put_row(topic, is_index=is_index, is_full=is_full)
 
     def _drop_gone(self, topics: Iterable[Topic], key: str, covers: Window | None) -> bool:
         """F9: what upstream no longer has, of the time asked for; by row, for odd uuids."""
@@ -274,9 +261,16 @@ class Writes:
         row: Stored | None = self.run(select, (uuid,)).get
         return row
 
-    def put_row(self, topic: Topic, *, is_index: bool = False, is_full: bool = False) -> bool:
-        """Merged with the row there is (`is_full`: read as a whole); whether it is news."""
-        before = self.row(sql.SELECT_TOPIC, topic.topic_uuid)
+    def put_row(self, topic: Topic, *, is_listed: bool = False, is_index: bool = False) -> bool:
+        """Merged with the row there is; whether it is news.
+
+        What is listed now is not absent, whatever was said before; a meta row says that the old
+        row was read as a whole.
+        """
+        before, key = self.row(sql.SELECT_TOPIC, topic.topic_uuid), topic_key(topic.topic_uuid)
+        if is_listed and before is None:
+            self.run(sql.DROP_META, (key,))
+        is_full = is_listed and self.row(sql.SELECT_META, key) is not None
         old = None if before is None else _loaded(before[1], dict)
         new = merged(old, topic, is_index=is_index, is_full=is_full)
         self.run(
@@ -292,14 +286,11 @@ class Writes:
         )
         return is_news(old, new)
 
-    def comment_array(self, uuid: str) -> list[Row] | None:
-        """The array as it stands; None if there is none."""
-        row = self.row(sql.SELECT_COMMENTS, uuid)
-        found = None if row is None else _loaded(row[1], list)
-        return found if found is not None and all(map(_has_uuid, found)) else None
-
-    def put_array(self, uuid: str, rows: Sequence[Row]) -> bool:
-        before, text = self.row(sql.SELECT_COMMENTS, uuid), msgspec.json.encode(rows)
+    def put_array(self, uuid: str, change: Callable[[list[Row]], list[Row]]) -> bool:
+        """The comments, made of those there are; whether they are news."""
+        before = self.row(sql.SELECT_COMMENTS, uuid)
+        rows = change(_array(before) or [])
+        text = msgspec.json.encode(rows)
         self.run(sql.PUT_COMMENTS, (uuid, text, len(rows), int(self.at)))
         return before is None or before[1] != text
 
@@ -338,5 +329,10 @@ def _loaded(text: bytes, kind: type) -> Any:  # noqa: ANN401 (an object, or a li
     return found if isinstance(found, kind) else None
 
 
-def _has_uuid(item: object) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("comment_uuid"), str)
+def _array(row: Stored | None) -> list[Row] | None:
+    """The comments of a row; None if there are none that can be read."""
+    found = None if row is None else _loaded(row[1], list)
+    is_whole = found is not None and all(
+        isinstance(item, dict) and isinstance(item.get("comment_uuid"), str) for item in found
+    )
+    return found if is_whole else None

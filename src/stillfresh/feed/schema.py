@@ -3,6 +3,7 @@
 Times are seconds, whole ones in the seed's tables.
 """
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,23 @@ import apsw
 from stillfresh.errors import ConfigError
 from stillfresh.stores.sqlite import TAGS, TIMES, Format, not_ours
 
+
+def _name(text: str) -> str:
+    return text.split()[5].partition("(")[0]
+
+
+def _put(table: str, columns: str) -> str:
+    """Insert or overwrite; columns that others have added stay. JSON comes as bytes."""
+    names = columns.split()
+    values = ", ".join("CAST(? AS TEXT)" if name in BYTES else "?" for name in names)
+    changes = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
+    return (
+        f"INSERT INTO {table}({', '.join(names)}) VALUES ({values}) "  # noqa: S608 (own names)
+        f"ON CONFLICT({names[0]}) DO UPDATE SET {changes}"
+    )
+
+
+BYTES: Final = {"topic_json", "comments_json", "category_id"}
 SEED: Final = (
     """CREATE TABLE IF NOT EXISTS feed_topics (
     topic_uuid   TEXT PRIMARY KEY,
@@ -52,17 +70,11 @@ OWN: Final = (
 ) WITHOUT ROWID""",
 )
 TABLES: Final = {
-    "feed_topics": {
-        "topic_uuid",
-        "topic_json",
-        "category_id",
-        "created_at",
-        "deleted",
-        "cached_at",
-    },
-    "feed_comments": {"topic_uuid", "comments_json", "comment_count", "cached_at"},
-    "feed_cache_meta": {"cache_key", "last_fetched"},
+    _name(text): set(re.findall(r"^ +(\w+)", text, re.MULTILINE))
+    for text in SEED
+    if "TABLE" in text
 }
+"""The seed's, and their columns."""
 
 # In and out as bytes: text that is no UTF-8 would raise before it can be replaced.
 SELECT_TOPIC: Final = """
@@ -74,23 +86,11 @@ SELECT_COMMENTS: Final = """
     SELECT topic_uuid, CAST(comments_json AS BLOB), comment_count, cached_at
     FROM feed_comments WHERE topic_uuid = ?
 """
-PUT_TOPIC: Final = """
-    INSERT INTO feed_topics(topic_uuid, topic_json, category_id, created_at, deleted, cached_at)
-    VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?, ?)
-    ON CONFLICT(topic_uuid) DO UPDATE SET topic_json = excluded.topic_json,
-        category_id = excluded.category_id, created_at = excluded.created_at,
-        deleted = excluded.deleted, cached_at = excluded.cached_at
-"""
-PUT_COMMENTS: Final = """
-    INSERT INTO feed_comments(topic_uuid, comments_json, comment_count, cached_at)
-    VALUES (?, CAST(? AS TEXT), ?, ?)
-    ON CONFLICT(topic_uuid) DO UPDATE SET comments_json = excluded.comments_json,
-        comment_count = excluded.comment_count, cached_at = excluded.cached_at
-"""
-PUT_META: Final = """
-    INSERT INTO feed_cache_meta(cache_key, last_fetched) VALUES (?, ?)
-    ON CONFLICT(cache_key) DO UPDATE SET last_fetched = excluded.last_fetched
-"""
+PUT_TOPIC: Final = _put(
+    "feed_topics", "topic_uuid topic_json category_id created_at deleted cached_at"
+)
+PUT_COMMENTS: Final = _put("feed_comments", "topic_uuid comments_json comment_count cached_at")
+PUT_META: Final = _put("feed_cache_meta", "cache_key last_fetched")
 DROP_TOPIC: Final = "DELETE FROM feed_topics WHERE topic_uuid = ?"
 DROP_COMMENTS: Final = "DELETE FROM feed_comments WHERE topic_uuid = ?"
 DROP_META: Final = "DELETE FROM feed_cache_meta WHERE cache_key = ?"
@@ -160,7 +160,3 @@ def completed(connection: apsw.Connection) -> None:
 
 def _is_there(connection: apsw.Connection, text: str) -> bool:
     return connection.table_exists("main", _name(text))
-
-
-def _name(text: str) -> str:
-    return text.split()[5].partition("(")[0]
