@@ -19,6 +19,7 @@ import apsw
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
+from stillfresh.feed import rules
 from stillfresh.feed.model import (
     FEED_CACHE_EVICT_SECONDS,
     FEED_CACHE_TTL_SECONDS,
@@ -36,32 +37,10 @@ from stillfresh.feed.model import (
 )
 from stillfresh.feed.reading import FeedReader, FoundRows
 from stillfresh.feed.rows import Writes
-from stillfresh.feed.rules import (
-    DAY,
-    checked_comments,
-    checked_topic,
-    checked_topics,
-    is_stale,
-    window,
-)
 from stillfresh.feed.schema import FEED, completed
 from stillfresh.feed.store import FeedTables, counted
 from stillfresh.forks import tell_of_forks
-from stillfresh.stores.sqlite import (
-    CORRUPT,
-    LOOK_EVERY,
-    READ_PATIENCE,
-    SLICE,
-    Identity,
-    Writer,
-    abandon,
-    connect_reader,
-    explained,
-    identity_of,
-    locked,
-    real,
-    translated,
-)
+from stillfresh.stores import sqlite
 
 T = TypeVar("T")
 
@@ -86,11 +65,11 @@ class FeedCache:
         self._idle: list[FeedReader] = []
         self._first: apsw.Connection | None = None
         self._epoch = self._skipped = 0
-        self._identity: Identity | None = None
+        self._identity: sqlite.Identity | None = None
         self._look_at = 0.0
         self._is_closed = self._is_forked = False
         tell_of_forks(self)
-        self._writer = Writer(path, FEED, self._adopt)
+        self._writer = sqlite.Writer(path, FEED, self._adopt)
         try:
             self._writer.wait_until_open()
         except BaseException:
@@ -126,7 +105,7 @@ class FeedCache:
         is_first, self._is_closed = not self._is_closed, True
         if is_first and not self._is_forked:
             while self._idle:
-                abandon(self._idle.pop().connection)
+                sqlite.abandon(self._idle.pop().connection)
             self._writer.stop()
 
     def __enter__(self) -> Self:
@@ -151,7 +130,7 @@ class FeedCache:
 
     def put_topic(self, topic: Topic) -> None:
         """A full topic and its meta row `topic:{uuid}`."""
-        kept = checked_topic(topic)
+        kept = rules.checked_topic(topic)
         self._write(lambda writes: writes.put_topic(kept))
 
     def get_topic(self, uuid: str) -> Topic | None:
@@ -168,13 +147,13 @@ class FeedCache:
         self, topics: Iterable[Topic], cache_key: str, *, complete: bool = False
     ) -> None:
         """An index result and its meta row; `complete`: what its window lacks is gone upstream."""
-        key, kept = canonical(cache_key), checked_topics(topics)
+        key, kept = canonical(cache_key), rules.checked_topics(topics)
         index = index_of(key) if complete else None
         if complete and index is None:
             raise ConfigError(
                 f"complete: only for an index key such as 'index:all:7', not {shown(cache_key)}"
             )
-        covers = None if index is None else window(index.days, self.clock())
+        covers = None if index is None else rules.window(index.days, self.clock())
         self._write(lambda writes: writes.put_topics(kept, key, covers))
 
     def get_topics_all(self, days_back: int) -> list[Topic] | None:
@@ -191,7 +170,7 @@ class FeedCache:
     def put_comments(self, topic_uuid: str, comments: Iterable[Comment]) -> None:
         """All comments of a topic, and their meta row `comments:{uuid}`."""
         name = checked_uuid(topic_uuid)
-        kept = checked_comments(name, comments)
+        kept = rules.checked_comments(name, comments)
         self._write(lambda writes: writes.put_comments(name, kept))
 
     def get_comments(self, topic_uuid: str) -> list[Comment] | None:
@@ -207,7 +186,7 @@ class FeedCache:
         """F3; a key that was never fetched is stale."""
         key, now = canonical(cache_key), self.clock()
         found = self._read(lambda reader: reader.state(key))
-        return found is None or is_stale(found[0], self.fresh_for, now)
+        return found is None or rules.is_stale(found[0], self.fresh_for, now)
 
     def evict_expired(self) -> int:
         """F11: drop what was stored longer than `keep_for` ago; how many rows."""
@@ -219,8 +198,8 @@ class FeedCache:
 
     def _evict_slice(self) -> "Future[tuple[int, str | None]]":
         now = self.clock()
-        self._evict_at = now + DAY
-        return self.submit(partial(self.tables.evict, before=now, size=SLICE))
+        self._evict_at = now + rules.DAY
+        return self.submit(partial(self.tables.evict, before=now, size=sqlite.SLICE))
 
     def _evict_if_due(self) -> None:
         """F11: daily while open, a slice at a time, behind whatever is asked of it."""
@@ -284,40 +263,40 @@ class FeedCache:
         """A reader for this thread alone; StoreError if the file cannot be read."""
         self.check_open()
         if time.monotonic() > self._look_at:
-            self._look_at = time.monotonic() + LOOK_EVERY
-            if identity_of(self.path) != self._identity:
+            self._look_at = time.monotonic() + sqlite.LOOK_EVERY
+            if sqlite.identity_of(self.path) != self._identity:
                 self._writer.wake()
         reader = self._take()
         try:
             yield reader
         except apsw.Error as exc:
-            if isinstance(exc, CORRUPT) and self._first is not None:
+            if isinstance(exc, sqlite.CORRUPT) and self._first is not None:
                 self._writer.mend(self._first)
-            raise explained(self.path, exc) from exc
+            raise sqlite.explained(self.path, exc) from exc
         finally:
             if reader.skipped:
                 self._skipped, reader.skipped = self._skipped + reader.skipped, 0
             if self._is_closed or reader.epoch != self._epoch:
-                abandon(reader.connection)
+                sqlite.abandon(reader.connection)
             else:
                 self._idle.append(reader)
 
     def _take(self) -> FeedReader:
         try:
             while (reader := self._idle.pop()).epoch != self._epoch:
-                abandon(reader.connection)
+                sqlite.abandon(reader.connection)
         except IndexError:
             reader = self._another()
         return reader
 
     def _another(self) -> FeedReader:
         """Under the lock: nobody sets the file aside meanwhile. It may be on an event loop."""
-        epoch, path = self._epoch, real(self.path)
-        with translated(path), locked(path, READ_PATIENCE):
-            if identity_of(path) != self._identity:
+        epoch, path = self._epoch, sqlite.real(self.path)
+        with sqlite.translated(path), sqlite.locked(path, sqlite.READ_PATIENCE):
+            if sqlite.identity_of(path) != self._identity:
                 self._writer.wake()
                 raise StoreError(f"{path}: has been replaced; it is opened anew in a moment")
-            connection = connect_reader(path)
+            connection = sqlite.connect_reader(path)
         completed(connection)
         return FeedReader(connection, epoch)
 
@@ -325,7 +304,7 @@ class FeedCache:
         """On the writer's thread: the file was opened, perhaps anew."""
         completed(connection)
         self._epoch += 1
-        self._identity = identity_of(self.path)
+        self._identity = sqlite.identity_of(self.path)
         self._first = connection
         self._idle.append(FeedReader(connection, self._epoch))
 

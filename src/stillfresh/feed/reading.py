@@ -15,17 +15,8 @@ from msgspec import json
 
 from stillfresh.engine.rules import cooling
 from stillfresh.errors import LoadFailed
+from stillfresh.feed import rules
 from stillfresh.feed.model import Comment, FeedJson, Freshness, Index, Topic, index_of, spelled
-from stillfresh.feed.rules import (
-    DAY,
-    UNREADABLE,
-    Fetched,
-    JsonRecords,
-    is_stale,
-    json_object,
-    listed,
-    window,
-)
 from stillfresh.freshness import MAX_SKEW, last_end
 from stillfresh.stores.contract import Failure
 
@@ -79,8 +70,8 @@ _SPELLINGS: Final = """
     SELECT CAST(name AS BLOB) FROM spelling WHERE name IS NOT NULL
 """
 # Not strict: another implementation may write 0 and 1 for false and true.
-_topics: Final = JsonRecords(Topic, strict=False)
-_comments: Final = JsonRecords(Comment, strict=False)
+_topics: Final = rules.JsonRecords(Topic, strict=False)
+_comments: Final = rules.JsonRecords(Comment, strict=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +107,7 @@ class FoundRows(Generic[T]):
         if self.deleted_at is not None and -MAX_SKEW <= now - self.deleted_at < fresh_for:
             return True
         is_read = not self.broken or known == self.broken
-        return is_read and not is_stale(self.state[0], fresh_for, now)
+        return is_read and not rules.is_stale(self.state[0], fresh_for, now)
 
     def cooling(self, key: str, now: float) -> LoadFailed | None:
         """E7: why no load may begin now; a failure from before a clock was set back is none."""
@@ -223,7 +214,7 @@ class FeedReader:
     ) -> Generator[None, None, ListedTopics]:
         """The meta row first: if both change meanwhile, the topics are newer than they say."""
         state, sql = self.state(index.key), _ALL
-        bindings: list[float | str] = [window(index.days, now).since]
+        bindings: list[float | str] = [rules.window(index.days, now).since]
         if index.category is not None:
             names = self._spellings(index.category)
             sql = _LIST.format(more=f"AND category_id IN ({', '.join('?' * len(names))}) ")
@@ -234,7 +225,7 @@ class FeedReader:
             found = replace(found, value=[], texts=[] if raw else None)
             yield from self._fill(found, self.execute(f"{sql}, topic_uuid", bindings))
         if index.days > 0:
-            found.until += index.days * DAY
+            found.until += index.days * rules.DAY
         return found
 
     def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
@@ -283,7 +274,7 @@ class FeedReader:
     def _decoded(self, read: Callable[[bytes], T], text: bytes) -> T | None:
         try:
             return read(text)
-        except UNREADABLE:
+        except rules.UNREADABLE:
             self.skipped += 1
             return None
 
@@ -313,11 +304,13 @@ class FeedReader:
         return sorted({category} | {name.decode(errors="replace") for name in names})
 
 
-def unstored(key: str, fetched: Fetched, now: float) -> FoundRows[Any]:
+def unstored(key: str, fetched: rules.Fetched, now: float) -> FoundRows[Any]:
     """What was fetched and could not be stored, as it would have been found."""
     if (index := index_of(key)) is not None:
-        topics = listed(fetched, index, now)
-        return ListedTopics(topics, texts=[json.encode(json_object(topic)) for topic in topics])
+        topics = rules.listed(fetched, index, now)
+        return ListedTopics(
+            topics, texts=[json.encode(rules.json_object(topic)) for topic in topics]
+        )
     if key.startswith("comments:"):
         return FoundRows(list(fetched.comments))
     return FoundRows(fetched.topics[0] if fetched.topics else None)

@@ -14,6 +14,7 @@ import apsw
 import msgspec
 from msgspec import Struct
 
+from stillfresh.feed import rules
 from stillfresh.feed import schema as sql
 from stillfresh.feed.model import (
     Comment,
@@ -24,18 +25,6 @@ from stillfresh.feed.model import (
     spelled,
     subject,
     topic_key,
-)
-from stillfresh.feed.rules import (
-    UNREADABLE,
-    Fetched,
-    Row,
-    Window,
-    comment_rows,
-    is_news,
-    loaded,
-    merged,
-    with_comment,
-    without_comment,
 )
 from stillfresh.freshness import MAX_SKEW
 
@@ -107,14 +96,14 @@ class Writes:
         return Change(uuid, "", token, notes, topic, comments, categories, is_deletion=True)
 
     def put_comments(self, uuid: str, comments: Sequence[Comment]) -> None:
-        self.put_array(uuid, lambda old: comment_rows(old, comments))
+        self.put_array(uuid, lambda old: rules.comment_rows(old, comments))
         self.mark(comments_key(uuid))
 
     def add_comment(self, comment: Comment) -> Change:
         """F10: shown at once, to be revalidated."""
         uuid, name = comment.topic_uuid, comment.comment_uuid
         notes, before = self.notes(uuid, name), self.row(sql.SELECT_COMMENTS, uuid)
-        self.put_array(uuid, lambda old: with_comment(old, comment))
+        self.put_array(uuid, lambda old: rules.with_comment(old, comment))
         token = self.leave(uuid, name, deleted=False)
         self.forget([comments_key(uuid)])
         return Change(uuid, name, token, notes, comments=before)
@@ -145,7 +134,7 @@ class Writes:
     def _take_out(self, change: Change) -> None:
         """A comment; what came since stays."""
         uuid, name, before = change.uuid, change.comment_uuid, _array(change.comments)
-        self.put_array(uuid, lambda now: without_comment(now, name, before or []))
+        self.put_array(uuid, lambda now: rules.without_comment(now, name, before or []))
         if before is None and not _array(self.row(sql.SELECT_COMMENTS, uuid)):
             self.run(sql.DROP_COMMENTS, (uuid,))
 
@@ -161,7 +150,7 @@ class Writes:
         """The keys that show it besides its own."""
         return [comments_key(change.uuid)] if change.comment_uuid else self.lists(change.categories)
 
-    def put_topics(self, topics: Sequence[Topic], key: str, covers: Window | None) -> None:
+    def put_topics(self, topics: Sequence[Topic], key: str, covers: rules.Window | None) -> None:
         """An index result that a caller puts here: it is newer than what was noted."""
         for topic in topics:
             self.run(sql.TAKE_NOTE_OFF, (topic.topic_uuid, ""))
@@ -169,14 +158,14 @@ class Writes:
         self._drop_gone(topics, key, covers)
         self.mark(key)
 
-    def store(self, key: str, fetched: Fetched) -> bool:
+    def store(self, key: str, fetched: rules.Fetched) -> bool:
         """What a fetch brought; True if it was news. F6: the meta row only if no day failed."""
         changed = self._store(key, fetched)
         if changed is not None and not fetched.failed:
             self.run(sql.PUT_META, (key, int(self.at)))
         return bool(changed)
 
-    def _store(self, key: str, fetched: Fetched) -> bool | None:
+    def _store(self, key: str, fetched: rules.Fetched) -> bool | None:
         """None: F8, nothing of a topic that was deleted here comes back."""
         uuid, deleted = subject(key), self.noted(deleted=True)
         if index_of(key) is not None:
@@ -186,7 +175,7 @@ class Writes:
         if key == comments_key(uuid):
             noted = self.run(sql.SELECT_NOTED_ON, (uuid, *self.since))
             kept = [str(name) for (name,) in noted]
-            return self.put_array(uuid, lambda old: comment_rows(old, fetched.comments, kept))
+            return self.put_array(uuid, lambda old: rules.comment_rows(old, fetched.comments, kept))
         if uuid in self.noted(deleted=False):
             return False
         if fetched.topics:
@@ -195,7 +184,7 @@ class Writes:
         self.drop_topics([uuid] if is_there else [])
         return is_there
 
-    def _store_list(self, key: str, fetched: Fetched, deleted: set[str]) -> bool:
+    def _store_list(self, key: str, fetched: rules.Fetched, deleted: set[str]) -> bool:
         noted = deleted | self.noted(deleted=False)
         news = [
             self.put_row(topic, is_listed=True, is_index=True)
@@ -205,7 +194,7 @@ class Writes:
         gone = self._drop_gone(fetched.topics, key, fetched.covers)
         return any(news) or gone
 
-    def _drop_gone(self, topics: Iterable[Topic], key: str, covers: Window | None) -> bool:
+    def _drop_gone(self, topics: Iterable[Topic], key: str, covers: rules.Window | None) -> bool:
         """F9: what upstream no longer has, of the time asked for; by row, for odd uuids."""
         if covers is None:
             return False
@@ -272,7 +261,7 @@ class Writes:
             self.run(sql.DROP_META, (key,))
         is_full = is_listed and self.row(sql.SELECT_META, key) is not None
         old = None if before is None else _loaded(before[1], dict)
-        new = merged(old, topic, is_index=is_index, is_full=is_full)
+        new = rules.merged(old, topic, is_index=is_index, is_full=is_full)
         self.run(
             sql.PUT_TOPIC,
             (
@@ -284,9 +273,9 @@ class Writes:
                 int(self.at),
             ),
         )
-        return is_news(old, new)
+        return rules.is_news(old, new)
 
-    def put_array(self, uuid: str, change: Callable[[list[Row]], list[Row]]) -> bool:
+    def put_array(self, uuid: str, change: Callable[[list[rules.Row]], list[rules.Row]]) -> bool:
         """The comments, made of those there are; whether they are news."""
         before = self.row(sql.SELECT_COMMENTS, uuid)
         rows = change(_array(before) or [])
@@ -323,13 +312,13 @@ class Writes:
 
 def _loaded(text: bytes, kind: type) -> Any:  # noqa: ANN401 (an object, or a list of them)
     try:
-        found = loaded(text)
-    except UNREADABLE:
+        found = rules.loaded(text)
+    except rules.UNREADABLE:
         return None
     return found if isinstance(found, kind) else None
 
 
-def _array(row: Stored | None) -> list[Row] | None:
+def _array(row: Stored | None) -> list[rules.Row] | None:
     """The comments of a row; None if there are none that can be read."""
     found = None if row is None else _loaded(row[1], list)
     is_whole = found is not None and all(

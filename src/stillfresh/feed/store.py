@@ -24,19 +24,8 @@ from stillfresh.feed.reading import FoundRows
 from stillfresh.feed.rows import Writes
 from stillfresh.feed.rules import DAY, Fetched
 from stillfresh.feed.schema import FEED, TIMES_TABLE
+from stillfresh.stores import sqlite
 from stillfresh.stores.contract import Ask, Copy, Grant, Lease, Record
-from stillfresh.stores.sqlite import (
-    MAX_QUEUED,
-    TIMES,
-    Format,
-    KindTables,
-    Layout,
-    SqliteStore,
-    Statements,
-    at_most,
-    own_tables,
-    record_of,
-)
 
 if TYPE_CHECKING:
     from stillfresh.feed.cache import FeedCache
@@ -95,10 +84,10 @@ _EVICT_TIMES: Final = """
 """
 
 
-class FeedStatements(Statements):
+class FeedStatements(sqlite.Statements):
     """Of the one kind there is, whose copies are meta rows."""
 
-    create = TIMES
+    create = sqlite.TIMES
     point = f"{_RECORD} FROM (SELECT ?2 AS id, ?1) k {_FROM} {_THERE}"
     many_of = (
         f"WITH k(id, known) AS (VALUES {{asked}}) {_RECORD}, k.id, k.known FROM k {_FROM} {_THERE}"
@@ -114,8 +103,8 @@ class FeedStatements(Statements):
         ON CONFLICT(id) DO UPDATE SET lease_token = excluded.lease_token,
             lease_expires_at = excluded.lease_expires_at, last_updated_at = excluded.last_updated_at
     """
-    publish = Statements.publish + _UNTOUCHED
-    renew = Statements.renew + _UNTOUCHED
+    publish = sqlite.Statements.publish + _UNTOUCHED
+    renew = sqlite.Statements.renew + _UNTOUCHED
     # The end of a lease stays: it tells when a failure was noted, should the clock be set back.
     release = "UPDATE {times} SET lease_token = NULL WHERE id = ? AND lease_token = ?"
     # All at once, whatever the slice: a feed has few lists.
@@ -125,7 +114,7 @@ class FeedStatements(Statements):
     """
 
 
-class FeedTables(KindTables):
+class FeedTables(sqlite.KindTables):
     """The hook: what a publication, an invalidation and an eviction do to the seed's tables."""
 
     def __init__(self, fresh_for: float, keep_for: float, clock: Clock = time.time) -> None:
@@ -175,10 +164,10 @@ class FeedTables(KindTables):
         return dropped, None
 
 
-def layout(tables: FeedTables, format_: Format = FEED) -> Layout:
+def layout(tables: FeedTables, format_: sqlite.Format = FEED) -> sqlite.Layout:
     """A feed's file has one kind; of any other there is nothing."""
-    return Layout(
-        format_, lambda kind: tables if kind == KIND else own_tables(kind), lambda _: [KIND]
+    return sqlite.Layout(
+        format_, lambda kind: tables if kind == KIND else sqlite.own_tables(kind), lambda _: [KIND]
     )
 
 
@@ -213,7 +202,7 @@ class AsItCame:
     decode = encode
 
 
-class FeedStore(SqliteStore):
+class FeedStore(sqlite.SqliteStore):
     """The file on the loop of one FeedEngine, which it tells of what was published."""
 
     def __init__(
@@ -226,8 +215,8 @@ class FeedStore(SqliteStore):
         super().__init__(cache.path, clock=clock, layout=layout(cache.tables))
         self._cache = cache
         self._tell = tell
-        self._room = asyncio.Semaphore(MAX_QUEUED)
-        self._leases: BoundedDict[str, Lease] = BoundedDict(MAX_QUEUED)
+        self._room = asyncio.Semaphore(sqlite.MAX_QUEUED)
+        self._leases: BoundedDict[str, Lease] = BoundedDict(sqlite.MAX_QUEUED)
         self._building: set[tuple[str, bool]] = set()
         """F18: long lists that are being built, or wait for it."""
         self._alone = asyncio.Lock()
@@ -293,7 +282,7 @@ class FeedStore(SqliteStore):
         point, keys = self._tables(KIND).sql.point, ids if kind == KIND else ()
         with self._cache.reading() as reader:
             rows = {key: reader.execute(point, (None, canonical(key))).get for key in keys}
-        return {id_: record_of(row, None) for id_, row in rows.items() if row is not None}
+        return {id_: sqlite.record_of(row, None) for id_, row in rows.items() if row is not None}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         for ask in asks:
@@ -311,7 +300,7 @@ class FeedStore(SqliteStore):
 
         def store(file: apsw.Connection) -> bool | None:
             now = self._clock()
-            if file.execute(_HOLDS, (key, lease.token, at_most(now))).get is None:
+            if file.execute(_HOLDS, (key, lease.token, sqlite.at_most(now))).get is None:
                 return None
             return Writes(file, at, self._cache.fresh_for, now).store(key, fetched)
 

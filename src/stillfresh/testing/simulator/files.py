@@ -31,7 +31,7 @@ def inline_files(world: "World") -> Iterator[None]:
         simulated = world
 
     with (
-        patch("stillfresh.feed.cache.Writer", Inline),
+        patch("stillfresh.stores.sqlite.Writer", Inline),
         patch("stillfresh.stores.sqlite.store.Writer", Inline),
     ):
         yield
