@@ -65,35 +65,22 @@ def bench(*, stores: tuple[str, ...], quick: bool, is_json: bool) -> None:
     own in the same directory. In a checkout of stillfresh, without a STORE, it runs the project's
     benchmarks instead.
     """
-    if not stores and not quick and not is_json and (checkout := _checkout()) is not None:
-        sys.exit(subprocess.call([sys.executable, "-m", "benchmarks"], cwd=checkout))
+    here = Path.cwd()
+    is_ours = (here / "benchmarks/__main__.py").exists() and (here / "src/stillfresh").is_dir()
+    if is_ours and not stores and not quick and not is_json:
+        sys.exit(subprocess.call([sys.executable, "-m", "benchmarks"], cwd=here))
     with working("Measuring:") as advance:
-        rows = [
-            row for store in stores or DEFAULT for row in asyncio.run(_measured(store, advance))
-        ]
+        rows = [row for it in stores or DEFAULT for row in asyncio.run(_measured(it, advance))]
     if is_json:
         print_json(rows)
         return
     head = ("store", "operation", "a second", "median", "p99")
-    lines = [
-        (
-            row.store,
-            row.operation,
-            f"{1e6 / row.median_us:,.0f}",
-            _us(row.median_us),
-            _us(row.p99_us),
-        )
-        for row in rows
-    ]
-    print_table(head, lines, right=head[2:])
+    print_table(head, map(_line, rows), right=head[2:])
 
 
-def _checkout() -> Path | None:
-    here = Path.cwd()
-    is_ours = (here / "benchmarks" / "__main__.py").exists() and (
-        here / "src" / "stillfresh"
-    ).is_dir()
-    return here if is_ours else None
+def _line(row: Measured) -> tuple[str, ...]:
+    speed = f"{1e6 / row.median_us:,.0f}"
+    return row.store, row.operation, speed, _us(row.median_us), _us(row.p99_us)
 
 
 def _us(microseconds: float) -> str:
@@ -102,9 +89,9 @@ def _us(microseconds: float) -> str:
 
 async def _measured(address: str, advance: Callable[[int], None]) -> list[Measured]:
     name = without_password(address if address != TEMPORARY else "sqlite (temporary file)")
+    rows: list[Measured] = []
     with quietly(logging.CRITICAL), _own_file(address) as place:
         async with _bench(place) as operations:
-            rows = []
             for operation, step in operations.items():
                 times = await _timed(step, advance)
                 slow = quantiles(times, n=100)[98]

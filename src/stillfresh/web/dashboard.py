@@ -26,16 +26,15 @@ from stillfresh.web.guard import Operators, bearer, is_local, is_of_this_page
 from stillfresh.web.numbers import Numbers
 from stillfresh.web.replies import Problem, file_reply, json_reply, problem_app, problem_reply
 
-FILES: Final = {
-    "/": "dashboard.html",
-    "/dashboard.css": "dashboard.css",
-    "/dashboard.js": "dashboard.js",
-    "/dashboard-draw.js": "dashboard-draw.js",
-    "/dashboard-entries.js": "dashboard-entries.js",
-    "/dashboard-reasons.js": "dashboard-reasons.js",
-    "/icon.svg": "icon.svg",
-    "/stillfresh.css": "stillfresh.css",
-}
+FILES: Final = (
+    "dashboard.css",
+    "dashboard.js",
+    "dashboard-draw.js",
+    "dashboard-entries.js",
+    "dashboard-reasons.js",
+    "icon.svg",
+    "stillfresh.css",
+)
 LIMIT: Final = 25
 MOST: Final = 500
 """Entries in one answer."""
@@ -66,7 +65,8 @@ class Dashboard:
         self._noting: asyncio.Task[NoReturn] | None = None
         self._app = problem_app(
             [
-                *(Route(path, partial(self._file, name)) for path, name in FILES.items()),
+                Route("/", partial(self._file, "dashboard.html")),
+                *(Route(f"/{name}", partial(self._file, name)) for name in FILES),
                 Route("/api/access", self._access),
                 Route("/api/stats", self._stats),
                 Route("/api/history", self._history),

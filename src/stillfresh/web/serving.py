@@ -46,13 +46,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     logging.basicConfig(format=LOGGED)
     listener = bound(settings.server.host, settings.server.port)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        ending = EndSignal()
-        before = {it: signal.signal(it, ending) for it in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            runner.run(_run(settings, listener, ending, say))
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        runner.run(_run(settings, listener, say))
 
 
 def gateway_of(settings: Settings, client: httpx2.AsyncClient) -> Gateway:
@@ -146,20 +140,7 @@ class Server(uvicorn.Server):
         self._listening()
 
 
-class EndSignal:
-    """A signal ends what is starting; later uvicorn obeys it, and raises it once more for none."""
-
-    def __init__(self) -> None:
-        self.starting: asyncio.Future[None] | None = None
-
-    def __call__(self, *_: object) -> None:
-        if self.starting is not None:
-            self.starting.get_loop().call_soon_threadsafe(self.starting.cancel)
-
-
-async def _run(
-    settings: Settings, listener: socket.socket, ending: EndSignal, say: Callable[[str], None]
-) -> None:
+async def _run(settings: Settings, listener: socket.socket, say: Callable[[str], None]) -> None:
     where = address(settings.server.host, listener.getsockname()[1])
 
     def listening() -> None:
@@ -168,21 +149,17 @@ async def _run(
 
     async with new_client(LONGEST_WAIT, kept=KEPT) as client:
         app = gateway_of(settings, client)
+        opening = asyncio.ensure_future(_open(app))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # While it starts; then uvicorn obeys them, and raises them once more for nobody.
+            asyncio.get_running_loop().add_signal_handler(number, opening.cancel)
         try:
-            if await _opened(app, ending):
+            await asyncio.wait([opening])
+            if not opening.cancelled():
+                opening.result()
                 await Server(server_config(app), listening).serve(sockets=[listener])
         finally:
             await app.close()
-
-
-async def _opened(app: Gateway, ending: EndSignal) -> bool:
-    ending.starting = asyncio.ensure_future(_open(app))
-    await asyncio.wait([ending.starting])
-    opening, ending.starting = ending.starting, None
-    if opening.cancelled():
-        return False
-    opening.result()
-    return True
 
 
 async def _open(app: Gateway) -> None:
