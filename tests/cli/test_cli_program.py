@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from stillfresh import Policy
 from stillfresh.cli import main, measuring
-from stillfresh.cli.output import age_text, moment_text, plain, size_text
-from stillfresh.cli.program import Command
+from stillfresh.cli.program import Command, age_text, moment_text, plain, size_text
 from stillfresh.errors import without_password
 from tests.kit.cli import COMMAND, call, filled, neighbours, put, said, stillfresh
 from tests.kit.servers.valkey import Server, free_port

@@ -10,7 +10,10 @@ from typing import Any, Final
 import click
 from msgspec import structs
 
-from stillfresh.cli.output import (
+from stillfresh.cli.places import about_names, opened, say
+from stillfresh.cli.program import (
+    TEXT,
+    Command,
     age_text,
     as_json,
     moment_text,
@@ -20,8 +23,6 @@ from stillfresh.cli.output import (
     size_text,
     working,
 )
-from stillfresh.cli.places import about_names, opened, say
-from stillfresh.cli.program import TEXT, Command
 from stillfresh.engine.explain import PAGE, Listed, listed
 from stillfresh.engine.explain import explain as explained
 from stillfresh.errors import without_password

@@ -7,9 +7,8 @@ from typing import Final
 
 import click
 
-from stillfresh.cli.output import as_json, print_json, working
 from stillfresh.cli.places import about_names, opened, say
-from stillfresh.cli.program import TEXT, Command
+from stillfresh.cli.program import TEXT, Command, as_json, print_json, working
 from stillfresh.stores.contract import Store
 
 SLICE: Final = 500

@@ -17,9 +17,8 @@ from uuid import uuid4
 
 import click
 
-from stillfresh.cli.output import as_json, print_json, print_table, working
 from stillfresh.cli.places import file_of
-from stillfresh.cli.program import Command
+from stillfresh.cli.program import Command, as_json, print_json, print_table, working
 from stillfresh.engine import Cache
 from stillfresh.errors import without_password
 from stillfresh.quiet import quietly

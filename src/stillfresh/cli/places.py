@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from stillfresh.cli.output import plain
+from stillfresh.cli.program import plain
 from stillfresh.errors import ConfigError
 from stillfresh.quiet import quietly
 from stillfresh.stores import for_tenant, split_tenant, store_for

@@ -4,8 +4,7 @@ from typing import Any
 
 import click
 
-from stillfresh.cli.output import as_json, extra, plain, print_json
-from stillfresh.cli.program import WRONG_USE, Command
+from stillfresh.cli.program import WRONG_USE, Command, as_json, extra, plain, print_json
 from stillfresh.errors import ConfigError
 
 

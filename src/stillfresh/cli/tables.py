@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stillfresh.cli.output import as_json, extra, print_json
-from stillfresh.cli.program import Command, CommandGroup
+from stillfresh.cli.program import Command, CommandGroup, as_json, extra, print_json
 from stillfresh.stores import checked_tenant, dynamodb_options
 
 if TYPE_CHECKING:
