@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from stillfresh import Cache, LoadFailed, Origin, Resource, ResourceStats, Verdict, engine
+from stillfresh.engine.explain import Counts
 from stillfresh.engine.rules import age_bucket
-from stillfresh.engine.stats import Counts
 from stillfresh.stores.contract import Failure, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh.engine import load, read
+from stillfresh.engine import read
 from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.core import Core
 from stillfresh.engine.flight import Joined, LoadState
@@ -288,7 +288,7 @@ def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 @mutant(Promise.ALIVE, "on_a_file")
 def the_lease_of_the_dead_never_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "is_lease_over", lambda *_: False)
-    patch.setattr(load, "plan_wait", lambda record, *_: None if record.held_until else 0)
+    patch.setattr(engine_rules, "plan_wait", lambda record, *_: None if record.held_until else 0)
 
 
 @mutant(Promise.ALIVE, "set_back")

@@ -6,7 +6,13 @@ and `loader`.
 
 from stillfresh.engine.cache import Cache
 from stillfresh.engine.core import Core
-from stillfresh.engine.explain import Explanation, Listed
+from stillfresh.engine.explain import (
+    CacheStats,
+    Explanation,
+    Listed,
+    ResourceStats,
+    prometheus_text,
+)
 from stillfresh.engine.keys import Spec, terms_of
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import (
@@ -22,7 +28,6 @@ from stillfresh.engine.model import (
     RetryAfter,
 )
 from stillfresh.engine.resource import Function, Handle, Resource
-from stillfresh.engine.stats import CacheStats, ResourceStats, prometheus_text
 from stillfresh.engine.watch import Update, Watch
 
 __all__ = [

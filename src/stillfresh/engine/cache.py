@@ -20,7 +20,7 @@ from stillfresh.bounded import sliced
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.core import Core
-from stillfresh.engine.explain import Listed, listed
+from stillfresh.engine.explain import CacheStats, Listed, listed
 from stillfresh.engine.keys import (
     Call,
     Signature,
@@ -35,7 +35,6 @@ from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Codec, Loaded, MsgpackCodec
 from stillfresh.engine.resource import Function, Resource, text_of
-from stillfresh.engine.stats import CacheStats
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store

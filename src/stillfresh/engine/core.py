@@ -22,7 +22,8 @@ from typing import Final, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stillfresh.engine.explain import Explanation, explain
+from stillfresh.engine import rules
+from stillfresh.engine.explain import Explanation, ResourceStats, explain
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
@@ -31,16 +32,7 @@ from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Origin, Outcome
 from stillfresh.engine.queue import Waiter
 from stillfresh.engine.read import Reads, StoreStep
-from stillfresh.engine.rules import (
-    NOTHING,
-    Serve,
-    kept,
-    refresh_times,
-    stamped,
-    verdict_of,
-    watched_until,
-)
-from stillfresh.engine.stats import ResourceStats
+from stillfresh.engine.rules import NOTHING, Serve
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import ConfigError, StoreError, error_text
 from stillfresh.freshness import Verdict
@@ -104,14 +96,11 @@ class Core(Reads[K, V]):
 
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """For watchers: what is not fresh is loaded, by us or another; cooldowns hold."""
-        runtime, texts = await self.ready(), self.texts(keys)
-        records = await self._watched_records(runtime, texts)
+        records, times, now = await self._watched(keys)
         waiter: Waiter[K, V] = Waiter(each=True)
-        now = runtime.clock()
-        times = refresh_times(texts, records, now, self.spec.terms, self.watcher.absent)
         stale = [key for key, at in times.items() if at <= now]
         for key in stale:
-            self._join(key, texts[key], records.get(texts[key], NOTHING), waiter)
+            self._join(key, self.text(key), records[key], waiter)
         self.loads.flush_soon()
         try:
             if fresh := [key for key, at in times.items() if at > now]:
@@ -126,25 +115,27 @@ class Core(Reads[K, V]):
 
     async def refresh_times(self, keys: Sequence[K]) -> dict[K, float]:
         """For watchers: when each is to be refreshed."""
-        runtime, texts = await self.ready(), self.texts(keys)
-        records = await self._watched_records(runtime, texts)
-        return refresh_times(texts, records, runtime.clock(), self.spec.terms, self.watcher.absent)
+        return (await self._watched(keys))[1]
 
-    async def _watched_records(self, runtime: Runtime, texts: Mapping[K, str]) -> dict[str, Record]:
-        """What can be read; watches hear of fresh copies that another process published (C14)."""
-        since, unread = runtime.clock(), set[K]()
+    async def _watched(self, keys: Sequence[K]) -> tuple[dict[K, Record], dict[K, float], float]:
+        """What can be read, and when each is to be refreshed, as of now.
+
+        Watches hear of fresh copies that another process published (C14).
+        """
+        runtime, texts, unread = await self.ready(), self.texts(keys), set[K]()
+        since, terms = runtime.clock(), self.spec.terms
         records = self.memory.readable(texts, await self._records(runtime, texts, unread))
         now = runtime.clock()
-        for key, id_ in texts.items() if not unread else ():
-            copy = records.get(id_, NOTHING).copy
+        for key, record in records.items() if not unread else ():
+            copy = record.copy
             if copy is None or not self.watcher.is_news(key, copy.fetched_at):
                 continue
-            plan = Serve(copy, verdict_of(copy, now))
+            plan = Serve(copy, rules.verdict_of(copy, now))
             if plan.verdict is Verdict.FRESH and (
                 answer := self.memory.serve(key, plan, now, Origin.ANOTHER, since)
             ):
-                self.watcher.landed(key, answer, watched_until(copy, self.spec.terms), now)
-        return records
+                self.watcher.landed(key, answer, rules.watched_until(copy, terms), now)
+        return records, rules.refresh_times(records, now, terms, self.watcher.absent), now
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""
@@ -166,11 +157,11 @@ class Core(Reads[K, V]):
         `check` is called while the leases are held; nothing is published if it raises.
         """
         runtime, spec = await self.ready(), self.spec
-        sent, ready = stamped(runtime.clock()), list[Known[K, V]]()
+        sent, ready = rules.stamped(runtime.clock()), list[Known[K, V]]()
         for key, given in values:
             id_ = self.text(key)
             try:
-                copy, value = kept(given, spec.terms, spec.codec, ("", sent), runtime.dice)
+                copy, value = rules.kept(given, spec.terms, spec.codec, ("", sent), runtime.dice)
             except Exception as exc:  # the caller's mistake, and no failed load
                 said = f"{spec.kind} {key!r}: the value cannot be stored: {error_text(exc)}"
                 raise ConfigError(said) from exc

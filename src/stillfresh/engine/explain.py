@@ -1,16 +1,186 @@
-"""Why this value, why now, who refreshes it, when: a record in words, or in a listing (E12).
+"""What can be looked into (E12): counts, also as text for Prometheus, and why an entry is as it is.
 
-Pure: what the store and the process know in, an `Explanation` or a `Listed` out.
+Hits are counted on the entry itself and folded in here when its verdict or its age's bucket
+changes, so that a hit costs one addition.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from stillfresh.engine.rules import FOR_EVER, cooling, fresh_until, is_held, verdict_of
+from stillfresh.bounded import BoundedDict
+from stillfresh.engine import rules
+from stillfresh.engine.model import HITS, Origin
+from stillfresh.engine.rules import AGE_BUCKETS, FOR_EVER
 from stillfresh.freshness import Verdict, age_of
-from stillfresh.stores.contract import Entry, Mark, Record
+from stillfresh.stores.contract import Entry, Failure, Mark, Record, StoreStats
+
+MOST_FAILING: Final = 1_000
+"""Keys that are remembered as failing; beyond that the oldest are forgotten."""
+COUNTERS: Final = (
+    ("loads", "Calls of the loader."),
+    ("loaded", "Keys asked of the loader."),
+    ("failed", "Keys whose load failed."),
+    ("absent", "Keys that the upstream does not have."),
+    ("coalesced", "Reads that joined a load under way."),
+    ("puts", "Keys whose value a caller published."),
+    ("superseded", "Loads overtaken by an invalidation or another holder."),
+    ("leases_won", "Leases that were granted."),
+    ("leases_denied", "Leases that were not."),
+    ("store_errors", "Steps that the store failed."),
+)
+GAUGES: Final = (
+    ("entries", "Decoded values in memory."),
+    ("loading", "Keys being loaded or waited for."),
+    ("queued", "Keys whose load has not begun."),
+    ("watched", "Keys that somebody watches."),
+    ("failing", "Keys whose last load failed."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStats:
+    """Counts since the cache was made, as `COUNTERS` says, and what `GAUGES` says of now.
+
+    `ages` are reads by age at serving, bucket by bucket.
+    """
+
+    reads_by_origin: dict[Origin, dict[Verdict, int]]
+    """A read that failed counts as loaded, and GONE."""
+    ages: tuple[int, ...]
+    loads: int
+    loaded: int
+    largest_batch: int
+    failed: int
+    absent: int
+    coalesced: int
+    puts: int
+    superseded: int
+    leases_won: int
+    leases_denied: int
+    store_errors: int
+    entries: int
+    loading: int
+    queued: int
+    watched: int
+    failing: int
+    retry_at: float | None
+    """When the first of the failing that is left alone may be asked for again."""
+    error: str | None
+    """What the last of them said."""
+    max_batch: int
+    """The most keys that one call of the loader may be given."""
+
+    @property
+    def reads(self) -> dict[Verdict, int]:
+        """By verdict alone."""
+        origins = self.reads_by_origin.values()
+        return {verdict: sum(reads[verdict] for reads in origins) for verdict in Verdict}
+
+    @property
+    def hits(self) -> int:
+        """Reads that needed no load; divided by all reads, the hit ratio."""
+        return sum(sum(self.reads_by_origin[origin].values()) for origin in HITS)
+
+    def age_quantile(self, share: float) -> float:
+        """The age (a bucket's upper bound) that this share of all reads was no older than."""
+        wanted, seen = share * sum(self.ages), 0
+        for bound, count in zip((*AGE_BUCKETS, float("inf")), self.ages, strict=True):
+            seen += count
+            if seen >= wanted:
+                return bound
+        return float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Every resource, and the store they share; `store` is None where it could not be asked."""
+
+    resources: dict[str, ResourceStats]
+    store: StoreStats | None
+
+
+class Counts:
+    """The running counts of one resource."""
+
+    def __init__(self) -> None:
+        self.reads = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
+        self.ages = [0] * (len(AGE_BUCKETS) + 1)
+        self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
+        self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
+        self.store_errors = 0
+        self.slow_reported = False
+        self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
+        """Ids whose last load failed. For people who look at the whole of it: the store alone
+        decides about cooldowns (E7)."""
+
+    def failed_with(self, id_: str, failure: Failure) -> None:
+        """A key's load failed."""
+        self.failed += 1
+        self.failing.note(id_, failure)
+
+    def mended(self, ids: Iterable[str]) -> None:
+        """They were loaded, or deleted."""
+        for id_ in ids:
+            self.failing.pop(id_, None)
+
+    def stats(self, now: float, **held: int) -> ResourceStats:
+        """A frozen picture, with what the resource holds at this moment by the names there."""
+        old = now - rules.LONGEST_COOLDOWN  # nobody asked again, long after it might have been
+        self.mended([id_ for id_, it in self.failing.items() if it.retry_at < old])
+        failures = list(self.failing.values())
+        pauses = [failure.retry_at for failure in failures if failure.retry_at > now]
+        counted: dict[str, Any] = {name: getattr(self, name) for name, _ in COUNTERS}
+        return ResourceStats(
+            reads_by_origin={origin: dict(reads) for origin, reads in self.reads.items()},
+            ages=tuple(self.ages),
+            failing=len(failures),
+            retry_at=min(pauses, default=None),
+            error=failures[-1].error if failures else None,
+            largest_batch=self.largest_batch,
+            **counted,
+            **held,
+        )
+
+
+def prometheus_text(stats: CacheStats) -> str:
+    """For a `/metrics` page: `prometheus_text(await cache.stats())`."""
+    return "".join(f"{line}\n" for line in _lines(stats))
+
+
+def _lines(stats: CacheStats) -> Iterator[str]:
+    resources = stats.resources.items()
+    yield from _head("reads_total", "counter", "Reads by origin and verdict.")
+    for name, one in resources:
+        for origin, reads in one.reads_by_origin.items():
+            labels = f'resource="{name}",origin="{origin}"'
+            for verdict, count in reads.items():
+                yield f'stillfresh_reads_total{{{labels},verdict="{verdict}"}} {count}'
+    counters = [(f"{name}_total", "counter", name, what) for name, what in COUNTERS]
+    for metric, kind, field, what in [*counters, *((it, "gauge", it, what) for it, what in GAUGES)]:
+        yield from _head(metric, kind, what)
+        for name, one in resources:
+            yield f'stillfresh_{metric}{{resource="{name}"}} {getattr(one, field)}'
+    yield from _head("age_seconds", "histogram", "Age at serving.")
+    for name, one in resources:
+        yield from _histogram(name, one)
+
+
+def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
+    """Without a sum: ages are counted by bucket."""
+    bounds = [*(f"{bound:g}" for bound in AGE_BUCKETS), "+Inf"]
+    for bound, count in zip(bounds, accumulate(one.ages), strict=True):
+        yield f'stillfresh_age_seconds_bucket{{resource="{name}",le="{bound}"}} {count}'
+    yield f'stillfresh_age_seconds_count{{resource="{name}"}} {sum(one.ages)}'
+
+
+def _head(name: str, kind: str, what: str) -> Iterator[str]:
+    yield f"# HELP stillfresh_{name} {what}"
+    yield f"# TYPE stillfresh_{name} {kind}"
+
 
 PAGE = "page"
 """The kind of the page cache's entries: they have words of their own, as RFC 9111 has rules."""
@@ -100,7 +270,7 @@ def explain(
 def _text(
     resource: str, key: object, record: Record, now: float, verdict: Verdict, *, loading_here: bool
 ) -> str:
-    pause = cooling(record.failure, now)
+    pause = rules.cooling(record.failure, now)
     reads = READS if pause is None else COOLING
     is_page = resource == PAGE
     then = _of_page(record, now, verdict) if is_page else None
@@ -128,7 +298,7 @@ def _of_page(record: Record, now: float, verdict: Verdict) -> str | None:
         return "each who asks is sent their own"
     if copy.mark is not Mark.HARD:
         return None
-    if cooling(record.failure, now):
+    if rules.cooling(record.failure, now):
         return "it must be validated before it is served, so a read fails at once"
     return "it must be validated before it is served: a read waits for that, and fails if it fails"
 
@@ -141,7 +311,7 @@ def _what(record: Record, now: float, verdict: Verdict, *, is_page: bool) -> str
     what = absent if copy.value is None else f"{article} {verdict} copy"
     if copy.mark is not Mark.NONE:
         return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, invalidated"
-    left = fresh_until(copy) - now
+    left = rules.fresh_until(copy) - now
     when = f"fresh for {left:.1f} s more" if left > 0 else f"fresh until {-left:.1f} s ago"
     return f"{what}, {age_of(copy.fetched_at, now):.1f} s old, {when}"
 
@@ -163,11 +333,11 @@ def listed(entries: Iterable[Entry], now: float) -> list[Listed]:
 def _state(record: Record, now: float, lease_for: float = FOR_EVER) -> EntryState:
     copy, failure = record.copy, record.failure
     return EntryState(
-        verdict=Verdict.GONE if copy is None else verdict_of(copy, now),
+        verdict=Verdict.GONE if copy is None else rules.verdict_of(copy, now),
         age=None if copy is None else age_of(copy.fetched_at, now),
-        fresh_until=None if copy is None else fresh_until(copy),
+        fresh_until=None if copy is None else rules.fresh_until(copy),
         invalidated=copy is not None and copy.mark is not Mark.NONE,
-        held_until=record.held_until if is_held(record, now, lease_for) else None,
+        held_until=record.held_until if rules.is_held(record, now, lease_for) else None,
         failures=0 if failure is None else failure.count,
         retry_at=None if failure is None else failure.retry_at,
         error=None if failure is None else failure.error,

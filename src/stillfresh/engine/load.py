@@ -10,23 +10,13 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from stillfresh.engine import rules
 from stillfresh.engine.flight import LOADED, SUPERSEDED, End, LoadEvent
 from stillfresh.engine.loader import Loader, LoadResult, Runtime
 from stillfresh.engine.memory import NEVER
 from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.queue import CURRENT, OVER, Batch, Flight, Waiter
-from stillfresh.engine.rules import (
-    NOTHING,
-    Fail,
-    Load,
-    Outlook,
-    Serve,
-    cooling,
-    plan_arrived,
-    plan_read,
-    plan_wait,
-    watched_until,
-)
+from stillfresh.engine.rules import NOTHING, Fail, Load, Outlook, Serve
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Held, Lease, Newer, Record
@@ -195,7 +185,7 @@ class Loads(Generic[K, V]):
             record = records.get(flight.id, NOTHING)
             if (
                 flight.batch is batch
-                and plan_wait(record, flight.seen, now, self._spec.lease_for) is not None
+                and rules.plan_wait(record, flight.seen, now, self._spec.lease_for) is not None
             ):
                 self._look(flight, record, since, waited=True)
         batch.flights = [flight for flight in batch.flights if flight.batch is batch]
@@ -214,19 +204,19 @@ class Loads(Generic[K, V]):
             flight.batch.overtaken.discard(key)  # E17: by a put, whose value this is
         now, lease_for = memory.now(), self._spec.lease_for
         if waited:
-            plan = plan_arrived(record, seen, now, lease_for)
+            plan = rules.plan_arrived(record, seen, now, lease_for)
         else:
-            plan = plan_read(record, now, lease_for)
+            plan = rules.plan_read(record, now, lease_for)
         match plan:
             case Serve(copy) if flight.takes(copy, seen) and (
                 answer := memory.serve(key, plan, now, ANOTHER, since)
             ):
                 ended = self._queue.end(flight, End.FOUND_STALE if plan.refresh else End.FOUND)
                 _settle(key, ended.told, answer)
-                self._watcher.landed(key, answer, watched_until(copy, self._spec.terms), now)
+                self._watcher.landed(key, answer, rules.watched_until(copy, self._spec.terms), now)
             case Fail(failure):
                 self._tell_failure(flight, End.COOLING, memory.cooling(key, failure, now))
-            case Serve() if flight.is_bound and (pause := cooling(record.failure, now)):
+            case Serve() if flight.is_bound and (pause := rules.cooling(record.failure, now)):
                 self.give_fallback(key, plan.copy, flight.waiters)  # if it can be read
                 self._tell_failure(flight, End.COOLING, memory.cooling(key, pause, now))
             case plan:
@@ -239,7 +229,7 @@ class Loads(Generic[K, V]):
         try:
             results = await self._loader.results(batch, leases)
         except (asyncio.CancelledError, Exception):
-            await self._loader.release(list(leases.values()))
+            await self._loader.release(list(leases.values()), {})
             raise
         await asyncio.shield(self._runtime.step(self._finish(batch, leases, results)))
 
@@ -322,7 +312,7 @@ class Loads(Generic[K, V]):
     def tell_watches(self, key: K, copy: Copy, value: V | None, outlook: Outlook) -> None:
         """A new copy was loaded, or put."""
         answer = self._memory.made(copy, value, outlook.at_arrival, OWN)
-        until = watched_until(copy, self._spec.terms)
+        until = rules.watched_until(copy, self._spec.terms)
         self._watcher.landed(key, answer, until, outlook.now)
 
     def _tell_failure(self, flight: Flight[K, Waiter[K, V]], how: End, error: LoadFailed) -> None:

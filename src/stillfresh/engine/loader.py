@@ -14,19 +14,12 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from stillfresh.clock import Clock
+from stillfresh.engine import rules
+from stillfresh.engine.explain import Counts
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Dropped, OwnLoad, Private
 from stillfresh.engine.queue import CURRENT, Batch, Flight
-from stillfresh.engine.rules import (
-    Absent,
-    absent_policy,
-    failed,
-    kept,
-    pause_of,
-    results_of,
-    stamped,
-)
-from stillfresh.engine.stats import Counts
+from stillfresh.engine.rules import Absent
 from stillfresh.errors import LoadFailed, StoreError, error_text
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, Store
@@ -182,7 +175,7 @@ class Loader(Generic[K, V]):
             await asyncio.wait([step], timeout=min(PARTING, self._runtime.grace / 2))
             if not step.cancel() and not step.cancelled() and step.exception() is None:
                 granted = step.result().values()
-                await self.release([it for it in granted if isinstance(it, Lease)])
+                await self.release([it for it in granted if isinstance(it, Lease)], {})
             raise
 
     async def publish(self, copies: dict[str, tuple[Lease, Copy]]) -> set[str] | None:
@@ -194,16 +187,14 @@ class Loader(Generic[K, V]):
         self._counts.superseded += len(superseded or ())
         return superseded
 
-    async def release(
-        self, leases: list[Lease], failures: Mapping[str, Failure] | None = None
-    ) -> None:
+    async def release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
         if leases:
-            releasing = self._runtime.store.release(self._spec.kind, leases, failures or {})
+            releasing = self._runtime.store.release(self._spec.kind, leases, failures)
             await self.asked("release", releasing)
 
     async def results(self, batch: Batch, leases: Mapping[str, Lease]) -> dict[str, LoadResult[V]]:
         """By id. What was sent now is published under these leases, which are kept alive."""
-        sent, counts = stamped(self._runtime.clock()), self._counts
+        sent, counts = rules.stamped(self._runtime.clock()), self._counts
         flights: list[Flight[K, Any]] = batch.flights
         counts.loads += 1
         counts.loaded += len(flights)
@@ -234,26 +225,22 @@ class Loader(Generic[K, V]):
             generation = lease.token if lease is not None else token_hex(16)
             try:
                 if not isinstance(result, NO_VALUE):
-                    copy, value = kept(result, terms, codec, (generation, sent), dice)
+                    copy, value = rules.kept(result, terms, codec, (generation, sent), dice)
                     results[it.id] = LoadResult(copy, value)
                 elif isinstance(result, BaseException):
                     results[it.id] = self._failed(it, result)
                 else:
-                    gone = gone or absent_policy(terms, took)
+                    self._counts.absent += 1
+                    gone = gone or rules.absent_policy(terms, took)
                     copy = Copy(generation, sent, gone, None)
-                    results[it.id] = self._absent(it, result, copy)
+                    private = result if isinstance(result, Private) else None
+                    is_kept = private is None or private.is_noted or it.seen is not None
+                    results[it.id] = LoadResult(copy, is_kept=is_kept, private=private)
             except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
                 error = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
                 error.__cause__ = exc
                 results[it.id] = self._failed(it, error)
         return results
-
-    def _absent(self, flight: Flight[K, Any], result: object, copy: Copy) -> LoadResult[V]:
-        self._counts.absent += 1
-        if not isinstance(result, Private):
-            return LoadResult(copy)
-        is_kept = result.is_noted or flight.seen is not None
-        return LoadResult(copy, is_kept=is_kept, private=result)
 
     def _failed(
         self, flight: Flight[K, Any], error: BaseException, what: str = "loading failed"
@@ -263,12 +250,12 @@ class Loader(Generic[K, V]):
         raised.__cause__ = error
         if isinstance(error, Dropped):
             return LoadResult(error=raised)
-        failure = failed(
+        failure = rules.failed(
             flight.failure,
             text,
             runtime.clock(),
             runtime.dice(),
-            pause_of(error),
+            rules.pause_of(error),
             first=terms.first_cooldown,
             longest=terms.longest_cooldown,
         )
@@ -320,7 +307,7 @@ class Loader(Generic[K, V]):
             error = LoadFailed(f"{kind}: the loader cancelled itself")
         elif (error := load.exception()) is None:
             try:
-                return results_of(kind, keys, load.result())
+                return rules.results_of(kind, keys, load.result())
             except Exception as exc:  # noqa: BLE001 (E25: a mapping of somebody else's)
                 error = exc
         return dict.fromkeys(keys, error)
@@ -330,14 +317,12 @@ class Loader(Generic[K, V]):
         fresh_for = self._spec.terms.policy.fresh_for
         if 0 < fresh_for <= took and not self._counts.slow_reported:
             self._counts.slow_reported = True
-            logger.warning(
+            said = (
                 "%s: the loader took %.3g s, and what it loads is fresh for %.3g s, which count "
                 "from when it was asked: nothing is fresh when it arrives. Make fresh_for longer, "
-                "or the loader faster.",
-                self._spec.kind,
-                took,
-                fresh_for,
+                "or the loader faster."
             )
+            logger.warning(said, self._spec.kind, took, fresh_for)
 
 
 async def _alone(key: K, load: OwnLoad) -> dict[K, object]:

@@ -6,16 +6,17 @@ nothing moves on a hit.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from msgspec.structs import replace
 
 from stillfresh.bounded import SLICE, TagIndex, sliced
 from stillfresh.clock import Clock
+from stillfresh.engine.explain import Counts
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Origin
-from stillfresh.engine.rules import Outlook, Serve, age_bucket, outlook_of, verdict_of
-from stillfresh.engine.stats import Counts
+from stillfresh.engine.rules import NOTHING, Outlook, Serve, age_bucket, outlook_of, verdict_of
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Record
@@ -194,9 +195,7 @@ class Memory(Generic[K, V]):
             return None
         self.put(key, copy, self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY))
         origin = Origin.MEMORY if unverified else self._from_store
-        return lambda error: self.made(
-            copy, value, Verdict.EXPIRED, origin, error, unverified=unverified
-        )
+        return partial(self.made, copy, value, Verdict.EXPIRED, origin, unverified=unverified)
 
     def count(self, outcomes: Iterable[Answer[V] | LoadFailed], now: float) -> None:
         """E12: one more read for each, by what it was given; what came together is of one age."""
@@ -235,12 +234,12 @@ class Memory(Generic[K, V]):
         at, clock = copy.fetched_at, self.now
         return Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
 
-    def readable(self, texts: Mapping[K, str], records: Mapping[str, Record]) -> dict[str, Record]:
-        """The same records; a copy that cannot be read is none."""
-        found = {id_: (key, records[id_]) for key, id_ in texts.items() if id_ in records}
+    def readable(self, texts: Mapping[K, str], records: Mapping[str, Record]) -> dict[K, Record]:
+        """By key; a copy that cannot be read is none."""
+        found = {key: records.get(id_, NOTHING) for key, id_ in texts.items()}
         return {
-            id_: it if it.copy is None or self._value(key, it.copy)[0] else replace(it, copy=None)
-            for id_, (key, it) in found.items()
+            key: it if it.copy is None or self._value(key, it.copy)[0] else replace(it, copy=None)
+            for key, it in found.items()
         }
 
     def _value(self, key: K, copy: Copy) -> tuple[bool, V | None]:

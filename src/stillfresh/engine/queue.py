@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
+from stillfresh.engine.explain import Counts
 from stillfresh.engine.flight import (
     BEFORE,
     ENDED,
@@ -31,7 +32,6 @@ from stillfresh.engine.flight import (
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private
 from stillfresh.engine.rules import FOR_EVER, NOTHING
-from stillfresh.engine.stats import Counts
 from stillfresh.errors import LoadFailed
 from stillfresh.stores.contract import Copy, Failure, Record
 

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from stillfresh.engine import rules
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
@@ -18,16 +19,7 @@ from stillfresh.engine.loader import Runtime, is_cancelled, looked_at
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
 from stillfresh.engine.queue import Queue, Waiter
-from stillfresh.engine.rules import (
-    FOR_EVER,
-    NOTHING,
-    Load,
-    Plan,
-    Serve,
-    cooling,
-    plan_read,
-    verdict_of,
-)
+from stillfresh.engine.rules import FOR_EVER, NOTHING, Load, Plan, Serve
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import Copy, Record
@@ -150,12 +142,12 @@ class Reads(Generic[K, V]):
         self, key: K, record: Record, now: float, max_age: float, *, unverified: bool
     ) -> tuple[Plan, Outcome[V] | None]:
         """What is to be done, and what can be said without a load."""
-        plan = plan_read(record, now, self.spec.lease_for, max_age)
+        plan = rules.plan_read(record, now, self.spec.lease_for, max_age)
         if isinstance(plan, Serve) and (
             answer := self.memory.serve(key, plan, now, unverified=unverified)
         ):
             return plan, answer
-        failure = cooling(record.failure, now)
+        failure = rules.cooling(record.failure, now)
         return plan, None if failure is None else self.memory.cooling(key, failure, now)
 
     def _join(
@@ -229,7 +221,7 @@ class Reads(Generic[K, V]):
         runtime, id_, unread = await self.ready(), self.text(key), set[K]()
         copy = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING).copy
         now = runtime.clock()
-        if copy is None or (verdict := verdict_of(copy, now)) is Verdict.GONE:
+        if copy is None or (verdict := rules.verdict_of(copy, now)) is Verdict.GONE:
             return None
         return self.memory.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
 

@@ -23,6 +23,15 @@ V = TypeVar("V")
 P = ParamSpec("P")
 
 
+def _refuse_method(
+    self: "Resource[Any, Any] | Function[Any, Any]", owner: type, name: str
+) -> NoReturn:
+    raise ConfigError(
+        f"{self._core.spec.kind}: {owner.__name__}.{name} is a method; decorate a function "
+        f"instead, or decorate in __init__: self.{name} = cache.cached(...)(self._load)"
+    )
+
+
 class Handle(Generic[V]):
     """One entry; each method is that of its resource."""
 
@@ -108,8 +117,8 @@ class Resource(Generic[K, V]):
         self, keys: Iterable[K], max_age: Duration | None = None
     ) -> dict[K, Answer[V]]:
         """An answer for each; one whose load failed has `error`, and `found` is False."""
-        self._refuse_text(keys, "get_many")
-        outcomes = await self._core.answers(self._unique(keys), max_age=_limit(max_age))
+        listed = self._unique(keys, "get_many")
+        outcomes = await self._core.answers(listed, max_age=_limit(max_age))
         return all_answered(outcomes, self._clock)
 
     async def known(
@@ -123,8 +132,7 @@ class Resource(Generic[K, V]):
 
         Keys that the store could not be asked for are added to `unread`.
         """
-        self._refuse_text(keys, "known")
-        outcomes = await self._core.known(self._unique(keys), unread, _limit(max_age))
+        outcomes = await self._core.known(self._unique(keys, "known"), unread, _limit(max_age))
         return all_answered(outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
@@ -200,7 +208,10 @@ class Resource(Generic[K, V]):
         """Why this value, why now, who refreshes it, when."""
         return await self._core.explain(key)
 
-    def _unique(self, keys: Iterable[K]) -> list[K]:
+    def _unique(self, keys: Iterable[K], method: str = "") -> list[K]:
+        if isinstance(keys, str | bytes):
+            said = f"{method}: takes many keys; write {method}([{keys!r}])"
+            raise ConfigError(f"{self._core.spec.kind}.{said}")
         listed = list(keys)
         try:
             return list(dict.fromkeys(listed))
@@ -217,14 +228,7 @@ class Resource(Generic[K, V]):
             pass
         return ConfigError(f"{self._core.spec.kind}: {shown(keys)} cannot be hashed")
 
-    def _refuse_text(self, keys: Iterable[K], method: str) -> None:
-        if isinstance(keys, str | bytes):
-            raise ConfigError(
-                f"{self._core.spec.kind}.{method}: takes many keys; write {method}([{keys!r}])"
-            )
-
-    def __set_name__(self, owner: type, name: str) -> NoReturn:
-        _refuse_method(self._core.spec.kind, owner, name)
+    __set_name__ = _refuse_method
 
 
 class Function(Generic[P, V]):
@@ -268,8 +272,7 @@ class Function(Generic[P, V]):
         """One entry's handle."""
         return Handle(self._resource, self._signature.call(*args, **kwargs))
 
-    def __set_name__(self, owner: type, name: str) -> NoReturn:
-        _refuse_method(self._core.spec.kind, owner, name)
+    __set_name__ = _refuse_method
 
 
 def _limit(max_age: Duration | None) -> float:
@@ -309,10 +312,3 @@ def _found(answer: Answer[V], key: object) -> V:
     if not answer.found:
         raise KeyError(key)
     return answer.value
-
-
-def _refuse_method(kind: str, owner: type, name: str) -> NoReturn:
-    raise ConfigError(
-        f"{kind}: {owner.__name__}.{name} is a method; decorate a function instead, or decorate in "
-        f"__init__: self.{name} = cache.cached(...)(self._load)"
-    )

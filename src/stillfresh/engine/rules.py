@@ -180,17 +180,13 @@ def refresh_at(record: Record, now: float, pause: float = 0.0) -> float:
 
 
 def refresh_times(
-    texts: Mapping[K, str],
-    records: Mapping[str, Record],
-    now: float,
-    terms: Terms,
-    absent: Container[K],
+    records: Mapping[K, Record], now: float, terms: Terms, absent: Container[K]
 ) -> dict[K, float]:
     """When each is to be refreshed for who watches, and knows these to be absent."""
     pause = absent_pause(terms)
     return {
-        key: refresh_at(records.get(id_, NOTHING), now, pause if key in absent else 0.0)
-        for key, id_ in texts.items()
+        key: refresh_at(record, now, pause if key in absent else 0.0)
+        for key, record in records.items()
     }
 
 
