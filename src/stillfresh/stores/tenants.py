@@ -7,7 +7,7 @@ A store without partitions of its own for tenants is wrapped: ids and tags stand
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from stillfresh.checks import checked_unicode
 from stillfresh.errors import ConfigError, shown
@@ -80,12 +80,12 @@ class TenantStore(WrappedStore):
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         named = [
-            structs.replace(ask, id=self._prefix + ask.id, tags=tuple(self._named(ask.tags)))
+            replace(ask, id=self._prefix + ask.id, tags=tuple(self._named(ask.tags)))
             for ask in asks
         ]
         grants = self._plain(await self.inner.acquire(kind, named, lease_for))
         return {
-            id_: structs.replace(grant, id=id_) if isinstance(grant, Lease) else grant
+            id_: replace(grant, id=id_) if isinstance(grant, Lease) else grant
             for id_, grant in grants.items()
         }
 
@@ -110,8 +110,8 @@ class TenantStore(WrappedStore):
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
         found = await self.inner.invalidate_tag(self._prefix + tag, soft=soft)
-        size = len(self._prefix)
-        return [(kind, id_[size:]) for kind, id_ in found if id_.startswith(self._prefix)]
+        own = [(kind, id_) for kind, id_ in found if id_.startswith(self._prefix)]
+        return [(kind, id_.removeprefix(self._prefix)) for kind, id_ in own]
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self.inner.delete(kind, self._named(ids))
@@ -138,15 +138,11 @@ class TenantStore(WrappedStore):
             yield self._own(page)
 
     def _own(self, entries: Iterable[Entry]) -> list[Entry]:
-        size = len(self._prefix)
-        return [
-            structs.replace(entry, id=entry.id[size:])
-            for entry in entries
-            if entry.id.startswith(self._prefix)
-        ]
+        own = [entry for entry in entries if entry.id.startswith(self._prefix)]
+        return [replace(entry, id=entry.id.removeprefix(self._prefix)) for entry in own]
 
     def _lease(self, lease: Lease) -> Lease:
-        return structs.replace(lease, id=self._prefix + lease.id)
+        return replace(lease, id=self._prefix + lease.id)
 
     def _named(self, names: Iterable[str]) -> list[str]:
         return [self._prefix + name for name in names]
@@ -155,9 +151,7 @@ class TenantStore(WrappedStore):
         return {self._prefix + id_: it for id_, it in found.items()}
 
     def _plain(self, found: Mapping[str, T]) -> dict[str, T]:
-        size = len(self._prefix)
-        return {id_[size:]: it for id_, it in found.items()}
+        return {id_.removeprefix(self._prefix): it for id_, it in found.items()}
 
     def _bare(self, ids: Iterable[str]) -> set[str]:
-        size = len(self._prefix)
-        return {id_[size:] for id_ in ids}
+        return {id_.removeprefix(self._prefix) for id_ in ids}

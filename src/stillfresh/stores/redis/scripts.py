@@ -12,32 +12,11 @@ EVICT and COUNT walk over the whole database in slices, GLANCES reads many ids w
 are no steps: they may cross slots.
 """
 
-from dataclasses import dataclass, field
 from hashlib import sha1
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
 from stillfresh.stores.redis.layout import ASKER, HEAD, NAME, Command, RedisKey
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A text that the server keeps, and the name that it keeps it by."""
-
-    text: str
-    sha: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        name = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        object.__setattr__(self, "sha", name)
-
-    def call(self, keys: list[bytes], *arguments: bytes | str | int) -> Command:
-        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
-
-    def on(self, key: RedisKey, *arguments: bytes | str | int) -> Command:
-        """For a step on one id: where it lies comes first."""
-        return self.call([key.key], key.base, key.member, *arguments)
-
 
 COMMON: Final = f"""
 local HEAD, KEPT, LONGEST = {HEAD}, 60, 315360000
@@ -133,8 +112,29 @@ local function void(key, base, member, h, mark)
 end
 """
 
-ACQUIRE: Final = Script(f"""#!lua
-{COMMON}
+BY_SHA: Final[dict[str, "Script"]] = {}
+"""All there are: a server that was started anew has forgotten them."""
+
+
+class Script:
+    """A text that the server keeps, and the name that it keeps it by."""
+
+    def __init__(self, text: str, common: str = COMMON) -> None:
+        """The first line of the text is its flags."""
+        flags, _, body = text.partition("\n")
+        self.text = f"#!lua {flags}".strip() + common + body
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        BY_SHA[self.sha] = self
+
+    def call(self, keys: list[bytes], *arguments: bytes | str | int) -> Command:
+        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
+
+    def on(self, key: RedisKey, *arguments: bytes | str | int) -> Command:
+        """For a step on one id: where it lies comes first."""
+        return self.call([key.key], key.base, key.member, *arguments)
+
+
+ACQUIRE: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local seen, asker, lease_for, tags = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local failures, take_over = tonumber(ARGV[8]), ARGV[9] == '1'
@@ -173,8 +173,7 @@ keep(key, base, member, head(key), tags, now)
 return {{'lease', struct.pack('>d', held_until), token}}
 """)
 
-PUBLISH: Final = Script(f"""#!lua
-{COMMON}
+PUBLISH: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local token, copy, value, again = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local h = head(key)
@@ -189,8 +188,7 @@ keep(key, base, member, head(key), tags, now)
 return 1
 """)
 
-RENEW: Final = Script(f"""#!lua
-{COMMON}
+RENEW: Final = Script("""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local h = head(key)
 if not h or h.token ~= ARGV[4] or h.held_until <= now then return 0 end
@@ -200,8 +198,7 @@ keep(key, base, member, h, tags_text(key, h), now)
 return 1
 """)
 
-RELEASE: Final = Script(f"""#!lua flags=allow-oom
-{COMMON}
+RELEASE: Final = Script("""flags=allow-oom
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local failure, said = ARGV[5], ARGV[6]
 local h = head(key)
@@ -223,17 +220,15 @@ keep(key, base, member, head(key), tags, now)
 return 1
 """)
 
-INVALIDATE: Final = Script(f"""#!lua flags=allow-oom
-{COMMON}
+INVALIDATE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
 if h then void(KEYS[1], ARGV[1], ARGV[2], h, tonumber(ARGV[3])) end
 return 1
 """)
 
-INVALIDATE_TAG: Final = Script(f"""#!lua flags=allow-oom
-{COMMON}
+INVALIDATE_TAG: Final = Script("""flags=allow-oom
 local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 500), {{}}
+local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 500), {}
 for _, member in ipairs(found[2]) do
   local h = head(base .. member)
   if h then
@@ -243,33 +238,30 @@ for _, member in ipairs(found[2]) do
     redis.call('SREM', set, member)
   end
 end
-return {{found[1], reached}}
+return {found[1], reached}
 """)
 
-DELETE: Final = Script(f"""#!lua flags=allow-oom
-{COMMON}
+DELETE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
 if h then forget(KEYS[1], ARGV[1], ARGV[2], h) else redis.call('DEL', KEYS[1]) end
 return 1
 """)
 
-EVICT: Final = Script(f"""#!lua flags=allow-oom,allow-cross-slot-keys
-{COMMON}
+EVICT: Final = Script("""flags=allow-oom,allow-cross-slot-keys
 local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 500, 'TYPE', 'string')
 local before, dropped = tonumber(ARGV[3]), 0
 for _, key in ipairs(found[2]) do
   local h = head(key)
   if h and math.max(served_until(h), h.token ~= NOBODY and h.held_until or 0) < before then
-    local base = key:sub(1, key:find('}}:', 1, true) + 1)
+    local base = key:sub(1, key:find('}:', 1, true) + 1)
     forget(key, base, key:sub(#base + 1), h)
     dropped = dropped + 1
   end
 end
-return {{found[1], dropped}}
+return {found[1], dropped}
 """)
 
-COUNT: Final = Script(f"""#!lua flags=no-writes,allow-cross-slot-keys
-{COMMON}
+COUNT: Final = Script("""flags=no-writes,allow-cross-slot-keys
 local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 500, 'TYPE', 'string')
 local now, copies, leases, bytes = clock(ARGV[3]), 0, 0, 0
 for _, key in ipairs(found[2]) do
@@ -278,31 +270,17 @@ for _, key in ipairs(found[2]) do
   if h and h.token ~= NOBODY and h.held_until > now then leases = leases + 1 end
   bytes = bytes + redis.call('STRLEN', key)
 end
-return {{found[1], copies, leases, bytes}}
+return {found[1], copies, leases, bytes}
 """)
 
-GLANCES: Final = Script("""#!lua flags=no-writes,allow-cross-slot-keys
+GLANCES: Final = Script(
+    """flags=no-writes,allow-cross-slot-keys
 local found, last = {}, tonumber(ARGV[1]) - 1
 for at, key in ipairs(KEYS) do
   local text = redis.pcall('GETRANGE', key, 0, last)
   found[at] = type(text) == 'string' and text or ''
 end
 return found
-""")
-
-BY_SHA: Final = {
-    script.sha: script
-    for script in (
-        ACQUIRE,
-        PUBLISH,
-        RENEW,
-        RELEASE,
-        INVALIDATE,
-        INVALIDATE_TAG,
-        DELETE,
-        EVICT,
-        COUNT,
-        GLANCES,
-    )
-}
-"""A server that was started anew has forgotten them."""
+""",
+    common="\n",
+)

@@ -1,4 +1,4 @@
-"""The store's atomic steps, as functions of the connection: each runs inside one transaction.
+"""The store's atomic steps, as methods of a kind's tables: each runs inside one transaction.
 
 S2: the token is the fence, checked in the statement that writes; its time only permits a takeover.
 """

@@ -43,7 +43,7 @@ STRETCH: Final = 2_000
 COUNTED_FOR: Final = 10.0
 """Seconds for which the count of a file with more ids than that is not repeated (E28)."""
 CHUNK: Final = 128
-"""Ids in one statement; more are read in one transaction."""
+"""Ids in one statement: longer texts are not kept prepared."""
 LOOK_EVERY: Final = 0.1
 """Seconds after which a reader notices that another process has replaced the file."""
 
@@ -163,29 +163,17 @@ class SqliteStore(Store):
         self, kind: str, ids: Sequence[str], known: Mapping[str, str]
     ) -> dict[str, Record]:
         asked = [(id_, known.get(id_)) for id_ in dict.fromkeys(ids)]
+        chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
         try:
-            rows = self._selected(kind, asked)
+            rows = [row for chunk in chunks for row in self._select(kind, chunk)]
         except FAILED as exc:
             self._cannot_read(exc)
             return {}
         return {row[12]: record_of(row[:12], row[13]) for row in rows}
 
-    def _selected(self, kind: str, asked: Sequence[tuple[str, str | None]]) -> list[Row]:
-        """One statement, or one transaction of several: all rows are of one moment."""
-        if len(asked) <= CHUNK:
-            return self._select(kind, asked)
-        chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
-        self._execute("BEGIN", ())
-        try:
-            return [row for chunk in chunks for row in self._select(kind, chunk)]
-        finally:
-            # Corruption has ended it already.
-            if self._reader is not None and self._reader.in_transaction:
-                self._execute("ROLLBACK", ())
-
     def _select(self, kind: str, asked: Sequence[tuple[str, str | None]]) -> list[Row]:
         """Filled up to a power of two with pairs that match nothing: few texts to prepare."""
-        size = 1 << max(len(asked) - 1, 0).bit_length()
+        size = 1 << (len(asked) - 1).bit_length()
         pairs = [part for pair in asked for part in pair]
         pairs += [None] * (2 * (size - len(asked)))
         return self._execute(self._tables(kind).sql.many(size), pairs).fetchall()
