@@ -14,7 +14,7 @@ from stillfresh import Cache, ConfigError, NotOpen, Origin, Policy, StoreError
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record
 from stillfresh.stores.redis import RedisStore
-from stillfresh.stores.redis.link import Connections
+from stillfresh.stores.redis.link import Link
 from tests.kit.proxies.flaky import FlakyProxy, Loss
 from tests.kit.servers.valkey import HOST, Server, binary_of, free_port, serving
 
@@ -298,7 +298,7 @@ class TestS5Away:
         self, valkey: Server
     ) -> None:
         """The time-out is for the next reply, not for all that one round trip brings."""
-        connections = Connections(valkey.address, most=1, timeout=1, options={})
+        connections = Link(valkey.address, most=1, timeout=1, options={})
         waits = [("BLPOP", b"nothing", "0.4")] * 3
         assert await connections.send(waits) == [None] * 3
         with pytest.raises(TimeoutError):
@@ -308,7 +308,7 @@ class TestS5Away:
 
     async def test_waiting_for_a_connection_is_no_failure(self, valkey: Server) -> None:
         """The server is well: only what it takes itself counts against it."""
-        connections = Connections(valkey.address, most=1, timeout=0.5, options={})
+        connections = Link(valkey.address, most=1, timeout=0.5, options={})
         busy = asyncio.create_task(connections.send([("BLPOP", b"nothing", "0.2")] * 5))
         await asyncio.sleep(0)
         assert await connections.send([("PING",)]) == [b"PONG"]
@@ -324,7 +324,7 @@ class TestS5Away:
 
         async with await asyncio.start_server(silent, HOST, 0) as server:
             url = f"redis://{HOST}:{server.sockets[0].getsockname()[1]}/0"
-            connections = Connections(url, most=1, timeout=0.2, options={})
+            connections = Link(url, most=1, timeout=0.2, options={})
             sends = [connections.send([("PING",)]) for _ in range(20)]
             ends = await asyncio.gather(*sends, return_exceptions=True)
             assert {type(end) for end in ends} == {TimeoutError}

@@ -119,17 +119,9 @@ def packed_tags(tags: Sequence[str]) -> bytes:
 
 
 def copy_fields(copy: Copy) -> bytes:
-    terms = copy.policy
-    return COPY.pack(
-        MAGIC,
-        ABSENT if copy.value is None else VALUE,
-        copy.mark,
-        copy.fetched_at,
-        terms.fresh_for,
-        terms.stale_for,
-        terms.error_for,
-        padded(copy.generation),
-    )
+    kind, terms = ABSENT if copy.value is None else VALUE, copy.policy
+    times = (copy.fetched_at, terms.fresh_for, terms.stale_for, terms.error_for)
+    return COPY.pack(MAGIC, kind, copy.mark, *times, padded(copy.generation))
 
 
 def failure_fields(failure: Failure | None) -> tuple[bytes, bytes]:

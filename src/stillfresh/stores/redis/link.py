@@ -48,8 +48,8 @@ POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
 logger = logging.getLogger(__name__)
 
 
-class Connections:
-    """The client library's connections to one server: commands out, replies in, one round trip.
+class Link:
+    """The client library's connections to one server, and steps over them; of one event loop.
 
     At most `most` at once; further callers wait for a place. A connection on which anything was
     left unsaid (an error, a cancellation) is closed, never used again: its next reply would be
@@ -72,9 +72,10 @@ class Connections:
         self._lost = 0
         """Round trips that failed, one after the other."""
         self._closed = False
+        self._breaker = Breaker()
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies; a command that the server refused has the error for its reply.
+        """One round trip; a command that the server refused has the error for its reply.
 
         TimeoutError if the first reply, the connection included, or any next one takes too long:
         a long answer may take its time as long as it goes on, and so may those before us.
@@ -125,24 +126,6 @@ class Connections:
         self._closed = True
         await self.drop_idle(nowait=False)
 
-
-async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatever the server says)
-    try:
-        return await connection.read_response()
-    except ResponseError as exc:
-        return exc
-
-
-class Link:
-    """Belongs to the event loop that uses it."""
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._breaker = Breaker()
-
-    async def close(self) -> None:
-        await self._connections.close()
-
     async def greet(self) -> None:
         """Whether the server would have us. One that is away will be asked again."""
         began = time.monotonic()
@@ -188,7 +171,7 @@ class Link:
             self._breaker.succeeded()
             logger.warning("the Redis server is back")
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
-            await self._connections.drop_idle()  # not the primary any more: find the new one
+            await self.drop_idle()  # not the primary any more: find the new one
         return _checked(replies)
 
     async def _settled(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
@@ -199,28 +182,32 @@ class Link:
         except LOST:
             if was_away:
                 raise
-            await self._connections.drop_idle()
+            await self.drop_idle()
             return await self._once(settle)
 
     async def _once(self, commands: Sequence[Command]) -> list[Any]:
-        replies = await self._connections.send(commands)
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            await self._teach(commands, replies)
+        """A server that was started anew has forgotten the scripts: it is taught them again."""
+        replies = await self.send(commands)
+        undone = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if undone:
+            texts = {BY_SHA[str(commands[at][1])].text for at in undone}
+            await self.send([("SCRIPT", "LOAD", text) for text in texts])
+            again = await self.send([commands[at] for at in undone])
+            for at, reply in zip(undone, again, strict=True):
+                replies[at] = reply
         return replies
-
-    async def _teach(self, commands: Sequence[Command], replies: list[Any]) -> None:
-        """A server that was started anew has forgotten the scripts, and ran none of these."""
-        places = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        texts = {BY_SHA[str(commands[at][1])].text for at in places}
-        await self._connections.send([("SCRIPT", "LOAD", text) for text in texts])
-        again = await self._connections.send([commands[at] for at in places])
-        for at, reply in zip(places, again, strict=True):
-            replies[at] = reply
 
     def _failed(self, began: float, error: BaseException) -> None:
         if not self._breaker.is_open:
             logger.warning("the Redis server is away: %s", _said(error))
         self._breaker.failed(began, time.monotonic())
+
+
+async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatever the server says)
+    try:
+        return await connection.read_response()
+    except ResponseError as exc:
+        return exc
 
 
 def _refuse_cluster(about: object) -> None:

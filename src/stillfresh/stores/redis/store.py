@@ -41,7 +41,7 @@ from stillfresh.stores.redis.layout import (
     record_of,
     unpadded,
 )
-from stillfresh.stores.redis.link import Connections, Link
+from stillfresh.stores.redis.link import Link
 from stillfresh.stores.redis.listing import list_entries, walk
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
@@ -91,9 +91,7 @@ class RedisStore(Store):
         """A server that is away is no reason not to begin; one that refuses us is."""
         if self._link is not None:
             return
-        link = Link(
-            Connections(self._url, most=self._most, timeout=self._timeout, options=self._options)
-        )
+        link = Link(self._url, most=self._most, timeout=self._timeout, options=self._options)
         try:
             await link.greet()
         except BaseException:
