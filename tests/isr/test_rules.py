@@ -11,11 +11,11 @@ from stillfresh.http.fields import end_to_end
 from stillfresh.http.freshness import PageTerms
 from stillfresh.isr import Headers, Page, Route
 from stillfresh.isr.clients import canonical_host, is_allowed
+from stillfresh.isr.model import Reason
 from stillfresh.isr.routes import Routes, Site, canonical_path, canonical_query, canonical_url
 from stillfresh.isr.sharing import (
     ENCODINGS,
     Shared,
-    Unshared,
     is_answer_to,
     judged,
     normalised,
@@ -51,23 +51,23 @@ class TestI13Judged:
     )
     def test_is_never_shared(self, lines: list[str]) -> None:
         """Whatever the route says."""
-        assert isinstance(judged(200, raw(*lines), NOW, OWN), Unshared)
-        assert isinstance(judged(200, raw(*lines), NOW, None), Unshared)
+        assert isinstance(judged(200, raw(*lines), NOW, OWN), Reason)
+        assert isinstance(judged(200, raw(*lines), NOW, None), Reason)
 
     @pytest.mark.parametrize("status", [206, 304, 500, 503, 101])
     def test_some_statuses_are_never_kept(self, status: int) -> None:
         """Partial, not final, or an error."""
-        assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, OWN), Unshared)
+        assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, OWN), Reason)
 
     @pytest.mark.parametrize("status", [428, 429, 431])
     def test_what_is_about_who_asks_is_never_kept(self, status: int) -> None:
         """RFC 6585 §3 to §5, whatever it says of itself."""
-        assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, None), Unshared)
+        assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, None), Reason)
 
     @pytest.mark.parametrize("status", [400, 401, 403])
     def test_a_refusal_is_kept_only_if_it_says_so_itself(self, status: int) -> None:
         """A route's duration is for pages: one bad request must not take a page down."""
-        assert isinstance(judged(status, (), NOW, OWN), Unshared)
+        assert isinstance(judged(status, (), NOW, OWN), Reason)
         assert isinstance(judged(status, raw("cache-control: max-age=60"), NOW, None), Shared)
 
     def test_a_routes_duration_overrides_what_a_response_says(self) -> None:

@@ -4,14 +4,15 @@ Decides nothing: `routes` says which requests it is for, `visits` finds the page
 A hit that `hot` has at hand is a lookup and two sends, written out here.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
+from stillfresh.backoff import pause_after
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
 from stillfresh.http.fields import Raw, values, with_field
 from stillfresh.http.freshness import cache_status
-from stillfresh.isr.changes import Changes
 from stillfresh.isr.clients import BoundedNames, Forward
 from stillfresh.isr.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.isr.model import (
@@ -19,7 +20,6 @@ from stillfresh.isr.model import (
     FoundPage,
     Message,
     PageKey,
-    Passed,
     Reason,
     Receive,
     Scope,
@@ -29,7 +29,7 @@ from stillfresh.isr.model import (
 from stillfresh.isr.pages import Full, PageCache
 from stillfresh.isr.render import AppAnswer, Renderer
 from stillfresh.isr.routes import RoutesLike, Site, Visit
-from stillfresh.isr.sharing import CREDENTIALS, Unshared
+from stillfresh.isr.sharing import CREDENTIALS
 from stillfresh.isr.stored import send_page, send_stored, told
 from stillfresh.isr.visits import PageAddress, Served, Visits
 
@@ -39,6 +39,13 @@ MAX_BODY: Final = 1_048_576
 MAX_HOSTS: Final = 1_000
 """Hosts of which one process keeps pages at a time; those beyond pass."""
 SAFE: Final = frozenset({"OPTIONS", "TRACE"})
+
+MOST_CHANGES: Final = 1_000
+"""URLs that may wait for a slow store at a time."""
+ATTEMPT: Final = 30.0
+"""Seconds after which the store is asked again."""
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +128,8 @@ class IsrMiddleware:
     async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         """The long way."""
         match await self._found(visit, scope):
-            case Passed() as passed:
-                await self._app(scope, receive, self._heard(visit, passed, send))
+            case Reason() as reason:
+                await self._app(scope, receive, self._heard(visit, reason, send))
             case AppAnswer(reason=reason) as answer:
                 self._pages.count_bypass(reason)
                 marked = _marked(send, lambda _, __: f"fwd=miss; detail={reason}")
@@ -139,13 +146,13 @@ class IsrMiddleware:
 
     async def _found(self, visit: Visit, scope: Scope) -> Served:
         if visit.url in self._changes.pending:
-            return Passed(Reason.CHANGED)
+            return Reason.CHANGED
         try:
             return await self._visits.find(visit, scope, self._shared(scope))
         except Full:
-            return Passed(Reason.FULL)
+            return Reason.FULL
         except (StoreError, NotOpen):
-            return Passed(Reason.STORE)  # I10: the site works without its cache
+            return Reason.STORE  # I10: the site works without its cache
 
     def _has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
         return self._has_room(address[0], now) and self._visits.has_places(address, keys, now)
@@ -153,14 +160,14 @@ class IsrMiddleware:
     def _has_room(self, host: str, now: float) -> bool:
         return self._site.is_named(host) or self._hosts.has(host, now)
 
-    def _heard(self, visit: Visit, passed: Passed, send: Send) -> Send:
+    def _heard(self, visit: Visit, passed: Reason, send: Send) -> Send:
         """What the app answers one visitor says whether the next answer is for all."""
 
         def what(status: int, headers: Raw) -> str:
             judgement = self._visits.hear(visit, status, headers)
-            reason = passed.reason
-            if passed.is_by_answer and isinstance(judgement, Unshared):
-                reason = judgement.reason
+            reason = passed
+            if passed is Reason.PRIVATE and isinstance(judgement, Reason):
+                reason = judgement  # why the last answer was not shared is what this one says
             self._pages.count_bypass(reason)
             return f"fwd=bypass; detail={reason}"
 
@@ -222,6 +229,65 @@ class IsrMiddleware:
         await self._changes.close()
         await self._renderer.close()
         await self._pages.close()
+
+
+class Changes:
+    """I12, RFC 9111 §4.4: no copy of before is served after a change through a page's own URL.
+
+    The client that made it waits for the store, `store_timeout` at most. What then is not done goes
+    on behind; until it is, that URL is `pending` and not served from here. Bounded in number.
+    """
+
+    def __init__(self, pages: PageCache) -> None:
+        self._pages = pages
+        self._again: set[str] = set()
+        """URLs that were changed once more while a step was under way."""
+        self.pending: dict[str, asyncio.Task[None]] = {}
+
+    async def invalidate(self, url: str) -> None:
+        self._pages.forget(url)
+        if url not in self.pending and len(self.pending) >= MOST_CHANGES:
+            logger.warning("%s: not invalidated: %d others wait for the store", url, MOST_CHANGES)
+            return
+        self._again.add(url)
+        if url not in self.pending:
+            self.pending[url] = asyncio.ensure_future(self._run(url))
+        task = self.pending[url]
+        await asyncio.wait([task], timeout=self._pages.store_timeout)
+        if not task.done():
+            logger.warning("%s: not invalidated yet; it passes until it is", url)
+
+    async def _run(self, url: str) -> None:
+        failures = 0
+        try:
+            while url in self._again:
+                self._again.discard(url)
+                if not await self._step(url):
+                    self._again.add(url)
+                    failures += 1
+                    pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+                    await self._pages.rest(pause)
+        finally:
+            self._again.discard(url)
+            del self.pending[url]
+
+    async def _step(self, url: str) -> bool:
+        try:
+            async with asyncio.timeout(ATTEMPT):
+                await self._pages.invalidate(url)
+        except NotOpen:
+            pass  # nothing is served from a cache that is closed
+        except (StillfreshError, TimeoutError) as exc:
+            logger.warning("%s: not invalidated yet: %r", url, exc)
+            return False
+        return True
+
+    async def close(self) -> None:
+        tasks = list(self.pending.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 def _marked(send: Send, what: Callable[[int, Raw], str]) -> Send:

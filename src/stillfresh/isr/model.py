@@ -269,12 +269,3 @@ class Unavailable:
     what: str
     reason: Reason | None = None
     """Why it passed uncached; None: it did not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """The app has to answer this request itself."""
-
-    reason: Reason
-    is_by_answer: bool = False
-    """The last answer was not to be shared; this one says why, if it is not either."""

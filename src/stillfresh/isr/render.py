@@ -33,7 +33,6 @@ from stillfresh.isr.routes import Visit
 from stillfresh.isr.sharing import (
     Judgement,
     Shared,
-    Unshared,
     is_failure,
     is_of_gateway,
     judged_for,
@@ -160,8 +159,8 @@ class AppAnswer:
             self.is_given_up = not is_ours and not self._has_old
             return
         judgement = self.judge(self._status, self._headers)
-        if isinstance(judgement, Unshared):
-            self._is_ones_own, self.reason = True, judgement.reason
+        if isinstance(judgement, Reason):
+            self._is_ones_own, self.reason = True, judgement
         is_wanted = not self._is_ones_own or (self._keeps_own and 200 <= self._status <= 599)
         announced = self._length()
         is_big = announced.isdigit() and int(announced) > self._max_body

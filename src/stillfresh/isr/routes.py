@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
-from urllib.parse import quote, unquote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
@@ -244,21 +244,12 @@ def canonical_query(raw: bytes, declared: Collection[str] | None) -> str | None:
         return ""
     if len(raw) > MOST_URL or any(byte <= 0x20 or byte >= 0x7F for byte in raw):
         return None
-    parts = [part.partition(b"=") for part in raw.split(b"&") if part]
     if declared is None:
-        ordered = sorted(parts, key=lambda part: part[0])
-        return b"&".join(b"".join(part) for part in ordered).decode("ascii")
-    named = [(_text(name), _text(value)) for name, _, value in parts]
+        parts = filter(None, raw.decode("ascii").split("&"))
+        return "&".join(sorted(parts, key=lambda part: part.partition("=")[0]))
+    named = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="surrogateescape")
     kept = sorted((it for it in named if it[0] in declared), key=lambda it: it[0])
-    return "&".join(f"{_escaped(name)}={_escaped(value)}" for name, value in kept)
-
-
-def _escaped(text: str) -> str:
-    return quote(text, safe="", errors="surrogateescape")
-
-
-def _text(raw: bytes) -> str:
-    return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8", "surrogateescape")
+    return urlencode(kept, errors="surrogateescape", quote_via=quote)
 
 
 def plain_path(path: str) -> str:

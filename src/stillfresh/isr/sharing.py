@@ -45,32 +45,26 @@ class Shared:
     vary: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Unshared:
-    """For the client that asked, and nobody else."""
-
-    reason: Reason
-
-
-Judgement: TypeAlias = Shared | Unshared
+Judgement: TypeAlias = Shared | Reason
+"""A reason: for the client that asked, and nobody else."""
 
 
 def judged(status: int, headers: Raw, fetched_at: float, own: PageTerms | None) -> Judgement:
     """`own`: the route's own duration, if it has one."""
     if (reason := private(headers) or _unfit(status, headers)) is not None:
-        return Unshared(reason)
+        return reason
     vary = _varies(headers)
     if "*" in vary:
-        return Unshared(Reason.VARY)
+        return Reason.VARY
     if own is not None:
         kept = own.absent() if status in ABSENT else own
-        return Shared(kept, vary) if status in BY_ROUTE else Unshared(Reason.STATUS)
+        return Shared(kept, vary) if status in BY_ROUTE else Reason.STATUS
     terms = stated(headers, fetched_at)
     if terms is None:
-        return Unshared(Reason.NO_FRESHNESS)
+        return Reason.NO_FRESHNESS
     has_validator = any(name in {b"etag", b"last-modified"} for name, _ in headers)
     if not (terms.fresh_for or terms.stale_for or terms.error_for or has_validator):
-        return Unshared(Reason.NO_FRESHNESS)
+        return Reason.NO_FRESHNESS
     return Shared(terms, vary)
 
 
@@ -184,17 +178,17 @@ def judged_for(
 ) -> Judgement:
     """May the response to this visitor's own request be shared?"""
     judgement = judged(status, answer, fetched_at, own)
-    if isinstance(judgement, Unshared):
+    if isinstance(judgement, Reason):
         return judgement
     carried = carried_in(request, credentials)
     if (reason := is_for(answer, carried)) is not None:
-        return Unshared(reason)
+        return reason
     judgement = _by_origin(judgement, request, answer)
     chosen = selected(judgement.vary, request, carried)
     if chosen is None or chosen != selected(judgement.vary, end_to_end(request), carried):
-        return Unshared(Reason.VARY)  # in the second case `Connection` hid a field from the site
+        return Reason.VARY  # in the second case `Connection` hid a field from the site
     names = {*credentials, *(name.encode("latin-1", "replace") for name in judgement.vary)}
-    return Unshared(Reason.HEADERS) if _look_like(request, names) else judgement
+    return Reason.HEADERS if _look_like(request, names) else judgement
 
 
 def _look_like(request: Raw, names: Collection[bytes]) -> bool:

@@ -30,8 +30,8 @@ from stillfresh.http.validation import (
     not_modified_headers,
     part_asked,
 )
-from stillfresh.isr.model import Head, Headers, Page, PageFailed, Rendered, Send, Stored
-from stillfresh.isr.sharing import Judgement, Unshared, is_of_gateway, private
+from stillfresh.isr.model import Head, Headers, Page, PageFailed, Reason, Rendered, Send, Stored
+from stillfresh.isr.sharing import Judgement, is_of_gateway, private
 from stillfresh.stores.contract import Store, WrappedStore
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def made_of(
     raw = tuple(
         it for it in end_to_end(page.headers.raw) if it[0] not in {b"content-length", b"age"}
     )
-    if isinstance(judgement, Unshared):
-        return Rendered(Stored(Head(page.status, raw), page.body), judgement.reason)
+    if isinstance(judgement, Reason):
+        return Rendered(Stored(Head(page.status, raw), page.body), judgement)
     terms, vary = judgement.terms, judgement.vary
     head = Head(
         status=page.status,

@@ -20,7 +20,6 @@ from stillfresh.isr.model import (
     FoundPage,
     PageFailed,
     PageKey,
-    Passed,
     Reason,
     Render,
     Rendered,
@@ -44,8 +43,10 @@ ROUNDS: Final = 3
 """Loads that a visit waits for: each may turn out to be of another variant."""
 
 
-Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Passed
-"""`AppAnswer` (I24): the app's response to this very request, which goes on."""
+Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Reason
+"""`AppAnswer` (I24): the app's response to this very request, which goes on.
+
+A reason: the app has to answer this request itself."""
 Way: TypeAlias = Callable[[PageKey, Mapping[str, str]], Awaitable[Served]]
 """What is found under a key, of the variant that these request headers choose."""
 
@@ -72,17 +73,17 @@ class Visits:
         if visit.wish.no_store or visit.wish.only_if_cached:
             return await self._only_stored(visit)
         if not self._has_query((visit.host, visit.path, visit.query), self._pages.clock()):
-            return Passed(Reason.FULL)
+            return Reason.FULL
         if is_as_asked := visit.is_as_asked:
             found = await self._variant(visit, partial(self._as_asked, visit, scope))
         elif await self._is_the_apps(visit):
-            return Passed(Reason.PRIVATE, is_by_answer=True)
+            return Reason.PRIVATE
         else:
             found = await self._variant(visit, partial(self._by_key, visit, state))
         if not visit.is_authorized or (is_as_asked and not isinstance(found, FoundPage)):
             return found
         is_for_all = isinstance(found, FoundPage) and allows_authorized(found.stored.head.headers)
-        return found if is_for_all else Passed(Reason.AUTHORIZATION)
+        return found if is_for_all else Reason.AUTHORIZATION
 
     async def _variant(self, visit: Visit, way: Way) -> Served:
         """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
@@ -96,14 +97,14 @@ class Visits:
                 return found if key is base else replace(found, keys=(base, key))
             vary = found.stored.head.vary
             if (found_by := selected(vary, visit.headers, visit.carried)) is None:
-                return Passed(Reason.VARY)
+                return Reason.VARY
             named = {f"vary {name}": found_by.get(name, "") for name in vary}
             if len(id_ := key_of_variant(visit.id, named)) > MOST_KEY:
-                return Passed(Reason.HEADERS)
+                return Reason.HEADERS
             key, chosen = self._key(visit, id_), found_by
-            if not self._has_room(base, key, self._pages.clock()):
-                return Passed(Reason.FULL)
-        return Passed(Reason.VARY)
+            if not self._variants.has(base.id, key.id, self._pages.clock()):
+                return Reason.FULL
+        return Reason.VARY
 
     def _key(self, visit: Visit, id_: str) -> PageKey:
         of = None if id_ == visit.url else visit.url
@@ -136,9 +137,9 @@ class Visits:
         if kept is not None and kept.found:
             return await self._kept_or_asked(visit, scope, key, kept, unfit)
         if self._heard.is_private(self._mark(visit)):
-            return Passed(Reason.PRIVATE, is_by_answer=True)
+            return Reason.PRIVATE
         if unfit is not None:
-            return Passed(unfit)
+            return unfit
         return await self._asked(visit, scope, key, anew=kept is not None)
 
     async def _kept_or_asked(
@@ -154,7 +155,7 @@ class Visits:
         if not is_of(kept.value, visit.headers, visit.carried):
             return self._hit(key, kept)
         if visit.is_authorized and not allows_authorized(headers):
-            return Passed(Reason.AUTHORIZATION)
+            return Reason.AUTHORIZATION
         now, may_ask = self._pages.clock(), unfit in {None, Reason.RANGE}
         is_over = kept.verdict is Verdict.EXPIRED
         is_good = not is_over and sharing.suits(kept, visit.wish, now)
@@ -163,7 +164,7 @@ class Visits:
             return self._hit(key, kept)
         why = is_for(headers, visit.carried) if may_ask else unfit
         if not is_good and why is not None:
-            return Passed(why)
+            return why
         return await self._asked(visit, scope, key)
 
     async def _kept(self, visit: Visit, key: PageKey) -> Answer[Stored] | None:
@@ -232,12 +233,12 @@ class Visits:
     async def _stored(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
         answer, now = await self._pages.core.look(key), self._pages.clock()
         if answer is None or not answer.found:
-            return Passed(Reason.NO_STORE)
+            return Reason.NO_STORE
         is_refused = visit.is_authorized and not allows_authorized(answer.value.head.headers)
         is_over = answer.verdict is Verdict.EXPIRED
         is_good = (sharing.is_takeable if is_over else sharing.suits)(answer, visit.wish, now)
         if is_of(answer.value, visit.headers, visit.carried) and (is_refused or not is_good):
-            return Passed(Reason.NO_STORE)
+            return Reason.NO_STORE
         return self._hit(key, answer)
 
     async def _read(
@@ -251,7 +252,7 @@ class Visits:
         except Busy:
             is_private = self._heard.is_private(key.id)
             if is_private or not self._is_for_many(visit, key):
-                return Passed(Reason.BUSY)  # of each visitor's own: nobody's render is waited for
+                return Reason.BUSY  # of each visitor's own: nobody's render is waited for
             return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
         outcome = read.outcome
         is_shared = isinstance(outcome, Answer) and outcome.found
@@ -269,7 +270,7 @@ class Visits:
             case Answer() as answer if answer.found:
                 return self._hit(key, answer, had_old=read.had_old)
             case _:
-                return Passed(Reason.PRIVATE, is_by_answer=True)
+                return Reason.PRIVATE
 
     def _hit(self, key: PageKey, answer: Answer[Stored], *, had_old: bool = False) -> FoundPage:
         stored, now = answer.value, self._pages.clock()
@@ -296,7 +297,7 @@ class Visits:
         is_ours = is_late or (page is not None and sharing.is_of_gateway(page.headers.raw))
         is_his = visit.is_as_asked and is_own and isinstance(cause, Exception)
         if visit.is_open and not is_ours and not is_his:
-            return Passed(Reason.FAILED)
+            return Reason.FAILED
         if is_late:
             return Unavailable(notice(504, "The page took too long.\n"), "fwd=miss")
         what = "fwd=miss; detail=cooling" if page is None else "fwd=miss"
@@ -311,7 +312,7 @@ class Visits:
                 visit.headers, self._credentials, status, headers, fetched_at=now, own=own
             )
         elif visit.is_authorized and not allows_authorized(headers):
-            judgement = sharing.Unshared(Reason.AUTHORIZATION)
+            judgement = Reason.AUTHORIZATION
         else:
             judgement = sharing.judged(status, headers, now, own)
         if visit.is_open and isinstance(judgement, sharing.Shared):
@@ -330,14 +331,12 @@ class Visits:
     def has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
         """Whether a page that was found is still one of those that are kept."""
         first, last = keys[0], keys[-1]
-        return self._has_query(address, now) and (first is last or self._has_room(first, last, now))
-
-    def _has_room(self, key: PageKey, varied: PageKey, now: float) -> bool:
-        """I13: a client that makes up header values does not fill the store."""
-        return self._variants.has(key.id, varied.id, now)
+        is_varied = first is not last
+        is_kept = not is_varied or self._variants.has(first.id, last.id, now)
+        return is_kept and self._has_query(address, now)
 
     def _has_query(self, address: PageAddress, now: float) -> bool:
-        """I13: nor does one that makes up queries."""
+        """I13: a client that makes up queries does not fill the store."""
         host, path, query = address
         return not query or self._queries.has(host + path, query, now)
 
