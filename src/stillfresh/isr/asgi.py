@@ -30,7 +30,7 @@ from stillfresh.isr.pages import Full, PageCache
 from stillfresh.isr.render import AppAnswer, Renderer
 from stillfresh.isr.routes import RoutesLike, Site, Visit
 from stillfresh.isr.sharing import CREDENTIALS
-from stillfresh.isr.stored import send_page, send_stored, told
+from stillfresh.isr.stored import send_page, send_stored
 from stillfresh.isr.visits import PageAddress, Served, Visits
 
 SHARED: Final = ("asgi", "path_params", "server", "app")
@@ -140,9 +140,8 @@ class IsrMiddleware:
                 await send_page(send, page, what, is_head=visit.is_head)
             case FoundPage() as found:
                 self._hot.remember(scope, visit, found)
-                stored, is_head = found.stored, visit.is_head
-                fields = told(stored, found.age, found.what, is_outdated=found.is_outdated)
-                await send_stored(send, stored, fields, visit.headers, is_head=is_head)
+                asked, is_head = visit.headers, visit.is_head
+                await send_stored(send, found.stored, found.fields, asked, is_head=is_head)
 
     async def _found(self, visit: Visit, scope: Scope) -> Served:
         if visit.url in self._changes.pending:

@@ -250,15 +250,12 @@ class PageRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundPage:
-    """A stored page, and what to say of it."""
+    """A stored page, and the header fields that say what it is."""
 
     keys: tuple[PageKey, ...]
     """Its own, last; before it the one under which another variant was found."""
     stored: Stored
-    age: float
-    what: str
-    is_outdated: bool = False
-    """Stale though younger than it was to become."""
+    fields: Raw
 
 
 @dataclass(frozen=True, slots=True)

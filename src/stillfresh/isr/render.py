@@ -105,20 +105,25 @@ class AppRequest:
 class AppAnswer:
     """What an app sends; `settled` when it is whole, given up, or goes on to its visitor.
 
-    `has_old`: there is an older page to serve if this one is an error, or is not modified.
+    `asked`: the conditions by which it is asked for, if there is an older page to serve should
+    this one be an error, or not modified.
     """
 
     def __init__(
-        self, asking: AppRequest, fetched_at: float, max_body: int, *, has_old: bool
+        self, app: App, asking: AppRequest, fetched_at: float, max_body: int, asked: Raw | None
     ) -> None:
         self.judge = partial(asking.judge, fetched_at)
         self._max_body = max_body
-        self._has_old = has_old
+        self._has_old = asked is not None
         self._handover = asking.handover
-        self._keeps_own = not asking.visit.is_as_asked and asking.own is None
+        is_as_asked = asking.visit.is_as_asked
+        self._keeps_own = not is_as_asked and asking.own is None
         """Also one that is not to be shared is collected."""
-        self.running: asyncio.Future[None] | None = None
-        self.settled = asyncio.Event()
+        scope = asking.scope(asked or ())
+        if is_as_asked:
+            scope[LOAD] = self
+        self.running = asyncio.ensure_future(app(scope, self.receive, self.send))
+        self.settled: asyncio.Future[None] = asyncio.Future()
         self._is_asked = self.is_given_up = self.is_going = self.is_whole = False
         self._status = 0
         self._headers: Raw = ()
@@ -138,7 +143,7 @@ class AppAnswer:
         if self.is_going:
             _, send = await asyncio.shield(self._visitor)
             await send(message)
-        elif not self.settled.is_set():
+        elif not self.settled.done():
             if self._handover is not None:
                 self._said.append(message)
             if message["type"] == "http.response.start":
@@ -183,7 +188,7 @@ class AppAnswer:
         self._parts.append(bytes(part))
         if not more:
             self.is_whole = True
-            self.settled.set()
+            self.settled.set_result(None)
 
     async def _go_on(self) -> None:
         """To the visitor, if one still waits."""
@@ -193,7 +198,7 @@ class AppAnswer:
             if has_left and not handover.done():
                 self.is_going, self.is_given_up = True, False
                 handover.set_result(self)
-        self.settled.set()
+        self.settled.set_result(None)
 
     def failure(self) -> Page | None:
         """I8: an error is one however big it is, and to whomever it goes; its status is told."""
@@ -212,7 +217,7 @@ class AppAnswer:
         if not self._is_asked:
             self._is_asked = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        await self.settled.wait()
+        await asyncio.shield(self.settled)
         if self.is_going:
             receive, _ = await asyncio.shield(self._visitor)
             while (await receive())["type"] != "http.disconnect":
@@ -229,18 +234,16 @@ class AppAnswer:
                 return
             self._said.clear()
             self._visitor.set_result((receive, send))
-            if (running := self.running) is not None:
-                await asyncio.wait([running])
-                if running.cancelled():
-                    raise ConnectionError("the cache was closed")
-                running.result()
+            await asyncio.wait([self.running])
+            if self.running.cancelled():
+                raise ConnectionError("the cache was closed")
+            self.running.result()
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Nobody takes the rest."""
-        if self.running is not None:
-            self.running.cancel()
+        self.running.cancel()
 
 
 class Renderer:
@@ -255,12 +258,9 @@ class Renderer:
     async def render(self, asking: AppRequest, old: Stored | None) -> Rendered:
         """With `old` as what upstream is asked to compare; as it was, if that still holds."""
         fetched_at = self._clock()
-        asked = () if old is None else conditions(old.head.headers)
-        answer = AppAnswer(asking, fetched_at, self._max_body, has_old=old is not None)
-        scope = asking.scope(asked)
-        if asking.visit.is_as_asked:
-            scope[LOAD] = answer
-        if (page := await self._page(scope, answer)) is None:
+        asked = None if old is None else conditions(old.head.headers)
+        answer = AppAnswer(self._app, asking, fetched_at, self._max_body, asked)
+        if (page := await self._page(answer)) is None:
             return Rendered(None, answer.reason)
         if page.status == NOT_MODIFIED and asked and old is not None:
             stored, new = old.head.headers, page.headers.raw
@@ -273,18 +273,15 @@ class Renderer:
         given = asking.given_of(judgement.vary) if isinstance(judgement, Shared) else {}
         return made_of(page, judgement, fetched_at, given, is_own=asking.own is not None)
 
-    async def _page(self, scope: dict[str, Any], answer: AppAnswer) -> Page | None:
+    async def _page(self, answer: AppAnswer) -> Page | None:
         """None: given up, or handed over."""
-        running = asyncio.ensure_future(self._app(scope, answer.receive, answer.send))
-        answer.running = running
-        waiting = asyncio.ensure_future(answer.settled.wait())
+        running = answer.running
         try:
-            await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+            settled = [running, answer.settled]
+            await asyncio.wait(settled, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await ended(running)
             raise
-        finally:
-            waiting.cancel()
         if answer.is_given_up:
             await ended(running)
         elif answer.is_going or answer.is_whole:

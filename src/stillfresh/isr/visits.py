@@ -31,7 +31,7 @@ from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
 from stillfresh.isr.render import AppAnswer, AppRequest, Renderer, given_to
 from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
 from stillfresh.isr.sharing import allows_authorized, is_for, is_of, selected
-from stillfresh.isr.stored import hit_text, notice, opened, too_busy
+from stillfresh.isr.stored import hit_text, notice, opened, told, too_busy
 
 PageAddress: TypeAlias = tuple[str, str, str]
 """Host, path and query: the names from outside that a page is kept by."""
@@ -283,7 +283,7 @@ class Visits:
             what = f"fwd={'stale' if had_old else 'miss'}; {how}; ttl={int(ttl)}"
         is_over = now - answer.fetched_at >= stored.head.fresh_for
         is_outdated = answer.verdict is not Verdict.FRESH and not is_over
-        return FoundPage((key,), stored, age, what, is_outdated)
+        return FoundPage((key,), stored, told(stored, age, what, is_outdated=is_outdated))
 
     def _failed(self, visit: Visit, error: LoadFailed, *, is_own: bool) -> Served:
         """I8: the error itself; within a cooldown, when to come again.
