@@ -26,11 +26,11 @@ from stillfresh.isr.model import (
     Send,
     Unavailable,
 )
-from stillfresh.isr.pages import Full, PageCache
+from stillfresh.isr.pages import RETRY_AFTER, Busy, Full, PageCache
 from stillfresh.isr.render import AppAnswer, Renderer
 from stillfresh.isr.routes import RoutesLike, Site, Visit
 from stillfresh.isr.sharing import CREDENTIALS
-from stillfresh.isr.stored import send_page, send_stored
+from stillfresh.isr.stored import send_page, send_stored, too_busy
 from stillfresh.isr.visits import PageAddress, Served, Visits
 
 SHARED: Final = ("asgi", "path_params", "server", "app")
@@ -152,6 +152,8 @@ class IsrMiddleware:
             return Reason.FULL
         except (StoreError, NotOpen):
             return Reason.STORE  # I10: the site works without its cache
+        except Busy:
+            return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
 
     def _has_places(self, address: PageAddress, keys: Sequence[PageKey], now: float) -> bool:
         return self._has_room(address[0], now) and self._visits.has_places(address, keys, now)

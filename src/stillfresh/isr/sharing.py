@@ -302,8 +302,10 @@ def suits(answer: Answer[Stored], wish: Wish, now: float) -> bool:
     )
 
 
-def is_takeable(answer: Answer[Stored], wish: Wish, now: float) -> bool:
-    """§5.2.1.2: EXPIRED, too old for us to serve, and all the same what this client takes."""
-    if is_changed(answer, now) or forbids_stale(answer.value.head.headers):
-        return False
-    return wish.max_stale > 0 and suits(answer, wish, now)
+def is_good_for(answer: Answer[Stored], wish: Wish, now: float) -> bool:
+    """Also one that is EXPIRED, too old for us to serve, if the client takes it (§5.2.1.2)."""
+    if answer.verdict is Verdict.EXPIRED:
+        is_refused = is_changed(answer, now) or forbids_stale(answer.value.head.headers)
+        if is_refused or not wish.max_stale:
+            return False
+    return suits(answer, wish, now)

@@ -27,11 +27,11 @@ from stillfresh.isr.model import (
     Stored,
     Unavailable,
 )
-from stillfresh.isr.pages import RETRY_AFTER, Busy, PageCache
+from stillfresh.isr.pages import Busy, PageCache
 from stillfresh.isr.render import AppAnswer, AppRequest, Renderer, given_to
 from stillfresh.isr.routes import MOST_KEY, Visit, key_of_variant
-from stillfresh.isr.sharing import allows_authorized, is_for, is_of, selected
-from stillfresh.isr.stored import hit_text, notice, opened, told, too_busy
+from stillfresh.isr.sharing import allows_authorized, is_for, is_good_for, is_of, selected
+from stillfresh.isr.stored import hit_text, notice, opened, told
 
 PageAddress: TypeAlias = tuple[str, str, str]
 """Host, path and query: the names from outside that a page is kept by."""
@@ -116,7 +116,7 @@ class Visits:
         """I13: the app is told the key, and nothing of the visitor."""
         if visit.wish.max_stale and (kept := await self._pages.core.look(key)) is not None:
             is_over = kept.found and kept.verdict is Verdict.EXPIRED
-            if is_over and sharing.is_takeable(kept, visit.wish, self._pages.clock()):
+            if is_over and is_good_for(kept, visit.wish, self._pages.clock()):
                 return self._hit(key, kept)
         base, own = {**state, "client": None}, self._terms(visit)
 
@@ -156,11 +156,9 @@ class Visits:
             return self._hit(key, kept)
         if visit.is_authorized and not allows_authorized(headers):
             return Reason.AUTHORIZATION
-        now, may_ask = self._pages.clock(), unfit in {None, Reason.RANGE}
-        is_over = kept.verdict is Verdict.EXPIRED
-        is_good = not is_over and sharing.suits(kept, visit.wish, now)
-        is_final = is_good and (kept.verdict is Verdict.FRESH or not may_ask)
-        if is_final or (is_over and sharing.is_takeable(kept, visit.wish, now)):
+        may_ask = unfit in {None, Reason.RANGE}
+        is_good = is_good_for(kept, visit.wish, self._pages.clock())
+        if is_good and not (kept.verdict is Verdict.STALE and may_ask):
             return self._hit(key, kept)
         why = is_for(headers, visit.carried) if may_ask else unfit
         if not is_good and why is not None:
@@ -231,13 +229,12 @@ class Visits:
         return found
 
     async def _stored(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
-        answer, now = await self._pages.core.look(key), self._pages.clock()
+        answer = await self._pages.core.look(key)
         if answer is None or not answer.found:
             return Reason.NO_STORE
         is_refused = visit.is_authorized and not allows_authorized(answer.value.head.headers)
-        is_over = answer.verdict is Verdict.EXPIRED
-        is_good = (sharing.is_takeable if is_over else sharing.suits)(answer, visit.wish, now)
-        if is_of(answer.value, visit.headers, visit.carried) and (is_refused or not is_good):
+        is_refused = is_refused or not is_good_for(answer, visit.wish, self._pages.clock())
+        if is_refused and is_of(answer.value, visit.headers, visit.carried):
             return Reason.NO_STORE
         return self._hit(key, answer)
 
@@ -250,10 +247,9 @@ class Visits:
                 key, render, visit.wish, anew=anew, is_noted=not visit.is_open
             )
         except Busy:
-            is_private = self._heard.is_private(key.id)
-            if is_private or not self._is_for_many(visit, key):
+            if self._heard.is_private(key.id) or not self._is_for_many(visit, key):
                 return Reason.BUSY  # of each visitor's own: nobody's render is waited for
-            return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
+            raise
         outcome = read.outcome
         is_shared = isinstance(outcome, Answer) and outcome.found
         # As asked, the answer to another, and one that is only too big, say nothing of sharing.
