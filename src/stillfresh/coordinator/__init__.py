@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from stillfresh.coordinator.config import Kind, TtlConfig, TtlSnapshot
+from stillfresh.coordinator.config import Kind, TtlConfig, TtlSnapshot, checked_kinds
 from stillfresh.coordinator.controller import TtlController
 from stillfresh.coordinator.coordinator import TtlCoordinator
 from stillfresh.coordinator.database import Database
@@ -23,6 +23,7 @@ __all__ = [
     "TtlController",
     "TtlCoordinator",
     "TtlSnapshot",
+    "checked_kinds",
 ]
 
 

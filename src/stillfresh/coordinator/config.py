@@ -6,7 +6,7 @@ them (C10, C12). Their views differ by viewer: a post's bookmark, a user's relat
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Final, Protocol, Self, TypeAlias
 
@@ -14,6 +14,7 @@ from stillfresh.checks import checked_flag, checked_function, checked_whole
 from stillfresh.coordinator.rules import View, by_id, post_id, user_id
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.keys import checked_kind
+from stillfresh.errors import ConfigError, shown
 
 POST: Final = "post"
 USER: Final = "user"
@@ -106,6 +107,19 @@ class Kind:
     def ttl(self) -> float:
         """Seconds, to the millisecond."""
         return self.ttl_ms / 1000
+
+
+def checked_kinds(kinds: Iterable[Kind]) -> dict[str, Kind]:
+    """By name."""
+    listed = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
+    if not all(isinstance(kind, Kind) for kind in listed):
+        raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
+    found: dict[str, Kind] = {}
+    for kind in listed:
+        if kind.name in found:
+            raise ConfigError(f"kinds: two are named {kind.name!r}; each has a name of its own")
+        found[kind.name] = kind
+    return found
 
 
 @dataclass(frozen=True, slots=True)

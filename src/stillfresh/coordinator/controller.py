@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from typing import Self
 
 from stillfresh.clock import Clock, checked_clock
-from stillfresh.coordinator.config import POST, USER, Kind, Nexus, TtlConfig, nexus_kinds
+from stillfresh.coordinator.config import (
+    POST,
+    USER,
+    Kind,
+    Nexus,
+    TtlConfig,
+    checked_kinds,
+    nexus_kinds,
+)
 from stillfresh.coordinator.database import KEPT_FOR, Database
 from stillfresh.coordinator.rules import View
 from stillfresh.coordinator.track import Outcome, Track, ViewerSession, ViewKey
@@ -57,13 +65,9 @@ class TtlController:
 
     def declare(self, kinds: Iterable[Kind]) -> None:
         """More kinds, each of a name of its own."""
-        if not isinstance(kinds, Iterable):
-            raise ConfigError(f"kinds: takes [Kind(...), ...], not {shown(kinds)}")
-        for kind in kinds:
-            if not isinstance(kind, Kind):
-                raise ConfigError(f"kinds: takes Kind(...), not {shown(kind)}")
-            if self.kinds.get(kind.name, kind) != kind:
-                raise ConfigError(f"kind {kind.name!r}: declared already; use another name")
+        for name, kind in checked_kinds(kinds).items():
+            if self.kinds.get(name, kind) != kind:
+                raise ConfigError(f"kind {name!r}: declared already; use another name")
             self._lay(kind)
 
     def configure(self, config: TtlConfig) -> None:

@@ -183,11 +183,10 @@ class Lane(Generic[K]):
         taken before, for the same batch.
         """
         first = next(iter(beside or self._queue), None)
-        if first is None or not self._is_suspect(first):
-            clean = (key for key in self._queue if not self._is_suspect(key))
-            taken = list(islice(clean, limit))
-        else:
+        if first is not None and self._is_suspect(first):
             taken = [] if beside else self._suspects(limit)
+        else:
+            taken = list(islice((key for key in self._queue if not self._is_suspect(key)), limit))
         for key in taken:
             self._move(key, Event.TAKE)
         return taken
@@ -270,12 +269,10 @@ class Lane(Generic[K]):
     def _suspects(self, limit: int) -> list[K]:
         """The longest queued, each in no larger company than it may be in."""
         taken: list[K] = []
-        for key in self._queue:
-            cooldown = self._cooldowns.get(key)
-            if cooldown is None or cooldown.at_most is None:
-                continue
-            is_outdated = cooldown.trial != self._trial
-            limit = min(limit, limit if is_outdated else cooldown.at_most)
+        for key in filter(self._is_suspect, self._queue):
+            cooldown = self._cooldowns[key]
+            if cooldown.trial == self._trial:
+                limit = min(limit, cooldown.at_most or limit)
             if len(taken) >= limit:
                 break
             taken.append(key)

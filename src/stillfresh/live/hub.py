@@ -14,7 +14,7 @@ import msgspec
 
 from stillfresh.bounded import sliced
 from stillfresh.checks import checked_whole
-from stillfresh.coordinator import Kind
+from stillfresh.coordinator import Kind, checked_kinds
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
 from stillfresh.engine.keys import checked_id, checked_text
 from stillfresh.engine.rules import ABSENT, results_of
@@ -57,7 +57,7 @@ class Hub:
         self, cache: Cache, *, kinds: Iterable[Kind], max_subscriptions: int = 1_000
     ) -> None:
         self.max_subscriptions = checked_whole("max_subscriptions", max_subscriptions)
-        self._kinds = by_name(kinds)
+        self._kinds = checked_kinds(kinds)
         self._resources = {name: resource_for(cache, kind) for name, kind in self._kinds.items()}
         self._connections: dict[Connection, None] = {}
         self._viewed: dict[str, dict[str, Viewed]] = {name: {} for name in self._kinds}
@@ -263,18 +263,6 @@ class Hub:
 def joined(viewer_id: str, id_: str) -> str:
     """Return the key of one viewer's own view."""
     return msgspec.json.encode((viewer_id, id_)).decode()
-
-
-def by_name(kinds: Iterable[Kind]) -> dict[str, Kind]:
-    listed = list(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else [None]
-    if not all(isinstance(kind, Kind) for kind in listed):
-        raise ConfigError(f"kinds: takes a list of Kind(...), not {shown(kinds)}")
-    found: dict[str, Kind] = {}
-    for kind in listed:
-        if kind.name in found:
-            raise ConfigError(f"kinds: two are named {kind.name!r}; each has a name of its own")
-        found[kind.name] = kind
-    return found
 
 
 def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:

@@ -272,13 +272,8 @@ def is_allowed_origin(origin: str, host: str, origins: Collection[str]) -> bool:
         return True
     try:
         here, there = urlsplit(origin), urlsplit(f"//{host}")
-        default = PORTS.get(here.scheme)
-        ports = (here.port or default, there.port or default)
+        port = PORTS.get(here.scheme)
+        is_same = (here.hostname, here.port or port) == (there.hostname, there.port or port)
     except ValueError:
         return False
-    return (
-        default is not None
-        and here.hostname is not None
-        and here.hostname == there.hostname
-        and ports[0] == ports[1]
-    )
+    return is_same and port is not None and here.hostname is not None

@@ -159,7 +159,8 @@ class Session:
             return
         self._heard_at = self._live.clock()
         text, most = message.get("text"), self._live.max_message
-        if _size(text or message.get("bytes") or b"") > most:
+        body = message.get("bytes") or b"" if text is None else text.encode(errors="surrogatepass")
+        if len(body) > most:
             self.end(Close.TOO_BIG, f"a message has at most {most:,} bytes")
             return
         try:
@@ -295,13 +296,6 @@ class Session:
     def _reply(self, message: messages.WelcomeMessage | ErrorMessage) -> None:
         if not self.outbox.put("replies", message):
             self.end(Close.SILENT, "too much was left unread", within=0)
-
-
-def _size(message: str | bytes) -> int:
-    """Bytes."""
-    if isinstance(message, bytes) or message.isascii():
-        return len(message)
-    return len(message.encode(errors="surrogatepass"))
 
 
 async def _sent(send: Send, message: MutableMapping[str, Any]) -> None:
