@@ -242,11 +242,10 @@ class TtlCoordinator:
         """At once, or as soon as the tick that is running ends."""
         self._tick_again = self._ticking is not None
         if self._ticking is None:
-            is_known = self._asks_visible is not None or self._is_open()
-            self._arm(0 if is_known else None)
+            self._arm(0 if self._is_open() else None)
 
     def _arm(self, after: float | None = None) -> None:
-        """One timer; also while hidden if only asking, or nobody yet, can tell that it is over."""
+        """One timer, also while it is hidden: it may have to ask whether it still is."""
         self._disarm()
         if self._is_started and self._viewer is not None:
             pause = self._config.batch_interval_ms / 1000 if after is None else after
@@ -261,7 +260,7 @@ class TtlCoordinator:
         self._timer = None
         if self._is_open():
             self._begin_tick()
-        elif self._asks_visible is not None or not self._knows_visibility:
+        else:
             self._say_hidden()
             self._arm()
 
