@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh import ConfigError, Policy
+from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record
 from stillfresh.stores.dynamodb import (
     DynamoStore,
@@ -124,8 +125,8 @@ class TestI2Records:
 
     def test_a_copy_as_it_lies_in_the_table(self) -> None:
         """The schema's attributes in whole seconds; beside them what they cannot say."""
-        copy = Copy("token", NOW + 0.25, Policy(60, 10.5, 20), b"value")
-        item = meta_item(copy, pk=PK, s3_key="t/cache/h/token.n", retention=604_800, size=5)
+        copy, body = Copy("token", NOW + 0.25, Policy(60, 10.5, 20), b"value"), Body(b"value")
+        item = meta_item(copy, pk=PK, s3_key="t/cache/h/token.n", retention=604_800, body=body)
         assert item == {
             "pk": {"S": PK},
             "sk": {"S": "META"},

@@ -227,9 +227,7 @@ class TestS6Throttling:
                 found = [key for key in keys if key not in late]
                 return {"Responses": {"t": found}, "UnprocessedKeys": {"t": {"Keys": late}}}
 
-        service = AwsService(
-            Client(), target="table 't'", meter=CostMeter(), sleep=pauses, dice=random.random
-        )
+        service = AwsService(Client(), "table 't'", CostMeter(), pauses, random.random)
         table, keys = Table(service, Names("t")), [(pk, "META") for pk in "abc"]
         assert set(await table.get_many(keys)) == set(keys)
         assert (asked, len(pauses.asked)) == ([3, 2, 2], 1)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -117,31 +117,19 @@ class AwsPlace:
         return (self.s3_endpoint or self.endpoint) if name == "s3" else self.endpoint
 
 
+@dataclass(eq=False)
 class AwsService:
-    def __init__(
-        self,
-        client: Any,  # noqa: ANN401 (made from the service's description when it is opened)
-        *,
-        target: str,
-        meter: CostMeter,
-        sleep: Callable[[float], Awaitable[object]],
-        dice: Callable[[], float],
-    ) -> None:
-        self.target = target
-        self._client = client
-        self._meter = meter
-        self._sleep = sleep
-        self._dice = dice
-        self._breaker = Breaker()
-        self._under_way = 0
-        self._is_closed = False
-        self._idle = asyncio.Event()
-
-    @property
-    def region(self) -> str:
-        """Where the client found that it works."""
-        region: str = self._client.meta.region_name
-        return region
+    client: Any
+    """Made from the service's description when it is opened."""
+    target: str
+    """What errors speak of."""
+    meter: CostMeter
+    sleep: Callable[[float], Awaitable[object]]
+    dice: Callable[[], float]
+    _breaker: Breaker = field(default_factory=Breaker)
+    _under_way: int = 0
+    _is_closed: bool = False
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def ask(
         self,
@@ -210,20 +198,20 @@ class AwsService:
                 return await self._once(operation, then, made, until)
             except Unanswered:
                 failures += 1
-                pause = spread(FIRST_PAUSE * 2 ** (failures - 1), self._dice)
+                pause = spread(FIRST_PAUSE * 2 ** (failures - 1), self.dice)
                 if failures == most or loop.time() + pause >= until:
                     raise
-            await self._sleep(pause)
+            await self.sleep(pause)
 
     async def _once(
         self, operation: str, then: Then | None, arguments: Mapping[str, Any], until: float
     ) -> Any:  # noqa: ANN401
-        self._meter.asked(operation)
+        self.meter.asked(operation)
         try:
             body = arguments.get("Body", b"")
             async with asyncio.timeout_at(until + len(body) / SLOWEST) as limit:
-                response = await getattr(self._client, operation)(**arguments)
-                self._meter.answered(operation, response)
+                response = await getattr(self.client, operation)(**arguments)
+                self.meter.answered(operation, response)
                 limit.reschedule(until + response.get("ContentLength", 0) / SLOWEST)
                 return response if then is None else await then(response)
         except ClientError as exc:
@@ -240,7 +228,7 @@ class AwsService:
         """A transaction is worth another try unless one of its conditions failed."""
         error = exc.response.get("Error", {})
         code, said = str(error.get("Code", "")), str(error.get("Message", exc))
-        self._meter.refused(code, arguments)
+        self.meter.refused(code, arguments)
         if code in NOT_MADE:
             said = NOT_MADE[code]
         elif code in DENIED:
@@ -279,7 +267,7 @@ async def opened(
             ) from exc
         except (BotoCoreError, ValueError) as exc:
             raise ConfigError(f"{target}: {exc}") from exc
-        service = AwsService(client, target=target, meter=meter, sleep=sleep, dice=dice)
+        service = AwsService(client, target, meter, sleep, dice)
         stack.push_async_callback(service.close)
         services.append(service)
     return services

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -40,7 +41,10 @@ class Body(Struct, frozen=True):
 
 
 class Shape(Protocol):
-    """How values of one kind lie in the open: a page is a body with its own content type."""
+    """How values of one kind lie in the open: a page is a body with its own content type.
+
+    Of a kind without a shape, the value is the body.
+    """
 
     @property
     def others(self) -> Policy | None:
@@ -53,33 +57,21 @@ class Shape(Protocol):
         """As it was given; or, of another's object, what it would have been."""
 
 
-class Opaque:
-    """The value is the body."""
-
-    others = None
-
-    def outside(self, value: bytes) -> Body:
-        return Body(value)
-
-    def inside(self, body: Body) -> bytes:
-        return body.data
-
-
+@dataclass(frozen=True, slots=True)
 class S3Bodies:
-    def __init__(self, service: AwsService, bucket: str) -> None:
-        self._service = service
-        self._bucket = bucket
+    service: AwsService
+    bucket: str
 
     async def put(self, key: str, body: Body) -> None:
         about: dict[str, Any] = (
             {} if body.content_type is None else {"ContentType": body.content_type}
         )
-        await self._service.ask("put_object", Bucket=self._bucket, Key=key, Body=body.data, **about)
+        await self.service.ask("put_object", Bucket=self.bucket, Key=key, Body=body.data, **about)
 
     async def get(self, key: str) -> Body | None:
         """None: it is not there."""
         try:
-            body: Body = await self._service.ask("get_object", _body, Bucket=self._bucket, Key=key)
+            body: Body = await self.service.ask("get_object", _body, Bucket=self.bucket, Key=key)
         except AwsRefused as exc:
             if exc.code not in MISSING:
                 raise
@@ -90,18 +82,18 @@ class S3Bodies:
         """Those that are gone already are no error."""
         for start in range(0, len(keys), AT_ONCE):
             objects = [{"Key": key} for key in keys[start : start + AT_ONCE]]
-            answer = await self._service.ask(
-                "delete_objects", Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+            answer = await self.service.ask(
+                "delete_objects", Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True}
             )
             if errors := answer.get("Errors"):
-                raise StoreError(f"{self._service.target}: not deleted: {errors[0]}")
+                raise StoreError(f"{self.service.target}: not deleted: {errors[0]}")
 
     async def older(self, prefix: str, before: float) -> AsyncIterator[list[str]]:
         """Keys of objects written before then, page by page."""
         start: dict[str, Any] = {}
         while True:
-            page = await self._service.ask(
-                "list_objects_v2", Bucket=self._bucket, Prefix=prefix, **start
+            page = await self.service.ask(
+                "list_objects_v2", Bucket=self.bucket, Prefix=prefix, **start
             )
             found = page.get("Contents", ())
             yield [each["Key"] for each in found if each["LastModified"].timestamp() < before]
@@ -116,46 +108,39 @@ async def _body(response: dict[str, Any]) -> Body:
     return Body(data, response.get("ContentType"), response.get("ETag"))
 
 
+@dataclass(eq=False)
 class Trash:
     """Keys to delete, each after `delay`; one task, which ends when there are none."""
 
-    def __init__(
-        self,
-        bodies: S3Bodies,
-        delay: float,
-        *,
-        clock: Clock,
-        sleep: Callable[[float], Awaitable[object]],
-    ) -> None:
-        self._bodies = bodies
-        self._delay = delay
-        self._clock = clock
-        self._sleep = sleep
-        self._waiting: deque[tuple[float, str]] = deque(maxlen=MOST_WAITING)
-        self._task: asyncio.Task[None] | None = None
-        self._is_closed = False
+    bodies: S3Bodies
+    delay: float
+    clock: Clock
+    sleep: Callable[[float], Awaitable[object]]
+    _waiting: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    _task: asyncio.Task[None] | None = None
+    _is_closed: bool = False
 
     def add(self, keys: Iterable[str]) -> None:
         if self._is_closed:
             return
-        due = self._clock() + self._delay
+        due = self.clock() + self.delay
         self._waiting.extend((due, key) for key in keys)
         if self._waiting and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._empty())
 
     async def _empty(self) -> None:
         while self._waiting:
-            await self._sleep(max(0.0, self._waiting[0][0] - self._clock()))
+            await self.sleep(max(0.0, self._waiting[0][0] - self.clock()))
             await self.delete_due()
 
     async def delete_due(self) -> None:
         """What could not be deleted is left to the next eviction."""
-        now = self._clock()
+        now = self.clock()
         due = []
         while self._waiting and self._waiting[0][0] <= now:
             due.append(self._waiting.popleft()[1])
         try:
-            await self._bodies.delete(due)
+            await self.bodies.delete(due)
         except StoreError as exc:
             logger.warning("%d bodies that nobody needs were not deleted: %s", len(due), exc)
 

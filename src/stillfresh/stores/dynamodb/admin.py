@@ -12,7 +12,7 @@ from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.meter import CostMeter
 
 KEYS: Final = {"pk": "HASH", "sk": "RANGE"}
-TTL: Final = "ttl"
+NO_TABLE: Final = "ResourceNotFoundException"
 LOOKS, PAUSE = 120, 0.5
 """A new table is ready within seconds; it is looked at for a minute."""
 
@@ -62,12 +62,12 @@ async def create(table: str, bucket: str | None, place: AwsPlace) -> TableState:
     """What is there already is left as it is."""
     async with AsyncExitStack() as stack:
         dynamodb, s3 = await opened(stack, place, (table, bucket), CostMeter())
-        if not await _has_table(dynamodb, table):
+        if not await _done(dynamodb, "describe_table", NO_TABLE, TableName=table):
             await _create_table(dynamodb, table)
         if bucket is not None and not await _has_bucket(s3, bucket):
-            where: dict[str, Any] = {}
-            if s3.region != "us-east-1":  # S3's oldest region is the one that must not be named
-                where["CreateBucketConfiguration"] = {"LocationConstraint": s3.region}
+            region, where = s3.client.meta.region_name, dict[str, Any]()
+            if region != "us-east-1":  # S3's oldest region is the one that must not be named
+                where["CreateBucketConfiguration"] = {"LocationConstraint": region}
             await s3.ask("create_bucket", Bucket=bucket, **where)
         return await _state(dynamodb, s3, table, bucket)
 
@@ -78,44 +78,35 @@ async def describe(table: str, bucket: str | None, place: AwsPlace) -> TableStat
         return await _state(dynamodb, s3, table, bucket)
 
 
-async def _has_table(dynamodb: AwsService, table: str) -> bool:
-    return await _exists(dynamodb, "describe_table", "ResourceNotFoundException", TableName=table)
-
-
 async def _has_bucket(s3: AwsService, bucket: str) -> bool:
-    return await _exists(s3, "head_bucket", "404", "NoSuchBucket", Bucket=bucket)
+    return await _done(s3, "head_bucket", "404", "NoSuchBucket", Bucket=bucket)
 
 
-async def _exists(service: AwsService, operation: str, *missing: str, **asked: Any) -> bool:  # noqa: ANN401
-    """False where the service refuses with one of the codes in `missing`."""
+async def _done(service: AwsService, operation: str, *codes: str, **asked: Any) -> bool:  # noqa: ANN401
+    """False where the service refuses with one of these codes."""
     try:
         await service.ask(operation, **asked)
     except AwsRefused as exc:
-        if exc.code not in missing:
+        if exc.code not in codes:
             raise
         return False
     return True
 
 
 async def _create_table(dynamodb: AwsService, table: str) -> None:
-    try:
-        await dynamodb.ask(
-            "create_table",
-            TableName=table,
-            KeySchema=[{"AttributeName": key, "KeyType": kind} for key, kind in KEYS.items()],
-            AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"} for key in KEYS],
-            BillingMode="PAY_PER_REQUEST",
-        )
-    except AwsRefused as exc:
-        if exc.code != "ResourceInUseException":  # else the first answer got lost
-            raise
+    await _done(
+        dynamodb,
+        "create_table",
+        "ResourceInUseException",  # the first answer got lost
+        TableName=table,
+        KeySchema=[{"AttributeName": key, "KeyType": kind} for key, kind in KEYS.items()],
+        AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"} for key in KEYS],
+        BillingMode="PAY_PER_REQUEST",
+    )
     await _ready(dynamodb, table)
     if await _ttl_attribute(dynamodb, table) is None:
-        await dynamodb.ask(
-            "update_time_to_live",
-            TableName=table,
-            TimeToLiveSpecification={"Enabled": True, "AttributeName": TTL},
-        )
+        ttl = {"Enabled": True, "AttributeName": "ttl"}
+        await dynamodb.ask("update_time_to_live", TableName=table, TimeToLiveSpecification=ttl)
 
 
 async def _ready(dynamodb: AwsService, table: str) -> None:

@@ -100,11 +100,11 @@ class Leases(Table):
                     continue
                 until = believed(holder, now, self.max_lease).held_until or now
                 raise LeaseHeld(f"{pk}: held by another until {until:.0f}", until) from exc
-            return attempts[-1], lock_of(old or {})
+            return attempts[-1], lock_of(old)
 
     async def _met(self, refused: ConditionFailed, pk: str, sk: str = LOCK) -> Item:
         """The row that a condition did not hold for."""
-        return refused.item or await self.get(pk, sk) or {}
+        return refused.item or await self.get(pk, sk)
 
     async def refresh(self, lease: FaceTheoryCacheLease, *, now: float) -> None:
         """I4: UpdateItem, to the lease's new end, if it is ours and live."""
@@ -125,7 +125,7 @@ class Leases(Table):
         """A row that remembers a failure stays, as a lease that has ended."""
         given = None if token is None else values(token=token)
         try:
-            return await self.delete(pk, LOCK, condition, given) is not None
+            return bool(await self.delete(pk, LOCK, condition, given))
         except ConditionFailed as exc:
             row = await self._met(exc, pk)
             if "failures" not in row:
@@ -162,8 +162,9 @@ class Leases(Table):
         try:
             await self.transact(("Put", put), end, name=name)
         except ConditionFailed as exc:
-            stored = await self.get(pk, META) or {}
-            if stored.get("s3_key") != item["s3_key"]:  # else the first answer got lost
+            if (await self.get(pk, META)).get("s3_key") != item[
+                "s3_key"
+            ]:  # else the first answer got lost
                 raise _lost(pk) from exc
 
     async def mark(self, pk: str, mark: Mark) -> bool:
@@ -208,7 +209,7 @@ class Leases(Table):
                 await self.put(key_of(pk, sk) | beside, UNCHANGED, values(seen=seen, token=token))
             except ConditionFailed as exc:
                 seen = text(await self._met(exc, pk, sk), "lease_token") or ""
-                if lock_of(await self.get(sk, LOCK) or {}).token != token:
+                if lock_of(await self.get(sk, LOCK)).token != token:
                     return
             else:
                 return

@@ -11,12 +11,12 @@ from math import ceil, floor
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW, Policy
+from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record
 from stillfresh.stores.dynamodb.schema import (
     LOCK,
     MAX_AHEAD,
     META,
-    AnyItem,
     FaceTheoryCacheMetadata,
     Item,
     attributes,
@@ -30,6 +30,7 @@ RELEASED: Final = "released"
 LONGEST_NAME: Final = 1_024
 """Bytes of an id that is written beside its hash: a read is paid for by every 4 KB of a row."""
 FOR_EVER: Final = 100 * 366 * 86400.0
+NO_BODY: Final = Body(b"")
 ENDLESS: Final = Policy(0, FOR_EVER, FOR_EVER)
 """Another's row says no end: without terms of the cache's own it is stale until it is swept."""
 
@@ -86,9 +87,7 @@ def meta_item(
     pk: str,
     s3_key: str,
     retention: float,
-    etag: str | None = None,
-    extra: bytes = b"",
-    size: int = 0,
+    body: Body = NO_BODY,
     tags: Sequence[str] = (),
 ) -> Item:
     """The schema's attributes, and beside them only what they cannot say."""
@@ -96,22 +95,22 @@ def meta_item(
     kept = max(retention, terms.stale_for, terms.error_for)
     generated_at, fresh_for = floor(copy.fetched_at), floor(terms.fresh_for)
     ttl = generated_at + fresh_for + ceil(kept)
-    revalidate_seconds = fresh_for if copy.mark is Mark.NONE else 0
-    meta = FaceTheoryCacheMetadata(pk, META, s3_key, generated_at, revalidate_seconds, etag, ttl)
+    interval = fresh_for if copy.mark is Mark.NONE else 0
+    meta = FaceTheoryCacheMetadata(pk, META, s3_key, generated_at, interval, body.etag, ttl)
     item = meta.item() | attributes(
         fetched_at=copy.fetched_at or None,
         fresh_for=terms.fresh_for or None,
         stale_for=terms.stale_for or None,
         error_for=terms.error_for or None,
         mark=copy.mark or None,
-        body_size=size or None,
+        body_size=len(body.data) or None,
         generation=copy.generation,
-        own_etag=etag,
+        own_etag=body.etag,
     )
     if copy.value is None:
         item["absent"] = {"BOOL": True}
-    if extra:
-        item["extra"] = {"B": extra}
+    if body.extra:
+        item["extra"] = {"B": body.extra}
     return item | tag_set(tags)
 
 
@@ -130,7 +129,7 @@ def tag_set(tags: Sequence[str]) -> Item:
     return {"tags": {"SS": named}} if named else {}
 
 
-def _tags(item: AnyItem) -> frozenset[str]:
+def _tags(item: Item) -> frozenset[str]:
     return frozenset(tag.removeprefix("\0") for tag in item.get("tags", {}).get("SS", ()))
 
 
@@ -140,20 +139,20 @@ def failure_attributes(failure: Failure) -> Item:
     return attributes(failures=failure.count, retry_at=failure.retry_at, error=error)
 
 
-def _failure(item: AnyItem) -> Failure | None:
+def _failure(item: Item) -> Failure | None:
     count, retry_at = number(item, "failures"), number(item, "retry_at")
     if count is None or retry_at is None:
         return None
     return Failure(int(count), retry_at, text(item, "error") or "")
 
 
-def lock_of(item: AnyItem) -> Lock:
+def lock_of(item: Item) -> Lock:
     token = text(item, "lease_token")
     held_until = number(item, "lease_expires_at") if token != RELEASED else None
     return Lock(held_until, _failure(item), _tags(item), token)
 
 
-def version_of(item: AnyItem) -> str | None:
+def version_of(item: Item) -> str | None:
     """I19: the row that a META of the pointer-swap recipe names, in the same partition."""
     current = text(item, CURRENT)
     return None if current in {META, LOCK} else current
@@ -170,7 +169,7 @@ def believed(lock: Lock, now: float, max_lease: float) -> Lock:
     return replace(lock, held_until=min(until, now + LONGEST_LEASE))
 
 
-def row_of(item: AnyItem, now: float, others: Policy = ENDLESS) -> Row:
+def row_of(item: Item, now: float, others: Policy = ENDLESS) -> Row:
     """Anybody's row; one that lacks what the schema requires has no copy.
 
     `others`: how long past its time a copy may be served that does not say so itself.
@@ -190,7 +189,7 @@ def row_of(item: AnyItem, now: float, others: Policy = ENDLESS) -> Row:
     )
 
 
-def _own(meta: FaceTheoryCacheMetadata, item: AnyItem) -> tuple[str, float] | None:
+def _own(meta: FaceTheoryCacheMetadata, item: Item) -> tuple[str, float] | None:
     """I19: the generation and the exact time, if body, time and ETag are those that we wrote."""
     generation, fetched_at = text(item, "generation"), number(item, "fetched_at")
     if generation is None or fetched_at is None:
@@ -205,7 +204,7 @@ def _own(meta: FaceTheoryCacheMetadata, item: AnyItem) -> tuple[str, float] | No
 
 def _copy(
     meta: FaceTheoryCacheMetadata,
-    item: AnyItem,
+    item: Item,
     now: float,
     others: Policy,
     own: tuple[str, float] | None,
@@ -233,7 +232,7 @@ def _copy(
     return Copy(generation, fetched_at, policy, None if is_absent else UNREAD, mark)
 
 
-def _mark(meta: FaceTheoryCacheMetadata, item: AnyItem, policy: Policy) -> Mark:
+def _mark(meta: FaceTheoryCacheMetadata, item: Item, policy: Policy) -> Mark:
     """`revalidate_seconds` of zero is an invalidation, whoever wrote it (I3)."""
     if meta.revalidate_seconds:
         return Mark.NONE

@@ -7,7 +7,6 @@ is ceiled, so that a lease is never shorter than asked (I3).
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Final, TypeAlias
@@ -17,8 +16,6 @@ from stillfresh.stores.tenants import tenant_prefix
 
 Item: TypeAlias = dict[str, dict[str, Any]]
 """A row as DynamoDB speaks of it: `{"pk": {"S": "…"}, "generated_at": {"N": "…"}}`."""
-AnyItem: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The same, to read only."""
 
 TABLE_VARIABLE: Final = "FACETHEORY_CACHE_TABLE_NAME"
 META: Final = "META"
@@ -65,13 +62,13 @@ def attributes(**given: str | float | None) -> Item:
     }
 
 
-def text(item: AnyItem, name: str) -> str | None:
+def text(item: Item, name: str) -> str | None:
     """The attribute, if it is there and a text that is not empty."""
     value = item.get(name, {}).get("S")
     return value if isinstance(value, str) and value else None
 
 
-def number(item: AnyItem, name: str) -> float | None:
+def number(item: Item, name: str) -> float | None:
     """The attribute, if it is there and a number."""
     try:
         return float(item.get(name, {})["N"])
@@ -79,7 +76,7 @@ def number(item: AnyItem, name: str) -> float | None:
         return None
 
 
-def _integer(item: AnyItem, name: str) -> int | None:
+def _integer(item: Item, name: str) -> int | None:
     value = number(item, name)
     return None if value is None else floor(value)
 
@@ -111,7 +108,7 @@ class FaceTheoryCacheMetadata:
         )
 
     @classmethod
-    def from_item(cls, item: AnyItem) -> "FaceTheoryCacheMetadata | None":
+    def from_item(cls, item: Item) -> "FaceTheoryCacheMetadata | None":
         """Whoever wrote it; attributes that are not known are left alone. None: not usable."""
         s3_key, generated_at = text(item, "s3_key"), _integer(item, "generated_at")
         revalidate_seconds = _integer(item, "revalidate_seconds")
@@ -155,7 +152,7 @@ class FaceTheoryCacheLease:
         )
 
     @classmethod
-    def from_item(cls, item: AnyItem) -> "FaceTheoryCacheLease | None":
+    def from_item(cls, item: Item) -> "FaceTheoryCacheLease | None":
         """None: not a lease that anybody could hold."""
         token, expires_at = text(item, "lease_token"), _integer(item, "lease_expires_at")
         if token is None or expires_at is None:
@@ -174,7 +171,7 @@ class Names:
     def pk(self, kind: str, id_: str) -> str:
         return cache_pk(cache_key(kind, id_), self.tenant)
 
-    def named(self, item: AnyItem) -> tuple[str, str] | None:
+    def named(self, item: Item) -> tuple[str, str] | None:
         """The kind and the id of a row; None if it does not say them, or wrongly."""
         kind, id_ = text(item, "kind"), text(item, "id") or ""
         if kind is None or self.pk(kind, id_) != text(item, "pk"):

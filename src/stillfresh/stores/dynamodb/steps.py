@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stillfresh.clock import Clock
 from stillfresh.errors import LeaseHeld, LeaseLost, StoreError
-from stillfresh.stores.bodies import Body, Opaque, S3Bodies, Shape, Trash
+from stillfresh.stores.bodies import Body, S3Bodies, Shape, Trash
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -31,6 +31,7 @@ from stillfresh.stores.contract import (
 from stillfresh.stores.dynamodb.leases import TAGGED_FOR, Leases
 from stillfresh.stores.dynamodb.rows import (
     ENDLESS,
+    NO_BODY,
     Lock,
     Row,
     believed,
@@ -52,7 +53,6 @@ LEASED_FOR: Final = 120
 CHANGED_FOR: Final = 20
 """Seconds; an eventually consistent read is behind by less, as a rule by one."""
 NOTHING: Final = Record()
-OPAQUE: Final = Opaque()
 CLAIM_LASTS: Final = 3600.0
 
 
@@ -130,7 +130,8 @@ class DynamoSteps:
             versions = await self.table.get_many([*pointers.items()], consistent=consistent)
             for (pk, _), version in versions.items():
                 items[pk] = {**items[pk], **version, "sk": items[pk]["sk"]}
-        others = self.shape(kind).others or ENDLESS
+        shape = self.shapes.get(kind)
+        others = (None if shape is None else shape.others) or ENDLESS
         return {pk: row_of(item, now, others) for pk, item in items.items()}
 
     async def row(self, kind: str, pk: str) -> Row:
@@ -159,12 +160,10 @@ class DynamoSteps:
         body = await self.bodies.get(key)
         if body is None or len(body.data) < row.size:
             return UNREAD
+        if (shape := self.shapes.get(kind)) is None:
+            return body.data
         terms = row.copy.policy
-        open_body = Body(body.data, body.content_type, row.meta.etag, row.extra, terms)
-        return self.shape(kind).inside(open_body)
-
-    def shape(self, kind: str) -> Shape:
-        return self.shapes.get(kind, OPAQUE)
+        return shape.inside(Body(body.data, body.content_type, row.meta.etag, row.extra, terms))
 
     async def acquire(self, kind: str, ask: Ask, lease_for: float) -> Grant:
         """E17: a holder is replaced only if the copy is the one seen."""
@@ -264,18 +263,17 @@ class DynamoSteps:
         pk, nonce = self.names.pk(kind, id_), uuid4().hex
         claim = self.claims.remove(lease.token, Claim())
         s3_key = self.names.body(pk, copy.generation, nonce)
-        body, written = Body(b""), None
+        body, written = NO_BODY, None
         if isinstance(copy.value, bytes):
-            body, written = self.shape(kind).outside(copy.value), s3_key
+            shape, written = self.shapes.get(kind), s3_key
+            body = Body(copy.value) if shape is None else shape.outside(copy.value)
             await self.bodies.put(s3_key, body)
         item = name_beside(kind, id_) | meta_item(
             copy,
             pk=pk,
             s3_key=s3_key,
             retention=self.retention,
-            etag=body.etag,
-            extra=body.extra,
-            size=len(body.data),
+            body=body,
             tags=claim.tags,
         )
         ttl, token = float(item["ttl"]["N"]), lease.token
@@ -338,8 +336,8 @@ class DynamoSteps:
         return sorted((kind, id_) for kind, id_ in named if kind is not None)
 
     async def delete(self, pk: str) -> None:
-        lock = lock_of(await self.table.delete(pk, LOCK) or {})
-        row = row_of(await self.table.delete(pk, META) or {}, self.clock())
+        lock = lock_of(await self.table.delete(pk, LOCK))
+        row = row_of(await self.table.delete(pk, META), self.clock())
         self.changed.insert(pk, True)
         await self.table.remove_tags(pk, row, lock)
         self._discard(pk, row.s3_key)

@@ -120,7 +120,7 @@ class DynamoStore(Store):
         table = Leases(dynamodb, names, max_lease=self._max_lease)
         await check_table(table)
         bodies = S3Bodies(s3, names.bucket)
-        trash = Trash(bodies, self._delete_after, clock=self._clock, sleep=sleep)
+        trash = Trash(bodies, self._delete_after, self._clock, sleep)
         stack.push_async_callback(trash.close)
         return DynamoSteps(
             table, bodies, self.shapes, self._clock, trash, self._retention, self._new_token

@@ -57,16 +57,17 @@ class Table:
     names: Names
     urgent: bool = False
 
-    async def get(self, pk: str, sk: str, *, consistent: bool = True) -> Item | None:
+    async def get(self, pk: str, sk: str, *, consistent: bool = True) -> Item:
+        """Empty if there is none."""
         answer = await self._ask("get_item", Key=key_of(pk, sk), ConsistentRead=consistent)
-        item: Item | None = answer.get("Item")
+        item: Item = answer.get("Item", {})
         return item
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = True) -> dict[Key, Item]:
         """By the hundred; one alone is a GetItem."""
         if len(keys) == 1:
             item = await self.get(*keys[0], consistent=consistent)
-            return {} if item is None else {keys[0]: item}
+            return {keys[0]: item} if item else {}
         found: dict[Key, Item] = {}
 
         async def get_some(start: int) -> None:
@@ -99,27 +100,26 @@ class Table:
         )
         return left
 
-    async def put(
-        self, item: Item | Callable[[], Item], condition: str, given: Item
-    ) -> Item | None:
+    async def put(self, item: Item | Callable[[], Item], condition: str, given: Item) -> Item:
         """Returns the row that it replaced. A function makes the row anew for each attempt."""
         return await self._replace("put_item", condition, given, Item=item)
 
     async def delete(
         self, pk: str, sk: str, condition: str = "", given: Item | None = None
-    ) -> Item | None:
+    ) -> Item:
         """Returns the row that went."""
         return await self._replace("delete_item", condition, given, Key=key_of(pk, sk))
 
     async def _replace(
         self, operation: str, condition: str, given: Item | None, **what: object
-    ) -> Item | None:
+    ) -> Item:
+        """Empty if there was none."""
         if condition:
             what |= TELL | {"ConditionExpression": condition}
         if given:
             what["ExpressionAttributeValues"] = given
         answer = await self._ask(operation, ReturnValues="ALL_OLD", **what)
-        old: Item | None = answer.get("Attributes")
+        old: Item = answer.get("Attributes", {})
         return old
 
     async def update(self, pk: str, sk: str, change: dict[str, Any]) -> Item | None:
