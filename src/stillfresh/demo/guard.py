@@ -12,15 +12,14 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.web.guard import LOCAL_NAMES, host_name, is_address, is_of_this_page
-from stillfresh.web.replies import POLICY
+from stillfresh.web.replies import POLICY, SAFETY
 
 HEADER: Final = "x-stillfresh-demo"
 """Only a script of this origin can set it without being asked by the browser whether it may."""
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (recognised, not bound)
 SAID: Final = {
+    **SAFETY,
     "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 

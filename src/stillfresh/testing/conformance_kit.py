@@ -8,6 +8,7 @@ invalidation or deletion may cost a load, and nothing else.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -123,32 +124,29 @@ def _on_an_open_store(test: Callable[[Any, Store], Awaitable[None]]) -> object:
     return tested
 
 
+@dataclass
 class History:
     """One entry. The request of step number `late` arrives again after step number `point`."""
 
-    def __init__(
-        self, suite: ConformanceKit, store: Store, id_: str, late: int = -1, point: int = -1
-    ) -> None:
-        self.steps: list[str] = []
-        self.can_be_late = True
-        """False: nothing of a step is left on its way when the step has ended."""
-        self._suite = suite
-        self._store = store
-        self._id = id_
-        self._tag = f"tag of {id_}"
-        self._late = late
-        self._point = point
-        self._deliver: Deliver | None = None
-        self._version = 0
-        """Of the thing itself, one higher after each invalidation."""
-        self._versions: dict[str, int] = {}
-        """The version that a lease's load sees, by the lease's token."""
-        self._stored: str | None = None
-        """The generation that was published last."""
-        self._holder: str | None = None
-        """The token of the last lease: a lease that was taken over is void."""
-        self._arrived = ""
-        """The name of the late step, once its request has arrived again."""
+    suite: ConformanceKit
+    store: Store
+    id: str
+    late: int = -1
+    point: int = -1
+    steps: list[str] = field(default_factory=list)
+    can_be_late: bool = True
+    """False: nothing of a step is left on its way when the step has ended."""
+    _deliver: Deliver | None = None
+    _version: int = 0
+    """Of the thing itself, one higher after each invalidation."""
+    _versions: dict[str, int] = field(default_factory=dict)
+    """The version that a lease's load sees, by the lease's token."""
+    _stored: str | None = None
+    """The generation that was published last."""
+    _holder: str | None = None
+    """The token of the last lease: a lease that was taken over is void."""
+    _arrived: str = ""
+    """The name of the late step, once its request has arrived again."""
 
     async def acquire(self, *, take_over: bool = False) -> Lease:
         """Take the lease, or take it over as a put does (E17).
@@ -157,12 +155,12 @@ class History:
         """
         copy = (await self._record()).copy
         seen = None if copy is None else copy.generation
-        asks = [Ask(self._id, seen, (self._tag,), take_over=take_over)]
-        work = self._store.acquire(KIND, asks, self._suite.LEASE)
-        grant = (await self._step("take_over" if take_over else "acquire", work))[self._id]
+        asks = [Ask(self.id, seen, (f"tag of {self.id}",), take_over=take_over)]
+        work = self.store.acquire(KIND, asks, self.suite.LEASE)
+        grant = (await self._step("take_over" if take_over else "acquire", work))[self.id]
         if isinstance(grant, Held) and self._arrived in TAKING:
-            await self._suite.pass_time(self._suite.LEASE * 1.1)
-            grant = (await self._store.acquire(KIND, asks, self._suite.LEASE))[self._id]
+            await self.suite.pass_time(self.suite.LEASE * 1.1)
+            grant = (await self.store.acquire(KIND, asks, self.suite.LEASE))[self.id]
         assert isinstance(grant, Lease), self._told(f"the lease was denied: {grant}")
         self._versions[grant.token] = self._version
         self._holder = grant.token
@@ -170,33 +168,33 @@ class History:
         return grant
 
     async def renew(self, lease: Lease) -> None:
-        lost = await self._step("renew", self._store.renew(KIND, [lease], self._suite.LEASE))
+        lost = await self._step("renew", self.store.renew(KIND, [lease], self.suite.LEASE))
         self._check_holds(lease, is_lost=bool(lost))
         await self._look()
 
     async def publish(self, lease: Lease) -> None:
-        copy = Copy(lease.token, self._suite.clock(), LASTING, b"value")
-        copies = {self._id: (lease, copy)}
-        superseded = await self._step("publish", self._store.publish(KIND, copies))
+        copy = Copy(lease.token, self.suite.clock(), LASTING, b"value")
+        copies = {self.id: (lease, copy)}
+        superseded = await self._step("publish", self.store.publish(KIND, copies))
         self._check_holds(lease, is_lost=bool(superseded))
         if not superseded:
             self._stored = lease.token
         await self._look()
 
     async def release(self, lease: Lease, failure: Failure | None = None) -> None:
-        failures = {} if failure is None else {self._id: failure}
-        await self._step("release", self._store.release(KIND, [lease], failures))
+        failures = {} if failure is None else {self.id: failure}
+        await self._step("release", self.store.release(KIND, [lease], failures))
         await self._look()
 
     async def invalidate(self) -> None:
-        await self._void("invalidate", self._store.invalidate(KIND, [self._id]))
+        await self._void("invalidate", self.store.invalidate(KIND, [self.id]))
 
     async def invalidate_tag(self) -> None:
-        await self._void("invalidate_tag", self._store.invalidate_tag(self._tag))
+        await self._void("invalidate_tag", self.store.invalidate_tag(f"tag of {self.id}"))
 
     async def delete(self) -> None:
         self._stored = None
-        await self._void("delete", self._store.delete(KIND, [self._id]))
+        await self._void("delete", self.store.delete(KIND, [self.id]))
 
     async def _void(self, name: str, work: Awaitable[object]) -> None:
         await self._step(name, work)
@@ -204,23 +202,23 @@ class History:
         await self._look()
 
     async def evict(self) -> None:
-        await self._step("evict", self._store.evict(self._suite.clock()))
+        await self._step("evict", self.store.evict(self.suite.clock()))
         await self._look()
 
     async def _step(self, name: str, work: Awaitable[T]) -> T:
         self.steps.append(name)
-        if len(self.steps) - 1 != self._late:
+        if len(self.steps) - 1 != self.late:
             return await work
-        result, self._deliver = await self._suite.delayed(work)
+        result, self._deliver = await self.suite.delayed(work)
         self.can_be_late = self._deliver is not None
         return result
 
     async def _look(self) -> None:
         """After a step; and once more, if the late request arrives now."""
         await self._check()
-        if len(self.steps) - 1 == self._point and self._deliver is not None:
+        if len(self.steps) - 1 == self.point and self._deliver is not None:
             await self._deliver()
-            self._arrived = self.steps[self._late]
+            self._arrived = self.steps[self.late]
             await self._check()
 
     async def _check(self) -> None:
@@ -239,14 +237,14 @@ class History:
         assert not (is_lost and is_held) or may_be_lost, self._told("a live lease was lost")
 
     async def _record(self) -> Record:
-        return await self._suite.record(self._store, self._id)
+        return await self.suite.record(self.store, self.id)
 
     def _told(self, what: str) -> str:
         shown = [
-            f"{name} (late)" if at == self._late else name for at, name in enumerate(self.steps)
+            f"{name} (late)" if at == self.late else name for at, name in enumerate(self.steps)
         ]
-        if len(shown) > self._point >= 0:
-            shown.insert(self._point + 1, f"the late {self.steps[self._late]} arrives")
+        if len(shown) > self.point >= 0:
+            shown.insert(self.point + 1, f"the late {self.steps[self.late]} arrives")
         return f"{what}; the history: {', '.join(shown)}"
 
 

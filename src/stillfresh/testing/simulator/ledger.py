@@ -105,7 +105,7 @@ class Ledger:
         """When each key was asked of upstream last."""
         self._by_token: dict[str, KeyLoad] = {}
         self._holders: dict[Key, Holder] = {}
-        self._permits: dict[tuple[int, Key], list[str | None]] = {}
+        self._permits: dict[tuple[int, Key], str | None] = {}
         self._ended: defaultdict[Key, list[Invalidation]] = defaultdict(list)
         self._unread: dict[tuple[int, Key], float] = {}
 
@@ -135,11 +135,9 @@ class Ledger:
         self.loads[value.load].put_until = now
 
     def _permit(self, process: int, key: Key) -> str | None:
-        permits = self._permits.get((process, key))
-        if not permits:
+        if (process, key) not in self._permits:
             self._broken(Promise.LOAD, f"process {process} loads {_name(key)} without a lease")
-            return None
-        return permits.pop()
+        return self._permits.pop((process, key), None)
 
     def acquired(self, process: int, kind: str, grants: Mapping[str, Grant], now: float) -> None:
         for id_, grant in grants.items():
@@ -199,13 +197,14 @@ class Ledger:
 
     def granted(self, process: int, kind: str, grants: Mapping[str, Grant]) -> None:
         for id_, grant in grants.items():
-            token = [grant.token] if isinstance(grant, Lease) else []
-            self._permits[process, (kind, id_)] = [*token]
+            self._permits.pop((process, (kind, id_)), None)
+            if isinstance(grant, Lease):
+                self._permits[process, (kind, id_)] = grant.token
 
     def unleased(self, process: int, kind: str, ids: Iterable[str]) -> None:
         """S5: what the store could not be asked to lease is loaded all the same."""
         for id_ in ids:
-            self._permits[process, (kind, id_)] = [None]
+            self._permits[process, (kind, id_)] = None
 
     def unread(self, process: int, kind: str, ids: Iterable[str], now: float) -> None:
         """S5: what the store could not be asked for is taken from memory."""

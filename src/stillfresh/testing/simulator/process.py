@@ -1,8 +1,9 @@
 """One simulated process: its own clock, its own way to the store, its own caches (T1)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stillfresh.engine import Answer, Cache, Resource
@@ -41,8 +42,13 @@ class Process:
         self._skew = skew
         self._set_back = 0.0
         """Seconds by which its clock went back: what memory may lag behind, it lags longer then."""
-        self._at_close = AsyncExitStack()
-        self._at_end = ExitStack()
+        self._closing = AsyncExitStack()
+        self._ending = ExitStack()
+        self.at_close = self._closing.push_async_callback
+        """When the scenario has ended and the process is alive: last come, first closed."""
+        self.at_end = self._ending.callback
+        """Whatever became of it: files are closed."""
+        self.end = self._ending.close
 
     def clock(self) -> float:
         """Its wall clock, which may be wrong."""
@@ -61,14 +67,6 @@ class Process:
         cache = Cache(store, clock=self.clock, dice=self.dice.random, grace=GRACE)
         self.at_close(cache.close)
         return cache
-
-    def at_close(self, close: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """When the scenario has ended and the process is alive: last come, first closed."""
-        self._at_close.push_async_callback(close)
-
-    def at_end(self, end: Callable[[], object]) -> None:
-        """Whatever became of it: files are closed."""
-        self._at_end.callback(end)
 
     async def load(
         self, kind: str, ids: Sequence[str], *, leased: bool = True
@@ -167,26 +165,21 @@ class Process:
 
     async def close(self) -> None:
         self.is_closed = True
-        await self._at_close.aclose()
-
-    def end(self) -> None:
-        self._at_end.close()
+        await self._closing.aclose()
 
 
+@dataclass
 class Observed:
     """A resource of one process; every answer is compared with what was invalidated before."""
 
-    def __init__(
-        self, process: Process, kind: str, resource: Resource[str, Version], lag: float
-    ) -> None:
-        self.resource = resource
-        self.process = process
-        self._kind = kind
-        self._lag = lag
+    process: Process
+    kind: str
+    resource: Resource[str, Version]
+    lag: float
 
     async def get(self, key: str) -> Answer[Version] | None:
         """None if loading failed and there was nothing to serve, or if the cache is closed."""
-        reading = self.process.reading(self._kind, key, lag=self._lag)
+        reading = self.process.reading(self.kind, key, lag=self.lag)
         try:
             answer = await self.resource.get(key)
         except (LoadFailed, NotOpen):
@@ -198,11 +191,11 @@ class Observed:
         """What memory holds, however old; as fresh only what this process has not invalidated."""
         answer = self.resource.peek(key)
         if answer is not None and answer.verdict is Verdict.FRESH:
-            self._served(self.process.reading(self._kind, key, lag=float("inf")), answer)
+            self._served(self.process.reading(self.kind, key, lag=float("inf")), answer)
         return answer
 
     async def get_many(self, keys: Sequence[str]) -> dict[str, Answer[Version]]:
-        asked = {key: self.process.reading(self._kind, key, lag=self._lag) for key in keys}
+        asked = {key: self.process.reading(self.kind, key, lag=self.lag) for key in keys}
         answers = await self.resource.get_many(keys)
         for key, answer in answers.items():
             self._served(asked[key], answer)
@@ -221,13 +214,13 @@ class Observed:
 
     async def change(self, *keys: str, soft: bool = False) -> None:
         """Upstream changes these, and their copies are invalidated."""
-        self.process.world.change(self._kind, *keys)
-        async with self.process.invalidating(self._kind, keys, soft=soft):
+        self.process.world.change(self.kind, *keys)
+        async with self.process.invalidating(self.kind, keys, soft=soft):
             await self.resource.invalidate(*keys, soft=soft)
 
     async def put(self, *keys: str) -> None:
         """Upstream changes these, and the process that changed them puts the new versions (E17)."""
-        process, kind = self.process, self._kind
+        process, kind = self.process, self.kind
         ledger, began = process.world.ledger, process.world.time()
         values = {key: ledger.put(process.number, (kind, key)) for key in keys}
         process.world.note(process, f"puts {kind} {','.join(keys)}")
@@ -243,5 +236,5 @@ class Observed:
                 ledger.has_put(value, process.world.time())
 
     async def delete(self, *keys: str) -> None:
-        async with self.process.invalidating(self._kind, keys):
+        async with self.process.invalidating(self.kind, keys):
             await self.resource.delete(*keys)
