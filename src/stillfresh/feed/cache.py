@@ -65,7 +65,6 @@ class FeedCache:
         self._idle: list[FeedReader] = []
         self._first: apsw.Connection | None = None
         self._epoch = self._skipped = 0
-        self._identity: sqlite.Identity | None = None
         self._look_at = 0.0
         self._is_closed = self._is_forked = False
         tell_of_forks(self)
@@ -264,7 +263,7 @@ class FeedCache:
         self.check_open()
         if time.monotonic() > self._look_at:
             self._look_at = time.monotonic() + sqlite.LOOK_EVERY
-            if sqlite.identity_of(self.path) != self._identity:
+            if sqlite.identity_of(self.path) != self._writer.database.identity:
                 self._writer.wake()
         reader = self._take()
         try:
@@ -293,7 +292,7 @@ class FeedCache:
         """Under the lock: nobody sets the file aside meanwhile. It may be on an event loop."""
         epoch, path = self._epoch, sqlite.real(self.path)
         with sqlite.translated(path), sqlite.locked(path, sqlite.READ_PATIENCE):
-            if sqlite.identity_of(path) != self._identity:
+            if sqlite.identity_of(path) != self._writer.database.identity:
                 self._writer.wake()
                 raise StoreError(f"{path}: has been replaced; it is opened anew in a moment")
             connection = sqlite.connect_reader(path)
@@ -304,7 +303,6 @@ class FeedCache:
         """On the writer's thread: the file was opened, perhaps anew."""
         completed(connection)
         self._epoch += 1
-        self._identity = sqlite.identity_of(self.path)
         self._first = connection
         self._idle.append(FeedReader(connection, self._epoch))
 

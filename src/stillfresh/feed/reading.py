@@ -228,18 +228,25 @@ class FeedReader:
             found.until += index.days * rules.DAY
         return found
 
-    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
+    def _fill(  # noqa: C901 (one hot loop)
+        self, found: ListedTopics, rows: Iterable[Row]
+    ) -> Generator[None, None, bool]:
         """The hot loop of a read: known bytes are known topics. False if ties are in disorder."""
         known, topics, texts, broken = self._known, found.value, found.texts, []
+        decode = _topics.one
         last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
         cost, pause_at = 0, SLICE
         for uuid, text, created_at, cached_at in rows:
-            kept = known.get(uuid)
+            kept, size = known.get(uuid), len(text)
             if kept is None or kept[1] != text:
-                self.kept += len(text) - (0 if kept is None else len(kept[1]))
-                kept = known[uuid] = self._decoded(_topics.one, text), text
+                self.kept += size if kept is None else size - len(kept[1])
+                try:
+                    kept = known[uuid] = decode(text), text
+                except rules.UNREADABLE:
+                    kept = known[uuid] = None, text
+                    self.skipped += 1
             topic = kept[0]
-            cost += len(text) + ROW_COST
+            cost += size + ROW_COST
             if cost > pause_at:
                 pause_at = cost + SLICE
                 known = self._bounded(topics)

@@ -6,7 +6,7 @@ that the file belongs to: the seed's five minutes and thirty days count.
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -44,15 +44,10 @@ def is_feed(path: str) -> bool:
     if not Path(path).is_file():
         return False
     try:
-        connection = connect_viewer(Path(path))
+        with closing(connect_viewer(Path(path))) as connection:
+            return _holds_feed(connection, Path(path))
     except (ConfigError, *FAILED):
         return False
-    try:
-        return _holds_feed(connection, Path(path))
-    except (ConfigError, *FAILED):
-        return False
-    finally:
-        connection.close()
 
 
 def _tables() -> FeedTables:
