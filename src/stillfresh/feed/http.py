@@ -44,6 +44,7 @@ try:
     import httpx2
 
     from stillfresh.http.client import (
+        OK,
         checked_client,
         checked_url,
         new_client,
@@ -69,7 +70,6 @@ LONGEST: Final = 300
 """Characters of a URL, or of an answer, that an error shows."""
 KEPT: Final = 20
 """Idle connections."""
-OK: Final = 200
 WRITTEN: Final = "a status of 2xx"
 ABSENT: Final = frozenset({404, 410})
 BUSY: Final = frozenset({429, 503})
@@ -123,7 +123,9 @@ class HttpFeedSource:
         self._base, self._auth = _checked_base(base_url)
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._max_bytes = checked_whole("max_bytes", max_bytes)
-        self._headers = checked_headers(headers or {})
+        self._headers = httpx2.Headers({"Accept": "application/json"})
+        self._headers.update(checked_headers(headers or {}))
+        self._headers["Accept-Encoding"] = "gzip"
         self._is_ours = client is None
         self._client = (
             new_client(self._timeout, kept=KEPT) if client is None else checked_client(client)
@@ -228,9 +230,7 @@ class HttpFeedSource:
 
     def _built(self, request: FeedRequest) -> httpx2.Request:
         """Connecting has its own time-out: cancelled from outside, it leaves a socket open."""
-        headers = httpx2.Headers({"Accept": "application/json"})
-        headers.update(self._headers)
-        headers["Accept-Encoding"] = "gzip"
+        headers = self._headers.copy()
         if request.content is not None:
             headers["Content-Type"] = "application/json"
         return self._client.build_request(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_BYTES: Final = 8 * 1024 * 1024
+OK: Final = 200
 NOTHING: Final = 204
 ACCEPT: Final = {"accept": "application/json", "accept-encoding": "gzip"}
 
@@ -112,12 +113,6 @@ class Refused(LoadFailed):
         self.status = status
 
 
-def _where(url: str) -> str:
-    """As an operator is told of it: the host counts, what stands behind ? may be a secret."""
-    parsed = httpx2.URL(url)
-    return f"{parsed.netloc.decode()}{parsed.path}"
-
-
 class Endpoint:
     """`await Endpoint(client, url).ask({"ids": […]})` is the body of the answer to that POST."""
 
@@ -135,7 +130,9 @@ class Endpoint:
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._max_bytes = checked_whole("max_bytes", max_bytes)
         self._headers = {**checked_headers(headers or {}), **ACCEPT}
-        self._where = _where(url)
+        told = httpx2.URL(url)
+        self._where = f"{told.netloc.decode()}{told.path}"
+        """As an operator is told of it: what stands behind ? may be a secret."""
 
     async def ask(self, asked: dict[str, Any] | None = None) -> bytes:
         """The body; of an answer without one (204) an empty list. Nothing asked: a GET."""
@@ -150,21 +147,17 @@ class Endpoint:
             raise LoadFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
 
     async def _asked(self, asked: dict[str, Any] | None) -> bytes:
+        """Whoever says when to come back is listened to."""
         method = "GET" if asked is None else "POST"
         sent = self._client.stream(
             method, self._url, json=asked, headers=self._headers, follow_redirects=False
         )
         async with sent as response:
-            self._check_status(response)
             if response.status_code == NOTHING:
                 return b"[]"
-            return await whole(response, self._max_bytes)
-
-    def _check_status(self, response: httpx2.Response) -> None:
-        """200, or 204: nothing found. Whoever says when to come back is listened to."""
-        if response.status_code in {200, NOTHING}:
-            return
-        said = f"{self._where}: HTTP {response.status_code}"
-        if (pause := pause_asked(response)) is not None:
-            raise RetryAfter(pause, said)
-        raise Refused(said, response.status_code)
+            if response.status_code == OK:
+                return await whole(response, self._max_bytes)
+            said = f"{self._where}: HTTP {response.status_code}"
+            if (pause := pause_asked(response)) is not None:
+                raise RetryAfter(pause, said)
+            raise Refused(said, response.status_code)

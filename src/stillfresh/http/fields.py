@@ -145,7 +145,6 @@ def field_value(text: str) -> bytes | None:
     return None if BAD.search(value) or value != value.strip() else value
 
 
-_HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 
 
@@ -154,7 +153,7 @@ def checked_headers(headers: object) -> dict[str, str]:
     if not isinstance(headers, Mapping):
         raise ConfigError(f"headers: must map names to texts, not {type(headers).__name__}")
     for name, value in headers.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+        if not isinstance(name, str) or not TOKEN.fullmatch(name.encode("latin-1", "replace")):
             raise ConfigError(f"headers: {shown(name)} is no name of a header")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             raise ConfigError(f"headers: the value of {name!r} must be printable ASCII text")
