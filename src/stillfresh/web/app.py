@@ -46,6 +46,7 @@ from stillfresh.web.rest import Rest
 from stillfresh.web.sources import Authority
 
 DASHBOARD: Final = "/_stillfresh"
+BELOW: Final = f"{DASHBOARD}/"
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 ENDS_WITHIN: Final = 10.0
 """Seconds that the app behind has to end; then it is ended."""
@@ -137,7 +138,7 @@ class Gateway:
         if path.startswith("/v1/") and self._has_v1:
             is_right = self._is_called_rightly(scope)
             await (self._rest if is_right else problem_reply(_misnamed()))(scope, receive, send)
-        elif path.startswith(f"{DASHBOARD}/"):
+        elif path.startswith(BELOW):
             root = scope.get("root_path", "") + DASHBOARD
             await self.dashboard({**scope, "root_path": root}, receive, send)
         elif path in self._paths or self._pages is None:
@@ -242,8 +243,7 @@ async def _healthz(request: Request) -> Response:
 
 
 async def _to_dashboard(request: Request) -> Response:
-    location = f"{request.scope.get('root_path', '')}{DASHBOARD}/"
-    return reply(b"", None, {"location": location}, 308)
+    return reply(b"", None, {"location": request.scope.get("root_path", "") + BELOW}, 308)
 
 
 def path_of(scope: Scope) -> str:

@@ -6,6 +6,7 @@ of it; one that only lies in the store (of an older configuration) through the s
 
 import codecs
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -148,38 +149,30 @@ async def _refresh(kind: str, core: Core[Any, Any] | None, id_: str) -> str:
 
 def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource has its own)
     """An id that another is written as as well (`07`) is none."""
-    said = f"{id_!r} is no id of {core.spec.kind}"
-    try:
+    with suppress(ConfigError, ValueError):
         key = core.key(id_)
-        core.text(key)
-    except (ConfigError, ValueError) as exc:
-        raise Problem(404, "not_found", "Not found", said) from exc
-    if isinstance(key, int) and str(key) != id_:
-        raise Problem(404, "not_found", "Not found", said)
-    return key
+        if core.text(key) == id_:
+            return key
+    raise Problem(404, "not_found", "Not found", f"{id_!r} is no id of {core.spec.kind}")
 
 
 def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
     """Times from now on: the clock of who looks may be another."""
+    ends = {"fresh_for": entry.fresh_until, "held_for": entry.held_until}
+    ends["retry_in"] = entry.retry_at
     return {
         "cache": cache,
         "kind": entry.kind,
         "id": entry.id,
         "verdict": entry.verdict,
         "age": entry.age,
-        "fresh_for": _from(now, entry.fresh_until),
         "size": entry.size,
         "is_absent": entry.absent,
         "is_invalidated": entry.invalidated,
-        "held_for": _from(now, entry.held_until),
         "failures": entry.failures,
-        "retry_in": _from(now, entry.retry_at),
         "error": entry.error,
+        **{name: None if at is None else at - now for name, at in ends.items()},
     }
-
-
-def _from(now: float, at: float | None) -> float | None:
-    return None if at is None else at - now
 
 
 def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
@@ -191,12 +184,10 @@ def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
         return {"kind": "absent"}
     if not isinstance(value, bytes):
         return {"kind": "unread"}
-    if len(value) > MOST_DECODED:
-        return _counted(value)
-    try:
-        return _page(page_in(value)) if is_page else _json(value)
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
-        return _counted(value)
+    if len(value) <= MOST_DECODED:
+        with suppress(msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+            return _page(page_in(value)) if is_page else _json(value)
+    return {"kind": "bytes", "size": len(value)}
 
 
 def _json(value: bytes) -> dict[str, Any]:
@@ -217,7 +208,3 @@ def _page(page: Page) -> dict[str, Any]:
         return {**told, "text": None, "is_cut": False}
     is_cut = len(text) > MOST_SHOWN or not is_whole
     return {**told, "text": text[:MOST_SHOWN], "is_cut": is_cut}
-
-
-def _counted(value: bytes) -> dict[str, Any]:
-    return {"kind": "bytes", "size": len(value)}

@@ -28,10 +28,10 @@ SECRET: Final = re.compile(r"[\x21-\x7e]+")
 """What a token is made of: anything that a header field can carry whole."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 HOST: Final = re.compile(r"(\[[\da-f:.]+\]|[^\s:@/?#\[\]]+)(:\d*)?", re.ASCII)
-PASSED_ON: Final = frozenset(
-    (b"forwarded", b"via", b"cdn-loop", b"cf-ray", b"x-original-host", b"x-envoy-external-address")
+PASSED_ON: Final = re.compile(
+    rb"forwarded|via|cdn-loop|cf-ray|x-original-host|x-envoy-external-address|x-forwarded.*"
+    rb"|.*-(client|connecting|real|remote)-?(ip|addr).*"
 )
-PASSED_ON_BY: Final = re.compile(rb"x-forwarded.*|.*-(client|connecting|real|remote)-?(ip|addr).*")
 """Fields by which proxies say that they are one; an empty one says it as well."""
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of this page's own requests, and of an address typed in."""
@@ -58,9 +58,8 @@ def is_operator(scope: Scope, token: str | None, given: str | None) -> bool:
 
 
 def is_local(scope: Scope) -> bool:
-    peer = (scope.get("client") or ("",))[0]
-    is_passed_on = any(_is_of_proxy(name) for name, _ in scope["headers"])
-    return _is_loopback(peer) and host_name(scope) in LOCAL_NAMES and not is_passed_on
+    is_passed_on = any(PASSED_ON.fullmatch(name) for name, _ in scope["headers"])
+    return _is_loopback(scope) and host_name(scope) in LOCAL_NAMES and not is_passed_on
 
 
 def is_called_rightly(scope: Scope, hosts: Collection[str]) -> bool:
@@ -68,10 +67,13 @@ def is_called_rightly(scope: Scope, hosts: Collection[str]) -> bool:
 
     A browser here is led to 127.0.0.1 by any name whose owner wishes it.
     """
-    peer, name = (scope.get("client") or ("",))[0], host_name(scope)
-    if not _is_loopback(peer) or name in LOCAL_NAMES:
+    name = host_name(scope)
+    if not _is_loopback(scope) or name in LOCAL_NAMES:
         return True
-    return name is not None and any(_is_named(name, host.lower()) for host in hosts)
+    return name is not None and any(
+        name.endswith(it[1:]) if it.startswith("*.") else name == it.strip("[]")
+        for it in map(str.lower, hosts)
+    )
 
 
 def is_of_this_page(scope: Scope) -> bool:
@@ -87,16 +89,13 @@ def is_of_this_page(scope: Scope) -> bool:
     return not origin or origin.partition("://")[2].lower() == headers.get("host", "").lower()
 
 
-def _is_loopback(address: str) -> bool:
-    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
+def _peer(scope: Scope) -> str:
+    return str((scope.get("client") or ("",))[0])
 
 
-def _is_of_proxy(name: bytes) -> bool:
-    return name in PASSED_ON or PASSED_ON_BY.fullmatch(name) is not None
-
-
-def _is_named(name: str, host: str) -> bool:
-    return name.endswith(host[1:]) if host.startswith("*.") else name == host.strip("[]")
+def _is_loopback(scope: Scope) -> bool:
+    peer = _peer(scope)
+    return peer == "::1" or peer.removeprefix("::ffff:").startswith("127.")
 
 
 def host_name(scope: Scope) -> str | None:
@@ -157,7 +156,7 @@ def is_address(name: str) -> bool:
 
 def address_of(scope: Scope) -> str:
     """The peer; of IPv6 its network. Peers without an address are counted together."""
-    peer = str((scope.get("client") or ("",))[0])
+    peer = _peer(scope)
     try:
         address = ip_address(peer)
     except ValueError:
