@@ -25,12 +25,11 @@ from stillfresh.isr.edge import checked_networks, is_host
 from stillfresh.isr.routes import Forward, Route, Routes, checked_credentials, checked_forward
 from stillfresh.isr.upstream import checked_upstream
 from stillfresh.stores import checked_tenant, store_for
-from stillfresh.web.guard import checked_origins, is_address
+from stillfresh.web.guard import LOCAL_NAMES, checked_origins, is_address
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 REQUIRED: Final = object()
 WRITTEN: Final = "seconds as a number, or text such as '250ms', '30s', '5m', '1h', '30d'"
-LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (to be compared with)
 OURS: Final = {"accept-encoding", "connection", "content-length", "content-type", "host"} | {
     "transfer-encoding"
@@ -159,7 +158,7 @@ origins: Final = _checked(texts, checked_origins)
 def is_at(url: str, host: str, port: int) -> bool:
     """True if a request to this URL reaches the gateway itself."""
     parts = httpx2.URL(url)
-    here = LOOPBACK | EVERYWHERE
+    here = LOCAL_NAMES | EVERYWHERE
     names = here if host in here else {host}
     return parts.scheme == "http" and parts.host in names and (parts.port or 80) == port
 

@@ -62,10 +62,12 @@ def openapi(kinds: Mapping[str, bool], *, version: str, root: str, has_token: bo
     schemas |= {"Id": msgspec.json.schema(Id), "Problem": schemas.pop("ProblemBody")}
     paths: Schema = {}
     for kind, per_viewer in kinds.items():
-        asked = {"name": "id", "in": "path", "required": True, "schema": _ref("Id")}
-        paths[f"/v1/{kind}/{{id}}"] = {"parameters": [asked], **_reads(kind, kind, per_viewer)}
-        called = _reads(kind, f"{kind}_called_batch", per_viewer)
-        paths[f"/v1/{kind}/batch"] = {"post": _batch(kind, per_viewer), **called}
+        signed = {401: "Sign in first."} if per_viewer else {}
+        reads, asked = ONE | signed, {"name": "id", "in": "path", "required": True}
+        parameters = [{**asked, "schema": _ref("Id")}]
+        paths[f"/v1/{kind}/{{id}}"] = {"parameters": parameters, **_reads(kind, kind, reads)}
+        batch = _batch(kind, MANY | signed)
+        paths[f"/v1/{kind}/batch"] = {**batch, **_reads(kind, f"{kind}_called_batch", reads)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -86,12 +88,13 @@ def _ref(name: str) -> Schema:
     return {"$ref": REF.format(name=name)}
 
 
-def _reads(kind: str, name: str, per_viewer: bool) -> Schema:
-    asked = {"name": "If-None-Match", "in": "header", "schema": TEXT}
-    get = _operation(
-        kind, f"get_{name}", f"One {kind}, as fresh as it is.", ONE, {}, per_viewer=per_viewer
-    )
-    get["parameters"] = [asked]
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def _reads(kind: str, name: str, said: Mapping[int, str]) -> Schema:
+    get = _operation(kind, f"get_{name}", f"One {kind}, as fresh as it is.", said, _json({}))
+    get["parameters"] = [{"name": "If-None-Match", "in": "header", "schema": TEXT}]
     get["responses"]["200"]["headers"] = HEADERS
     head = {**get, "operationId": f"head_{name}", "summary": "Its header fields."}
     bodiless = {
@@ -101,53 +104,37 @@ def _reads(kind: str, name: str, per_viewer: bool) -> Schema:
     return {"get": get, "head": {**head, "responses": bodiless}}
 
 
-def _batch(kind: str, per_viewer: bool) -> Schema:
+def _batch(kind: str, said: Mapping[int, str]) -> Schema:
     summary = f"Many of {kind}, in one request."
-    post = _operation(kind, f"batch_{kind}", summary, MANY, _ref("Items"), per_viewer=per_viewer)
-    return {**post, "requestBody": {"required": True, "content": _json(_ref("Ids"))}}
+    post = _operation(kind, f"batch_{kind}", summary, said, _json(_ref("Items")))
+    return {"post": {**post, "requestBody": {"required": True, "content": _json(_ref("Ids"))}}}
 
 
 def _own(*, has_token: bool) -> Schema:
-    alive = _operation("gateway", "healthz", "It runs.", {200: "It runs."}, {"type": "object"})
-    ready = _operation("gateway", "readyz", "The stores answer.", {200: "Ready."}, _ref("Ready"))
-    away = {**ready["responses"]["200"], "description": "A store does not answer."}
+    alive = _operation(
+        "gateway", "healthz", "It runs.", {200: "It runs."}, _json({"type": "object"})
+    )
+    stores = _json(_ref("Ready"))
+    ready = _operation("gateway", "readyz", "The stores answer.", {200: "Ready."}, stores)
+    away = {"description": "A store does not answer.", "content": stores}
     ready["responses"]["503"] = away
     refused = {401: "A token is needed.", 429: "Too many wrong tokens."} if has_token else {}
-    counted = {200: "Counts, for Prometheus.", **refused}
-    metrics = _operation("gateway", "metrics", counted[200], counted, {})
-    metrics["responses"]["200"]["content"] = {"text/plain": {"schema": TEXT}}
-    if has_token:
-        metrics["security"] = [{"bearer": []}]
-    return {
-        path: {"get": it}
-        for path, it in (("/healthz", alive), ("/readyz", ready), ("/metrics", metrics))
-    }
+    said, text = "Counts, for Prometheus.", {"text/plain": {"schema": TEXT}}
+    metrics = _operation("gateway", "metrics", said, {200: said, **refused}, text)
+    own = {"/healthz": alive, "/readyz": ready, "/metrics": metrics}
+    return {path: {"get": operation} for path, operation in own.items()}
 
 
-def _operation(
-    tag: str,
-    name: str,
-    summary: str,
-    said: Mapping[int, str],
-    found: Schema,
-    *,
-    per_viewer: bool = False,
-) -> Schema:
-    """`said` is what each status means; `found` the body of a 200."""
-    if per_viewer:
-        said = {**said, 401: "Sign in first."}
+def _operation(tag: str, name: str, summary: str, said: Mapping[int, str], found: Schema) -> Schema:
+    """`said` is what each status means; `found` the content of a 200."""
     responses: Schema = {}
     for status, what in said.items():
         told = responses[f"{status}"] = {"description": what}
         if status == 200:
-            told["content"] = _json(found)
+            told["content"] = found
         elif status >= 400:
             told["content"] = {"application/problem+json": {"schema": _ref("Problem")}}
         if status in {429, 503}:
             told["headers"] = RETRY
     made = {"operationId": name, "summary": summary, "tags": [tag], "responses": responses}
-    return {**made, "security": [{"bearer": []}]} if per_viewer else made
-
-
-def _json(schema: Schema) -> Schema:
-    return {"application/json": {"schema": schema}}
+    return {**made, "security": [{"bearer": []}]} if 401 in said else made
