@@ -242,32 +242,32 @@ class RedisStore(Store):
 
     async def evict(self, before: float) -> int:
         """What the server forgets by itself on its own clock is dropped at once on a given one."""
-        link = self._opened()
+        self._opened()
         if self._clock is None and before <= time.time():
             return 0
-        dropped, at = 0, b"0"
-        while True:
-            ((at, some),) = await link.run(
-                [scripts.EVICT.call([], at, self._places.every, repr(float(before)))]
-            )
-            dropped += int(some)
-            if at == b"0":
-                return dropped
+        slices = self._slices(scripts.EVICT, repr(float(before)))
+        return sum([dropped async for (dropped,) in slices])
 
     async def stats(self) -> StoreStats:
         """Counted in slices; of a very large database the first ones stand for all."""
-        link, now, at, slices = self._opened(), self._now(), b"0", 0
-        counts = [0, 0, 0]
-        while at != b"0" or not slices:
-            ((at, *some),) = await link.run([scripts.COUNT.call([], at, self._places.every, now)])
-            counts = [count + more for count, more in zip(counts, some, strict=True)]
-            slices += 1
-            if slices == SAMPLE and at != b"0":
-                (keys,) = await link.run([("DBSIZE",)])
-                counts = [round(count * max(1.0, keys / (SAMPLE * LOOKED_AT))) for count in counts]
-                break
-        copies, leases, size = counts
+        found = [some async for some in self._slices(scripts.COUNT, self._now(), SAMPLE)]
+        scale = 1.0
+        if len(found) == SAMPLE:
+            (keys,) = await self._opened().run([("DBSIZE",)])
+            scale = max(1.0, keys / (SAMPLE * LOOKED_AT))
+        copies, leases, size = (round(scale * sum(counts)) for counts in zip(*found, strict=True))
         return StoreStats(copies, leases, size)
+
+    async def _slices(
+        self, script: scripts.Script, argument: str, most: int | None = None
+    ) -> AsyncIterator[list[int]]:
+        """Over the whole database, or `most` slices of it."""
+        at, slices = b"", 0
+        while at != b"0" and slices != most:
+            step = script.call([], at or b"0", self._places.every, argument)
+            ((at, *found),) = await self._opened().run([step])
+            slices += 1
+            yield found
 
     async def entries(
         self,

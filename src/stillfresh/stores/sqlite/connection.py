@@ -231,7 +231,9 @@ def explained(path: Path, exc: Exception) -> StoreError:
     reason = "is not a SQLite file, or is corrupt" if isinstance(exc, CORRUPT) else repr(exc)
     for code in ("result", "extendedresult"):
         reason = _REASONS.get(getattr(exc, code, -1), reason)
-    return StoreError(f"{path}: {reason}")
+    error = StoreError(f"{path}: {reason}")
+    error.__cause__ = exc
+    return error
 
 
 @contextmanager

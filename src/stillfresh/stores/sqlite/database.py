@@ -157,7 +157,8 @@ class WriteDatabase:
         try:
             work.result = self._mending(lambda: work.job(self._ready(writing=False)))
         except Exception as exc:  # noqa: BLE001 (handed to who asked)
-            work.error = self._explained(exc)
+            work.error = exc
+            self._explain(work)
 
     def write(self, group: Sequence[Work]) -> None:
         """Each is done or has its error; what succeeded is committed."""
@@ -170,7 +171,7 @@ class WriteDatabase:
                 else:  # one of them broke the transaction: each alone
                     self.write([work])
         for work in group:
-            work.error = self._explained(work.error)
+            self._explain(work)
 
     def _mending(self, action: Callable[[], T]) -> T:
         """Once more on a new file, if this one turns out to be corrupt, or not to be there."""
@@ -192,23 +193,16 @@ class WriteDatabase:
             or self.identity != identity_of(self._name)
             or (writing and writer.readonly("main"))
         ):
-            self._open_again()
+            try:
+                self.open()
+            except ConfigError as exc:  # another application's file in its place: not our caller's
+                raise StoreError(str(exc)) from exc
         assert self._writer is not None  # noqa: S101 (open() has set it, or raised)
         return self._writer
 
-    def _open_again(self) -> None:
-        """Another application's file in the place of ours is not the caller's mistake."""
-        try:
-            self.open()
-        except ConfigError as exc:
-            raise StoreError(str(exc)) from exc
-
-    def _explained(self, exc: Exception | None) -> Exception | None:
-        if not isinstance(exc, FAILED):
-            return exc
-        error = explained(self._path, exc)
-        error.__cause__ = exc
-        return error
+    def _explain(self, work: Work) -> None:
+        if isinstance(work.error, FAILED):
+            work.error = explained(self._path, work.error)
 
 
 def identity_of(path: Path) -> Identity | None:
