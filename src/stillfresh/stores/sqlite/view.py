@@ -11,6 +11,7 @@ on it (POSIX), and what was committed can be lost.
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import closing
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -94,23 +95,15 @@ def _copied(path: Path, target: Path) -> Path:
         raise StoreError(f"{path}: there is no such file")
     with translated(path):
         source = connect_viewer(path)
-        try:
-            _fill(source, target)
-        finally:
-            source.close()
-    return target
-
-
-def _fill(source: apsw.Connection, target: Path) -> None:
-    with translated(target):
+    with closing(source), translated(target):
         try:
             create_new(target)
         except FileExistsError as exc:
             raise StoreError(f"{target}: exists already; name a file that does not") from exc
-    try:
-        with translated(target):
+        try:
             source.execute("PRAGMA query_only = 0")  # it forbids to write a new file, too
             source.execute("VACUUM INTO ?", (str(target),))
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+    return target
