@@ -39,7 +39,6 @@ MAX_BODY: Final = 1_048_576
 MAX_HOSTS: Final = 1_000
 """Hosts of which one process keeps pages at a time; those beyond pass."""
 SAFE: Final = frozenset({"OPTIONS", "TRACE"})
-
 MOST_CHANGES: Final = 1_000
 """URLs that may wait for a slow store at a time."""
 ATTEMPT: Final = 30.0
@@ -114,22 +113,35 @@ class IsrMiddleware:
             return
         visit = self._site.visit(scope)
         if isinstance(visit, Reason):
-            await self._bypass(visit, scope, receive, send)
+            await self._pass(visit, None, scope, receive, send)
         elif not self._has_room(visit.host, self._clock()):
-            await self._bypass(Reason.FULL, scope, receive, send)
+            await self._pass(Reason.FULL, None, scope, receive, send)
         else:
             await self._answer(visit, scope, receive, send)
 
-    async def _bypass(self, reason: Reason, scope: Scope, receive: Receive, send: Send) -> None:
-        """I28: what passes uncached says why, and is counted."""
-        self._pages.count_bypass(reason)
-        await self._app(scope, receive, _marked(send, lambda _, __: f"fwd=bypass; detail={reason}"))
+    async def _pass(
+        self, reason: Reason, visit: Visit | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """I28: what passes uncached says why, and is counted.
+
+        What the app answers one visitor says whether the next answer is for all.
+        """
+
+        def what(status: int, headers: Raw) -> str:
+            why = reason
+            if visit is not None:
+                judgement = self._visits.hear(visit, status, headers)
+                if reason is Reason.PRIVATE and isinstance(judgement, Reason):
+                    why = judgement  # why the last answer was not shared is what this one says
+            self._pages.count_bypass(why)
+            return f"fwd=bypass; detail={why}"
+
+        await self._app(scope, receive, _marked(send, what))
 
     async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-        """The long way."""
         match await self._found(visit, scope):
             case Reason() as reason:
-                await self._app(scope, receive, self._heard(visit, reason, send))
+                await self._pass(reason, visit, scope, receive, send)
             case AppAnswer(reason=reason) as answer:
                 self._pages.count_bypass(reason)
                 marked = _marked(send, lambda _, __: f"fwd=miss; detail={reason}")
@@ -160,19 +172,6 @@ class IsrMiddleware:
 
     def _has_room(self, host: str, now: float) -> bool:
         return self._site.is_named(host) or self._hosts.has(host, now)
-
-    def _heard(self, visit: Visit, passed: Reason, send: Send) -> Send:
-        """What the app answers one visitor says whether the next answer is for all."""
-
-        def what(status: int, headers: Raw) -> str:
-            judgement = self._visits.hear(visit, status, headers)
-            reason = passed
-            if passed is Reason.PRIVATE and isinstance(judgement, Reason):
-                reason = judgement  # why the last answer was not shared is what this one says
-            self._pages.count_bypass(reason)
-            return f"fwd=bypass; detail={reason}"
-
-        return _marked(send, what)
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         """I12, RFC 9111 §4.4: what changes something, and succeeds, invalidates its own URL."""

@@ -41,8 +41,6 @@ KNOWN_PATHS: Final = 256
 """Paths of which it counts the queries."""
 ROUNDS: Final = 3
 """Loads that a visit waits for: each may turn out to be of another variant."""
-
-
 Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Reason
 """`AppAnswer` (I24): the app's response to this very request, which goes on.
 
