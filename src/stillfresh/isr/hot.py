@@ -6,7 +6,7 @@ that it rested on; when one of them is another than it was, the request goes the
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from stillfresh.engine import MemoryEntry
 from stillfresh.freshness import Verdict
@@ -33,22 +33,17 @@ Step: TypeAlias = tuple[PageKey, MemoryEntry[PageKey, Stored], int]
 HasPlaces: TypeAlias = Callable[[PageAddress, Sequence[PageKey], float], bool]
 
 
-class Hot:
+class Hot(NamedTuple):
     """What a page rests on, itself last; its bytes are the entry's alone, and go with it."""
 
-    __slots__ = ("address", "steps")
-
-    def __init__(self, steps: tuple[Step, ...], address: PageAddress) -> None:
-        self.steps = steps
-        self.address = address
+    steps: tuple[Step, ...]
+    address: PageAddress
 
 
 class HotPages:
     """`has_places`: whether the names that a page is kept by are still among those kept."""
 
-    def __init__(
-        self, pages: PageCache, has_places: HasPlaces, marks: frozenset[bytes] = ON_CONDITIONS
-    ) -> None:
+    def __init__(self, pages: PageCache, has_places: HasPlaces, marks: frozenset[bytes]) -> None:
         self._has_places = has_places
         self._marks = marks
         self._clock = pages.clock
@@ -111,14 +106,16 @@ class HotPages:
 
     def remember(self, scope: Scope, visit: Visit, found: FoundPage) -> None:
         """Next time these very bytes lead straight to the page."""
-        line, steps = line_of(scope, self._marks), [self._step(key) for key in found.keys]
-        if line is None or None in steps:
+        line = line_of(scope, self._marks)
+        steps = tuple(step for key in found.keys if (step := self._step(key)) is not None)
+        if line is None or len(steps) < len(found.keys):
             return
-        hot = Hot(cast("tuple[Step, ...]", tuple(steps)), (visit.host, visit.path, visit.query))
-        if hot.steps[-1][1].answer.value is not found.stored:
+        if steps[-1][1].answer.value is not found.stored:
             return
-        names = {*visit.route.vary}.union(*(it[1].answer.value.head.vary for it in hot.steps))
-        self._keep(line, frozenset(map(_field, names)), scope["headers"], hot)
+        named = {*visit.route.vary}.union(*(it[1].answer.value.head.vary for it in steps))
+        names = frozenset(name.lower().encode("latin-1", "replace") for name in named)
+        hot = Hot(steps, (visit.host, visit.path, visit.query))
+        self._keep(line, names, scope["headers"], hot)
 
     def _step(self, key: PageKey) -> Step | None:
         """None: it is not there, or not one that is served again and again as it is."""
@@ -176,10 +173,6 @@ def line_of(scope: Scope, marks: frozenset[bytes]) -> Line | None:
 def said(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> Raw:
     """The header fields of these names."""
     return tuple((name, value) for name, value in headers if name in names)
-
-
-def _field(name: str) -> bytes:
-    return name.lower().encode("latin-1", "replace")
 
 
 def _size(parts: Iterable[bytes | str | None]) -> int:
