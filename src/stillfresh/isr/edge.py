@@ -103,12 +103,7 @@ async def _reflect(scope: Scope, send: Send) -> None:
 
 
 async def refuse(
-    send: Send,
-    status: int,
-    text: bytes,
-    *,
-    kind: bytes = b"text/plain",
-    is_last: bool = False,
+    send: Send, status: int, text: bytes, *, kind: bytes = b"text/plain", is_last: bool = False
 ) -> None:
     """What a proxy says on its own; `is_last`: and then it hangs up."""
     fields: Raw = ((b"content-type", kind), (b"cache-control", b"no-store"))

@@ -44,12 +44,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Head)
 
 
 def made_of(
-    page: Page,
-    judgement: Judgement,
-    fetched_at: float,
-    given: Mapping[str, str],
-    *,
-    is_own: bool,
+    page: Page, judgement: Judgement, fetched_at: float, given: Mapping[str, str], *, is_own: bool
 ) -> Rendered:
     """`given`: the request headers that it may vary by; `is_own`: by a route's own duration."""
     # The length is counted anew, and the age told anew, whenever it is served.

@@ -141,12 +141,7 @@ class Visits:
         return await self._asked(visit, scope, key, anew=kept is not None)
 
     async def _kept_or_asked(
-        self,
-        visit: Visit,
-        scope: Scope,
-        key: PageKey,
-        kept: Answer[Stored],
-        unfit: Reason | None,
+        self, visit: Visit, scope: Scope, key: PageKey, kept: Answer[Stored], unfit: Reason | None
     ) -> Served:
         """`unfit`: why this request must not fill the cache."""
         headers = kept.value.head.headers
