@@ -180,14 +180,9 @@ class Loads(Generic[K, V]):
         reading = self._runtime.store.read(self._spec.kind, ids)
         # If it fails: ask for the lease again, and load without one if that fails too.
         records = await self._loader.asked("read", reading) or {}
-        now = self._runtime.clock()
         for flight in batch.flights:
-            record = records.get(flight.id, NOTHING)
-            if (
-                flight.batch is batch
-                and rules.plan_wait(record, flight.seen, now, self._spec.lease_for) is not None
-            ):
-                self._look(flight, record, since, waited=True)
+            if flight.batch is batch:
+                self._look(flight, records.get(flight.id, NOTHING), since, waited=True)
         batch.flights = [flight for flight in batch.flights if flight.batch is batch]
         batch.step(LoadEvent.WAIT)
 
@@ -196,17 +191,19 @@ class Loads(Generic[K, V]):
     ) -> None:
         """E5: another has published, failed or gone: answer from that, or ask again.
 
-        `waited`: a copy that was not seen before came while the callers waited (E16).
+        `waited`: for that process, and it may still be loading.
         """
         memory, key, seen = self._memory, flight.key, flight.seen
+        now, lease_for = memory.now(), self._spec.lease_for
+        if waited:
+            plan = rules.plan_wait(record, seen, now, lease_for)
+        else:
+            plan = rules.plan_read(record, now, lease_for)
+        if plan is None:
+            return
         flight.saw(record)
         if (entry := memory.entries.get(key)) and entry.copy.generation == flight.seen:
             flight.batch.overtaken.discard(key)  # E17: by a put, whose value this is
-        now, lease_for = memory.now(), self._spec.lease_for
-        if waited:
-            plan = rules.plan_arrived(record, seen, now, lease_for)
-        else:
-            plan = rules.plan_read(record, now, lease_for)
         match plan:
             case Serve(copy) if flight.takes(copy, seen) and (
                 answer := memory.serve(key, plan, now, ANOTHER, since)
@@ -302,10 +299,7 @@ class Loads(Generic[K, V]):
             origin = ANOTHER
         if ended.is_overtaken:
             return
-        if since is None:
-            memory.keep_unverified(key, copy, value, outlook)
-        else:
-            memory.keep(key, copy, value, outlook, since)
+        memory.keep(key, copy, value, outlook, since)
         if key in self._watcher.watches:
             self.tell_watches(key, copy, value, outlook)
 

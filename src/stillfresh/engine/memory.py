@@ -126,14 +126,16 @@ class Memory(Generic[K, V]):
             return None
         failure, outlook = plan.failure, self.outlook(copy, now)
         error = None if failure is None else self.cooling(key, failure, now)
-        since = now if since is None else since
         origin = origin or self._from_store
         if verdict is Verdict.EXPIRED is not outlook.verdict:  # E18: too old for this call alone
             return self.made(copy, value, verdict, origin, error, unverified=unverified)
-        if unverified:
-            return self.keep_unverified(key, copy, value, outlook, self._memory_for)
-        kept = self.keep(key, copy, value, outlook, since, failure=failure, error=error)
-        return kept if origin is kept.origin else self.made(copy, value, verdict, origin, error)
+        asked = now if since is None else since
+        kept = self.keep(
+            key, copy, value, outlook, None if unverified else asked, error, self._memory_for
+        )
+        if unverified or kept.origin is origin:
+            return kept
+        return self.made(copy, value, verdict, origin, error)
 
     def outlook(self, copy: Copy, now: float) -> Outlook:
         """What was loaded, or is read, together is judged once; it shares its terms."""
@@ -148,42 +150,38 @@ class Memory(Generic[K, V]):
             last = self._outlook = outlook_of(copy, now)
         return last
 
-    def keep(
+    def keep(  # noqa: PLR0917 (called for each key that is loaded)
         self,
         key: K,
         copy: Copy,
         value: V | None,
         outlook: Outlook,
-        since: float,
-        *,
-        failure: Failure | None = None,
+        since: float | None,
         error: LoadFailed | None = None,
+        lag: float = UNSTORED_FOR,
     ) -> Answer[V]:
         """E9: until when memory may give this answer, by itself or if the store agrees.
 
         The store was asked at `since`: what others did while it was slow to answer is not known.
+        None: it did not confirm the copy, which is given for `lag` seconds if it is fresh (E26).
         """
         stands = until = NEVER
-        if failure is not None:
-            until = min(outlook.until, failure.retry_at)
+        if error is not None:
+            until = min(outlook.until, error.retry_at or NEVER)
         elif outlook.verdict is FRESH:
             stands = until = outlook.until
-        if not self._memory_for:
+        if unverified := since is None:
+            since, stands, origin = outlook.now, NEVER, Origin.MEMORY
+        else:
+            lag, origin = self._memory_for, self._kept_origin
+        if not lag:
             until = NEVER
-        elif (limit := since + self._memory_for) < until:
+        elif (limit := since + lag) < until:
             until = limit
-        found, at, origin = copy.value is not None, copy.fetched_at, self._kept_origin
-        kept: Answer[V] = Answer(value, found, outlook.verdict, at, origin, self.now, error)  # type: ignore[arg-type]
+        found, verdict = copy.value is not None, outlook.verdict
+        at, clock = copy.fetched_at, self.now
+        kept: Answer[V] = Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
         self.put(key, copy, kept, until, stands, outlook.bucket)
-        return kept
-
-    def keep_unverified(
-        self, key: K, copy: Copy, value: V | None, outlook: Outlook, lag: float = UNSTORED_FOR
-    ) -> Answer[V]:
-        """E26: the store did not confirm it; given for `lag` seconds if it is fresh."""
-        kept = self.made(copy, value, outlook.verdict, Origin.MEMORY, unverified=True)
-        until = min(outlook.now + lag, outlook.until) if outlook.verdict is FRESH and lag else NEVER
-        self.put(key, copy, kept, until, bucket=outlook.bucket)
         return kept
 
     def fallback(

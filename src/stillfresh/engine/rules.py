@@ -124,22 +124,16 @@ def plan_wait(
 ) -> Plan | None:
     """E5: what one does who waits for another's load; None: wait on.
 
-    A copy that is not the one seen, or a failure, is read as any other; a lease that is gone or
-    has ended is an invitation to load.
+    E16: a copy that came meanwhile is STALE to those who waited at worst, unless invalidated.
     """
-    if record.copy is not None and record.copy.generation != seen:
-        return plan_read(record, now, lease_for)
-    if is_held(record, now, lease_for):
+    copy = record.copy
+    is_new = copy is not None and copy.generation != seen
+    if not is_new and is_held(record, now, lease_for):
         return None
-    return plan_read(record, now) if cooling(record.failure, now) else Load(record.copy)
-
-
-def plan_arrived(record: Record, seen: str | None, now: float, lease_for: float) -> Plan:
-    """E16: a copy that came while callers waited is STALE to them at worst, unless invalidated."""
-    plan, copy = plan_read(record, now, lease_for), record.copy
-    if not isinstance(plan, Load) or copy is None or copy.generation == seen:
+    plan = plan_read(record, now, lease_for)
+    if not isinstance(plan, Load) or copy is None or not is_new or copy.mark is Mark.HARD:
         return plan
-    return plan if copy.mark is Mark.HARD else Serve(copy, Verdict.STALE)
+    return Serve(copy, Verdict.STALE)
 
 
 def fresh_until(copy: Copy) -> float:
