@@ -7,7 +7,7 @@ that are sent the same at one moment share one frame (E28, G4).
 
 import asyncio
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
@@ -55,16 +55,21 @@ class Frames:
         key = (*waiting, *waiting.values())
         kept = self._frames.get(key)
         if kept is None or not 0 <= now - kept[2] < SAME_AGE:
-            texts, size = [], 0
-            for viewed, answer in waiting.items():
-                texts.append(text := text_of(viewed, answer, now))
-                if (size := size + len(text)) >= FULL_FRAME:
-                    break
-            kept = f"[{','.join(texts)}]", len(texts), now
+            kept = *array_of(text_of(*it, now) for it in waiting.items()), now
             self._frames.note(key, kept)
         if is_shared:
             self._moment, self._made = waiting, kept
         return kept[:2]
+
+
+def array_of(texts: Iterable[str]) -> tuple[str, int]:
+    """A frame of as many as fit, and how many that are."""
+    taken, size = [], 0
+    for text in texts:
+        taken.append(text)
+        if (size := size + len(text)) >= FULL_FRAME:
+            break
+    return f"[{','.join(taken)}]", len(taken)
 
 
 class Outbox:
@@ -101,8 +106,8 @@ class Outbox:
 
         G12: what is not taken yet can still be dropped, when the viewer becomes somebody else.
         """
-        if (reply := self._answer()) is not None:
-            return self._with_more(reply) if self._together else reply
+        if any(self._queues.values()):
+            return array_of(iter(self._answer, None))[0] if self._together else self._answer()
         waiting = connection.waiting
         if self.is_ending or not connection.is_open or not waiting:
             return None
@@ -113,13 +118,6 @@ class Outbox:
             text, count = text_of(viewed, answer, now), 1
         connection.took(count)
         return text
-
-    def _with_more(self, first: str) -> str:
-        texts, size = [first], len(first)
-        while size < FULL_FRAME and (text := self._answer()) is not None:
-            texts.append(text)
-            size += len(text)
-        return f"[{','.join(texts)}]"
 
     def _answer(self) -> str | None:
         """The next message that is not news."""
