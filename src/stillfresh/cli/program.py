@@ -199,7 +199,7 @@ class Program(CommandGroup):
         standalone_mode: bool = True,
         **extra: Any,  # noqa: ANN401
     ) -> NoReturn:
-        """Always standalone: who wants the parts imports them, not the commands."""
+        """Always standalone: Python code imports the parts, not the commands."""
         del standalone_mode
         for stream in (sys.stdout, sys.stderr):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):

@@ -133,7 +133,7 @@ class Gateway:
         return self.live if is_right else WebSocketClose(4403, "not under this name")
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pages first of all: what is ours is known by its path, without a look at the routes."""
+        """Decide by the path alone, so that a page does not pay for matching our routes."""
         path = path_of(scope)
         if path.startswith("/v1/") and self._has_v1:
             is_right = self._is_called_rightly(scope)
@@ -156,7 +156,7 @@ class Gateway:
             await self.page_cache.open()
 
     async def close(self) -> None:
-        """No new work; connections are told, and what is ours is closed."""
+        """Take no new work, end the connections, and close what the gateway opened."""
         await self.live.close()
         await self.dashboard.close()
         if self._pages is not None:
@@ -253,7 +253,7 @@ def path_of(scope: Scope) -> str:
 
 
 class NotStarted(StillfreshError):
-    """The app behind said so."""
+    """The app behind the gateway failed to start."""
 
 
 class Behind:

@@ -1,8 +1,8 @@
 """The operator's page, under `/_stillfresh/`: live numbers, entries, and what to do to one (G6).
 
-Without a token it is there for this machine alone. With one, its files are for everybody (they say
-nothing), its numbers and its actions for who has the token. An action is never reached by a form
-of another site: it needs a header field that forms cannot send, and its own origin.
+Without a token only this machine may open it. With a token, everybody may load its files, which
+hold no data; its numbers and actions need the token. A form of another site cannot cause an action:
+that needs a header field that forms cannot send, and the page's own origin.
 """
 
 import asyncio

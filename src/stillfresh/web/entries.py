@@ -79,7 +79,7 @@ class Listing:
                     break
 
     async def explain(self, kind: str, id_: str) -> dict[str, Any]:
-        """Why this value, why now, who refreshes it, when; and the value."""
+        """Everything that is known about one entry, and its value."""
         name, cache = await self._cache_of(kind, id_)
         runtime, core = await cache.runtime(), cache.cores.get(kind)
         record = (await runtime.store.read(kind, [id_])).get(id_, Record())
@@ -157,7 +157,7 @@ def _key(core: Core[Any, Any], id_: str) -> Any:  # noqa: ANN401 (each resource 
 
 
 def _row(cache: str, entry: Listed, now: float) -> dict[str, Any]:
-    """Times from now on: the clock of who looks may be another."""
+    """Times are relative to now: the clock of the browser may differ."""
     ends = {"fresh_for": entry.fresh_until, "held_for": entry.held_until}
     ends["retry_in"] = entry.retry_at
     return {

@@ -1,8 +1,8 @@
 """Who may see and do what an operator may: by token, or from this machine itself (G6).
 
 Without a token only loopback peers under a loopback name are operators: a page of another site that
-points its own name at 127.0.0.1 comes with its own Host. Neither is who came through a proxy that
-says so: its peer is this machine, its visitor is not.
+points its own name at 127.0.0.1 comes with its own Host. A request that a proxy passed on is not
+local either: its peer is this machine, its visitor is not.
 
 Guesses at the token are limited by the address of the connection's peer (G12). `X-Forwarded-For` is
 not read: anybody can write it, so a guesser would have a new address for each guess.

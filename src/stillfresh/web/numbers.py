@@ -66,7 +66,7 @@ class Numbers:
         self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
     async def snapshot(self) -> dict[str, Any]:
-        """Totals since the start; who looks makes rates of them."""
+        """Totals since the start; the page computes rates from them."""
         looked = await asyncio.gather(*(gauge.look() for gauge in self._gauges.values()))
         return {
             "at": self._clock(),

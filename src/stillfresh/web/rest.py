@@ -99,7 +99,7 @@ class Rest:
         raise Problem(422, "bad_id", "Not an id", NO_ID)
 
     async def _viewer(self, name: str, request: Request) -> str | None:
-        """Only a kind whose views differ by viewer asks who it is."""
+        """Ask who the viewer is, only for kinds whose views differ by viewer."""
         if not self._hub.is_per_viewer(name):
             return None
         token, found = bearer(request.scope), None

@@ -36,7 +36,7 @@ KEPT: Final = 20
 LONGEST_WAIT: Final = 30.0
 """Seconds for one step of an exchange; each kind bounds the whole of its own."""
 LOGGED: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-"""For who has set up no logging."""
+"""Where no logging was set up."""
 LONGEST_FRAME: Final = 1_048_576
 """Bytes; a longer message is not even put together."""
 
@@ -163,7 +163,7 @@ async def _run(settings: Settings, listener: socket.socket, say: Callable[[str],
 
 
 async def _open(app: Gateway) -> None:
-    """The store first: what is wrong with it is told once."""
+    """Open the store first, so that its error is reported once."""
     await app.cache.open()
     await app.open()
 

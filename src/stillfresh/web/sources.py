@@ -34,7 +34,7 @@ SPARE: Final = 5.0
 
 
 def page_cache_of(settings: PagesSettings, store: StoreSettings) -> PageCache:
-    """Its own patience is longer than the upstream's: who hangs is a 504, told to all who wait."""
+    """It waits longer than the upstream client: a site that hangs is a 504 for all callers."""
     return PageCache(
         store.url,
         memory_for=store.memory_for,
