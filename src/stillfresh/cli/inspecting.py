@@ -215,10 +215,8 @@ def explain(*, store: str, kind: str, id_: str, is_json: bool) -> None:
 async def _record(address: str, kind: str, id_: str) -> tuple[Record, str | None]:
     """And a hint, where there is none."""
     async with opened(address) as store:
-        found = (await store.read(kind, [id_])).get(id_)
-        if found is not None:
-            return found, None
-        return Record(), await about_names(store, kind)
+        found = await store.read(kind, [id_])
+        return found.get(id_, Record()), None if found else await about_names(store, kind)
 
 
 def _rows(

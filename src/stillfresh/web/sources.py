@@ -133,15 +133,10 @@ def id_maker(template: str) -> IdOf:
 
 
 def part(view: object, path: str) -> str:
-    match inside(view, path):
-        case bool():
-            raise LoadFailed(f"a view's {path} is true or false, no part of an id")
-        case str(text) if text:
-            return text
-        case int(number):
-            return str(number)
-        case other:
-            raise LoadFailed(f"a view's {path} is no part of an id: {shown(other)}")
+    found = inside(view, path)
+    if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+        raise LoadFailed(f"a view's {path} is no part of an id: {shown(found)}")
+    return str(found)
 
 
 def views_by_id(ids: Iterable[str], views: list[Any], id_of: IdOf) -> dict[str, Any]:
@@ -151,16 +146,14 @@ def views_by_id(ids: Iterable[str], views: list[Any], id_of: IdOf) -> dict[str, 
     taken for absent.
     """
     found: dict[str, Any] = {}
-    broken: LoadFailed | None = None
+    missing: dict[str, Any] = {}
     for view in views:
         try:
             if view is not None:
                 found[id_of(view)] = view
         except LoadFailed as exc:
-            broken = exc
-    if broken is not None:
-        found |= {id_: broken for id_ in ids if id_ not in found}
-    return found
+            missing = dict.fromkeys(ids, exc)
+    return missing | found
 
 
 class Viewer(msgspec.Struct):
