@@ -81,7 +81,6 @@ class WaitingClient:
         )
         self._socket: ClientConnection | None = None
         self._task: asyncio.Task[None] | None = None
-        self._has_started = False
         self._is_closed = False
         self._joined = asyncio.Event()
         """Connected, or closed: nothing to wait for."""
@@ -192,11 +191,7 @@ class WaitingClient:
     def _caught_up(self, socket: ClientConnection) -> None:
         """From here on moves are sent on this socket: those of the last one are not pending."""
         self._socket, self._rejoining = socket, None
-        if self._has_started:
-            self.cache.reconnected()
-        else:
-            self.cache.start()
-        self._has_started = True
+        self.cache.reconnected()
         self._joined.set()
 
     def _hang_up(self) -> None:
