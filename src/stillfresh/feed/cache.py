@@ -307,11 +307,10 @@ class FeedCache:
         self._idle.append(FeedReader(connection, self._epoch))
 
 
-def _given_path(path: object) -> Path:
-    if not isinstance(path, str | os.PathLike) or str(path) in {"", ":memory:"}:
-        raise ConfigError(f"path: must name a file, not {shown(path)}")
-    if "\0" in str(path) or "://" in str(path):
-        raise ConfigError(f"path: {shown(path)} names no file; a plain path, no address")
+def _given_path(path: str | os.PathLike[str]) -> Path:
+    is_path = isinstance(path, str | os.PathLike) and str(path) not in {"", ":memory:"}
+    if not is_path or "\0" in str(path) or "://" in str(path):
+        raise ConfigError(f"path: must name a file by a plain path, not {shown(path)}")
     return Path(path).absolute()
 
 

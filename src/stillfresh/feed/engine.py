@@ -202,10 +202,7 @@ class FeedEngine:
     async def _refresh(self, key: str, found: FoundRows[Any], *, forces: bool) -> None:
         """F12: what is unreadable still, right after a refetch, is not worth another one."""
         try:
-            if not forces:
-                await self._keys.get(key)
-                return
-            await self._keys.refresh(key)
+            await (self._keys.refresh(key) if forces else self._keys.get(key))
             again = await self._store.find(key, self._clock()) if found.broken else None
             if again is not None:
                 self._broken.note(key, again.broken)

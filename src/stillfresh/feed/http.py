@@ -29,14 +29,8 @@ from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown, shown_address
+from stillfresh.feed import rules
 from stillfresh.feed.model import Comment, Topic, checked_uuid
-from stillfresh.feed.rules import (
-    LARGEST,
-    JsonRecords,
-    checked_comments,
-    checked_topic,
-    json_object,
-)
 from stillfresh.http.body import BodyReader, Unreadable, whole
 from stillfresh.http.fields import checked_headers
 
@@ -73,8 +67,8 @@ KEPT: Final = 20
 WRITTEN: Final = "a status of 2xx"
 ABSENT: Final = frozenset({404, 410})
 BUSY: Final = frozenset({429, 503})
-_TOPICS: Final = JsonRecords(Topic, strict=True)
-_COMMENTS: Final = JsonRecords(Comment, strict=True)
+_TOPICS: Final = rules.JsonRecords(Topic, strict=True)
+_COMMENTS: Final = rules.JsonRecords(Comment, strict=True)
 
 
 class FeedHttpError(StillfreshError):
@@ -150,14 +144,14 @@ class HttpFeedSource:
         return await self._ask("GET", path, expected, _COMMENTS.all, absent=ABSENT)
 
     async def create_topic(self, topic: Topic) -> None:
-        await self._ask("POST", "/topics", WRITTEN, sends=checked_topic(topic))
+        await self._ask("POST", "/topics", WRITTEN, sends=rules.checked_topic(topic))
 
     async def delete_topic(self, uuid: str) -> None:
         await self._ask("DELETE", f"/topics/{_encoded('uuid', uuid)}", WRITTEN, absent=ABSENT)
 
     async def add_comment(self, topic_uuid: str, comment: Comment) -> None:
         path = f"/topics/{_encoded('topic_uuid', topic_uuid)}/comments"
-        (new,) = checked_comments(topic_uuid, [comment])
+        (new,) = rules.checked_comments(topic_uuid, [comment])
         await self._ask("POST", path, WRITTEN, sends=new)
 
     async def close(self) -> None:
@@ -187,7 +181,7 @@ class HttpFeedSource:
         absent: Container[object] = (),
     ) -> list[R]:
         """Empty for a write, and where the status says that there is no such thing."""
-        content = None if sends is None else msgspec.json.encode(json_object(sends))
+        content = None if sends is None else msgspec.json.encode(rules.json_object(sends))
         request = FeedRequest(method, f"{self._base}{path}", expected, content)
         self._check_open()
         try:
@@ -323,7 +317,7 @@ def _records(decode: Callable[[bytes], list[R]], data: bytes) -> list[R]:
     for place, record in enumerate(records):
         if not record.topic_uuid or (isinstance(record, Comment) and not record.comment_uuid):
             raise Unreadable(f"an empty uuid - at `$[{place}]`")
-        if not -LARGEST <= record.created_at < LARGEST:
+        if not -rules.LARGEST <= record.created_at < rules.LARGEST:
             raise Unreadable(f"a time beyond 64 bits - at `$[{place}].created_at`")
     return records
 

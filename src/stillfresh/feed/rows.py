@@ -173,8 +173,8 @@ class Writes:
         if uuid in deleted:
             return None
         if key == comments_key(uuid):
-            noted = self.run(sql.SELECT_NOTED_ON, (uuid, *self.since))
-            kept = [str(name) for (name,) in noted]
+            noted = self.run(sql.SELECT_NOTED, self.since)
+            kept = [str(name) for on, name, _ in noted if on == uuid and name != ""]
             return self.put_array(uuid, lambda old: rules.comment_rows(old, fetched.comments, kept))
         if uuid in self.noted(deleted=False):
             return False
@@ -307,7 +307,8 @@ class Writes:
 
     def noted(self, *, deleted: bool) -> set[str]:
         """F9: the topics written, or deleted, here."""
-        return {uuid for (uuid,) in self.run(sql.SELECT_NOTED, (int(deleted), *self.since))}
+        noted = self.run(sql.SELECT_NOTED, self.since)
+        return {uuid for uuid, name, is_gone in noted if name == "" and is_gone == deleted}
 
 
 def _loaded(text: bytes, kind: type) -> Any:  # noqa: ANN401 (an object, or a list of them)

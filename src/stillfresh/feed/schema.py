@@ -112,17 +112,13 @@ TAKE_NOTE_OFF: Final = """
     DELETE FROM stillfresh_writes WHERE topic_uuid = ?1 AND (?2 IS NULL OR comment_uuid = ?2)
 """
 SELECT_NOTED: Final = """
-    SELECT topic_uuid FROM stillfresh_writes
-    WHERE comment_uuid = '' AND deleted = ? AND written_at > ? AND written_at <= ?
+    SELECT topic_uuid, comment_uuid, deleted FROM stillfresh_writes
+    WHERE written_at > ? AND written_at <= ?
 """
 SELECT_META: Final = "SELECT CAST(last_fetched AS INTEGER) FROM feed_cache_meta WHERE cache_key = ?"
 SELECT_COVERED: Final = """
     SELECT rowid, coalesce(CAST(topic_uuid AS BLOB), x''), coalesce(CAST(category_id AS BLOB), x'')
     FROM feed_topics WHERE created_at >= ? AND created_at < ?
-"""
-SELECT_NOTED_ON: Final = """
-    SELECT comment_uuid FROM stillfresh_writes
-    WHERE topic_uuid = ? AND comment_uuid <> '' AND written_at > ? AND written_at <= ?
 """
 
 
