@@ -13,9 +13,9 @@ from msgspec import structs
 from stillfresh.cli.places import about_names, opened, say
 from stillfresh.cli.program import (
     TEXT,
-    Command,
     age_text,
     as_json,
+    command,
     moment_text,
     plain,
     print_json,
@@ -53,13 +53,10 @@ class Inspected:
             counts["bytes"] += entry.size or 0
 
 
-@click.command(
-    cls=Command,
-    examples=[
-        "stillfresh inspect sqlite:///site.db",
-        "stillfresh inspect redis://localhost:6379/0 --kind page --search /blog/ --limit 50",
-        "stillfresh inspect site.db --all --json",
-    ],
+@command(
+    "stillfresh inspect sqlite:///site.db",
+    "stillfresh inspect redis://localhost:6379/0 --kind page --search /blog/ --limit 50",
+    "stillfresh inspect site.db --all --json",
 )
 @click.argument("store")
 @click.option("--kind", type=TEXT, help="Only entries of this kind.")
@@ -174,14 +171,11 @@ def _notes(entry: Listed) -> str:
     return ", ".join(note for note, is_so in notes.items() if is_so)
 
 
-@click.command(
-    cls=Command,
-    examples=[
-        "stillfresh explain sqlite:///site.db price sku-1",
-        "stillfresh explain redis://localhost:6379/0 page https://example.org/pricing",
-        """stillfresh explain site.db forecast '["oslo",3]' --json""",
-        "stillfresh explain site.db price -- -1",
-    ],
+@command(
+    "stillfresh explain sqlite:///site.db price sku-1",
+    "stillfresh explain redis://localhost:6379/0 page https://example.org/pricing",
+    """stillfresh explain site.db forecast '["oslo",3]' --json""",
+    "stillfresh explain site.db price -- -1",
 )
 @click.argument("store")
 @click.argument("kind", type=TEXT)

@@ -8,22 +8,19 @@ from typing import Final
 import click
 
 from stillfresh.cli.places import about_names, opened, say
-from stillfresh.cli.program import TEXT, Command, as_json, print_json, working
+from stillfresh.cli.program import TEXT, as_json, command, print_json, working
 from stillfresh.stores.contract import Store
 
 SLICE: Final = 500
 """Ids in one step, so that others' writes pass between them."""
 
 
-@click.command(
-    cls=Command,
-    examples=[
-        "stillfresh invalidate sqlite:///site.db price sku-1 sku-2",
-        "stillfresh invalidate redis://localhost:6379/0 --tag eu --soft",
-        "stillfresh invalidate redis://localhost:6379/0 --tag path:/pricing",
-        "stillfresh invalidate site.db --kind price --all",
-        "stillfresh invalidate site.db price -- -1",
-    ],
+@command(
+    "stillfresh invalidate sqlite:///site.db price sku-1 sku-2",
+    "stillfresh invalidate redis://localhost:6379/0 --tag eu --soft",
+    "stillfresh invalidate redis://localhost:6379/0 --tag path:/pricing",
+    "stillfresh invalidate site.db --kind price --all",
+    "stillfresh invalidate site.db price -- -1",
 )
 @click.argument("store")
 @click.argument("kind", required=False, type=TEXT)
@@ -99,7 +96,7 @@ async def _all_of(store: Store, kind: str, advance: Callable[[int], None], *, so
     return count
 
 
-@click.command(cls=Command, examples=["stillfresh evict sqlite:///site.db"])
+@command("stillfresh evict sqlite:///site.db")
 @click.argument("store")
 @as_json
 def evict(*, store: str, is_json: bool) -> None:

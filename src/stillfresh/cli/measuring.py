@@ -18,7 +18,7 @@ from uuid import uuid4
 import click
 
 from stillfresh.cli.places import file_of
-from stillfresh.cli.program import Command, as_json, print_json, print_table, working
+from stillfresh.cli.program import as_json, command, print_json, print_table, working
 from stillfresh.engine import Cache
 from stillfresh.errors import without_password
 from stillfresh.quiet import quietly
@@ -45,13 +45,10 @@ class Measured:
     p99_us: float
 
 
-@click.command(
-    cls=Command,
-    examples=[
-        "stillfresh bench",
-        "stillfresh bench redis://localhost:6379/0 --json",
-        "stillfresh bench --quick",
-    ],
+@command(
+    "stillfresh bench",
+    "stillfresh bench redis://localhost:6379/0 --json",
+    "stillfresh bench --quick",
 )
 @click.argument("stores", nargs=-1, metavar="[STORE]...")
 @click.option("--quick", is_flag=True, help="Measure this machine, also in a checkout.")

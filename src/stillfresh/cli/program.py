@@ -180,6 +180,10 @@ class Command(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
+def command(*examples: str) -> Callable[[Callable[..., None]], Command]:
+    return click.command(cls=Command, examples=examples)
+
+
 class CommandGroup(Command, click.Group):
     """Several commands about one thing."""
 

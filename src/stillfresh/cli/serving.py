@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from stillfresh.cli.program import WRONG_USE, Command, as_json, extra, plain, print_json
+from stillfresh.cli.program import WRONG_USE, as_json, command, extra, plain, print_json
 from stillfresh.errors import ConfigError
 
 
@@ -33,14 +33,11 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     return tables, options
 
 
-@click.command(
-    cls=Command,
-    examples=[
-        "stillfresh serve --upstream http://127.0.0.1:3000",
-        "stillfresh serve --upstream https://example.org --store sqlite:///site.db",
-        "stillfresh serve --upstream http://127.0.0.1:3000 --route '/blog/*=10m'",
-        "stillfresh serve stillfresh.toml --port 8081",
-    ],
+@command(
+    "stillfresh serve --upstream http://127.0.0.1:3000",
+    "stillfresh serve --upstream https://example.org --store sqlite:///site.db",
+    "stillfresh serve --upstream http://127.0.0.1:3000 --route '/blog/*=10m'",
+    "stillfresh serve stillfresh.toml --port 8081",
 )
 @click.argument("file", required=False)
 @click.option(
@@ -123,7 +120,7 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     serving.serve(settings, click.echo)
 
 
-@click.command(cls=Command, examples=["stillfresh check stillfresh.toml"])
+@command("stillfresh check stillfresh.toml")
 @click.argument("file")
 @as_json
 @click.pass_context
@@ -149,8 +146,9 @@ def check(ctx: click.Context, file: str, *, is_json: bool) -> None:
     click.echo(plain(f"{file}: fine; {', '.join(site + kinds)}"))
 
 
-@click.command(
-    cls=Command, examples=["stillfresh demo", "stillfresh demo --port 0 --store ~/stillfresh-demo"]
+@command(
+    "stillfresh demo",
+    "stillfresh demo --port 0 --store ~/stillfresh-demo",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="0: any free one.")
