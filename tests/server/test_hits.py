@@ -369,6 +369,18 @@ class TestI29TheShortWay:
                 protocol.connection_lost(None)
                 assert (b"page 1" in wire.written) is (peer == "192.0.2.1")
 
+    async def test_who_sent_it_is_not_in_the_head(self, world: World) -> None:
+        """I13: a page that varies by the client's address is not another client's."""
+        world.site.says("Cache-Control: max-age=30", "Vary: X-Forwarded-For")
+        for number, peer in enumerate(["192.0.2.1", "198.51.100.7", "192.0.2.1"]):
+            protocol, wire = world.connect(peer)
+            for pause in (0.25, 0.0, 0.0, 0.0):
+                protocol.data_received(head(b"/said/a"))
+                await world.settled()
+                world.clock.advance(pause)
+            protocol.connection_lost(None)
+            assert wire.written.count(b"page %d" % (1 + number % 2)) == 4
+
 
 class TestI29Bounds:
     async def test_heads_are_forgotten_when_there_are_too_many(

@@ -21,6 +21,8 @@ from stillfresh.isr.visits import PageAddress
 MOST_HOT: Final = 512
 """Bytes of a request that are kept at hand; what is longer takes the long way."""
 HOST: Final = b"host"
+PEER: Final = b"x-forwarded-for"
+"""A field that is not in a request's head alone: a proxy adds who sent it."""
 ON_CONDITIONS: Final = frozenset(
     {HOST, b"authorization", b"cache-control", b"if-match", b"if-unmodified-since", b"pragma"}
 )
@@ -59,12 +61,13 @@ class HotPages:
         A server that offers to give the answer again is told how long it may.
         """
         line = line_of(scope, marks)
-        hot = self._known.get(line)
+        hot, keep = self._known.get(line), scope.get(KEEP)
         if type(hot) is frozenset:
+            keep = None if PEER in hot else keep
             hot = self._known.get((line, said(scope["headers"], hot)))
         if type(hot) is not Hot or (stored := self._standing(hot, self._clock())) is None:
             return None
-        if (keep := scope.get(KEEP)) is not None:
+        if keep is not None:
             keep(partial(self._holds, hot, stored.ready.said))
         return stored
 
