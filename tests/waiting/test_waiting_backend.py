@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from itertools import product
@@ -341,6 +343,91 @@ class TestW12Refused:
         with pytest.raises(StoreError, match="there is no directory"):
             async with Games(tmp_path / "nowhere" / "games.db"):
                 pass
+
+
+MOVER = """
+import asyncio, sys
+from stillfresh.waiting.backend import Games, Player
+
+async def main() -> None:
+    async with Games(sys.argv[1]) as games:
+        games.on_happened(lambda it: print(it.game.version, flush=True))
+        await games.start("g", [Player("me"), Player("you")])
+        while True:
+            for user in ("me", "you"):
+                await games.move("g", user)
+
+asyncio.run(main())
+"""
+
+
+def told_until_killed(path: Path) -> list[int]:
+    """The versions that a process told of before it was killed among its moves."""
+    command = [sys.executable, "-c", MOVER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mover:
+        assert mover.stdout is not None
+        told = [mover.stdout.readline() for _ in range(25)]
+        mover.kill()
+        return [int(version) for version in (*told, *mover.stdout)]
+
+
+class TestW12Kept:
+    """W12: games are data, not a cache (decision 0023): no file ever takes the place of theirs."""
+
+    async def test_a_corrupt_file_is_refused_and_left_as_it_is(self, tmp_path: Path) -> None:
+        """Never set aside for an empty one."""
+        path = tmp_path / "games.db"
+        async with Games(path) as games:
+            await games.start("g", [ME, YOU])
+        path.write_bytes(b"not any more" * 1000)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"corrupt.*restore"):
+                async with Games(path):
+                    pass
+        assert path.read_bytes() == b"not any more" * 1000
+        assert {found.name for found in tmp_path.iterdir()} <= {"games.db", "games.db.lock"}
+
+    async def test_corruption_that_a_move_meets_is_told(self, games: Games, tmp_path: Path) -> None:
+        """And goes on being told, until somebody has mended the file."""
+        await games.start("g", [ME, YOU])
+        assert games._writer is not None
+
+        def damaged(_: apsw.Connection) -> None:
+            raise apsw.CorruptError("a page")
+
+        with pytest.raises(StoreError, match="corrupt"):
+            await games._writer.run(damaged)
+        with pytest.raises(StoreError, match=r"corrupt.*restore"):
+            await games.move("g", "me")
+        assert games.view("g").actor == "me"
+        assert not list(tmp_path.glob("*.corrupt-*"))
+
+    @pytest.mark.parametrize("is_replaced", [False, True])
+    async def test_a_file_that_is_gone_is_not_begun_anew(
+        self, games: Games, tmp_path: Path, is_replaced: bool
+    ) -> None:
+        """Moves are refused until it is back: none is told that the file at that name lacks."""
+        path = tmp_path / "games.db"
+        await games.start("g", [ME, YOU])
+        path.rename(tmp_path / "away.db")
+        if is_replaced:
+            path.touch()
+        with pytest.raises(StoreError, match="moved, removed or replaced"):
+            await games.move("g", "me")
+        (tmp_path / "away.db").rename(path)
+        assert (await games.move("g", "me")).actor == "you"
+
+    async def test_a_commit_is_on_disk(self, games: Games) -> None:
+        """Not only with the operating system: what was told outlives a power cut."""
+        assert games._writer is not None
+        assert await games._writer.run(lambda it: it.pragma("synchronous"), writes=False) == 2
+
+    async def test_a_move_that_was_told_survives_kill_9(self, tmp_path: Path) -> None:
+        """The file has every version that anybody heard of."""
+        path = tmp_path / "games.db"
+        told = told_until_killed(path)
+        async with Games(path) as games:
+            assert games.view("g").version >= max(told)
 
 
 class TestW12Endpoint:

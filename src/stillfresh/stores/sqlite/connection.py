@@ -28,7 +28,7 @@ PATIENCE: Final = 30.0
 READ_PATIENCE: Final = 0.25
 """Seconds that a read waits, which may be on an event loop's thread."""
 
-_PRAGMAS: Final = "PRAGMA synchronous = NORMAL; PRAGMA journal_size_limit = 67108864"
+_PRAGMAS: Final = "PRAGMA synchronous = {}; PRAGMA journal_size_limit = 67108864"
 _SETTINGS: Final = (
     (apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1),  # else joins are prepared again on every bind
     (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),  # a damaged file must not be able to do more damage
@@ -62,6 +62,8 @@ class Format:
     """The SQL that makes an empty file one of this kind."""
     is_begun: Callable[[apsw.Connection, Path], bool]
     """False for a file that `begin` has still to be run on; ConfigError for somebody else's."""
+    is_cache: bool = True
+    """False: it is the only one. No file takes its place, and what was committed is on disk."""
 
 
 def not_ours(path: Path, application: int) -> ConfigError:
@@ -77,7 +79,7 @@ def not_ours(path: Path, application: int) -> ConfigError:
     )
 
 
-def by_header(application_id: int, version: int, begin: str) -> Format:
+def by_header(application_id: int, version: int, begin: str, *, is_cache: bool = True) -> Format:
     """A kind of file whose header says whose it is; an empty one is begun, any other refused."""
 
     def is_begun(connection: apsw.Connection, path: Path) -> bool:
@@ -92,11 +94,12 @@ def by_header(application_id: int, version: int, begin: str) -> Format:
         if its_version != version:
             raise ConfigError(
                 f"{path}: is of schema version {its_version}, this release of stillfresh knows "
-                f"{version}; use another file, or delete this one: it is a cache"
+                f"{version}; use another file"
+                + (", or delete this one: it is a cache" if is_cache else "")
             )
         return True
 
-    return Format((application_id,), begin, is_begun)
+    return Format((application_id,), begin, is_begun, is_cache)
 
 
 class Patience:
@@ -189,7 +192,7 @@ def admit(connection: apsw.Connection, path: Path, kind: Format) -> None:
             connection.execute(f"BEGIN IMMEDIATE; {kind.begin}; COMMIT")
         if connection.pragma("journal_mode") != "wal":
             connection.pragma("journal_mode", "wal")
-        connection.execute(_PRAGMAS)
+        connection.execute(_PRAGMAS.format("NORMAL" if kind.is_cache else "FULL"))
     connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 (reads the schema)
 
 

@@ -143,6 +143,11 @@ class WriteDatabase:
             abandon(old)
 
     def _set_aside(self, *, is_locked: bool) -> None:
+        if not self._kind.is_cache:
+            raise StoreError(
+                f"{self._path}: is corrupt. It is no cache that could be begun anew, and is left "
+                "as it is: restore it from a backup, or recover it with SQLite's own tools"
+            )
         if not is_locked:
             raise StoreError(f"{self._path}: is corrupt, and cannot be renamed or replaced here")
         log.error("%s is corrupt; set aside as %s", self._path, set_aside(self._path))
@@ -193,12 +198,21 @@ class WriteDatabase:
             or self.identity != identity_of(self._name)
             or (writing and writer.readonly("main"))
         ):
+            self._refuse_another()
             try:
                 self.open()
             except ConfigError as exc:  # another application's file in its place: not our caller's
                 raise StoreError(str(exc)) from exc
         assert self._writer is not None  # noqa: S101 (open() has set it, or raised)
         return self._writer
+
+    def _refuse_another(self) -> None:
+        """What is no cache is never begun anew, nor is another's state taken for its own."""
+        if not self._kind.is_cache and self.identity != identity_of(self._name):
+            raise StoreError(
+                f"{self._name}: was moved, removed or replaced while it was open; put it back, "
+                "or open it again"
+            )
 
     def _explain(self, work: Work) -> None:
         if isinstance(work.error, FAILED):

@@ -22,7 +22,7 @@ from stillfresh.waiting.backend import steps
 from stillfresh.waiting.backend.steps import GameView, Happened, Player
 from stillfresh.waiting.model import LIMIT
 
-FORMAT: Final = by_header(steps.APPLICATION_ID, 0, steps.CREATE)
+FORMAT: Final = by_header(steps.APPLICATION_ID, 0, steps.CREATE, is_cache=False)
 
 
 class Games:
