@@ -239,6 +239,21 @@ class TestE28Slices:
         await cache.open()
         assert (await cache.stats()).resources["price"].hits == 1
 
+    async def test_closing_with_many_watches(
+        self, cache: Cache, many: Resource[str, Price], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """None of them leaves key by key: there is nothing left to leave."""
+        left: list[object] = []
+        monkeypatch.setattr(
+            "stillfresh.engine.lane.Lane.unsubscribe", lambda _, key: left.append(key)
+        )
+        watches = [many.watch(*MANY[:60]).__enter__() for _ in range(5)]
+        await cache.close()
+        assert left == []
+        for watch in watches:
+            assert [update async for update in watch] == []
+        assert not many._core.watcher._leaving
+
     async def test_a_place_in_full_memory(self, cache: Cache, upstream: Upstream) -> None:
         """Where every entry was read, the hand passes over so many, not over all."""
         size = SLICE + 500

@@ -244,10 +244,11 @@ class Watcher(Driver[K], Generic[K, V]):
 
     def close(self) -> None:
         """The cache closes: whoever iterates comes to the end."""
-        driver = self._driver
-        for watch in tuple(self._open):
+        driver, watches = self._driver, tuple(self._open)
+        self.begin_anew()  # first: else each of them would leave key by key (E28)
+        for watch in watches:
             watch.close()
-        self.begin_anew()
+        self._leaving.clear()
         if driver is not None:
             driver.cancel()
 

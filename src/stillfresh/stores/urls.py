@@ -63,10 +63,10 @@ def _bare(url: str, clock: Clock) -> Store:
         return _redis(url, clock)
     if parts.query or parts.fragment:
         raise _refused(url, f"its only option is ?tenant=NAME; write {ALLOWED}")
-    path = unquote(parts.path[1:])
-    if parts.scheme == "memory" and not parts.netloc and not path:
+    root, path = parts.path[:1], unquote(parts.path[1:])
+    if parts.scheme == "memory" and not parts.netloc and parts.path in {"", "/"}:
         return MemoryStore(clock=clock)
-    if parts.scheme == "sqlite" and not parts.netloc and path and "\0" not in path:
+    if parts.scheme == "sqlite" and not parts.netloc and root == "/" and path and "\0" not in path:
         from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
 
         return SqliteStore(path, clock=clock)
