@@ -85,9 +85,31 @@ class TestG1Routes:
     async def test_without_a_site_it_is_a_404_as_json(self) -> None:
         """RFC 9457."""
         async with gateway() as app, asked(app) as client:
-            answer = await client.get("/nowhere")
-        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-        assert answer.headers["content-type"] == "application/problem+json"
+            answers = [await client.get(path) for path in ("/nowhere", "/healthz%0A", "/a%0Ab")]
+        for answer in answers:
+            assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+            assert answer.headers["content-type"] == "application/problem+json"
+        assert answers[2].json()["detail"] == "nothing is at /a\nb"
+
+    @pytest.mark.parametrize(
+        ("odd", "status"),
+        [
+            ({"path": "/nowhere", "query_string": b"\xff"}, 404),
+            ({"path": "/v1/price/\ufffd", "raw_path": None}, 422),
+        ],
+        ids=["query", "no-raw-path"],
+    )
+    async def test_a_scope_of_another_server_is_answered(
+        self, odd: dict[str, Any], status: int
+    ) -> None:
+        """ASGI allows any bytes as a query, and servers that do not know the raw path."""
+        app = gateway(kinds=[a_kind()])
+
+        async def with_odd(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, **odd}, receive, send)
+
+        async with app, asked(with_odd) as client:
+            assert (await client.get("/")).status_code == status
 
     async def test_the_browsers_files(self) -> None:
         """With their type and tag; asked for again they are not sent again."""
@@ -226,6 +248,20 @@ class TestG1Mounted:
         assert (script.status_code, nothing.status_code) == (200, 404)
         assert outside.status_code == 404
         assert "problem" not in outside.headers["content-type"]
+
+    @pytest.mark.parametrize(
+        ("root", "prefix"), [("/fresh", ""), ("/fresh/", "/fresh"), ("/fresh", "/fresh"), ("/", "")]
+    )
+    async def test_behind_a_proxy_that_knows_the_prefix(self, root: str, prefix: str) -> None:
+        """Whether the proxy leaves the prefix on the path or not, and with a slash at its end."""
+        app = gateway(kinds=[a_kind()])
+        paths = ("/v1/price/a", "/healthz", "/_stillfresh/dashboard.css", "/_stillfresh/api/stats")
+        over = httpx.ASGITransport(app=app, root_path=root)
+        async with app, httpx.AsyncClient(transport=over, base_url="http://localhost") as client:
+            answers = [await client.get(f"{prefix}{path}") for path in paths]
+            moved = await client.get(f"{prefix}/_stillfresh")
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert moved.headers["location"] == f"{root.rstrip('/')}/_stillfresh/"
 
     async def test_never_opened_it_opens_with_the_first_read(self) -> None:
         """For who has no lifespan at all; closing is still theirs."""

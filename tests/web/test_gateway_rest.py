@@ -163,8 +163,8 @@ class TestG2One:
 
     @pytest.mark.parametrize(
         "id_",
-        ["", "%00", "a%0Ab", "%7F", "x" * 1_001, "%FF", "%ED%A0%80"],
-        ids=["empty", "nul", "line", "delete", "long", "not-utf-8", "surrogate"],
+        ["", "%00", "a%0Ab", "batch%0A", "%7F", "x" * 1_001, "%FF", "%ED%A0%80"],
+        ids=["empty", "nul", "line", "last-line", "delete", "long", "not-utf-8", "surrogate"],
     )
     async def test_what_is_no_id_is_422(self, id_: str) -> None:
         """And nobody is asked about it."""

@@ -136,13 +136,14 @@ class Gateway:
         """Decide by the path alone, so that a page does not pay for matching our routes."""
         path = path_of(scope)
         if path.startswith("/v1/") and self._has_v1:
-            is_right = self._is_called_rightly(scope)
-            await (self._rest if is_right else problem_reply(_misnamed()))(scope, receive, send)
+            app = self._rest if self._is_called_rightly(scope) else problem_reply(_misnamed())
+            await app(rooted(scope, path), receive, send)
         elif path.startswith(BELOW):
+            scope = rooted(scope, path)
             root = scope.get("root_path", "") + DASHBOARD
             await self.dashboard({**scope, "root_path": root}, receive, send)
         elif path in self._paths or self._pages is None:
-            await self._own(scope, receive, send)
+            await self._own(rooted(scope, path), receive, send)
         else:
             await self._pages(scope, receive, send)
 
@@ -250,6 +251,14 @@ def path_of(scope: Scope) -> str:
     """Without the prefix under which the gateway is mounted."""
     path, root = str(scope["path"]), scope.get("root_path", "").rstrip("/")
     return path.removeprefix(root) or "/" if f"{path}/".startswith(f"{root}/") else path
+
+
+def rooted(scope: Scope, path: str) -> Scope:
+    """As Starlette's routes expect it: the path begins with the prefix, which has no last slash."""
+    if not scope.get("root_path"):
+        return scope
+    root = scope["root_path"].rstrip("/")
+    return {**scope, "root_path": root, "path": root + path}
 
 
 class NotStarted(StillfreshError):

@@ -3,6 +3,7 @@
 Every surface of the gateway answers through here, so all of them carry the same safety fields.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -71,7 +72,10 @@ def problem_app(
 ) -> Starlette:
     """An app that answers every mistake, a visitor's or its own, with a problem."""
     own = {HTTPException: _answer, Exception: _broken, **(handlers or {})}
-    app = Starlette(routes=list(routes), middleware=list(middleware), exception_handlers=own)
+    routes = list(routes)
+    for route in routes:  # its `$` would match before a line end, too
+        route.path_regex = re.compile(rf"{route.path_regex.pattern.removesuffix('$')}\Z")
+    app = Starlette(routes=routes, middleware=list(middleware), exception_handlers=own)
     app.router.redirect_slashes = False
     return app
 
@@ -100,7 +104,7 @@ async def _answer(request: Request, exc: HTTPException) -> Response:
     if isinstance(exc, Problem):
         return problem_reply(exc)
     if exc.headers is None:
-        nothing = f"nothing is at {request.url.path}"
+        nothing = f"nothing is at {request.scope['path']}"
         return problem_reply(Problem(404, "not_found", "Not found", nothing))
     may = ", ".join(sorted(exc.headers["Allow"].split(", ")))
     return problem_reply(

@@ -176,4 +176,4 @@ async def _ids(request: Request) -> list[str]:
 
 def _is_garbled(id_: str, request: Request) -> bool:
     """Servers put this character where a path is no UTF-8; unless it was really written."""
-    return "\ufffd" in id_ and b"%EF%BF%BD" not in request.scope.get("raw_path", b"").upper()
+    return "\ufffd" in id_ and b"%EF%BF%BD" not in (request.scope.get("raw_path") or b"").upper()
