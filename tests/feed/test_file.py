@@ -322,6 +322,17 @@ class TestF11Eviction:
         cache.stats()
         assert sql(path, "SELECT topic_uuid FROM feed_topics") == [("b",)]
 
+    async def test_daily_goes_on_by_itself_slice_after_slice(
+        self, cache: FeedCache, clock: ManualClock, path: Path
+    ) -> None:
+        """Nobody has to call once for each slice of what has to go."""
+        cache.put_topics([topic(f"t{number}") for number in range(2_600)], "index:all:7")
+        clock.advance(31 * DAY)
+        cache.put_topic(topic("b"))
+        for _ in range(10):
+            cache.submit(lambda _: None, urgent=False).result()
+        assert sql(path, "SELECT topic_uuid FROM feed_topics") == [("b",)]
+
     async def test_our_own_tables_do_not_grow_for_ever(
         self, cache: FeedCache, engine: FeedEngine, network: Network, clock: ManualClock, path: Path
     ) -> None:

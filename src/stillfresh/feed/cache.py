@@ -209,8 +209,8 @@ class FeedCache:
         """On the writer's thread."""
         if (error := slice_.exception()) is not None:
             logger.warning("the feed cache could not evict: %s", error)
-        elif slice_.result()[1] is not None:
-            self._evict_at = 0.0  # the next call goes on
+        elif slice_.result()[1] is not None and not self._is_closed:
+            self._evict_slice().add_done_callback(self._evicted)
 
     def stats(self) -> FeedStats:
         job = partial(counted, before=self.clock() - self.keep_for, skipped=self._skipped)
