@@ -188,6 +188,34 @@ class TestF18Growth:
         assert uuids(cache.get_topics_by_category("few", 7)) == ["a"]
         assert decodes.count == before
 
+    @pytest.mark.usefixtures("long_list")
+    def test_a_list_that_does_not_fit_is_not_gone_through_slice_after_slice(
+        self, cache: FeedCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is left of it in memory is not chosen anew each time: that would be a square."""
+        looks = 0
+
+        class Seen:
+            """A topic that counts how often it is asked for its name."""
+
+            def __init__(self, name: str) -> None:
+                self._name = name
+
+            @property
+            def topic_uuid(self) -> str:
+                nonlocal looks
+                looks += 1
+                return self._name
+
+        one = JsonRecords.one
+        monkeypatch.setattr("stillfresh.feed.reading.MAX_BYTES", 100_000)
+        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 50_000)
+        monkeypatch.setattr(JsonRecords, "one", lambda *given: Seen(one(*given).topic_uuid))
+        for days in (7, 0, 7):
+            looks = 0
+            assert len(cache.get_topics_all(days) or []) == LONG
+            assert looks <= LONG
+
 
 class TestF17OneLease:
     async def test_the_stores_own_steps_hold_the_lease(

@@ -228,28 +228,19 @@ class FeedReader:
             found.until += index.days * rules.DAY
         return found
 
-    def _fill(  # noqa: C901 (one hot loop)
-        self, found: ListedTopics, rows: Iterable[Row]
-    ) -> Generator[None, None, bool]:
+    def _fill(self, found: ListedTopics, rows: Iterable[Row]) -> Generator[None, None, bool]:
         """The hot loop of a read: known bytes are known topics. False if ties are in disorder."""
         known, topics, texts, broken = self._known, found.value, found.texts, []
-        decode = _topics.one
         last, last_uuid, oldest, is_ordered = INFINITY, b"", INFINITY, True
         cost, pause_at = 0, SLICE
         for uuid, text, created_at, cached_at in rows:
-            kept, size = known.get(uuid), len(text)
+            kept = known.get(uuid)
             if kept is None or kept[1] != text:
-                self.kept += size if kept is None else size - len(kept[1])
-                try:
-                    kept = known[uuid] = decode(text), text
-                except rules.UNREADABLE:
-                    kept = known[uuid] = None, text
-                    self.skipped += 1
+                kept = self._learned(uuid, text, topics)
             topic = kept[0]
-            cost += size + ROW_COST
+            cost += len(text) + ROW_COST
             if cost > pause_at:
                 pause_at = cost + SLICE
-                known = self._bounded(topics)
                 yield
             if topic is None:
                 broken.append(text)
@@ -262,21 +253,26 @@ class FeedReader:
             last, last_uuid = created_at, uuid
             if cached_at < oldest:  # noqa: PLR1730 (a call of min() for every row)
                 oldest = cached_at
-        self._bounded(topics)
         found.until, found.broken = last, frozenset(broken)
         found.size = cost - ROW_COST * (len(topics) + len(broken))
         found.cached_at = int(oldest) if topics else None
         return is_ordered
 
-    def _bounded(self, topics: list[Topic]) -> dict[bytes, tuple[Topic | None, bytes]]:
-        """F18: what is known; if it is too much, as many topics of this list as fit."""
-        if self.kept > MAX_BYTES:
-            known, self._known, self.kept = self._known, {}, 0
-            for uuid in (topic.topic_uuid.encode() for topic in topics):
-                if uuid in known and self.kept + len(known[uuid][1]) <= MAX_BYTES:
-                    self._known[uuid] = known[uuid]
-                    self.kept += len(known[uuid][1])
-        return self._known
+    def _learned(self, uuid: bytes, text: bytes, topics: list[Topic]) -> tuple[Topic | None, bytes]:
+        """F18: known from now on if there is room, which is made of what is not in this list."""
+        known, size, learned = self._known, len(text), (self._decoded(_topics.one, text), text)
+        if (old := known.pop(uuid, None)) is not None:
+            self.kept -= len(old[1])
+        if self.kept + size > MAX_BYTES and len(known) > len(topics):
+            names = (topic.topic_uuid.encode() for topic in topics)
+            left = {name: known[name] for name in names if name in known}
+            self.kept = sum(len(it) for _, it in left.values())
+            known.clear()
+            known.update(left)
+        if self.kept + size <= MAX_BYTES:
+            known[uuid] = learned
+            self.kept += size
+        return learned
 
     def _decoded(self, read: Callable[[bytes], T], text: bytes) -> T | None:
         try:
