@@ -281,6 +281,35 @@ class TestC12BrokenEntries:
                 assert await controller.get("post", "a:2") == post("a:2")
         assert server.asked[0][1]["viewer_id"] == VIEWER
 
+    async def test_views_of_ones_own_nexus_are_taken_as_they_are(self, tmp_path: Path) -> None:
+        """What shape a view has is said of a Nexus server's, not of anybody's."""
+        views = {
+            "a:1": {**post("a:1"), "tags": ("x", "y")},
+            "a:2": {**post("a:2"), "bookmark": True},
+        }
+
+        class Own:
+            async def posts_by_ids(self, post_ids: list[str], _: str | None) -> list[Any]:
+                return [views[id_] for id_ in post_ids]
+
+            async def users_by_ids(self, user_ids: list[str], _: str | None) -> list[Any]:
+                return [{**user(id_), "bookmark": True} for id_ in user_ids]
+
+        database = Database(tmp_path / "app.db")
+        async with TtlController(nexus=Own(), database=database) as controller:
+            found = await controller.force_refresh_posts_by_ids(["a:1", "a:2"], VIEWER)
+            assert found == {"a:1": {**post("a:1"), "tags": ["x", "y"]}, "a:2": views["a:2"]}
+            users = await controller.force_refresh_users_by_ids(["u"], VIEWER)
+            assert users == {"u": {**user("u"), "bookmark": True}}
+
+    async def test_parts_of_another_kind_are_fields_of_others(
+        self, server: NexusServer, client: NexusClient
+    ) -> None:
+        """Only a post has a bookmark, and only a user one relationship."""
+        server.body = json.dumps([{**user("u"), "bookmark": True}]).encode()
+        found = by_id("user", ["u"], await client.users_by_ids(["u"]), user_id)
+        assert found == {"u": {**user("u"), "bookmark": True}}
+
     @given(
         st.lists(
             st.recursive(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from stillfresh.coordinator.rules import View
+from stillfresh.coordinator.rules import SentViews
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import LoadFailed
 from stillfresh.http.client import MAX_BYTES, Endpoint, checked_client, checked_url, new_client
@@ -39,11 +39,11 @@ class NexusClient:
             for path in (POSTS, USERS)
         )
 
-    async def posts_by_ids(self, post_ids: list[str], viewer_id: str | None = None) -> list[View]:
+    async def posts_by_ids(self, post_ids: list[str], viewer_id: str | None = None) -> SentViews:
         """Whole posts, as the server has them."""
         return await _views(self._posts, "post_ids", post_ids, viewer_id)
 
-    async def users_by_ids(self, user_ids: list[str], viewer_id: str | None = None) -> list[View]:
+    async def users_by_ids(self, user_ids: list[str], viewer_id: str | None = None) -> SentViews:
         """Whole users, as the server has them."""
         return await _views(self._users, "user_ids", user_ids, viewer_id)
 
@@ -59,11 +59,11 @@ class NexusClient:
 
 async def _views(
     endpoint: Endpoint, field: str, ids: list[str], viewer_id: str | None
-) -> list[View]:
+) -> SentViews:
     """An empty body is an answer that broke off, not one that found nothing."""
     asked: dict[str, Any] = {field: ids} | ({"viewer_id": viewer_id} if viewer_id else {})
     body = await endpoint.ask(asked)
     try:
-        return msgspec.json.decode(body, type=list[Any])
+        return SentViews(msgspec.json.decode(body, type=list[Any]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise LoadFailed(f"{field}: the answer is not a list of views: {exc}") from exc

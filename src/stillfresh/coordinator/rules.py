@@ -65,14 +65,15 @@ def _text(value: object) -> str:
     return value
 
 
-PARTS: Final[Mapping[str, type]] = {
-    "details": dict,
-    "counts": dict,
-    "relationships": dict,
-    "relationship": dict,
-    "tags": list,
-    "bookmark": dict,
+_PARTS: Final[Mapping[str, type]] = {"details": dict, "counts": dict, "tags": list}
+PARTS: Final[Mapping[str, Mapping[str, type]]] = {
+    "post": {**_PARTS, "relationships": dict, "bookmark": dict},
+    "user": {**_PARTS, "relationship": dict},
 }
+
+
+class SentViews(list[View]):
+    """As a Nexus server sent them, to be checked; anybody's own are taken as they are."""
 
 
 def by_id(
@@ -83,6 +84,7 @@ def by_id(
     An entry that does not say whose it is may be any of those that are missing: then they have
     failed, since they cannot be called absent.
     """
+    parts_of = PARTS.get(kind, {}) if isinstance(entries, SentViews) else {}
     error = LoadFailed(f"{kind}: its view in the answer is broken, or it may be one that is")
     found: dict[str, Any] = {}
     missing: dict[str, Any] = {}
@@ -92,7 +94,7 @@ def by_id(
         except (KeyError, TypeError, AttributeError, IndexError):
             missing = dict.fromkeys(ids, error)
         else:
-            parts = ((entry[name], of) for name, of in PARTS.items() if name in entry)
+            parts = ((entry[name], of) for name, of in parts_of.items() if name in entry)
             is_whole = all(part is None or isinstance(part, of) for part, of in parts)
             found[id_] = entry if is_whole else error
     return missing | found
