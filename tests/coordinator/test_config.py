@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError
 from stillfresh.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
-from tests.kit.coordinator import START, Nexus, Site, made, until
+from tests.kit.coordinator import START, VIEWER, Nexus, Site, made, until
 
 COORDINATOR: Any = TtlCoordinator
 CONTROLLER: Any = TtlController
@@ -161,6 +161,18 @@ class TestC1Configure:
         site.ttl.subscribe_post(composite_post_id="a:1")
         await site.ttl.tick()
         assert site.nexus.posts == [["a:1"]]
+
+    async def test_a_new_interval_does_not_put_off_what_is_due_at_once(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """C5: `start` ticks at once, whatever the interval is a moment later."""
+        site = made(tmp_path, clock)
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            site.ttl.set_visible(True)
+            site.ttl.subscribe_post(composite_post_id="a:1")
+            site.ttl.configure(batch_interval_ms=3_600_000)
+            await until(lambda: site.nexus.posts == [["a:1"]])
 
     async def test_a_new_ttl_re_plans_what_is_subscribed(self, site: Site) -> None:
         """Made shorter, what was fresh is stale at the next tick; made longer, it stays fresh."""

@@ -44,6 +44,19 @@ class TestC7Gate:
             await until(lambda: site.nexus.posts == [["a:1"]])
             await site.ttl.stop()
 
+    async def test_a_function_is_asked_once_everything_is_said(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """The first tick is not one interval late since a window was shown after the start."""
+        shown = [False]
+        config = TtlConfig(batch_interval_ms=3_600_000)
+        site = made(tmp_path, clock, config, visible=lambda: shown[0])
+        async with site.controller, site.ttl:
+            site.ttl.sign_in(VIEWER)
+            subscribe(site, 1)
+            shown[0] = True
+            await until(lambda: site.nexus.posts == [["a:1"]])
+
     async def test_a_function_can_be_asked(self, tmp_path: Path, clock: ManualClock) -> None:
         """`visible=` is asked at every tick; one that fails is taken for hidden."""
         answers: list[bool | Exception] = [False]

@@ -156,7 +156,8 @@ class TtlCoordinator:
         self._controller.configure(self._config)
         self._crowded.clear()
         if self._config.batch_interval_ms != old.batch_interval_ms and self._timer is not None:
-            self._arm()
+            is_due = self._timer.when() <= asyncio.get_running_loop().time()
+            self._arm(0 if is_due else None)
         if self._is_open() and self._config.refresh_when_hidden and not old.refresh_when_hidden:
             self._tick_now()
 
@@ -242,7 +243,7 @@ class TtlCoordinator:
         """At once, or as soon as the tick that is running ends."""
         self._tick_again = self._ticking is not None
         if self._ticking is None:
-            self._arm(0 if self._is_open() else None)
+            self._arm(0 if self._knows_visibility or self._is_open() else None)
 
     def _arm(self, after: float | None = None) -> None:
         """One timer, also while it is hidden: it may have to ask whether it still is."""
