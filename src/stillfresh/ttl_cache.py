@@ -232,7 +232,9 @@ class TtlCache(Generic[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         """The keys here when iteration began, leaving out what has gone by its turn."""
-        return (item[0] for item in self.items())
+        for key in list(self._data):
+            if key in self:
+                yield key
 
     def items(self) -> Iterator[tuple[K, V]]:
         """As iteration, with the values."""
