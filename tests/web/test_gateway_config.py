@@ -305,6 +305,15 @@ class TestG1Mistakes:
         assert line.startswith(f"{name}.{key}")
         assert "\n" not in line
 
+    def test_every_route_tells_its_own_mistakes(self) -> None:
+        """All at once, also where a route is a table."""
+        tables = good()
+        table = {"revalidate": "soon", "forwrad": "key"}
+        tables["pages"]["routes"] = {"/a": "soon", "blog": "1m", "/*/b": 0, "/c": table}
+        told = [line.partition(": ")[0] for line in mistakes_in(tables)]
+        keys = ['"/a"', "", '"/*/b"', "", '"/c".forwrad', '"/c".revalidate']
+        assert told == [f"pages.routes.{key}".rstrip(".") for key in keys]
+
     def test_every_key_is_among_them(self) -> None:
         """A key that is added is also tried out."""
         keys = {(table, key) for table, model in MODELS.items() for key in keys_of(model)}

@@ -69,10 +69,11 @@ def read_table(where: str, table: object, model: type, mistakes: list[str]) -> d
 
 @contextmanager
 def noted(mistakes: list[str]) -> Iterator[None]:
+    """An error of several mistakes has each of them as an argument."""
     try:
         yield
     except ConfigError as exc:
-        mistakes.append(str(exc))
+        mistakes.extend(exc.args)
 
 
 @contextmanager
@@ -186,9 +187,15 @@ class RouteSettings:
 def routes(value: object, key: str) -> dict[str, float | Route]:
     if not isinstance(value, dict):
         raise ConfigError(f'{key}: must be like {{ "/blog/*" = "10m" }}, not {shown(value)}')
-    found = {path: _route(it, f'{key}."{path}"') for path, it in value.items()}
-    with keyed(key):
-        Routes(found)
+    found: dict[str, float | Route] = {}
+    mistakes: list[str] = []
+    for path, it in value.items():
+        with noted(mistakes):
+            found[path] = _route(it, f'{key}."{path}"')
+        with noted(mistakes), keyed(key):
+            Routes({path: found.get(path, Route())})
+    if mistakes:
+        raise ConfigError(*mistakes)
     return found
 
 
@@ -198,7 +205,7 @@ def _route(value: object, key: str) -> float | Route:
     mistakes: list[str] = []
     found = read_table(key, value, RouteSettings, mistakes)
     if mistakes:
-        raise ConfigError(mistakes[0])
+        raise ConfigError(*mistakes)
     return Route(found["revalidate"], forward=found["forward"])
 
 
