@@ -164,6 +164,16 @@ class TestG1Mistakes:
         assert done.returncode == 2
         assert "did you mean upstream?" in done.stderr
 
+    def test_an_option_is_named_as_it_was_given(self, tmp_path: Path) -> None:
+        """And advised what an option can say; a key of the file keeps its name."""
+        file = tmp_path / "stillfresh.toml"
+        file.write_text('[pages]\nupstream = "http://127.0.0.1:1"\n[server]\nhosts = "x"')
+        options = ("--host", "127.0.0.1", "--route", "/a=10")
+        done = stillfresh("serve", str(file), *options, cwd=tmp_path)
+        route, hosts = done.stderr.splitlines()
+        assert route.startswith("Error: --route.\"/a\": cannot read '10' as a duration; write text")
+        assert hosts == "Error: server.hosts: must be a list of texts, not 'x'"
+
     def test_a_port_that_is_taken(self, tmp_path: Path) -> None:
         """One line that names it."""
         file = tmp_path / "stillfresh.toml"

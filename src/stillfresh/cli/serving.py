@@ -1,11 +1,14 @@
 """`stillfresh serve`, `check`, `demo`: a gateway of settings, and a site to see it by (G1, G8)."""
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from stillfresh.cli.program import WRONG_USE, as_json, command, extra, plain, print_json
 from stillfresh.errors import ConfigError
+
+NUMBER: Final = "seconds as a number, or "
+"""What a file can say of a duration, and an option cannot."""
 
 
 def routes_of(
@@ -112,12 +115,17 @@ def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
     serving = extra("stillfresh.web.serving", "web")
     try:
         settings = config.load(file, tables) if file is not None else config.settings_of(tables)
-    except config.Mistakes as exc:  # of an option, not of the key that it stands for
-        lines = exc.mistakes
-        for key, option in options.items():
-            lines = [option + it.removeprefix(key) if it.startswith(key) else it for it in lines]
-        raise ConfigError("\n".join(lines)) from exc
+    except config.Mistakes as exc:
+        raise ConfigError("\n".join(_told(it, options) for it in exc.mistakes)) from exc
     serving.serve(settings, click.echo)
+
+
+def _told(mistake: str, options: dict[str, str]) -> str:
+    """A mistake names the option where one was given, not its key; an option is always text."""
+    for key, option in options.items():
+        if mistake.startswith((f"{key}:", f"{key}.")):
+            return option + mistake.removeprefix(key).replace(NUMBER, "")
+    return mistake
 
 
 @command("stillfresh check stillfresh.toml")
