@@ -454,6 +454,22 @@ class TestC14Take:
             assert taken == {"a": 2, "b": 1, "c": 1}
             assert connection.take(2) == []
 
+    async def test_what_is_read_after_the_end_is_no_subscription(self, hub: Hub) -> None:
+        """Unsubscribed afterwards, it takes nothing from the viewers that are still here."""
+        ann, bob = hub.connect("ann"), hub.connect("bob")
+        for connection in (ann, bob):
+            connection.subscribe("price", "a")
+        assert await news(bob) == {"a": 1}
+        await comes(lambda: ann.waiting)
+        ann.close()
+        assert [update.id async for update in ann] == ["a"]
+        assert ann.subscribed == {}
+        ann.unsubscribe("price", "a")
+        assert hub.subscriptions["price"] == 1
+        await hub.resource("price").refresh("a")
+        assert await news(bob) == {"a": 1}
+        bob.close()
+
     async def test_a_listener_that_raises_breaks_nothing(
         self, hub: Hub, caplog: pytest.LogCaptureFixture
     ) -> None:

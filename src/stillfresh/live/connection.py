@@ -167,12 +167,12 @@ class Connection:
     def took(self, count: int) -> None:
         """The first so many that wait are told."""
         if count == len(self.waiting):
-            self._had.update(self.waiting)
-            self.waiting, self.is_shared = {}, False
-            return
-        waiting = self._own()
-        for viewed in list(islice(waiting, count)):
-            self._had[viewed] = waiting.pop(viewed)
+            told, self.waiting, self.is_shared = self.waiting, {}, False
+        else:
+            waiting = self._own()
+            told = {viewed: waiting.pop(viewed) for viewed in list(islice(waiting, count))}
+        if self.is_open:
+            self._had.update(told)
 
     def note(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """Keep it until it is read, if it is news; True if nothing waited before.
