@@ -171,6 +171,24 @@ class TestF18Growth:
         assert [len(feed.topics) for feed in feeds] == [100] * 8
         assert len(list(memories(cache))) <= 2
 
+    async def test_whoever_waits_for_a_list_waits_for_no_other(
+        self, cache: FeedCache, engine: FeedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A reader of the list that is being built has it before the next one is built."""
+        monkeypatch.setattr("stillfresh.feed.reading.SLICE", 50_000)
+        names = [f"c{n}" for n in range(5)]
+        for name in names:
+            some = [topic(f"{name}-{n:03}", n, category_id=name) for n in range(200)]
+            cache.put_topics(some, f"index:{name}:7")
+        ended: list[str] = []
+
+        async def read(name: str, reader: str) -> None:
+            assert len((await engine.get_category(name)).topics) == 200
+            ended.append(reader)
+
+        await asyncio.gather(*(read(name, name) for name in names), read("c0", "another"))
+        assert set(ended[:2]) == {"c0", "another"}
+
     @pytest.mark.usefixtures("long_list")
     def test_what_is_kept_decoded_is_bounded_by_bytes(
         self, cache: FeedCache, decodes: Decodes, monkeypatch: pytest.MonkeyPatch

@@ -217,7 +217,7 @@ class FeedStore(sqlite.SqliteStore):
         self._tell = tell
         self._room = asyncio.Semaphore(sqlite.MAX_QUEUED)
         self._leases: BoundedDict[str, Lease] = BoundedDict(sqlite.MAX_QUEUED)
-        self._building: set[tuple[str, bool]] = set()
+        self._building: dict[tuple[str, bool], asyncio.Event] = {}
         """F18: long lists that are being built, or wait for it."""
         self._alone = asyncio.Lock()
 
@@ -244,9 +244,8 @@ class FeedStore(sqlite.SqliteStore):
     async def find(self, key: str, now: float, *, raw: bool = False) -> FoundRows[Any] | None:
         """None if the file cannot be read: then upstream has to do."""
         try:
-            while (key, raw) in self._building:
-                async with self._alone:
-                    pass  # then from memory, or what was written since
+            while (building := self._building.get((key, raw))) is not None:
+                await building.wait()  # then from memory, or what was written since
             with self._cache.reading() as reader:
                 found = next(reader.find(key, now, raw=raw))
             return found or await self._built(key, now, raw=raw)
@@ -259,8 +258,8 @@ class FeedStore(sqlite.SqliteStore):
 
         The loop has a turn between two slices.
         """
-        found = None
-        self._building.add((key, raw))
+        found, building = None, asyncio.Event()
+        self._building[key, raw] = building
         try:
             async with self._alone:
                 with (
@@ -270,8 +269,10 @@ class FeedStore(sqlite.SqliteStore):
                     for each in slices:
                         found = each
                         await asyncio.sleep(0)
+                building.set()  # who waits for this list is served before the next one is built
         finally:
-            self._building.discard((key, raw))
+            del self._building[key, raw]
+            building.set()
         return found
 
     def read_now(
