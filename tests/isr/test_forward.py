@@ -284,6 +284,18 @@ class TestI24Credentials:
         assert own.headers["cache-status"] == "stillfresh; fwd=bypass; detail=cookie"
         assert (await visit()).text == (await visit()).text == "page 3"
 
+    async def test_one_with_a_cookie_who_waits_is_asked_for_with_it(
+        self, pages: PageCache, site: Site, clock: ManualClock
+    ) -> None:
+        """Memory may still have a page that is gone: his answer is not made without his fields."""
+        site.says(FRESH)
+        visit = as_it_says(site, pages)
+        await visit()
+        clock.advance(90 * 86_400)
+        site.says(status=503)
+        own = await visit(headers={"cookie": "a=1"})
+        assert (own.status_code, own.text, site.seen("cookie")) == (503, "page 2", ["a=1"])
+
     async def test_a_cookie_s_answer_does_not_make_the_page_private(
         self, pages: PageCache, site: Site
     ) -> None:

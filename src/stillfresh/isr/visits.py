@@ -156,7 +156,7 @@ class Visits:
         why = is_for(headers, visit.carried) if may_ask else unfit
         if not is_good and why is not None:
             return why
-        return await self._asked(visit, scope, key)
+        return await self._asked(visit, scope, key, is_behind=is_good)
 
     async def _kept(self, visit: Visit, key: PageKey) -> Answer[Stored] | None:
         """What there is, however old; counted as a read if it can be given as it is (I28)."""
@@ -171,18 +171,29 @@ class Visits:
         return answer
 
     async def _asked(
-        self, visit: Visit, scope: Scope, key: PageKey, *, anew: bool = False
+        self,
+        visit: Visit,
+        scope: Scope,
+        key: PageKey,
+        *,
+        anew: bool = False,
+        is_behind: bool = False,
     ) -> Served:
-        """`anew`: the last answer, to whatever request, was not to be shared."""
+        """`anew`: the last answer, to whatever request, was not to be shared.
+
+        `is_behind`: he is given what is kept, and nobody waits for the answer.
+        """
         own, credentials, going = self._terms(visit), self._credentials, None
         handover: asyncio.Future[AppAnswer] = asyncio.Future()
 
         async def render(old: Stored | None) -> Rendered:
             asking = AppRequest(visit, scope, own, {}, visit.headers, credentials, handover)
             if old is not None and is_for(old.head.headers, visit.carried) is not None:
-                # A refresh behind: nobody waits for it, and the page is made without credentials.
-                request = tuple(it for it in visit.headers if it[0] not in visit.carried)
-                asking = replace(asking, request=request, handover=None)
+                if is_behind:  # the page is made without credentials
+                    request = tuple(it for it in visit.headers if it[0] not in visit.carried)
+                    asking = replace(asking, request=request, handover=None)
+                else:
+                    old = None  # his own answer says nothing of it
             if old is not None and not is_of(old, asking.request):
                 old = None  # of another variant, which stood under this key before
             return await self._renderer.render(asking, old)
