@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 from stillfresh.isr import IsrMiddleware, PageCache, Route
 from stillfresh.isr.clients import checked_networks
 from stillfresh.isr.edge import Edge
-from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_HEAD, MOST_HEADS
+from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_HEAD, MOST_BYTES, MOST_HEADS
 from stillfresh.server.protocol import Protocol
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -391,6 +391,17 @@ class TestI29Bounds:
             await world.learn(head(b"/own/a", b"User-Agent: %d" % number))
         assert len(world.type.hits) == 2
         assert MOST_HEADS >= 1_000
+
+    async def test_answers_are_forgotten_when_they_are_too_long_together(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of one page, asked for in many ways, not so many copies."""
+        world.site.body = b"x" * 10_000
+        monkeypatch.setattr(world.type.hits, "_most_bytes", 35_000, raising=False)
+        for number in [*range(5), 4, 4]:
+            await world.learn(head(b"/own/a", b"User-Agent: %d" % number))
+        assert len(world.type.hits) == 3
+        assert MOST_BYTES <= 32 * 1024 * 1024
 
     @pytest.mark.parametrize("excess", [0, 1])
     async def test_long_answers_are_not_kept(self, world: World, excess: int) -> None:

@@ -9,15 +9,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from stillfresh.bounded import BoundedDict
-
 Holds: TypeAlias = Callable[[], bool]
 """True if the app would give the same answer now; it is then counted as given."""
 MOST_HEADS: Final = 2_048
 """Request heads whose answers are kept."""
 LONGEST_HEAD: Final = 2_048
 LONGEST_ANSWER: Final = 65_536
-"""Bytes. What is longer takes the long way, so that the memory that is held has a limit."""
+"""Bytes. What is longer takes the long way."""
+MOST_BYTES: Final = 16_777_216
+"""Of all answers: each may be a copy of its page, and stay when the page is gone."""
 
 
 class KeptAnswer(NamedTuple):
@@ -25,13 +25,22 @@ class KeptAnswer(NamedTuple):
 
     parts: tuple[bytes, ...]
     holds: Holds
+    size: int
 
 
-class Hits(BoundedDict[bytes, KeptAnswer]):
-    """The kept answers of one server, by request head."""
+class Hits(dict[bytes, KeptAnswer]):
+    """The kept answers of one server, by request head; the oldest make room."""
 
-    def __init__(self) -> None:
-        super().__init__(MOST_HEADS)
+    _most, _most_bytes = MOST_HEADS, MOST_BYTES
+    _size = 0
+
+    def note(self, head: bytes, kept: KeptAnswer) -> None:
+        if (before := self.pop(head, None)) is not None:
+            self._size -= before.size
+        self[head] = kept
+        self._size += kept.size
+        while len(self) > self._most or self._size > self._most_bytes:
+            self._size -= self.pop(next(iter(self))).size
 
 
 class Recorder:
@@ -52,9 +61,10 @@ class Recorder:
 
     def kept(self) -> KeptAnswer | None:
         """The whole answer, if it may be given again."""
-        if self._holds is None or sum(map(len, self._parts)) > LONGEST_ANSWER:
+        size = sum(map(len, self._parts))
+        if self._holds is None or size > LONGEST_ANSWER:
             return None
-        return KeptAnswer(tuple(self._parts), self._holds)
+        return KeptAnswer(tuple(self._parts), self._holds, size)
 
     def _note(self, data: bytes) -> None:
         self._parts.append(data)
