@@ -208,6 +208,18 @@ class TestI14Freshness:
         clock.advance(2)
         assert (await visit()).status_code == 500
 
+    @pytest.mark.parametrize("forward", ["request", "key"])
+    async def test_past_its_terms_it_covers_no_error(
+        self, pages: PageCache, site: Site, clock: ManualClock, forward: Any
+    ) -> None:
+        """Not the first one, nor those while its load cools down."""
+        site.says("Cache-Control: max-age=10")
+        visit = as_it_says(site, pages, forward=forward)
+        await visit()
+        clock.advance(11)
+        site.status = 500
+        assert [(await visit()).status_code for _ in range(3)] == [500, 500, 500]
+
     async def test_upstream_is_asked_whether_it_changed(
         self, pages: PageCache, site: Site, clock: ManualClock
     ) -> None:

@@ -11,7 +11,7 @@ from stillfresh.isr.asgi import FIRST_PAUSE
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
-from tests.kit.isr import Site, Visitor
+from tests.kit.isr import Site, Visitor, in_front
 
 
 class Slow(MemoryStore):
@@ -29,6 +29,18 @@ class Slow(MemoryStore):
             self.failures -= 1
             raise StoreError("away")
         await super().invalidate(kind, ids, soft=soft)
+
+
+class TestI12FailingSite:
+    async def test_no_copy_of_before_covers_an_error_after_a_change(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """Not the first one, nor those while its load cools down."""
+        visit = in_front(site, pages)
+        await visit()
+        await visit(method="POST")
+        site.status = 500
+        assert [(await visit()).status_code for _ in range(3)] == [500, 503, 503]
 
 
 class TestI12SlowStore:

@@ -178,7 +178,7 @@ class PageCache:
         made: Loaded[Stored] | Private[Rendered] | None = None
         known = None if anew else self.known(key)
         if known is not None and self._takes(known, wish):
-            return PageRead(known)
+            return PageRead(self._judged(known))
         if self.core.is_full(key) and (await self.core.look(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered")
 
