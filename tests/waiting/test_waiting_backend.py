@@ -429,6 +429,23 @@ class TestW12Kept:
         async with Games(path) as games:
             assert games.view("g").version >= max(told)
 
+    @pytest.mark.parametrize("is_there", [False, True])
+    async def test_a_log_without_its_file_is_kept(self, tmp_path: Path, is_there: bool) -> None:
+        """SQLite would delete it, and the moves in it, for an empty file."""
+        path, log = tmp_path / "games.db", tmp_path / "games.db-wal"
+        told = told_until_killed(path)
+        saved, moves = path.read_bytes(), log.read_bytes()
+        path.unlink()
+        if is_there:
+            path.touch()
+        with pytest.raises(StoreError, match=r"corrupt.*restore"):
+            async with Games(path):
+                pass
+        assert log.read_bytes() == moves
+        path.write_bytes(saved)
+        async with Games(path) as games:
+            assert games.view("g").version >= max(told)
+
 
 class TestW12Endpoint:
     """W12: `GET /api/games/waiting-longest`, over real HTTP."""

@@ -34,7 +34,14 @@ from stillfresh.stores.sqlite.connection import (
     explained,
     translated,
 )
-from stillfresh.stores.sqlite.files import check_place, locked, log_of, real, set_aside
+from stillfresh.stores.sqlite.files import (
+    check_place,
+    is_beheaded,
+    locked,
+    log_of,
+    real,
+    set_aside,
+)
 
 T = TypeVar("T")
 
@@ -127,6 +134,8 @@ class WriteDatabase:
     def _connect(self) -> None:
         check_log(self._path, *self._kind.application_ids)
         before = identity_of(self._path)
+        if not self._kind.is_cache and is_beheaded(self._path):
+            raise self._corrupt()
         writer = connect(self._path, self.patience)
         try:
             admit(writer, self._path, self._kind)
@@ -144,13 +153,16 @@ class WriteDatabase:
 
     def _set_aside(self, *, is_locked: bool) -> None:
         if not self._kind.is_cache:
-            raise StoreError(
-                f"{self._path}: is corrupt. It is no cache that could be begun anew, and is left "
-                "as it is: restore it from a backup, or recover it with SQLite's own tools"
-            )
+            raise self._corrupt()
         if not is_locked:
             raise StoreError(f"{self._path}: is corrupt, and cannot be renamed or replaced here")
         log.error("%s is corrupt; set aside as %s", self._path, set_aside(self._path))
+
+    def _corrupt(self) -> StoreError:
+        return StoreError(
+            f"{self._path}: is corrupt. It is no cache that could be begun anew, and is left as it "
+            "is: restore it from a backup, or recover it with SQLite's own tools"
+        )
 
     def close(self) -> None:
         if self._writer is not None:

@@ -71,6 +71,11 @@ def has_log(path: Path) -> bool:
         return False
 
 
+def is_beheaded(path: Path) -> bool:
+    """The file is gone or empty, and its log is not: SQLite would delete that."""
+    return has_log(path) and not (path.exists() and path.stat().st_size)
+
+
 def on_read_only_mount(path: Path) -> bool:
     return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
 
