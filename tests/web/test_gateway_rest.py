@@ -428,6 +428,25 @@ class TestG2OtherOrigins:
         assert "Age" in named.headers["access-control-expose-headers"]
         assert "access-control-allow-origin" not in other.headers
 
+    async def test_those_that_are_named_may_read_what_went_wrong(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Also if it is our own mistake, which the server logs."""
+        world = World(origins=["https://shop.example"])
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(world.gateway.hub, "get", broken)
+        async with client_of(world.gateway) as client:
+            headers = {"origin": "https://shop.example"}
+            answers = [await client.get(f"/v1/{it}/a", headers=headers) for it in ("price", "no")]
+        assert [told(it) for it in answers] == [(500, "broken"), (404, "unknown_kind")]
+        for answer in answers:
+            assert answer.headers["access-control-allow-origin"] == "https://shop.example"
+            assert "a bug" not in answer.text
+        assert "RuntimeError: a bug" in capsys.readouterr().err
+
     async def test_a_browser_that_asks_first_is_answered(self) -> None:
         """For the batch; not for a method that there is not."""
         world = World(origins=["https://shop.example"])

@@ -13,7 +13,6 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -65,17 +64,13 @@ class ProblemBody(msgspec.Struct):
     code: str
 
 
-def problem_app(
-    routes: Iterable[Route],
-    handlers: Mapping[Any, Any] | None = None,
-    middleware: Iterable[Middleware] = (),
-) -> Starlette:
+def problem_app(routes: Iterable[Route], handlers: Mapping[Any, Any] | None = None) -> Starlette:
     """An app that answers every mistake, a visitor's or its own, with a problem."""
     own = {HTTPException: _answer, Exception: _broken, **(handlers or {})}
     routes = list(routes)
     for route in routes:  # its `$` would match before a line end, too
         route.path_regex = re.compile(rf"{route.path_regex.pattern.removesuffix('$')}\Z")
-    app = Starlette(routes=routes, middleware=list(middleware), exception_handlers=own)
+    app = Starlette(routes=routes, exception_handlers=own)
     app.router.redirect_slashes = False
     return app
 

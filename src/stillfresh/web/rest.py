@@ -6,7 +6,6 @@ import logging
 from typing import Final
 
 import msgspec
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -51,20 +50,19 @@ class Rest:
         authenticate: Authenticate | None,
         origins: tuple[str, ...] = (),
     ) -> None:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=("GET", "HEAD", "POST"),
-            allow_headers=("Authorization", "Content-Type", "If-None-Match"),
-            expose_headers=SHOWN,
-        )
         routes = [
             Route("/v1/{kind}", self._one),
             Route("/v1/{kind}/batch", self._batch, methods=["GET", "POST"]),
             Route("/v1/{kind}/{id:any}", self._one),
         ]
         handlers = {LoadFailed: self._failed, StoreError: _away, NotOpen: _away}
-        self.app = problem_app(routes, handlers, [cors])
+        self.app = CORSMiddleware(  # around all of it: our own mistakes may be read as well
+            problem_app(routes, handlers),
+            allow_origins=origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("Authorization", "Content-Type", "If-None-Match"),
+            expose_headers=SHOWN,
+        )
         self._hub = hub
         self._clock = clock
         self._authenticate = authenticate
