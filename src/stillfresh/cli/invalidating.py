@@ -43,10 +43,10 @@ def invalidate(
     soft: bool,
     is_json: bool,
 ) -> None:
-    """Say that entries are wrong from now on.
+    """Invalidate entries: by their ids, by a tag, or all of a kind.
 
-    By their ids, by a tag, or all of a kind. Every process that uses STORE sees it by its next
-    read (or after its memory_for). Loads that are under way cannot publish what they began with.
+    Every process that uses STORE sees it at its next read (or after its memory_for). Loads that are
+    under way cannot publish the old value.
     ID is the id as `stillfresh inspect` lists it. Pages have tags of their own: path:/pricing,
     and tag:NAME for those that you gave them.
     """
@@ -100,10 +100,10 @@ async def _all_of(store: Store, kind: str, advance: Callable[[int], None], *, so
 @click.argument("store")
 @as_json
 def evict(*, store: str, is_json: bool) -> None:
-    """Drop what nobody can be served any more.
+    """Drop entries that can no longer be served.
 
-    A cache does so by itself, every hour. A Redis server forgets by itself, so there it is nothing
-    to do; on DynamoDB it reads the whole table and drops bodies that no row points to.
+    A cache on SQLite does this itself, every hour. On Redis there is nothing to do: the server
+    drops them. On DynamoDB the whole table is read, and bodies that no row points to are dropped.
     """
     with working("Evicting"):
         count = asyncio.run(_evict(store))
