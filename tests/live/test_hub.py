@@ -454,6 +454,22 @@ class TestC14Take:
             assert taken == {"a": 2, "b": 1, "c": 1}
             assert connection.take(2) == []
 
+    async def test_what_waits_unread_is_no_reason_not_to_look(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock
+    ) -> None:
+        """Hidden with news unread, and shown again: the newest is read, not what waited."""
+        with hub.connect() as connection:
+            connection.subscribe("price", "a")
+            await comes(lambda: connection.waiting)
+            connection.set_visible(False)
+            upstream.version = 2
+            clock.advance(1)
+            await hub.resource("price").refresh("a")
+            await turns()
+            connection.set_visible(True)
+            await comes(lambda: connection._reader is None)
+            assert [update.answer.value for update in connection.take(2)] == [2]
+
     async def test_what_is_read_after_the_end_is_no_subscription(self, hub: Hub) -> None:
         """Unsubscribed afterwards, it takes nothing from the viewers that are still here."""
         ann, bob = hub.connect("ann"), hub.connect("bob")

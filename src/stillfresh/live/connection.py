@@ -303,12 +303,12 @@ class Connection:
 
     def _note_known(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """True: it is told. What is newer, and came meanwhile, is told instead."""
-        if viewed not in self or viewed in self.waiting or self._hub.is_coming(viewed, self):
+        if viewed not in self or self._hub.is_coming(viewed, self):
             return False
-        if is_news(self._had[viewed], answer):
+        if is_news(self.waiting.get(viewed) or self._had[viewed], answer):
             self._own()[viewed] = answer
             return True
-        if answer.error is None:
+        if answer.error is None and viewed not in self.waiting:
             self._had[viewed] = answer
         return False
 
