@@ -1,10 +1,12 @@
 """I13: known attacks on shared caches, each tried and each in vain."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from stillfresh.isr import IsrMiddleware, PageCache, Route
+from stillfresh.isr.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, as_it_says, in_front
 
@@ -215,6 +217,30 @@ class TestI13Privacy:
         visit = in_front(site, pages)
         texts = [(await visit(headers=it)).text for it in ({}, {"cookie": "a=1"}, {})]
         assert texts == ["page 1", "page 2", "page 1"]
+
+    @pytest.mark.parametrize("scheme", ["NTLM", "Negotiate"])
+    async def test_a_connection_that_knows_one_client_is_no_others(
+        self, pages: PageCache, scheme: str
+    ) -> None:
+        """RFC 4559 §6: sites take what follows on it for the same client's."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            name = b"nobody"
+            with suppress(asyncio.IncompleteReadError):
+                while head := await reader.readuntil(b"\r\n\r\n"):
+                    name = b"alice" if b"authorization: " + scheme.encode() in head else name
+                    said = b"Cache-Control: max-age=60\r\nContent-Length: %d\r\n\r\n" % len(name)
+                    writer.write(b"HTTP/1.1 200 OK\r\n" + said + name)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            site = Upstream(f"http://127.0.0.1:{port}", clock=pages.clock)
+            visit = in_front(site, pages)
+            own = await visit("/mine", headers={"authorization": f"{scheme} abc"}, method="POST")
+            texts = [(await visit(path)).text for path in ("/mine", "/pricing")]
+            site._pool.close()
+        assert (own.text, texts) == ("alice", ["nobody", "nobody"])
 
 
 class TestI13Deception:

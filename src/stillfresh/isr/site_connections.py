@@ -1,10 +1,12 @@
 """Kept HTTP/1.1 connections to a site (I12, I13): one request at a time on each, over h11.
 
 RFC 9112 §9.2: what comes when nothing was asked for is nobody's answer. A connection that has more
-bytes than its answer, or hears some while it rests, is never used again. Needs `stillfresh[web]`.
+bytes than its answer, hears some while it rests, or by which the site knows a client, is never used
+again. Needs `stillfresh[web]`.
 """
 
 import asyncio
+import re
 import select
 import ssl
 from collections import deque
@@ -21,6 +23,8 @@ MOST_BUFFERED: Final = 262_144
 """Bytes that came and were not yet asked for; then the site waits."""
 LAST_STATUS: Final = 599
 """RFC 9110 §15."""
+BY_CONNECTION: Final = re.compile(rb"\s*(?:ntlm|nego)", re.IGNORECASE)
+"""RFC 4559 §6: by these a client says who it is for all that follows on a connection."""
 REST: Final = 5.0
 """Seconds that a connection is kept for the next request."""
 
@@ -39,7 +43,7 @@ class SiteConnection(asyncio.Protocol):
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
         self.is_new = True
         self._came = bytearray()
-        self._is_over = False
+        self._is_over = self._is_ones_own = False
         self._error: Exception | None = None
         self._news, self._can_write = asyncio.Event(), asyncio.Event()
         self._resting: asyncio.TimerHandle | None = None
@@ -75,6 +79,10 @@ class SiteConnection(asyncio.Protocol):
 
     async def ask(self, request: h11.Request, body: AsyncIterator[bytes] | None) -> h11.Response:
         """The head of the answer. A site may answer, and close, before it has the whole body."""
+        self._is_ones_own = any(
+            name == b"authorization" and BY_CONNECTION.match(value)
+            for name, value in request.headers
+        )
         try:
             await self._send(request)
             if body is not None:
@@ -140,7 +148,7 @@ class SiteConnection(asyncio.Protocol):
         """Whether it may be used again: the exchange is over on both sides, to the last byte."""
         is_over = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
         is_quiet = self._http.trailing_data == (b"", False) and not self._came
-        if not (is_over and is_quiet and self.is_open):
+        if self._is_ones_own or not (is_over and is_quiet and self.is_open):
             self.close()
             return False
         self._http.start_next_cycle()
