@@ -225,7 +225,8 @@ def _check_not_itself(
     asked["pages.upstream"] = pages.get("upstream")
     asked["server.authenticate_url"] = server.get("authenticate_url")
     mistakes.extend(
-        f"{where}: {url} is where this gateway listens itself; choose another port for one of them"
+        f"{where}: {url.partition('?')[0]} is where this gateway listens itself; "
+        "choose another port for one of them"
         for where, url in asked.items()
         if host and port and url and fields.is_at(url, host, port)
     )

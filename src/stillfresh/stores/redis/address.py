@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 from stillfresh.clock import Clock
 from stillfresh.durations import seconds
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, shown, without_password
 from stillfresh.stores.redis.store import RedisStore
 
 SCHEMES: Final = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss"}
@@ -53,7 +53,7 @@ def store_at(url: str, clock: Clock | None) -> RedisStore:
     }
     if (wrong := _mistake(parts, len(given), options)) is not None:
         raise ConfigError(
-            f"store {_masked(parts)!r}: {wrong}; write redis://host:6379/0, rediss:// for TLS, and "
+            f"store {_masked(url)}: {wrong}; write redis://host:6379/0, rediss:// for TLS, and "
             f"behind ? any of {', '.join(sorted(OWN))} (rediss:// also {', '.join(sorted(TLS))})"
         )
     bare = parts._replace(scheme=SCHEMES[parts.scheme], query="")
@@ -63,7 +63,8 @@ def store_at(url: str, clock: Clock | None) -> RedisStore:
 
 def _mistake(parts: SplitResult, count: int, options: Mapping[str, object]) -> str | None:
     known = OWN | TLS if SCHEMES[parts.scheme] == "rediss" else OWN
-    unknown = sorted(options.keys() - known)
+    names = options.keys() - known
+    unknown = sorted(it if it.isidentifier() else "…" for it in names)  # a password may have a ?
     database = parts.path.strip("/")
     checks = {
         "names no host": not parts.hostname,
@@ -85,9 +86,7 @@ def _is_port(parts: SplitResult) -> bool:
         return False
 
 
-def _masked(parts: SplitResult) -> str:
+def _masked(url: str) -> str:
     """Without the password, wherever somebody wrote it: errors end up in logs."""
-    user, at, host = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    netloc = f"{name}{colon}{'***' if colon else ''}{at}{host}"
-    return urlunsplit(parts._replace(netloc=netloc, query="…" if parts.query else ""))
+    address, mark, _ = without_password(url).partition("?")
+    return shown(f"{address}{mark and '?…'}")
