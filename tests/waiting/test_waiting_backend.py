@@ -417,6 +417,16 @@ class TestW12Kept:
         (tmp_path / "away.db").rename(path)
         assert (await games.move("g", "me")).actor == "you"
 
+    async def test_closing_lets_a_move_that_was_begun_be_made(self, games: Games) -> None:
+        """And told."""
+        await games.start("g", [ME, YOU])
+        told = heard(games)
+        move = asyncio.create_task(games.move("g", "me"))
+        await asyncio.sleep(0)
+        await games.close()
+        assert (await move).actor == "you"
+        assert kinds(told) == [("you", YourTurnNews)]
+
     async def test_a_commit_is_on_disk(self, games: Games) -> None:
         """Not only with the operating system: what was told outlives a power cut."""
         assert games._writer is not None

@@ -51,12 +51,13 @@ class Games:
         await self.close()
 
     async def close(self) -> None:
-        """What is queued is done first."""
+        """What was begun is done first."""
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
         if writer is not None:
+            await asyncio.sleep(0)  # a step that was begun in this turn is in the queue by now
             await writer.stopped()
 
     def _adopt(self, reader: apsw.Connection) -> None:
