@@ -463,6 +463,25 @@ class TestC13Lifecycle:
         with pytest.raises(ConfigError, match="one by one"):
             CoordinatorsManager([site.ttl])  # type: ignore[arg-type]
 
+    async def test_a_start_that_is_tried_for_ever_leaves_nothing(self, site: Site) -> None:
+        """Whoever tries again until it works keeps no task of each time."""
+
+        class Broken:
+            def start(self) -> None:
+                raise OSError("not yet")
+
+            async def stop(self) -> None: ...
+
+            def set_route(self, route: str) -> None: ...
+
+        manager = CoordinatorsManager(site.ttl, Broken())
+        for _ in range(20):
+            with pytest.raises(OSError, match="not yet"):
+                manager.start()
+            await turns()
+        assert len(manager._undoing) <= 1
+        await manager.stop()
+
     async def test_all_are_started_or_none(self, tmp_path: Path, clock: ManualClock) -> None:
         """One that cannot start leaves those before it as they were."""
 

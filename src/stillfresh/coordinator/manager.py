@@ -35,14 +35,14 @@ class CoordinatorsManager:
             try:
                 coordinator.start()
             except BaseException:
-                self._undoing |= {
-                    asyncio.create_task(it.stop()) for it in self._coordinators[:number]
-                }
+                for it in self._coordinators[:number]:
+                    self._undoing.add(task := asyncio.create_task(it.stop()))
+                    task.add_done_callback(self._undoing.discard)
                 raise
 
     async def stop(self) -> None:
         """All of them, side by side; the first error is raised when all have ended."""
-        await self._undone()
+        await asyncio.gather(*self._undoing, return_exceptions=True)
         ended = await asyncio.gather(
             *(it.stop() for it in self._coordinators), return_exceptions=True
         )
@@ -54,15 +54,11 @@ class CoordinatorsManager:
         for coordinator in self._coordinators:
             coordinator.set_route(route)
 
-    async def _undone(self) -> None:
-        undoing, self._undoing = self._undoing, set()
-        await asyncio.gather(*undoing, return_exceptions=True)
-
     async def __aenter__(self) -> Self:
         try:
             self.start()
         except BaseException:
-            await self._undone()
+            await asyncio.gather(*self._undoing, return_exceptions=True)
             raise
         return self
 
