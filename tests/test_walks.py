@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BUDGET = {
-    "cold_sqlite_read": 16,
-    "stale_feed_list": 30,
-    "viewport": 30,
-    "page_request": 40,
-    "browser_watch": 34,
+    "cold_sqlite_read": 12,
+    "stale_feed_list": 26,
+    "viewport": 23,
+    "page_request": 30,
+    "browser_watch": 28,
 }
 """Files at most; a walk may only become shorter."""
 
