@@ -259,20 +259,31 @@ class FeedReader:
         return is_ordered
 
     def _learned(self, uuid: bytes, text: bytes, topics: list[Topic]) -> tuple[Topic | None, bytes]:
-        """F18: known from now on if there is room, which is made of what is not in this list."""
-        known, size, learned = self._known, len(text), (self._decoded(_topics.one, text), text)
-        if (old := known.pop(uuid, None)) is not None:
-            self.kept -= len(old[1])
-        if self.kept + size > MAX_BYTES and len(known) > len(topics):
+        """F18: known from now on, if there is room. One call for each new row: calls cost time."""
+        known, topic = self._known, None
+        try:
+            topic = _topics.one(text)
+        except rules.UNREADABLE:
+            self.skipped += 1
+        if uuid in known:
+            self.kept -= len(known[uuid][1])
+        self.kept += len(text)
+        learned = known[uuid] = topic, text
+        if self.kept > MAX_BYTES:
+            self._make_room(uuid, topics)
+        return learned
+
+    def _make_room(self, uuid: bytes, topics: list[Topic]) -> None:
+        """By forgetting what is not in this list; if that is too little, by this row."""
+        known = self._known
+        if len(known) > len(topics) + 1:
             names = (topic.topic_uuid.encode() for topic in topics)
-            left = {name: known[name] for name in names if name in known}
+            left = {name: known[name] for name in (*names, uuid) if name in known}
             self.kept = sum(len(it) for _, it in left.values())
             known.clear()
             known.update(left)
-        if self.kept + size <= MAX_BYTES:
-            known[uuid] = learned
-            self.kept += size
-        return learned
+        if self.kept > MAX_BYTES:
+            self.kept -= len(known.pop(uuid)[1])
 
     def _decoded(self, read: Callable[[bytes], T], text: bytes) -> T | None:
         try:
