@@ -23,9 +23,8 @@ MOST_BYTES: Final = 16_777_216
 class KeptAnswer(NamedTuple):
     """All that was written, and whether it is still right."""
 
-    parts: tuple[bytes, ...]
+    text: bytes
     holds: Holds
-    size: int
 
 
 class Hits(dict[bytes, KeptAnswer]):
@@ -36,11 +35,11 @@ class Hits(dict[bytes, KeptAnswer]):
 
     def note(self, head: bytes, kept: KeptAnswer) -> None:
         if (before := self.pop(head, None)) is not None:
-            self._size -= before.size
+            self._size -= len(before.text)
         self[head] = kept
-        self._size += kept.size
+        self._size += len(kept.text)
         while len(self) > self._most or self._size > self._most_bytes:
-            self._size -= self.pop(next(iter(self))).size
+            self._size -= len(self.pop(next(iter(self))).text)
 
 
 class Recorder:
@@ -61,10 +60,9 @@ class Recorder:
 
     def kept(self) -> KeptAnswer | None:
         """The whole answer, if it may be given again."""
-        size = sum(map(len, self._parts))
-        if self._holds is None or size > LONGEST_ANSWER:
+        if self._holds is None or sum(map(len, self._parts)) > LONGEST_ANSWER:
             return None
-        return KeptAnswer(tuple(self._parts), self._holds, size)
+        return KeptAnswer(b"".join(self._parts), self._holds)
 
     def _note(self, data: bytes) -> None:
         self._parts.append(data)

@@ -42,6 +42,9 @@ class Part(enum.Enum):
     BODY = enum.auto()
 
 
+NOTHING: Final = Part.NOTHING
+
+
 class Protocol(HttpToolsProtocol):
     """One connection; a server's own subclass has the `hits` that its connections share."""
 
@@ -85,19 +88,22 @@ class Protocol(HttpToolsProtocol):
 
     def _is_idle(self) -> bool:
         """Nothing is half read, under way, or waiting to be written."""
-        is_between = self._part is Part.NOTHING and not self._unread and not self._is_refused
-        is_done = self.cycle is None or self.cycle.response_complete
-        is_open = not self.flow.write_paused and not self.transport.is_closing()
-        return is_between and is_done and is_open and not self.pipeline
+        return (
+            self._part is NOTHING
+            and not (self._unread or self._is_refused or self.pipeline or self.flow.write_paused)
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.transport.is_closing()
+        )
 
     def _give_again(self, kept: KeptAnswer) -> None:
         """As `data_received` and `on_response_complete` do it, but for the parsing and the app."""
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         self._answered_at = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._keep_alive_for(self.timeout_keep_alive)
         self.server_state.total_requests += 1
-        self.transport.writelines(kept.parts)
+        self.transport.write(kept.text)
 
     def _keep_alive_for(self, seconds: float) -> None:
         handler = self.timeout_keep_alive_handler
