@@ -276,7 +276,7 @@ class TestG10Explain:
         assert "gets this copy only if that fails" in said("explain", str(site), *price)
 
     def test_a_page_that_is_not_kept_is_not_shared(self, tmp_path: Path) -> None:
-        """It exists: each who asks is sent their own. Of everything else: absent upstream."""
+        """It exists: each visitor is sent their own. Of everything else: absent upstream."""
 
         async def work(store: Store) -> None:
             for kind in ("page", "price"):

@@ -295,7 +295,7 @@ def _of_page(record: Record, now: float, verdict: Verdict) -> str | None:
     if copy is None or verdict is Verdict.GONE:
         return None
     if copy.value is None:
-        return "each who asks is sent their own"
+        return "each caller is sent a response of its own"
     if copy.mark is not Mark.HARD:
         return None
     if rules.cooling(record.failure, now):

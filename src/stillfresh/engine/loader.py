@@ -91,7 +91,7 @@ def is_cancelled() -> bool:
 
 
 def looked_at(done: "asyncio.Future[Any]") -> None:
-    """A done-callback: a failure that all who waited have given up on is nobody's news."""
+    """A done-callback: a failure for which no caller waits any more is not reported."""
     if not done.cancelled():
         done.exception()
 

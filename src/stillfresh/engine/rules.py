@@ -122,9 +122,9 @@ def plan_read(
 def plan_wait(
     record: Record, seen: str | None, now: float, lease_for: float = FOR_EVER
 ) -> Plan | None:
-    """E5: what one does who waits for another's load; None: wait on.
+    """E5: what a caller does that waits for another process's load; None: wait on.
 
-    E16: a copy that came meanwhile is STALE to those who waited at worst, unless invalidated.
+    E16: a copy that came meanwhile is STALE at worst to callers that waited, unless invalidated.
     """
     copy = record.copy
     is_new = copy is not None and copy.generation != seen
@@ -155,12 +155,12 @@ def absent_policy(terms: Terms, took: float) -> Policy:
 
 
 def absent_pause(terms: Terms) -> float:
-    """What is absent is asked about no more often, for who watches, than what is there."""
+    """For a watcher, an absent key is asked about no more often than one that exists."""
     return max(terms.absent_for, min(terms.policy.fresh_for, LONGEST_PAUSE))
 
 
 def refresh_at(record: Record, now: float, pause: float = 0.0) -> float:
-    """When one who watches wants a new copy: at the end of freshness, or of the cooldown.
+    """When a watcher wants a new copy: at the end of freshness, or of the cooldown.
 
     `pause` for one who knows already that it is absent.
     """
@@ -176,7 +176,7 @@ def refresh_at(record: Record, now: float, pause: float = 0.0) -> float:
 def refresh_times(
     records: Mapping[K, Record], now: float, terms: Terms, absent: Container[K]
 ) -> dict[K, float]:
-    """When each is to be refreshed for who watches, and knows these to be absent."""
+    """When to refresh each key for a watcher that knows these to be absent."""
     pause = absent_pause(terms)
     return {
         key: refresh_at(record, now, pause if key in absent else 0.0)
@@ -185,7 +185,7 @@ def refresh_times(
 
 
 def watched_until(copy: Copy, terms: Terms) -> float:
-    """When a copy that just came is to be refreshed, for who watches."""
+    """When to refresh a copy that just came, for a watcher."""
     pause = absent_pause(terms) if copy.value is None else 0.0
     return max(fresh_until(copy), copy.fetched_at + pause)
 

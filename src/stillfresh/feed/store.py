@@ -269,7 +269,7 @@ class FeedStore(sqlite.SqliteStore):
                     for each in slices:
                         found = each
                         await asyncio.sleep(0)
-                building.set()  # who waits for this list is served before the next one is built
+                building.set()  # callers that wait for this list are served before the next
         finally:
             del self._building[key, raw]
             building.set()

@@ -264,7 +264,7 @@ class Heard:
             self._words.note(id_, now)
 
     def stated(self, id_: str, now: float, *, is_personal: bool) -> None:
-        """An answer to one visitor says that it may be shared; `is_personal`: it knew who asks."""
+        """An answer to one visitor says that it may be shared; `is_personal`: to one it knew."""
         since = self._words.get(id_)
         if since is None or not is_personal or now - since >= STANDS_FOR:
             self._words.note(id_, None)

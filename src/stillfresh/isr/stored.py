@@ -80,7 +80,7 @@ def notice(status: int, text: str, more: Raw = ()) -> Page:
 
 
 def bare(status: int, headers: Raw) -> Page:
-    """I13: of an error that is one visitor's, what the others who waited are told."""
+    """I13: the part of one visitor's error that the other waiting visitors receive."""
     kept = tuple(it for it in headers if it[0] == b"retry-after")
     return notice(status, "This page cannot be shown now.\n", kept)
 

@@ -119,7 +119,7 @@ class Visits:
         base, own = {**state, "client": None}, self._terms(visit)
 
         async def render(old: Stored | None) -> Rendered:
-            # What stands under the key stays of its variant, whoever asks for it to be refreshed.
+            # The page under the key stays of its variant, whichever visitor has it refreshed.
             given = {**given_to(visit), **chosen}
             if old is not None:
                 given = {**visit.declared, **dict(old.head.variant)}

@@ -1,7 +1,7 @@
 """WebSockets as browsers speak them to a gateway (G3): uvicorn's protocol, within limits.
 
-Who is let go is gone a moment later, read or not; who sends only what asks for an answer, or
-parts of a message without end, is let go. Needs `stillfresh[web]`.
+A client that is let go is cut off after a moment, read or not. So is one that sends only pings, or
+parts of a message without end. Needs `stillfresh[web]`.
 """
 
 import asyncio
