@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 from stillfresh.isr import IsrMiddleware, PageCache, Route
 from stillfresh.isr.clients import checked_networks
 from stillfresh.isr.edge import Edge
-from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_HEAD, MOST_BYTES, MOST_HEADS
+from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_KEPT_HEAD, MOST_BYTES, MOST_HEADS
 from stillfresh.server.protocol import Protocol
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -415,7 +415,7 @@ class TestI29Bounds:
 
     @pytest.mark.parametrize("excess", [0, 1])
     async def test_long_heads_are_not_kept(self, world: World, excess: int) -> None:
-        filler = LONGEST_HEAD - len(head(b"/own/a", b"X: ")) + excess
+        filler = LONGEST_KEPT_HEAD - len(head(b"/own/a", b"X: ")) + excess
         await world.learn(head(b"/own/a", b"X: " + b"x" * filler))
         assert len(world.type.hits) == (0 if excess else 1)
 

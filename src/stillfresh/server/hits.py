@@ -13,7 +13,7 @@ Holds: TypeAlias = Callable[[], bool]
 """True if the app would give the same answer now; it is then counted as given."""
 MOST_HEADS: Final = 2_048
 """Request heads whose answers are kept."""
-LONGEST_HEAD: Final = 2_048
+LONGEST_KEPT_HEAD: Final = 2_048
 LONGEST_ANSWER: Final = 65_536
 """Bytes. What is longer takes the long way."""
 MOST_BYTES: Final = 16_777_216
@@ -72,4 +72,4 @@ class Recorder:
 def is_one_head(data: bytes) -> bool:
     """True if these are the bytes of one whole GET or HEAD request, and nothing else."""
     is_read = data.startswith((b"GET ", b"HEAD "))
-    return is_read and len(data) <= LONGEST_HEAD and data.find(b"\r\n\r\n") == len(data) - 4
+    return is_read and len(data) <= LONGEST_KEPT_HEAD and data.find(b"\r\n\r\n") == len(data) - 4

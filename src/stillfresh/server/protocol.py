@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from stillfresh.http.fields import http_date_text
 from stillfresh.isr.edge import refuse
 from stillfresh.isr.routes import KEEP
-from stillfresh.server.hits import Hits, KeptAnswer, Recorder, is_one_head
+from stillfresh.server.hits import LONGEST_KEPT_HEAD, Hits, KeptAnswer, Recorder, is_one_head
 
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""
@@ -40,9 +40,6 @@ class Part(enum.Enum):
     NOTHING = enum.auto()
     HEAD = enum.auto()
     BODY = enum.auto()
-
-
-NOTHING: Final = Part.NOTHING
 
 
 class Protocol(HttpToolsProtocol):
@@ -70,7 +67,7 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """What the parser holds back, because it is not whole, is counted until it tells it."""
-        kept = self.hits.get(data)
+        kept = self.hits.get(data) if len(data) <= LONGEST_KEPT_HEAD else None
         if kept is not None and self._is_idle() and kept.holds():
             self._give_again(kept)
             return
@@ -89,7 +86,7 @@ class Protocol(HttpToolsProtocol):
     def _is_idle(self) -> bool:
         """Nothing is half read, under way, or waiting to be written."""
         return (
-            self._part is NOTHING
+            self._part is Part.NOTHING
             and not (self._unread or self._is_refused or self.pipeline or self.flow.write_paused)
             and (self.cycle is None or self.cycle.response_complete)
             and not self.transport.is_closing()

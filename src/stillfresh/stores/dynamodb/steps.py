@@ -79,7 +79,7 @@ class DynamoSteps:
     leased: TtlCache[str, bool] = field(
         default_factory=lambda: TtlCache(LEASED_FOR, max_entries=REMEMBERED)
     )
-    """Somebody holds a lease here: a fresh copy does not hide it from who waits for it."""
+    """Somebody holds a lease here: a fresh copy does not hide it from callers that wait for it."""
     changed: TtlCache[str, bool] = field(
         default_factory=lambda: TtlCache(CHANGED_FOR, max_entries=REMEMBERED)
     )

@@ -181,7 +181,7 @@ def turn_news(connection: apsw.Connection, game: GameView) -> tuple[tuple[str, N
 
 
 def structural(connection: apsw.Connection, game: GameView, *, turns: bool) -> Happened:
-    """All humans of the game are told, also who has left it."""
+    """All human players of the game are told, also those that have left it."""
     humans = [user for (user,) in connection.execute(HUMANS_OF, (game.game_id,))]
     news: list[tuple[str, News]] = [(user, Invalidated()) for user in humans]
     return Happened(game, (*news, *(turn_news(connection, game) if turns else ())))
