@@ -48,6 +48,7 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/cli_help.py
 	$(BIN)/python scripts/figures.py
 	$(BIN)/python scripts/walks.py
+	$(BIN)/python scripts/seeds.py
 	$(BIN)/python -m tests.waiting.waiting_page
 
 bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about fifteen minutes; rewrites docs/benchmarks.md and the README's figures

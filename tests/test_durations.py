@@ -11,6 +11,8 @@ from stillfresh.durations import ALLOWED, Duration, seconds
 
 
 class TestE1Durations:
+    """M10: what is taken as a duration, and what is refused by name."""
+
     @pytest.mark.parametrize(
         ("written", "expected"),
         [

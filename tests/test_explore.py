@@ -1,4 +1,4 @@
-"""The explorer itself, on worlds small enough to count by hand (W13)."""
+"""W13: the explorer itself, on worlds small enough to count by hand."""
 
 from collections.abc import Callable, Iterator
 from itertools import count

@@ -1,4 +1,4 @@
-"""M1-M7 and M9 together, against a plain list of insertions; and M5 against eight threads."""
+"""M1-M7, M9: together, against a plain list of insertions; and M5 against eight threads."""
 
 import random
 from collections.abc import Callable

@@ -484,7 +484,7 @@ class TestE3Circles:
     async def test_a_load_inside_a_load_takes_no_place_when_its_turn_comes_late(
         self, clock: ManualClock, sleeper: Sleeper
     ) -> None:
-        """E4 with E5: the only place is taken by the one who waits."""
+        """E4, E5: the only place is taken by the one who waits."""
         store = MemoryStore(clock=clock)
         async with cache_on(store, clock, sleeper) as cache:
 

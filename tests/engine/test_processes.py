@@ -91,6 +91,8 @@ async def store_an_old_copy(url: str) -> None:
 
 
 class TestE5Processes:
+    """S7: contention, and holders that die or pause."""
+
     def test_eight_processes_one_cold_key_one_load(self, stage: Stage) -> None:
         """All eight are served what the one has loaded."""
         processes = stage.start_all(8)

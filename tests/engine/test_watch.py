@@ -1,4 +1,4 @@
-"""C14 and E: `watch` keeps any resource fresh while somebody looks, and tells what came."""
+"""C14, E24: `watch` keeps any resource fresh while somebody looks, and tells what came."""
 
 import asyncio
 import logging

@@ -626,7 +626,7 @@ class TestF7Revalidation:
         clock: ManualClock,
         heard: Heard,
     ) -> None:
-        """F9 through the engine: bodies stay, titles change, what is gone upstream goes."""
+        """F9: through the engine, bodies stay, titles change, what is gone upstream goes."""
         cache.put_topic(full("a"))
         cache.put_topics([topic("a"), topic("gone", 3 * DAY), topic("old", 9 * DAY)], "index:all:7")
         network.have(full("a", title="new"))

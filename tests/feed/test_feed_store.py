@@ -1,4 +1,4 @@
-"""S1, S2, F7 and F17: the feed's store keeps every rule that the stores keep."""
+"""S1, S2, F7, F17: the feed's store keeps every rule that the stores keep."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.kit.feed_store import FeedAsStore
 
 @on_open_stores
 class TestF7FeedStore(StoreConformance):
-    """The suite's entries are comments of topics. A feed has no sizes to list."""
+    """S1, S2, F17: the suite's entries are comments of topics. A feed has no sizes to list."""
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""F2 after a fork: the file's thread and connections are the parent's, and the child is told so."""
+"""F2: after a fork the file's thread and connections are the parent's, and the child is told so."""
 
 import subprocess
 import sys

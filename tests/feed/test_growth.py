@@ -275,7 +275,7 @@ class TestF17OneLease:
     async def test_a_time_from_the_future_is_stale(
         self, path: Path, clock: ManualClock, network: Network, ahead: int
     ) -> None:
-        """F3, also where the engine would forgive a few seconds: one revalidation, then fresh."""
+        """F3: also where the engine would forgive a few seconds; one revalidation, then fresh."""
         written_by_another(
             path, (PUT_TOPIC, row_of(topic("a"))), (PUT_META, ("index:all:7", int(NOW) + ahead))
         )

@@ -1,4 +1,4 @@
-"""F1, F7, F8 with real processes on one file: writes, one revalidation, and one that was killed.
+"""F1, F7, F8: real processes on one file: writes, one revalidation, and one that was killed.
 
 The workers' clock is the machine's; this process has a manual one, set to it.
 """

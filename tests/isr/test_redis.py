@@ -1,4 +1,4 @@
-"""I8-I11 on Redis (Valkey): the page cache by itself, and two proxies that share it."""
+"""I8-I11: on Redis (Valkey), the page cache by itself, and two proxies that share it."""
 
 import asyncio
 from contextlib import ExitStack

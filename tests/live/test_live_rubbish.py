@@ -1,4 +1,4 @@
-"""G3 against rubbish, floods, huge messages and readers that do not read: all is bounded."""
+"""G3: against rubbish, floods, huge messages and readers that do not read, all is bounded."""
 
 import asyncio
 import json

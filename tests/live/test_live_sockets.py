@@ -1,4 +1,4 @@
-"""G3 below the messages: who is let go is gone, and frames that carry nothing have a limit."""
+"""G3: below the messages, who is let go is gone, and frames that carry nothing have a limit."""
 
 import asyncio
 import random

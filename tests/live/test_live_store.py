@@ -1,4 +1,4 @@
-"""G3 over a store that keeps what it keeps in its own way, and fails now and then."""
+"""G3: over a store that keeps what it keeps in its own way, and fails now and then."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -107,7 +107,7 @@ async def visited(process: Process, resources: Sequence[Observed]) -> None:
 
 
 async def over_a_network(world: World) -> None:
-    """E2-E7 on a store like Redis."""
+    """E2-E7: on a store like Redis."""
 
     async def app(process: Process) -> None:
         await visited(process, [prices(process, process.cache())] * 3)

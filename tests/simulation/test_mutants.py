@@ -23,6 +23,8 @@ def caught(mutant: Mutant) -> list[str]:
 
 @pytest.mark.parametrize("name", MUTANTS)
 class TestT2Mutants:
+    """T7: a deliberate bug for each promise, late and duplicated requests among them."""
+
     def test_is_caught(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Within a few seeds, and for what it is."""
         mutant = MUTANTS[name]

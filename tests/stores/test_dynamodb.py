@@ -1,4 +1,4 @@
-"""S6 and I2, I3, I4, I5, I6, I7: the store on a real DynamoDB server, values in a real S3."""
+"""S6, I2-I7: the store on a real DynamoDB server, values in a real S3."""
 
 import asyncio
 import socket
@@ -45,6 +45,8 @@ PK = "CACHE#" + sha256(b"/pricing").hexdigest()
 
 
 class TestS6DynamoStore(StoreConformance):
+    """S1, S2, S8: every sentence of the contract, on real servers."""
+
     LISTS_LOADS = False
 
     proxy: LossyProxy | None = None

@@ -102,7 +102,7 @@ class DynamoModel(StoreModel):
 
 
 def test_s3_dynamodb_is_as_memory(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases, copies, failures, tags, marks and counts, step by step."""
+    """S6: leases, copies, failures, tags, marks and counts, step by step."""
     assert ENVIRONMENT.items() <= os.environ.items()
     monkeypatch.setattr(DynamoModel, "aws", aws, raising=False)
     run_state_machine_as_test(

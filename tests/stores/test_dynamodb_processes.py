@@ -91,7 +91,7 @@ async def taken_over(store: DynamoStore, key: str) -> Lease:
 class TestS7Contention:
     @pytest.mark.timeout(400)
     def test_thirty_two_contenders_load_once(self, aws: Aws) -> None:
-        """Two processes of sixteen tasks, fifty cold keys, one load each, over HTTP (I6)."""
+        """I6: two processes of sixteen tasks, fifty cold keys, one load each, over HTTP."""
         address = aws.address(aws.new_table())
         with working("contend", address, 16, times=2) as workers:
             for worker in workers:

@@ -47,7 +47,7 @@ async def publishes(store: Store, lease: Lease, value: bytes = b"old") -> bool:
 
 
 class TestS8Redis:
-    """One request is held back in front of a real Valkey, and arrives when a test says so."""
+    """T7: one request is held back in front of a real Valkey, and arrives when a test says so."""
 
     @pytest.fixture
     async def proxy(self, valkey: Server) -> AsyncIterator[FlakyProxy]:
@@ -102,7 +102,7 @@ class TestS8Redis:
 
 
 class TestS8DynamoDB:
-    """Every write is held back once in front of a real DynamoDB server, and sent again by us."""
+    """T7: every write is held back once in front of a real DynamoDB server, and sent again."""
 
     @pytest.fixture
     async def proxy(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LossyProxy]:

@@ -35,6 +35,8 @@ class TestS1Contract:
 
 
 class TestS3MemoryStore(StoreConformance):
+    """S1, S2: every sentence of the contract, in memory; and its own bounds."""
+
     async def new_store(self, clock: Clock) -> MemoryStore:
         return MemoryStore(clock=clock)
 

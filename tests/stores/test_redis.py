@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> 
 
 
 class TestS1RedisStore(StoreConformance):
-    """Every sentence of the contract, on Valkey and on Redis."""
+    """S2, S5, S8: every sentence of the contract, on Valkey and on Redis."""
 
     server: Server
 

@@ -36,6 +36,8 @@ MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
 
 
 class TestS1SqliteStore(StoreConformance):
+    """S2: every sentence of the contract, on a real file."""
+
     path: Path
 
     @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""C14 on every store that is shared: what two watch is loaded once, and both hear of it.
+"""C14: on every store that is shared: what two watch is loaded once, and both hear of it.
 
 The clock is the machine's: a real store is asked over a real network.
 """

@@ -57,7 +57,7 @@ def saw(client: WaitingClient, version: int) -> Callable[[], bool]:
 
 
 class TestW12EndToEnd:
-    """W12: backend, events, client and cache together."""
+    """W9, W12: backend, events, client and cache together; moves that fail, lost connections."""
 
     async def test_an_evening_of_three(self, service: Served) -> None:
         """What each sees is the backend's order, at every rest, and most turns ask nobody."""

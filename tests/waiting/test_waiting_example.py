@@ -1,4 +1,4 @@
-"""What `make examples` shows of the cache (W14)."""
+"""W14: what `make examples` shows of the cache."""
 
 import importlib.util
 from pathlib import Path

@@ -99,7 +99,7 @@ def phase(state: State) -> str:
 
 
 def refetch_diagram() -> str:
-    """R0: from phase to phase, by the events that were seen to lead there."""
+    """W3 (R0): from phase to phase, by the events that were seen to lead there."""
     edges: dict[tuple[str, str], set[str]] = {}
     for (before, event), after in observed().items():
         ends = phase(before), phase(after.state)
