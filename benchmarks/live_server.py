@@ -16,8 +16,8 @@ from typing import Any
 import uvicorn
 
 from stillfresh.coordinator import Kind
+from stillfresh.server.listening import server_config
 from stillfresh.web import gateway
-from stillfresh.web.serving import server_config
 
 __all__: list[str] = []
 

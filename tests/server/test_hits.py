@@ -13,10 +13,10 @@ from stillfresh.isr import IsrMiddleware, PageCache, Route
 from stillfresh.isr.clients import checked_networks
 from stillfresh.isr.edge import Edge
 from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_KEPT_HEAD, MOST_BYTES, MOST_HEADS
+from stillfresh.server.listening import server_config
 from stillfresh.server.protocol import Protocol
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from stillfresh.web.serving import server_config
 from tests.kit.isr import Site
 
 ROUTES = {"/own/*": Route("60s", query=["q"], vary=["x-lang"]), "/said/*": Route(query=None)}
@@ -194,7 +194,7 @@ class World:
 @pytest.fixture(autouse=True)
 def _one_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of the server's own say the time of day."""
-    for module in ("stillfresh.web.serving", "stillfresh.server.protocol"):
+    for module in ("stillfresh.server.listening", "stillfresh.server.protocol"):
         monkeypatch.setattr(f"{module}.http_date_text", lambda _: b"today")
 
 

@@ -21,9 +21,9 @@ from stillfresh.coordinator import Kind
 from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError, StoreError
 from stillfresh.isr import IsrMiddleware, PageCache
+from stillfresh.server.listening import server_config
 from stillfresh.web import Gateway, gateway
 from stillfresh.web.guard import is_called_rightly, is_local
-from stillfresh.web.serving import server_config
 from tests.kit.gateway import client_of, running
 from tests.kit.servers.valkey import binary_of, serving
 

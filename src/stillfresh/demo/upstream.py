@@ -26,9 +26,9 @@ from stillfresh.demo.tables import Tables
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import ConfigError, shown
 from stillfresh.feed import Comment
+from stillfresh.server.listening import Server, bound
 from stillfresh.waiting.backend import GameError, Games
 from stillfresh.waiting.backend.app import games_app
-from stillfresh.web.serving import Server, bound
 
 MODES: Final = ("fine", "slow", "failing", "down")
 QUICK: Final = 0.1

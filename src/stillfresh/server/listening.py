@@ -1,0 +1,123 @@
+"""An app on a port: the socket, its address, and how uvicorn is set up for it (G1, I12).
+
+Nothing here knows what a gateway is. Needs `stillfresh[web]`.
+"""
+
+import asyncio
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stillfresh.errors import ConfigError, StillfreshError
+from stillfresh.http.fields import http_date_text
+from stillfresh.server.protocol import new_protocol
+from stillfresh.server.sockets import SocketProtocol
+
+GRACE: Final = 10
+"""Seconds that requests under way are given when the server is told to end."""
+LONGEST_FRAME: Final = 1_048_576
+"""Bytes; a longer message is not even put together."""
+ENDING: Final = {
+    "type": "urn:stillfresh:problem:ending",
+    "title": "The server ends",
+    "status": 503,
+    "detail": "The server ends",
+    "code": "ending",
+}
+"""RFC 9457, as all problems of the gateway are."""
+
+
+def bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError, ValueError) as exc:
+        listener.close()
+        failed = StillfreshError if isinstance(exc, OSError) else ConfigError
+        raise failed(f"cannot listen on {host}:{port}: {_why(exc)}") from exc
+    return listener
+
+
+def _why(exc: Exception) -> str:
+    if isinstance(exc, OSError) and exc.errno == errno.EADDRINUSE:
+        return "another program listens there; choose another one with --port, or 0 for any"
+    return str(exc)
+
+
+def address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening()
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """How a gateway is run: without compression of messages, which costs memory by the viewer."""
+    return uvicorn.Config(
+        finished(app),
+        http=new_protocol(),
+        ws=SocketProtocol,
+        ws_max_size=LONGEST_FRAME,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+
+
+def finished(app: ASGIApp) -> ASGIApp:
+    """Every answer has a Date (a page the one it was made at), and every request an answer.
+
+    What is still under way when the server's time is over is cancelled by uvicorn: told as 503.
+    """
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        is_begun = False
+
+        async def tell(message: Message) -> None:
+            nonlocal is_begun
+            if message["type"] == "http.response.start":
+                message["headers"] = with_date(message.get("headers", ()))
+                is_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, tell)
+        except asyncio.CancelledError:
+            if scope["type"] == "lifespan":
+                raise
+            if scope["type"] == "http" and not is_begun:  # else it is cut, as the client sees
+                headers = {"cache-control": "no-store", "retry-after": "5"}
+                ending = JSONResponse(ENDING, 503, headers, "application/problem+json")
+                await ending(scope, receive, tell)
+
+    return answered
+
+
+def with_date(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """RFC 9110 §6.6.1."""
+    found = list(headers)
+    if any(name == b"date" for name, _ in found):
+        return found
+    return [*found, (b"date", http_date_text(time.time()))]
