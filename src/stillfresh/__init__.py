@@ -7,6 +7,9 @@ every refresh happens once, for something somebody is looking at.
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
 from stillfresh.engine import (
+    DELETE,
+    LEAVE,
+    Amended,
     Answer,
     Cache,
     CacheStats,
@@ -39,6 +42,9 @@ from stillfresh.ttl_cache import EvictReason, TtlCache, TtlStats
 
 __version__ = "0.1.0"
 __all__ = [
+    "DELETE",
+    "LEAVE",
+    "Amended",
     "Answer",
     "Cache",
     "CacheStats",

@@ -16,7 +16,10 @@ from stillfresh.engine.explain import (
 from stillfresh.engine.keys import Spec, terms_of
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import (
+    DELETE,
     HITS,
+    LEAVE,
+    Amended,
     Answer,
     Codec,
     Dropped,
@@ -31,7 +34,10 @@ from stillfresh.engine.resource import Function, Handle, Resource
 from stillfresh.engine.watch import Update, Watch
 
 __all__ = [
+    "DELETE",
     "HITS",
+    "LEAVE",
+    "Amended",
     "Answer",
     "Cache",
     "CacheStats",

@@ -121,7 +121,7 @@ class Memory(Generic[K, V]):
         `unverified`: the copy is memory's own, since the store could not be asked (E26).
         """
         copy, verdict = plan.copy, plan.verdict
-        readable, value = self._value(key, copy)
+        readable, value = self.value_of(key, copy)
         if not readable:
             return None
         failure, outlook = plan.failure, self.outlook(copy, now)
@@ -188,7 +188,7 @@ class Memory(Generic[K, V]):
         self, key: K, copy: Copy, *, unverified: bool = False
     ) -> Callable[[LoadFailed], Answer[V]] | None:
         """E2: what an EXPIRED copy is still good for, if the load fails; decoded once."""
-        readable, value = self._value(key, copy)
+        readable, value = self.value_of(key, copy)
         if not readable:
             return None
         self.put(key, copy, self.made(copy, value, Verdict.EXPIRED, Origin.MEMORY))
@@ -236,11 +236,11 @@ class Memory(Generic[K, V]):
         """By key; a copy that cannot be read is none."""
         found = {key: records.get(id_, NOTHING) for key, id_ in texts.items()}
         return {
-            key: it if it.copy is None or self._value(key, it.copy)[0] else replace(it, copy=None)
+            key: it if it.copy is None or self.value_of(key, it.copy)[0] else replace(it, copy=None)
             for key, it in found.items()
         }
 
-    def _value(self, key: K, copy: Copy) -> tuple[bool, V | None]:
+    def value_of(self, key: K, copy: Copy) -> tuple[bool, V | None]:
         """Decoded, or as memory has it; a value of another shape is a miss, not a crash (E11)."""
         if copy.value is None:
             return True, None

@@ -5,7 +5,7 @@ not be able to run code.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
 
 from msgspec import Struct, msgpack
@@ -98,6 +98,28 @@ class Private(Struct, Generic[T], frozen=True):
 
     value: T
     is_noted: bool = True
+
+
+class Instead(Enum):
+    """What the change of an update may return in place of a value."""
+
+    LEAVE = 0
+    """Leave it as it is."""
+    DELETE = 1
+    """Forget it."""
+
+
+LEAVE: Final = Instead.LEAVE
+DELETE: Final = Instead.DELETE
+
+
+class Amended(Struct, Generic[T], frozen=True):
+    """A change's value that is as old as the copy it is made from, and on the same terms.
+
+    Of an invalidated copy, or of none, it is a value like any other.
+    """
+
+    value: T
 
 
 class RetryAfter(StillfreshError):

@@ -14,6 +14,7 @@ from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, Call, Signature, checked_text
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, all_answered
+from stillfresh.engine.put import Change
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import ConfigError, LoadFailed, shown
@@ -52,6 +53,9 @@ class Handle(Generic[V]):
 
     async def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
         await self._resource.put(self._key, value, **terms)
+
+    async def update(self, change: Change[V]) -> Answer[V] | None:
+        return await self._resource.update(self._key, change)
 
     async def invalidate(self, *, soft: bool = False) -> None:
         await self._resource.invalidate(self._key, soft=soft)
@@ -170,6 +174,15 @@ class Resource(Generic[K, V]):
             )
         with_terms = self._core.spec.with_terms
         await self._core.put([(key, with_terms(it, terms)) for key, it in values.items()])
+
+    async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
+        """Put what `change` makes of the copy at hand; no other change is lost.
+
+        `change` is called with the answer there is, however old, or with None, and returns a
+        value, a `Loaded`, an `Amended` (which keeps the copy's age and terms), `LEAVE` or `DELETE`.
+        If another process comes between, it is called again. Returns what is there afterwards.
+        """
+        return await self._core.update(key, change)
 
     async def invalidate(self, *keys: K, soft: bool = False) -> None:
         """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""

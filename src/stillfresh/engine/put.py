@@ -1,0 +1,335 @@
+"""What callers store themselves: put and update (E6, E17).
+
+A put is a load without a loader, in two steps of the store: take the lease over, then publish with
+its token. So the law covers it, and a late or repeated message of it undoes nothing (S8, decision
+0110). An update is a put of a value made from the copy at hand: it reads that copy while it holds
+the lease, so whatever comes between makes it try again.
+"""
+
+import asyncio
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager, suppress
+from inspect import isawaitable
+from typing import Final, Generic, TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stillfresh.backoff import pause_after, spread
+from stillfresh.engine import rules
+from stillfresh.engine.loader import Runtime, looked_at
+from stillfresh.engine.model import DELETE, LEAVE, Amended, Answer, Origin
+from stillfresh.engine.read import Reads, StoreStep
+from stillfresh.engine.rules import NOTHING
+from stillfresh.engine.watcher import Watcher
+from stillfresh.errors import ConfigError, StoreError, error_text
+from stillfresh.freshness import Policy, Verdict
+from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Newer, Record
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+SLICE: Final = 100
+"""Keys that are put together in one step of the store."""
+ATTEMPTS: Final = 10
+"""Other publications that may come between a put's sight of the copy and its lease."""
+UPDATES: Final = 100
+"""Times that an update begins again since another came between."""
+PATIENCE: Final = 12
+"""Times that an update waits for another's lease before it takes the lease over."""
+FIRST_PAUSE: Final = 0.001
+LONGEST_PAUSE: Final = 0.05
+"""Seconds between two attempts of an update."""
+FORGOTTEN: Final = Policy(0)
+"""Of what an update deletes: an absence that is GONE at once, since a lease covers it."""
+
+Change = Callable[[Answer[V] | None], object | Awaitable[object]]
+"""From the copy at hand to what is to be stored, or LEAVE, or DELETE. Called again if needed."""
+
+
+class Known(Struct, Generic[K, V], frozen=True):
+    """A caller's value for one key, ready to be published."""
+
+    key: K
+    id: str
+    copy: Copy
+    """Its generation is that of the lease, once there is one."""
+    value: V
+    tags: tuple[str, ...]
+
+
+class Puts(Reads[K, V]):
+    """The changes of one resource that no loader makes."""
+
+    watcher: Watcher[K, V]
+
+    async def put(
+        self, values: Iterable[tuple[K, object]], check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Publish what the caller knows; ConfigError, and nothing, if one value cannot be stored.
+
+        `check` is called while the leases are held; nothing is published if it raises.
+        """
+        runtime = await self.ready()
+        sent, ready = rules.stamped(runtime.clock()), list[Known[K, V]]()
+        for key, given in values:
+            ready.append(self._known(runtime, key, given, sent))
+            if not len(ready) % SLICE:
+                await asyncio.sleep(0)
+        for start in range(0, len(ready), SLICE):
+            step = runtime.step(self._put(runtime, ready[start : start + SLICE], check))
+            step.add_done_callback(looked_at)
+            await asyncio.shield(step)
+
+    def _known(
+        self, runtime: Runtime, key: K, given: object, sent: float, old: Copy | None = None
+    ) -> Known[K, V]:
+        """Ready to be published; of an amended value, with the time and the terms of `old`."""
+        spec, id_ = self.spec, self.text(key)
+        tags, nothing = spec.tags_of(key), cast("V", None)
+        if given is DELETE:
+            return Known(key, id_, Copy("", sent, FORGOTTEN, None), nothing, tags)
+        value = given.value if isinstance(given, Amended) else given
+        try:
+            copy, kept = rules.kept(value, spec.terms, spec.codec, ("", sent), runtime.dice)
+        except Exception as exc:  # the caller's mistake, and no failed load
+            said = f"{spec.kind} {key!r}: the value cannot be stored: {error_text(exc)}"
+            raise ConfigError(said) from exc
+        if isinstance(given, Amended) and old is not None and old.mark is Mark.NONE:
+            copy = replace(old, value=copy.value)
+        return Known(key, id_, copy, kept, tags)
+
+    async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
+        """Put what `change` makes of the copy at hand, if that is still the one in the store.
+
+        Returns what is there afterwards; None: nothing.
+        """
+        runtime = await self.ready()
+        step = runtime.step(self._update(runtime, key, change))
+        step.add_done_callback(looked_at)
+        there: Answer[V] | None = await asyncio.shield(step)
+        return there
+
+    async def _update(self, runtime: Runtime, key: K, change: Change[V]) -> Answer[V] | None:
+        """One at a time in this process; against other processes, until none comes between."""
+        try:
+            async with _in_turn(self.loads.puts, [key]):
+                for attempt in range(1, UPDATES + 1):
+                    seen, answer = await self._at_hand(runtime, key)
+                    if (said := await _said(change, answer)) is LEAVE:
+                        return answer
+                    since, is_loading = runtime.clock(), self.queue.is_loading(key)
+                    generation = None if seen is None else seen.generation
+                    ask = Ask(self.text(key), generation, self.spec.tags_of(key))
+                    ask = replace(ask, take_over=is_loading or attempt > PATIENCE)
+                    with self.overtaking([key]) as step:
+                        known = await self._replaced(runtime, key, ask, (seen, said), change)
+                    if known is not None:
+                        self._has_put(runtime, known, known.copy, step, since)
+                        return self._shown(key, known.copy, runtime.clock())
+                    pause = pause_after(attempt, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+                    await runtime.sleep(spread(pause, runtime.dice))
+        except StoreError:
+            self.memory.counts.store_errors += 1
+            raise
+        raise StoreError(f"{self.spec.kind} {key!r}: other processes changed it all the time")
+
+    async def _replaced(
+        self,
+        runtime: Runtime,
+        key: K,
+        ask: Ask,
+        made: tuple[Copy | None, object],
+        change: Change[V],
+    ) -> Known[K, V] | None:
+        """What stands now; None if another came between. `made`: from which copy, and what.
+
+        To invalidate the copy, to delete it and to put another all void the lease. So the copy that
+        is read while the lease is held is the one that is replaced.
+        """
+        store, kind, (seen, said) = runtime.store, self.spec.kind, made
+        lease = (await store.acquire(kind, [ask], self.spec.lease_for))[ask.id]
+        if not isinstance(lease, Lease):
+            return None
+        known, superseded = None, {ask.id}
+        try:
+            copy, answer = await self._at_hand(runtime, key)
+            if _edition(copy) != _edition(seen):
+                said = await _said(change, answer)
+            if said is not LEAVE:
+                sent = rules.stamped(runtime.clock())
+                known = self._known(runtime, key, said, sent, copy)
+                known = replace(known, copy=replace(known.copy, generation=lease.token))
+                superseded = await store.publish(kind, {ask.id: (lease, known.copy)})
+        finally:
+            if superseded:
+                with suppress(StoreError):
+                    await store.release(kind, [lease])
+        return None if superseded else known
+
+    async def _at_hand(self, runtime: Runtime, key: K) -> tuple[Copy | None, Answer[V] | None]:
+        """What the store has now, and how it is shown to a change."""
+        id_ = self.text(key)
+        copy = (await runtime.store.read(self.spec.kind, [id_])).get(id_, NOTHING).copy
+        return copy, None if copy is None else self._shown(key, copy, runtime.clock())
+
+    def _shown(self, key: K, copy: Copy, now: float) -> Answer[V] | None:
+        """However old; None if nobody can be served with it."""
+        verdict, (is_readable, value) = rules.verdict_of(copy, now), self.memory.value_of(key, copy)
+        if verdict is Verdict.GONE or not is_readable:
+            return None
+        return self.memory.made(copy, value, verdict, Origin.STORE)
+
+    async def _put(
+        self, runtime: Runtime, values: Sequence[Known[K, V]], check: Callable[[], None]
+    ) -> None:
+        """E6: memory takes a value only if nothing overtook the put meanwhile."""
+        keys, entries, counts = [it.key for it in values], self.memory.entries, self.memory.counts
+        try:
+            async with _in_turn(self.loads.puts, keys):
+                since = runtime.clock()
+                held = [it for it in values if it.key in entries]
+                seen = {it.id: entries[it.key].copy.generation for it in held}
+                with self.overtaking(keys) as step:
+                    stored = await self._published(runtime, values, seen, check)
+        except StoreError:
+            counts.store_errors += 1
+            raise
+        counts.superseded += len(values) - len(stored)
+        for it in values:
+            if it.id in stored:
+                self._has_put(runtime, it, stored[it.id], step, since)
+
+    def _has_put(
+        self, runtime: Runtime, it: Known[K, V], copy: Copy, step: StoreStep[K], since: float
+    ) -> None:
+        """The store has it; so has memory, and the watchers are told, unless it was overtaken."""
+        memory = self.memory
+        memory.counts.puts += 1
+        memory.counts.mended([it.id])
+        if self._runtime is runtime and it.key not in step.dirty and copy.policy is not FORGOTTEN:
+            outlook = memory.outlook(copy, memory.now())
+            memory.keep(it.key, copy, it.value, outlook, since)
+            self.loads.tell_watches(it.key, copy, it.value, outlook)
+
+    async def _published(
+        self,
+        runtime: Runtime,
+        values: Sequence[Known[K, V]],
+        seen: dict[str, str],
+        check: Callable[[], None],
+    ) -> dict[str, Copy]:
+        """The copies that stand now, by id; those that are left out were overtaken.
+
+        `seen`: the generations that memory has. StoreError if the store did not confirm a step.
+        """
+        leases: dict[str, Lease] = {}
+        try:
+            await self._take_over(runtime, values, seen, leases)
+            copies = {
+                it.id: (lease := leases[it.id], replace(it.copy, generation=lease.token))
+                for it in values
+            }
+            check()
+            superseded = await runtime.store.publish(self.spec.kind, copies)
+        except BaseException:  # others need not wait for the end of leases that it leaves
+            with suppress(StoreError):
+                await runtime.store.release(self.spec.kind, list(leases.values()))
+            raise
+        if superseded:
+            await self._outdate(runtime, superseded, seen)
+        return {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
+
+    async def _take_over(
+        self,
+        runtime: Runtime,
+        values: Sequence[Known[K, V]],
+        seen: dict[str, str],
+        leases: dict[str, Lease],
+    ) -> None:
+        """Asks again with the copy there is, where that is not the one seen; notes it in `seen`."""
+        kind, lease_for = self.spec.kind, self.spec.lease_for
+        asks = {it.id: Ask(it.id, seen.get(it.id), it.tags, take_over=True) for it in values}
+        for _ in range(ATTEMPTS):
+            grants = await runtime.store.acquire(kind, list(asks.values()), lease_for)
+            for id_, grant in grants.items():
+                match grant:
+                    case Lease():
+                        leases[id_] = grant
+                        del asks[id_]
+                    case Newer(Record(copy=Copy(generation=generation))):
+                        seen[id_] = generation
+                        asks[id_] = replace(asks[id_], seen=generation)
+            if not asks:
+                return
+        raise StoreError(f"{kind}: {len(asks)} keys were published by others all the time")
+
+    async def _outdate(self, runtime: Runtime, ids: set[str], seen: Mapping[str, str]) -> None:
+        """Invalidate what was there before, unless something newer overtook the put.
+
+        Then the lease had run out. To take it again would not be safe: it cannot be told from a
+        lease that was voided.
+        """
+        records = await runtime.store.read(self.spec.kind, sorted(ids))
+        copies = {id_: it.copy for id_, it in records.items() if it.copy is not None}
+        unmarked = [id_ for id_, copy in copies.items() if copy.mark is Mark.NONE]
+        if old := [id_ for id_ in unmarked if copies[id_].generation == seen.get(id_)]:
+            await runtime.store.invalidate(self.spec.kind, old)
+
+    @contextmanager
+    def overtaking(self, keys: Sequence[K]) -> Iterator[StoreStep[K]]:
+        """Before the store's step and after it; the step notes which keys others overtake."""
+        self.overtake(keys)
+        try:
+            with self.step(keys) as step:
+                yield step
+        finally:
+            self.overtake(keys)
+
+    def overtake(self, keys: Iterable[K]) -> None:
+        """E6: what is under way for these keys came too early to be kept."""
+        keys = set(keys)
+        self.watcher.look_again(keys)
+        for key in keys:
+            self.memory.drop(key)
+            if (flight := self.queue.flights.get(key)) is not None:
+                flight.overtake()
+        for step in self._steps:
+            step.dirty |= step.keys & keys
+
+
+async def _said(change: Change[V], answer: Answer[V] | None) -> object:
+    """A change may be a coroutine function."""
+    said = change(answer)
+    return await said if isawaitable(said) else said
+
+
+def _edition(copy: Copy | None) -> tuple[str, Mark] | None:
+    """Another one whenever the copy was replaced or invalidated."""
+    return None if copy is None else (copy.generation, copy.mark)
+
+
+@asynccontextmanager
+async def _in_turn(last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> AsyncIterator[None]:
+    """One put of a key at a time, in the order of the calls: the last value stays."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    before = {last[key] for key in keys if key in last}
+    last.update(dict.fromkeys(keys, done))
+    try:
+        if before:
+            await asyncio.wait(before)
+        yield
+    finally:
+        done.set_result(None)
+        for key in keys:
+            if last.get(key) is done:
+                del last[key]

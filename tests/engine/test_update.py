@@ -1,0 +1,266 @@
+"""A value made from the copy at hand, put only if that copy is still the one in the store: E17."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import pytest
+
+from stillfresh import (
+    DELETE,
+    LEAVE,
+    Amended,
+    Answer,
+    Cache,
+    ConfigError,
+    Loaded,
+    Resource,
+    StoreError,
+    Verdict,
+)
+from stillfresh.engine.put import PATIENCE
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, version
+from tests.kit.held_store import SteppedStore, cache_on, lease_of
+from tests.kit.processes import Process
+from tests.kit.servers.aws import Aws
+from tests.kit.servers.valkey import Server
+from tests.kit.workers.counter import count, counters
+
+FRESH, STALE, EXPIRED = Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED
+
+
+def newer(answer: Answer[Price] | None) -> Price:
+    """One version more."""
+    return Price("a", 1 if answer is None else version(answer) + 1)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> SteppedStore:
+    return SteppedStore(MemoryStore(clock=clock))
+
+
+@pytest.fixture
+async def goods(
+    store: SteppedStore, clock: ManualClock, upstream: Upstream
+) -> AsyncIterator[Resource[str, Price]]:
+    """On a store whose steps take time; pauses pass at once."""
+
+    async def no_pause(_: float) -> None:
+        await asyncio.sleep(0)
+
+    async with Cache(store, clock=clock, sleep=no_pause, dice=lambda: 0.0) as cache:
+        yield declare(cache, upstream)
+
+
+@pytest.fixture
+async def elsewhere(
+    store: SteppedStore,
+    clock: ManualClock,
+    sleeper: Sleeper,
+    upstream: Upstream,
+    goods: Resource[str, Price],
+) -> AsyncIterator[Resource[str, Price]]:
+    """Another process on the same store."""
+    async with cache_on(store.inner, clock, sleeper) as cache:
+        yield declare(cache, upstream)
+
+
+class TestE17Update:
+    async def test_is_made_from_the_copy_at_hand(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """From nothing, and then from what it made; the next read has it, without a load."""
+        answers = [await prices.update("a", newer) for _ in range(3)]
+        assert [version(it) for it in answers if it is not None] == [1, 2, 3]
+        assert version(await prices.get("a")) == 3
+        assert upstream.calls == []
+
+    async def test_a_coroutine_function_may_make_it(self, prices: Resource[str, Price]) -> None:
+        """For a change that has to ask somebody."""
+
+        async def asked(answer: Answer[Price] | None) -> Price:
+            await asyncio.sleep(0)
+            return newer(answer)
+
+        await prices.of("a").update(asked)
+        assert version(await prices.get("a")) == 1
+
+    async def test_can_leave_it_as_it_is(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """And takes no lease for that, so a load under way is not disturbed."""
+        await goods.put("a", Price("a", 7))
+        store.calls.clear()
+        answer = await goods.update("a", lambda _: LEAVE)
+        assert answer is not None
+        assert (version(answer), store.calls) == (7, ["read"])
+        assert await goods.update("b", lambda _: LEAVE) is None
+
+    async def test_can_delete_it(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+        """The next change finds nothing, and the next read loads."""
+        await prices.put("a", Price("a", 7))
+        assert await prices.update("a", lambda _: DELETE) is None
+        assert await prices.update("a", lambda _: LEAVE) is None
+        assert version(await prices.get("a")) == 1
+        assert upstream.calls == [["a"]]
+
+    async def test_a_plain_value_is_as_a_put(
+        self, prices: Resource[str, Price], clock: ManualClock
+    ) -> None:
+        """New, on the resource's terms; a `Loaded` has its own."""
+        await prices.put("a", Price("a", 1))
+        clock.advance(20)
+        await prices.update("a", newer)
+        await prices.update("b", lambda answer: Loaded(newer(answer), fresh_for=5, stale_for=0))
+        clock.advance(20)
+        assert [(await prices.explain(key)).verdict for key in "ab"] == [FRESH, EXPIRED]
+
+    async def test_an_amended_value_keeps_age_and_terms(
+        self, prices: Resource[str, Price], clock: ManualClock
+    ) -> None:
+        """As the counter of a period does."""
+        await prices.put("a", Price("a", 1), fresh_for=25, stale_for=0, error_for=1000)
+        clock.advance(20)
+        amended = await prices.update("a", lambda answer: Amended(newer(answer)))
+        assert amended is not None
+        assert (version(amended), amended.age, amended.verdict) == (2, 20, FRESH)
+        clock.advance(5)
+        assert (await prices.explain("a")).verdict is EXPIRED
+
+    async def test_an_invalidated_copy_cannot_be_made_fresh_by_amending_it(
+        self, prices: Resource[str, Price], clock: ManualClock
+    ) -> None:
+        """E6: the change is told; what it returns all the same is a value like any other."""
+        await prices.put("a", Price("a", 1))
+        clock.advance(20)
+        await prices.invalidate("a")
+        seen: list[Verdict] = []
+
+        def change(answer: Answer[Price] | None) -> Amended[Price]:
+            assert answer is not None
+            seen.append(answer.verdict)
+            return Amended(newer(answer))
+
+        amended = await prices.update("a", change)
+        assert amended is not None
+        assert (seen, amended.age, amended.verdict) == ([EXPIRED], 0, FRESH)
+
+    async def test_what_the_change_raises_goes_to_its_caller(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """And a value that cannot be stored is the caller's mistake; no lease is left behind."""
+        assert isinstance(await outcome(goods.update("a", lambda _: 1 // 0)), ZeroDivisionError)
+        assert isinstance(await outcome(goods.update("a", lambda _: "seven")), ConfigError)
+        await lease_of(store.inner, "a")
+
+    async def test_a_store_that_is_away_is_an_error(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """At every step: nobody knows what the copy is, or whether the new one was stored."""
+        for step in ("read", "acquire", "publish"):
+            store.broken = {step}
+            assert isinstance(await outcome(goods.update("a", newer)), StoreError)
+
+
+class TestE17UpdateLaw:
+    @pytest.mark.parametrize("step", ["read:done", "acquire", "acquire:done", "publish"])
+    @pytest.mark.parametrize("between", ["put", "invalidate", "delete"])
+    async def test_what_comes_between_is_not_lost(
+        self,
+        goods: Resource[str, Price],
+        elsewhere: Resource[str, Price],
+        store: SteppedStore,
+        step: str,
+        between: str,
+    ) -> None:
+        """Whenever another process changes the copy, the value is made again from what is there."""
+        await goods.put("a", Price("a", 10))
+        store.hold(step)
+        seen: list[object] = []
+
+        def change(answer: Answer[Price] | None) -> Price:
+            seen.append(answer and (version(answer), answer.verdict))
+            return newer(answer)
+
+        updating = asyncio.create_task(goods.update("a", change))
+        await store.reached(step)
+        if between == "put":
+            await elsewhere.put("a", Price("a", 20))
+        elif between == "invalidate":
+            await elsewhere.invalidate("a")
+        else:
+            await elsewhere.delete("a")
+        store.let_go(step)
+        await updating
+        assert seen[0] == (10, FRESH)
+        assert seen[-1] == {"put": (20, FRESH), "invalidate": (10, EXPIRED)}.get(between)
+
+    async def test_a_load_under_way_is_superseded(
+        self, prices: Resource[str, Price], upstream: Upstream
+    ) -> None:
+        """As by a put: what it loaded is older than the update, which does not wait for it."""
+        upstream.hold()
+        reading = asyncio.create_task(prices.get("a"))
+        await upstream.asked.wait()
+        await prices.update("a", lambda _: Price("a", 7))
+        upstream.let_go()
+        await reading
+        assert version(await prices.get("a")) == 7
+        assert upstream.calls == [["a"]]
+
+    async def test_another_process_that_loads_is_overtaken_at_last(
+        self, goods: Resource[str, Price], store: SteppedStore
+    ) -> None:
+        """It may be another update, so a little patience comes first; a dead holder costs that."""
+        lease = await lease_of(store.inner, "a")
+        assert await goods.update("a", newer) is not None
+        assert store.count("acquire") == PATIENCE + 1
+        assert await store.inner.renew("price", [lease], 5) == {"a"}
+
+    async def test_a_key_that_others_change_all_the_time_is_an_error(
+        self, goods: Resource[str, Price], elsewhere: Resource[str, Price]
+    ) -> None:
+        """Said after a bounded number of attempts."""
+
+        async def disturbed(answer: Answer[Price] | None) -> Price:
+            await elsewhere.put("a", newer(answer))
+            return newer(answer)
+
+        with pytest.raises(StoreError, match="other processes changed it all the time"):
+            await goods.update("a", disturbed)
+
+
+class TestE17Counters:
+    """Nothing is lost, however many add to one number at once."""
+
+    async def test_of_many_tasks_and_caches(self, url: str) -> None:
+        """Sixteen tasks; on a store that can be shared, in four caches."""
+        shared = 1 if url == "memory://" else 4
+        async with AsyncExitStack() as stack:
+            caches = [await stack.enter_async_context(Cache(url)) for _ in range(shared)]
+            numbers = [counters(it) for it in caches]
+            await asyncio.gather(*(count(numbers[at % shared], 5) for at in range(16)))
+            assert (await numbers[0].get("hits")).value == 80
+
+    async def test_on_dynamodb(self, aws: Aws) -> None:
+        """The same, over HTTP."""
+        url = aws.address(aws.new_table())
+        async with Cache(url) as here, Cache(url) as there:
+            numbers = [counters(here), counters(there)]
+            await asyncio.gather(*(count(numbers[at % 2], 2) for at in range(16)))
+            assert (await numbers[0].get("hits")).value == 32
+
+    @pytest.mark.parametrize("store", ["sqlite", "redis"])
+    async def test_of_real_processes(self, store: str, tmp_path: Path, valkey: Server) -> None:
+        """Four processes of four tasks each."""
+        url = f"sqlite:///{tmp_path}/cache.db" if store == "sqlite" else valkey.url(timeout="10s")
+        with ExitStack() as stack:
+            processes = [Process(stack, "counter", url, 4, 5) for _ in range(4)]
+            for process in processes:
+                process.go()
+            assert [process.line() for process in processes] == ["done"] * 4
+        async with Cache(url) as cache:
+            assert (await counters(cache).get("hits")).value == 80
