@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stillfresh import Cache, Resource
+from stillfresh import Cache
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare
+from tests.kit.engine import Prices, Sleeper, Upstream, declare
+from tests.kit.held_store import SteppedStore, cache_on
 from tests.kit.servers.valkey import Server
 
 
@@ -41,5 +43,44 @@ async def cache(url: str, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator
 
 
 @pytest.fixture
-def prices(cache: Cache, upstream: Upstream) -> Resource[str, Price]:
+def prices(cache: Cache, upstream: Upstream) -> Prices:
     return declare(cache, upstream)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> SteppedStore:
+    """A store over a network, whose steps a test can hold and break."""
+    return SteppedStore(MemoryStore(clock=clock))
+
+
+@pytest.fixture
+async def here(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
+    """A process on that store."""
+    async with cache_on(store, clock, sleeper) as cache:
+        yield cache
+
+
+@pytest.fixture
+def ours(here: Cache, upstream: Upstream) -> Prices:
+    return declare(here, upstream, tags=lambda key: ["all", f"shop:{key}"])
+
+
+@pytest.fixture
+def naps() -> Sleeper:
+    """The second process's sleep."""
+    return Sleeper()
+
+
+@pytest.fixture
+async def there(
+    here: Cache, store: SteppedStore, clock: ManualClock, naps: Sleeper
+) -> AsyncIterator[Cache]:
+    """A second process on the same store, which is closed first."""
+    assert isinstance(here, Cache)
+    async with cache_on(store.inner, clock, naps) as cache:
+        yield cache
+
+
+@pytest.fixture
+def theirs(there: Cache, upstream: Upstream) -> Prices:
+    return declare(there, upstream, tags=lambda key: ["all", f"shop:{key}"])

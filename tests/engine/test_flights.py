@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, Verdict
+from stillfresh import Answer, Cache, LoadFailed, Origin, Verdict
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    idle,
+    outcome,
+    turns,
+    until,
+    version,
+)
 from tests.kit.held_store import cache_on, lease_of
 
 REQUEST: ContextVar[str] = ContextVar("request", default="nobody")
@@ -21,7 +32,7 @@ class Quit(BaseException):
     """Not an Exception."""
 
 
-async def ask(prices: Resource[str, Price], count: int) -> list["asyncio.Task[Answer[Price]]"]:
+async def ask(prices: Prices, count: int) -> list["asyncio.Task[Answer[Price]]"]:
     """So many tasks, all waiting for one key."""
     tasks = [asyncio.create_task(prices.get("a")) for _ in range(count)]
     await turns(3)
@@ -31,7 +42,7 @@ async def ask(prices: Resource[str, Price], count: int) -> list["asyncio.Task[An
 class TestE3Flights:
     @pytest.mark.parametrize("count", [1, 2, 100])
     async def test_one_load_whatever_number_of_tasks_ask(
-        self, prices: Resource[str, Price], upstream: Upstream, count: int
+        self, prices: Prices, upstream: Upstream, count: int
     ) -> None:
         """All get the same copy; one of them is told that it was its own load."""
         answers = await asyncio.gather(*(prices.get("a") for _ in range(count)))
@@ -41,7 +52,7 @@ class TestE3Flights:
         assert (origins.count(Origin.LOADED), origins.count(Origin.ANOTHER)) == (1, count - 1)
 
     async def test_who_comes_during_the_load_joins_it(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """By get, by call, by get_many, by refresh, by handle: no second load."""
         upstream.hold()
@@ -63,7 +74,7 @@ class TestE3Flights:
         assert upstream.calls == [["a"]]
 
     async def test_a_load_after_a_load_is_a_new_one(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """Nothing is left of the first."""
         await prices.refresh("a")
@@ -71,7 +82,7 @@ class TestE3Flights:
         assert upstream.calls == [["a"], ["a"]]
 
     async def test_a_failure_is_told_to_all_by_errors_of_their_own(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """One cause, a new LoadFailed for each, so that tracebacks do not pile up."""
         upstream.error = ConnectionError("down")
@@ -86,7 +97,7 @@ class TestE3Flights:
 class TestE3Cancellation:
     @pytest.mark.parametrize("which", [[0], [2], [4], [0, 1, 2, 3]])
     async def test_of_some_waiters_never_touches_the_others(
-        self, prices: Resource[str, Price], upstream: Upstream, which: list[int]
+        self, prices: Prices, upstream: Upstream, which: list[int]
     ) -> None:
         """First, middle, last, or all but one."""
         upstream.hold()
@@ -101,7 +112,7 @@ class TestE3Cancellation:
         assert upstream.calls == [["a"]]
 
     async def test_of_all_does_not_waste_the_load(
-        self, prices: Resource[str, Price], upstream: Upstream, cache: Cache
+        self, prices: Prices, upstream: Upstream, cache: Cache
     ) -> None:
         """It runs to its end and is published: the next reader has it."""
         upstream.hold()
@@ -116,9 +127,7 @@ class TestE3Cancellation:
         assert (version(answer), answer.verdict) == (1, Verdict.FRESH)
         assert upstream.calls == [["a"]]
 
-    async def test_of_one_of_many_keys(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_of_one_of_many_keys(self, prices: Prices, upstream: Upstream) -> None:
         """A caller of many leaves each of its keys, and no other caller's."""
         upstream.hold()
         many = asyncio.create_task(prices.get_many(["a", "b"]))
@@ -135,9 +144,7 @@ class TestE3Cancellation:
     ) -> None:
         """The loader is never asked for it."""
         prices = declare(cache, upstream, concurrency=1)
-        upstream.hold()
-        first = asyncio.create_task(prices.get("a"))
-        await upstream.asked.wait()
+        first = await upstream.holding(prices.get("a"))
         waiting = [asyncio.create_task(prices.get(key)) for key in ("b", "b", "c")]
         await turns()
         waiting[0].cancel()
@@ -154,9 +161,7 @@ class TestE3Cancellation:
     ) -> None:
         """Only its last waiter takes a key along."""
         prices = declare(cache, upstream, concurrency=1)
-        upstream.hold()
-        first = asyncio.create_task(prices.get("a"))
-        await upstream.asked.wait()
+        first = await upstream.holding(prices.get("a"))
         leaves, stays = (asyncio.create_task(prices.get("b")) for _ in range(2))
         await turns()
         leaves.cancel()
@@ -197,7 +202,7 @@ class TestE3Cancellation:
         "error", [Quit("now"), GeneratorExit("now"), StopAsyncIteration("now"), LoadFailed("now")]
     )
     async def test_whatever_a_loader_raises_is_a_failure(
-        self, prices: Resource[str, Price], upstream: Upstream, error: BaseException
+        self, prices: Prices, upstream: Upstream, error: BaseException
     ) -> None:
         """Also what is no Exception, and what is our own; the cause says which."""
         upstream.error = error
@@ -206,7 +211,7 @@ class TestE3Cancellation:
         assert caught.value.__cause__ is error
 
     async def test_an_error_that_cannot_be_printed_is_a_failure_too(
-        self, prices: Resource[str, Price], upstream: Upstream, cache: Cache
+        self, prices: Prices, upstream: Upstream, cache: Cache
     ) -> None:
         """Nobody hangs, and the next load goes on."""
 
@@ -230,16 +235,10 @@ class TestE3Cancellation:
 
 class TestE3LoadTimeout:
     async def test_ends_a_loader_that_never_returns(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        sleeper: Sleeper,
-        clock: ManualClock,
+        self, prices: Prices, upstream: Upstream, sleeper: Sleeper, clock: ManualClock
     ) -> None:
         """After exactly `load_timeout`, with the resource and the reason."""
-        upstream.hold()
-        task = asyncio.create_task(prices.get("a"))
-        await upstream.asked.wait()
+        task = await upstream.holding(prices.get("a"))
         slept = 0.0
         while not task.done():
             await until(lambda: bool(sleeper._sleeping) or task.done())
@@ -257,9 +256,7 @@ class TestE3LoadTimeout:
     async def test_is_an_option(self, cache: Cache, upstream: Upstream, sleeper: Sleeper) -> None:
         """As long as said; the key then cools down as after any failure."""
         prices = declare(cache, upstream, load_timeout="250ms")
-        upstream.hold()
-        task = asyncio.create_task(prices.get("a"))
-        await upstream.asked.wait()
+        task = await upstream.holding(prices.get("a"))
         await until(lambda: bool(sleeper.asked))
         assert sleeper.asked == [0.25]
         sleeper.wake()

@@ -53,12 +53,8 @@ class TestE28Tags:
         async with cache_on(store, clock, sleeper) as cache:
             prices = declare(cache, upstream, tags=tags)
             await prices.get_many(MANY[2:])
-            upstream.hold()
-            loading = asyncio.create_task(outcome(prices.get(MANY[0])))
-            await upstream.asked.wait()
-            store.hold("read:done")
-            reading = asyncio.create_task(outcome(prices.get(MANY[2])))
-            await store.reached("read:done")
+            loading = await upstream.holding(outcome(prices.get(MANY[0])))
+            reading = await store.holding("read:done", outcome(prices.get(MANY[2])))
             tags.calls.clear()
             upstream.version = 2
             await cache.invalidate_tag("eu")

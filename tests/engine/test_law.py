@@ -2,42 +2,35 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, StoreError, Verdict
+from stillfresh import Answer, Cache, LoadFailed, Origin, StoreError, Verdict
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, version
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    idle,
+    outcome,
+    turns,
+    version,
+)
 from tests.kit.held_store import SteppedStore, cache_on
 
 FRESH, STALE, EXPIRED = Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> SteppedStore:
-    return SteppedStore(MemoryStore(clock=clock))
-
-
-@pytest.fixture
-async def far(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
-    """A cache on a store whose steps take time."""
-    async with cache_on(store, clock, sleeper) as cache:
-        yield cache
-
-
-@pytest.fixture
-def goods(far: Cache, upstream: Upstream) -> Resource[str, Price]:
-    return declare(far, upstream, tags=lambda _: ["all"])
 
 
 def seen(answer: Answer[Price]) -> tuple[int, Verdict]:
     return version(answer), answer.verdict
 
 
-async def wrong(cache: Cache, prices: Resource[str, Price], how: str) -> None:
+async def wrong(cache: Cache, prices: Prices, how: str) -> None:
     """Upstream has changed, and somebody says so."""
     match how:
         case "hard":
@@ -58,7 +51,7 @@ WAYS = ["hard", "soft", "twice", "tag", "delete"]
 
 class TestE6Invalidate:
     async def test_the_next_reader_waits_for_a_new_copy(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """And everybody after it has that one."""
         await prices("a")
@@ -68,7 +61,7 @@ class TestE6Invalidate:
         assert len(upstream.calls) == 2
 
     async def test_loads_nothing_by_itself(
-        self, prices: Resource[str, Price], upstream: Upstream, cache: Cache
+        self, prices: Prices, upstream: Upstream, cache: Cache
     ) -> None:
         """What nobody reads is not loaded."""
         await prices("a")
@@ -77,7 +70,7 @@ class TestE6Invalidate:
         assert len(upstream.calls) == 1
 
     async def test_the_old_copy_is_seen_only_if_loading_fails(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """As EXPIRED, with the error."""
         await prices("a")
@@ -88,7 +81,7 @@ class TestE6Invalidate:
         assert "ConnectionError: down" in str(answer.error)
 
     async def test_soft_serves_it_stale_and_refreshes(
-        self, prices: Resource[str, Price], upstream: Upstream, cache: Cache
+        self, prices: Prices, upstream: Upstream, cache: Cache
     ) -> None:
         """Nobody waits."""
         await prices("a")
@@ -98,9 +91,7 @@ class TestE6Invalidate:
         await idle(cache)
         assert seen(await prices.get("a")) == (2, FRESH)
 
-    async def test_soft_after_hard_stays_hard(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_soft_after_hard_stays_hard(self, prices: Prices, upstream: Upstream) -> None:
         """The worse mark stays."""
         await prices("a")
         await prices.invalidate("a")
@@ -110,16 +101,14 @@ class TestE6Invalidate:
 
     @pytest.mark.parametrize("how", WAYS)
     async def test_without_a_copy_nothing_happens(
-        self, cache: Cache, prices: Resource[str, Price], upstream: Upstream, how: str
+        self, cache: Cache, prices: Prices, upstream: Upstream, how: str
     ) -> None:
         """It is no error, and the first read loads once."""
         await wrong(cache, prices, how)
         assert seen(await prices.get("a")) == (1, FRESH)
         assert upstream.calls == [["a"]]
 
-    async def test_of_many_and_no_other(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_of_many_and_no_other(self, prices: Prices, upstream: Upstream) -> None:
         """Only what is named."""
         await prices.get_many(["a", "b", "c"])
         upstream.version = 2
@@ -127,7 +116,7 @@ class TestE6Invalidate:
         answers = await prices.get_many(["a", "b", "c"])
         assert [version(answers[key]) for key in ("a", "b", "c")] == [2, 2, 1]
 
-    async def test_memory_forgets_at_once(self, prices: Resource[str, Price]) -> None:
+    async def test_memory_forgets_at_once(self, prices: Prices) -> None:
         """`peek` as well."""
         await prices("a")
         await prices.invalidate("a")
@@ -135,13 +124,13 @@ class TestE6Invalidate:
 
     @pytest.mark.parametrize("how", ["hard", "tag", "delete"])
     async def test_that_could_not_be_delivered_raises(
-        self, far: Cache, goods: Resource[str, Price], store: SteppedStore, how: str
+        self, here: Cache, ours: Prices, store: SteppedStore, how: str
     ) -> None:
         """S5: silence there would be a lie."""
-        await goods("a")
+        await ours("a")
         store.broken = {"invalidate", "invalidate_tag", "delete"}
         with pytest.raises(StoreError, match="cannot"):
-            await wrong(far, goods, how)
+            await wrong(here, ours, how)
 
 
 class TestE6Overtaken:
@@ -150,8 +139,8 @@ class TestE6Overtaken:
     @pytest.mark.parametrize("step", ["acquire", "acquire:done", "load", "publish", "publish:done"])
     async def test_load_publishes_nothing_fresh_and_a_trailing_one_follows(
         self,
-        far: Cache,
-        goods: Resource[str, Price],
+        here: Cache,
+        ours: Prices,
         store: SteppedStore,
         upstream: Upstream,
         step: str,
@@ -164,18 +153,18 @@ class TestE6Overtaken:
         Where the loader was asked only after the invalidation, the first already has the new one.
         """
         if had_copy:
-            await goods("a")
-            await goods.invalidate("a")
+            await ours("a")
+            await ours.invalidate("a")
         upstream.calls.clear()
         if step == "load":
             upstream.hold()
         else:
             store.hold(step)
-        before = asyncio.create_task(goods.get("a"))
+        before = asyncio.create_task(ours.get("a"))
         await (upstream.asked.wait() if step == "load" else store.reached(step))
         upstream.version = 2
-        await wrong(far, goods, how)
-        after = asyncio.create_task(goods.get("a"))
+        await wrong(here, ours, how)
+        after = asyncio.create_task(ours.get("a"))
         await turns()
         if step == "load":
             upstream.let_go()
@@ -191,54 +180,50 @@ class TestE6Overtaken:
             assert seen(late) == (1, STALE), "published before it was marked: served, and refreshed"
             return
         assert seen(late) == (2, FRESH)
-        await idle(far)
-        assert seen(await goods.get("a")) == (2, FRESH)
+        await idle(here)
+        assert seen(await ours.get("a")) == (2, FRESH)
         assert len(upstream.calls) <= 2
         if not asked_late:
             assert len(upstream.calls) == 2
 
     async def test_the_trailing_load_follows_with_nobody_waiting(
-        self, far: Cache, goods: Resource[str, Price], upstream: Upstream
+        self, here: Cache, ours: Prices, upstream: Upstream
     ) -> None:
         """At once, and exactly once."""
-        upstream.hold()
-        task = asyncio.create_task(goods.get("a"))
-        await upstream.asked.wait()
-        await goods.invalidate("a")
+        task = await upstream.holding(ours.get("a"))
+        await ours.invalidate("a")
         upstream.version = 2
         upstream.let_go()
         assert seen(await task) == (1, STALE)
-        await idle(far)
+        await idle(here)
         await turns()
         assert upstream.calls == [["a"], ["a"]]
-        assert seen(await goods.get("a")) == (2, FRESH)
+        assert seen(await ours.get("a")) == (2, FRESH)
 
     async def test_the_trailing_load_follows_a_soft_invalidation_too(
-        self, far: Cache, goods: Resource[str, Price], upstream: Upstream, store: SteppedStore
+        self, here: Cache, ours: Prices, upstream: Upstream, store: SteppedStore
     ) -> None:
         """Marked after it was published and before we knew: the refresh is not forgotten."""
-        store.hold("publish:done")
-        task = asyncio.create_task(goods.get("a"))
-        await store.reached("publish:done")
+        task = await store.holding("publish:done", ours.get("a"))
         upstream.version = 2
-        await goods.invalidate("a", soft=True)
+        await ours.invalidate("a", soft=True)
         store.let_go("publish:done")
         await task
-        await idle(far)
-        assert seen(await goods.get("a")) == (2, FRESH)
+        await idle(here)
+        assert seen(await ours.get("a")) == (2, FRESH)
 
     async def test_many_who_come_later_share_the_trailing_load(
-        self, goods: Resource[str, Price], upstream: Upstream
+        self, ours: Prices, upstream: Upstream
     ) -> None:
         """One load for them all; a second invalidation during the first load adds none."""
         upstream.hold()
-        early = [asyncio.create_task(goods.get("a")) for _ in range(3)]
+        early = [asyncio.create_task(ours.get("a")) for _ in range(3)]
         await upstream.asked.wait()
-        await goods.invalidate("a")
-        late = [asyncio.create_task(goods.get("a")) for _ in range(3)]
+        await ours.invalidate("a")
+        late = [asyncio.create_task(ours.get("a")) for _ in range(3)]
         await turns()
-        await goods.invalidate("a")
-        late += [asyncio.create_task(goods.get("a")) for _ in range(3)]
+        await ours.invalidate("a")
+        late += [asyncio.create_task(ours.get("a")) for _ in range(3)]
         await turns()
         upstream.version = 2
         upstream.let_go()
@@ -247,15 +232,15 @@ class TestE6Overtaken:
         assert len(upstream.calls) == 2
 
     async def test_the_trailing_load_can_be_overtaken_too(
-        self, goods: Resource[str, Price], upstream: Upstream
+        self, ours: Prices, upstream: Upstream
     ) -> None:
         """Who asked before it began has its value as STALE, who came later the next one."""
         upstream.hold()
-        tasks = [asyncio.create_task(goods.get("a"))]
+        tasks = [asyncio.create_task(ours.get("a"))]
         for number in (2, 3):
             await upstream.asked.wait()
-            await goods.invalidate("a")
-            tasks.append(asyncio.create_task(goods.get("a")))
+            await ours.invalidate("a")
+            tasks.append(asyncio.create_task(ours.get("a")))
             await turns()
             upstream.version = number
             gate, upstream.gate = upstream.gate, None
@@ -290,14 +275,12 @@ class TestE6Overtaken:
             assert [seen(it) for it in await reading] == [(1, STALE), (2, STALE)]
 
     async def test_load_that_fails_tells_who_asked_before(
-        self, goods: Resource[str, Price], upstream: Upstream
+        self, ours: Prices, upstream: Upstream
     ) -> None:
         """Who came later has the trailing load, and no cooldown."""
-        upstream.hold()
-        before = asyncio.create_task(outcome(goods.get("a")))
-        await upstream.asked.wait()
-        await goods.invalidate("a")
-        after = asyncio.create_task(goods.get("a"))
+        before = await upstream.holding(outcome(ours.get("a")))
+        await ours.invalidate("a")
+        after = asyncio.create_task(ours.get("a"))
         await turns()
         upstream.error = ConnectionError("down")
         gate, upstream.gate = upstream.gate, None
@@ -308,18 +291,14 @@ class TestE6Overtaken:
         assert isinstance(await before, LoadFailed)
         assert version(await after) == 1
 
-    async def test_is_counted(
-        self, far: Cache, goods: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_is_counted(self, here: Cache, ours: Prices, upstream: Upstream) -> None:
         """E12: once for each load that was in vain."""
-        upstream.hold()
-        task = asyncio.create_task(goods.get("a"))
-        await upstream.asked.wait()
-        await goods.invalidate("a")
+        task = await upstream.holding(ours.get("a"))
+        await ours.invalidate("a")
         upstream.let_go()
         await task
-        await idle(far)
-        assert (await far.stats()).resources["price"].superseded == 1
+        await idle(here)
+        assert (await here.stats()).resources["price"].superseded == 1
 
 
 class TestE6Memory:
@@ -339,9 +318,7 @@ class TestE6Memory:
         ):
             await declare(writer, upstream)("a")
             prices = declare(own, upstream, memory_for="1h")
-            store.hold(step)
-            task = asyncio.create_task(prices.get("a"))
-            await store.reached(step)
+            task = await store.holding(step, prices.get("a"))
             upstream.version = 2
             await prices.invalidate("a")
             store.let_go(step)
@@ -349,14 +326,12 @@ class TestE6Memory:
             assert seen(await prices.get("a")) == (2, FRESH)
 
     async def test_nothing_enters_while_an_invalidation_is_under_way(
-        self, far: Cache, upstream: Upstream, store: SteppedStore
+        self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
         """The epoch moves before and after the store's step."""
-        prices = declare(far, upstream, memory_for="1h")
+        prices = declare(here, upstream, memory_for="1h")
         await prices("a")
-        store.hold("invalidate")
-        invalidation = asyncio.create_task(prices.invalidate("a"))
-        await store.reached("invalidate")
+        invalidation = await store.holding("invalidate", prices.invalidate("a"))
         during = await prices.get("a")
         upstream.version = 2
         store.let_go("invalidate")
@@ -366,31 +341,23 @@ class TestE6Memory:
 
     @pytest.mark.parametrize("how", ["soft", "hard"])
     async def test_a_reader_during_it_gets_an_answer_whatever_the_loader_says(
-        self,
-        far: Cache,
-        goods: Resource[str, Price],
-        store: SteppedStore,
-        how: str,
+        self, here: Cache, ours: Prices, store: SteppedStore, how: str
     ) -> None:
         """Served, or refused with the loader's reason; never a hang."""
-        await goods("a")
-        store.hold("read:done")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("read:done")
-        await wrong(far, goods, how)
+        await ours("a")
+        task = await store.holding("read:done", outcome(ours.get("a")))
+        await wrong(here, ours, how)
         store.let_go("read:done")
         assert isinstance(await task, Answer)
 
     async def test_a_read_during_it_still_has_the_old_copy_if_loading_fails(
-        self, goods: Resource[str, Price], upstream: Upstream, store: SteppedStore
+        self, ours: Prices, upstream: Upstream, store: SteppedStore
     ) -> None:
         """E2: EXPIRED, with the error, as for any other reader."""
-        await goods("a")
+        await ours("a")
         upstream.error = ConnectionError("down")
-        store.hold("read:done")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("read:done")
-        await goods.invalidate("a")
+        task = await store.holding("read:done", outcome(ours.get("a")))
+        await ours.invalidate("a")
         store.let_go("read:done")
         answer = await task
         assert isinstance(answer, Answer)
@@ -407,9 +374,7 @@ class TestE6AnotherProcess:
             cache_on(store, clock, sleeper) as there,
         ):
             prices, theirs = declare(here, upstream), declare(there, upstream)
-            upstream.hold()
-            before = asyncio.create_task(prices.get("a"))
-            await upstream.asked.wait()
+            before = await upstream.holding(prices.get("a"))
             await theirs.invalidate("a")
             upstream.version = 2
             after = asyncio.create_task(prices.get("a"))
@@ -425,9 +390,7 @@ class TestE6AnotherProcess:
         other = store.inner
         async with cache_on(store, clock, sleeper) as here:
             prices = declare(here, upstream)
-            store.hold("publish:done")
-            before = asyncio.create_task(prices.get("a"))
-            await store.reached("publish:done")
+            before = await store.holding("publish:done", prices.get("a"))
             upstream.version = 2
             await other.invalidate("price", ["a"])
             after = asyncio.create_task(prices.get("a"))
@@ -477,7 +440,7 @@ class Walk:
         task = asyncio.create_task(work)
         self.tasks.add(task)
 
-    async def read(self, prices: Resource[str, Price]) -> None:
+    async def read(self, prices: Prices) -> None:
         """The check: FRESH is never older than what had been said when this reader asked."""
         least = self.wrong_before
         answer = await outcome(prices.get("a"))
@@ -487,12 +450,12 @@ class Walk:
         else:
             assert isinstance(answer, Answer | LoadFailed)
 
-    async def invalidate(self, cache: Cache, prices: Resource[str, Price]) -> None:
+    async def invalidate(self, cache: Cache, prices: Prices) -> None:
         changed = self.upstream.version
         await wrong(cache, prices, self.dice.choice(WAYS[:1] + WAYS[2:]))
         self.wrong_before = max(self.wrong_before, changed)
 
-    def step(self, cache: Cache, prices: Resource[str, Price]) -> None:
+    def step(self, cache: Cache, prices: Prices) -> None:
         match self.dice.choice(
             ["read"] * 6
             + ["invalidate", "change", "hold", "go", "go", "fail", "mend", "mend", "time", "wake"]

@@ -2,54 +2,29 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
+from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, StoreError, Verdict
 from stillfresh.stores.contract import Copy, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    idle,
+    outcome,
+    turns,
+    until,
+    version,
+)
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 FRESH, STALE = Verdict.FRESH, Verdict.STALE
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> SteppedStore:
-    return SteppedStore(MemoryStore(clock=clock))
-
-
-@pytest.fixture
-def naps() -> Sleeper:
-    """The second process's sleep."""
-    return Sleeper()
-
-
-@pytest.fixture
-async def here(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
-    async with cache_on(store, clock, sleeper) as cache:
-        yield cache
-
-
-@pytest.fixture
-async def there(
-    store: SteppedStore, clock: ManualClock, naps: Sleeper, here: Cache
-) -> AsyncIterator[Cache]:
-    assert isinstance(here, Cache), "closed last: its store is shared"
-    async with cache_on(store.inner, clock, naps) as cache:
-        yield cache
-
-
-@pytest.fixture
-def ours(here: Cache, upstream: Upstream) -> Resource[str, Price]:
-    return declare(here, upstream)
-
-
-@pytest.fixture
-def theirs(there: Cache, upstream: Upstream) -> Resource[str, Price]:
-    return declare(there, upstream)
 
 
 def seen(answer: Answer[Price]) -> tuple[int, Verdict]:
@@ -66,16 +41,10 @@ async def passing(clock: ManualClock, *sleepers: Sleeper, by: float = 0.1) -> No
 
 class TestE5Lease:
     async def test_one_load_for_both(
-        self,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
-        upstream: Upstream,
-        naps: Sleeper,
+        self, ours: Prices, theirs: Prices, upstream: Upstream, naps: Sleeper
     ) -> None:
         """The other waits for the holder, and says whose load it was."""
-        upstream.hold()
-        mine = asyncio.create_task(ours.get("a"))
-        await upstream.asked.wait()
+        mine = await upstream.holding(ours.get("a"))
         other = asyncio.create_task(theirs.get("a"))
         await until(lambda: bool(naps._sleeping))
         upstream.let_go()
@@ -86,12 +55,7 @@ class TestE5Lease:
         assert upstream.calls == [["a"]]
 
     async def test_stale_is_served_while_the_other_loads(
-        self,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
-        here: Cache,
+        self, ours: Prices, theirs: Prices, upstream: Upstream, clock: ManualClock, here: Cache
     ) -> None:
         """At once, and no second load begins."""
         await ours("a")
@@ -107,16 +71,10 @@ class TestE5Lease:
         assert len(upstream.calls) == 2
 
     async def test_the_newer_copy_is_the_answer(
-        self,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
-        upstream: Upstream,
-        store: SteppedStore,
+        self, ours: Prices, theirs: Prices, upstream: Upstream, store: SteppedStore
     ) -> None:
         """Who asks for the lease with an old picture gets the copy instead of the lease."""
-        store.hold("acquire")
-        late = asyncio.create_task(ours.get("a"))
-        await store.reached("acquire")
+        late = await store.holding("acquire", ours.get("a"))
         await theirs("a")
         store.let_go("acquire")
         answer = await late
@@ -148,7 +106,7 @@ class TestE5Lease:
         assert upstream.calls == []
 
     async def test_nobody_polls_when_nobody_waits(
-        self, ours: Resource[str, Price], store: SteppedStore, sleeper: Sleeper, here: Cache
+        self, ours: Prices, store: SteppedStore, sleeper: Sleeper, here: Cache
     ) -> None:
         """The last who waits for another's load takes the polling along."""
         await lease_of(store.inner, "a", lasts=60)
@@ -164,7 +122,7 @@ class TestE5Lease:
 
     async def test_a_holder_that_died_is_replaced_when_its_lease_ends(
         self,
-        ours: Resource[str, Price],
+        ours: Prices,
         store: SteppedStore,
         sleeper: Sleeper,
         clock: ManualClock,
@@ -181,16 +139,10 @@ class TestE5Lease:
         assert upstream.calls == [["a"]]
 
     async def test_the_holders_failure_is_shared(
-        self,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
-        upstream: Upstream,
-        naps: Sleeper,
+        self, ours: Prices, theirs: Prices, upstream: Upstream, naps: Sleeper
     ) -> None:
         """Who waits for another's load fails with it, and does not try at once."""
-        upstream.hold()
-        mine = asyncio.create_task(outcome(ours.get("a")))
-        await upstream.asked.wait()
+        mine = await upstream.holding(outcome(ours.get("a")))
         other = asyncio.create_task(outcome(theirs.get("a")))
         await until(lambda: bool(naps._sleeping))
         upstream.error = ConnectionError("down")
@@ -204,17 +156,15 @@ class TestE5Lease:
 
     async def test_long_loads_renew_it(
         self,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
+        ours: Prices,
+        theirs: Prices,
         upstream: Upstream,
         clock: ManualClock,
         sleeper: Sleeper,
         naps: Sleeper,
     ) -> None:
         """After twice the lease it is still the holder's, and its copy is published."""
-        upstream.hold()
-        mine = asyncio.create_task(ours.get("a"))
-        await upstream.asked.wait()
+        mine = await upstream.holding(ours.get("a"))
         other = asyncio.create_task(theirs.get("a"))
         for _ in range(6):
             await until(lambda: bool(sleeper._sleeping) and bool(naps._sleeping))
@@ -226,17 +176,10 @@ class TestE5Lease:
         assert upstream.calls == [["a"]]
 
     async def test_a_holder_past_its_lease_publishes_nothing(
-        self,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
-        here: Cache,
+        self, ours: Prices, theirs: Prices, upstream: Upstream, clock: ManualClock, here: Cache
     ) -> None:
         """Its callers have an answer all the same, as STALE; the successor's copy stays."""
-        upstream.hold()
-        mine = asyncio.create_task(ours.get("a"))
-        await upstream.asked.wait()
+        mine = await upstream.holding(ours.get("a"))
         gate, upstream.gate = upstream.gate, None
         clock.advance(5)
         upstream.version = 2
@@ -271,17 +214,15 @@ class TestE5Lease:
 
     async def test_is_counted(
         self,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
+        ours: Prices,
+        theirs: Prices,
         upstream: Upstream,
         here: Cache,
         there: Cache,
         naps: Sleeper,
     ) -> None:
         """E12: won by the one, denied to the other."""
-        upstream.hold()
-        mine = asyncio.create_task(ours.get("a"))
-        await upstream.asked.wait()
+        mine = await upstream.holding(ours.get("a"))
         other = asyncio.create_task(theirs.get("a"))
         await until(lambda: bool(naps._sleeping))
         upstream.let_go()
@@ -294,7 +235,7 @@ class TestE5Lease:
 
     async def test_a_refresh_that_waited_for_a_holder_that_died_loads(
         self,
-        ours: Resource[str, Price],
+        ours: Prices,
         store: SteppedStore,
         sleeper: Sleeper,
         clock: ManualClock,
@@ -314,7 +255,7 @@ class TestE5Lease:
         assert version(await ours.get("a")) == 2
 
     async def test_explain_says_who_loads(
-        self, ours: Resource[str, Price], store: SteppedStore, sleeper: Sleeper
+        self, ours: Prices, store: SteppedStore, sleeper: Sleeper
     ) -> None:
         """Waiting for another's load is not loading."""
         await lease_of(store.inner, "a", lasts=60)
@@ -327,28 +268,18 @@ class TestE5Lease:
 
 class TestE7Missed:
     async def test_who_missed_a_failure_loads_nothing(
-        self,
-        store: SteppedStore,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
-        upstream: Upstream,
+        self, store: SteppedStore, ours: Prices, theirs: Prices, upstream: Upstream
     ) -> None:
         """It looked before the other failed, and asks for the lease after: it hears of it."""
         upstream.error = ConnectionError("down")
-        store.hold("acquire")
-        mine = asyncio.create_task(outcome(ours.get("a")))
-        await store.reached("acquire")
+        mine = await store.holding("acquire", outcome(ours.get("a")))
         await outcome(theirs.get("a"))
         store.let_go("acquire")
         assert "down" in str(await mine)
         assert upstream.calls == [["a"]]
 
     async def test_a_refresh_that_a_reader_joins_ignores_it_all_the_same(
-        self,
-        store: SteppedStore,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
-        upstream: Upstream,
+        self, store: SteppedStore, ours: Prices, theirs: Prices, upstream: Upstream
     ) -> None:
         """`refresh()` loads whatever failed; a reader that waits for the same load is served."""
         store.hold("acquire")
@@ -367,8 +298,8 @@ class TestE7Missed:
     async def test_nor_does_who_cannot_read_the_copy_that_is_there(
         self,
         store: SteppedStore,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
+        ours: Prices,
+        theirs: Prices,
         upstream: Upstream,
         clock: ManualClock,
         naps: Sleeper,
@@ -379,9 +310,7 @@ class TestE7Missed:
         foreign = Copy(lease.token, clock(), Policy(30, 60, 3600), b"\xc1")
         await store.inner.publish("price", {"a": (lease, foreign)})
         clock.advance(age)
-        upstream.hold()
-        mine = asyncio.create_task(outcome(ours.get("a")))
-        await upstream.asked.wait()
+        mine = await upstream.holding(outcome(ours.get("a")))
         other = asyncio.create_task(outcome(theirs.get("a")))
         await until(lambda: bool(naps._sleeping))
         upstream.error = ConnectionError("down")
@@ -394,8 +323,8 @@ class TestE7Missed:
     async def test_what_is_stale_is_served_with_the_failure(
         self,
         store: SteppedStore,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
+        ours: Prices,
+        theirs: Prices,
         upstream: Upstream,
         clock: ManualClock,
     ) -> None:
@@ -403,9 +332,7 @@ class TestE7Missed:
         await ours.get("a")
         clock.advance(100)
         upstream.error = ConnectionError("down")
-        store.hold("acquire")
-        mine = asyncio.create_task(ours.get("a"))
-        await store.reached("acquire")
+        mine = await store.holding("acquire", ours.get("a"))
         await theirs.get("a")
         store.let_go("acquire")
         answer = await mine
@@ -415,16 +342,14 @@ class TestE7Missed:
     async def test_when_its_cooldown_is_over_it_is_tried_again(
         self,
         store: SteppedStore,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
+        ours: Prices,
+        theirs: Prices,
         upstream: Upstream,
         clock: ManualClock,
     ) -> None:
         """The lease is asked for once more, by one who knows."""
         upstream.error = ConnectionError("down")
-        store.hold("acquire")
-        mine = asyncio.create_task(ours.get("a"))
-        await store.reached("acquire")
+        mine = await store.holding("acquire", ours.get("a"))
         await outcome(theirs.get("a"))
         clock.advance(2)
         upstream.error = None
@@ -433,17 +358,11 @@ class TestE7Missed:
         assert (store.count("acquire"), upstream.calls) == (2, [["a"]] * 2)
 
     async def test_refresh_means_now(
-        self,
-        store: SteppedStore,
-        ours: Resource[str, Price],
-        theirs: Resource[str, Price],
-        upstream: Upstream,
+        self, store: SteppedStore, ours: Prices, theirs: Prices, upstream: Upstream
     ) -> None:
         """It ignores the cooldown, also one that it did not know of."""
         upstream.error = ConnectionError("down")
-        store.hold("acquire")
-        mine = asyncio.create_task(ours.refresh("a"))
-        await store.reached("acquire")
+        mine = await store.holding("acquire", ours.refresh("a"))
         await outcome(theirs.get("a"))
         upstream.error = None
         store.let_go("acquire")
@@ -454,7 +373,7 @@ class TestE7Missed:
 class TestE5FailingStore:
     @pytest.mark.parametrize("step", ["read", "acquire", "publish"])
     async def test_a_first_read_is_answered_by_the_loader(
-        self, ours: Resource[str, Price], store: SteppedStore, here: Cache, step: str
+        self, ours: Prices, store: SteppedStore, here: Cache, step: str
     ) -> None:
         """The cache does not raise; its stats say what is wrong."""
         store.broken = {step}
@@ -462,7 +381,7 @@ class TestE5FailingStore:
         assert (await here.stats()).resources["price"].store_errors >= 1
 
     async def test_what_memory_has_is_served(
-        self, ours: Resource[str, Price], store: SteppedStore, upstream: Upstream
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """While the store cannot be read."""
         await ours("a")
@@ -471,12 +390,7 @@ class TestE5FailingStore:
         assert upstream.calls == [["a"]]
 
     async def test_stale_is_served_and_refreshed_all_the_same(
-        self,
-        ours: Resource[str, Price],
-        store: SteppedStore,
-        upstream: Upstream,
-        clock: ManualClock,
-        here: Cache,
+        self, ours: Prices, store: SteppedStore, upstream: Upstream, clock: ManualClock, here: Cache
     ) -> None:
         """From memory; the loaded value is in memory afterwards."""
         await ours("a")
@@ -488,7 +402,7 @@ class TestE5FailingStore:
         assert seen(await ours.get("a")) == (2, FRESH)
 
     async def test_what_could_not_be_stored_is_kept_for_a_moment(
-        self, ours: Resource[str, Price], store: SteppedStore, upstream: Upstream
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """So that a store that is away does not mean a load for each read."""
         store.broken = {"read", "acquire", "publish"}
@@ -519,7 +433,7 @@ class TestE5FailingStore:
         await idle(here)
 
     async def test_a_failing_release_leaves_the_failure_as_it_is(
-        self, ours: Resource[str, Price], store: SteppedStore, upstream: Upstream, here: Cache
+        self, ours: Prices, store: SteppedStore, upstream: Upstream, here: Cache
     ) -> None:
         """The loader's error is raised, not the store's."""
         store.broken = {"release"}
@@ -529,18 +443,11 @@ class TestE5FailingStore:
         assert (await here.stats()).resources["price"].store_errors == 1
 
     async def test_a_failing_renewal_does_not_end_the_load(
-        self,
-        ours: Resource[str, Price],
-        store: SteppedStore,
-        upstream: Upstream,
-        sleeper: Sleeper,
-        here: Cache,
+        self, ours: Prices, store: SteppedStore, upstream: Upstream, sleeper: Sleeper, here: Cache
     ) -> None:
         """It goes on, and is published if the lease still lives."""
         store.broken = {"renew"}
-        upstream.hold()
-        task = asyncio.create_task(ours.get("a"))
-        await upstream.asked.wait()
+        task = await upstream.holding(ours.get("a"))
         await until(lambda: bool(sleeper._sleeping))
         sleeper.wake()
         await turns()
@@ -550,7 +457,7 @@ class TestE5FailingStore:
 
     async def test_a_failing_poll_asks_for_the_lease_again(
         self,
-        ours: Resource[str, Price],
+        ours: Prices,
         store: SteppedStore,
         sleeper: Sleeper,
         clock: ManualClock,
@@ -566,7 +473,7 @@ class TestE5FailingStore:
         assert upstream.calls == [["a"]]
 
     async def test_it_recovers_by_itself(
-        self, ours: Resource[str, Price], store: SteppedStore, clock: ManualClock
+        self, ours: Prices, store: SteppedStore, clock: ManualClock
     ) -> None:
         """When the store is back, what is loaded is stored again."""
         store.broken = {"read", "acquire", "publish"}
@@ -577,7 +484,7 @@ class TestE5FailingStore:
         assert (await store.inner.read("price", ["a"]))["a"].copy is not None
 
     async def test_stats_go_on_without_the_store(
-        self, ours: Resource[str, Price], store: SteppedStore, here: Cache
+        self, ours: Prices, store: SteppedStore, here: Cache
     ) -> None:
         """The counts of this process, and None for the store's."""
         await ours("a")
@@ -587,7 +494,7 @@ class TestE5FailingStore:
 
     @pytest.mark.parametrize("method", ["invalidate", "delete"])
     async def test_an_invalidation_raises(
-        self, ours: Resource[str, Price], store: SteppedStore, method: str
+        self, ours: Prices, store: SteppedStore, method: str
     ) -> None:
         """Because silence there would be a lie."""
         store.broken = {method}

@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, NotOpen, Resource, StillfreshError, StoreError
+from stillfresh import Answer, Cache, LoadFailed, NotOpen, StillfreshError, StoreError
 from stillfresh.engine import loader
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until, version
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    outcome,
+    turns,
+    until,
+    version,
+)
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> SteppedStore:
-    return SteppedStore(MemoryStore(clock=clock))
 
 
 @pytest.fixture
@@ -28,7 +33,7 @@ def shut(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> Cache:
 
 
 @pytest.fixture
-def goods(shut: Cache, upstream: Upstream) -> Resource[str, Price]:
+def goods(shut: Cache, upstream: Upstream) -> Prices:
     return declare(shut, upstream)
 
 
@@ -50,7 +55,7 @@ def others() -> set[asyncio.Task[Any]]:
 
 class TestE13Open:
     async def test_the_first_use_opens_it(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """Once."""
         assert version(await goods.get("a")) == 1
@@ -59,7 +64,7 @@ class TestE13Open:
         await shut.close()
 
     async def test_two_tasks_open_the_store_once(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The second waits for the first's opening."""
         await asyncio.gather(goods.get("a"), goods.get("b"), shut.open(), shut.stats())
@@ -67,7 +72,7 @@ class TestE13Open:
         await shut.close()
 
     async def test_one_who_leaves_does_not_stop_the_opening(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The others have their cache."""
         store.hold("open")
@@ -80,7 +85,7 @@ class TestE13Open:
         await shut.close()
 
     async def test_one_that_fails_can_be_tried_again(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """All who wait are told; the next one tries."""
         store.broken = {"open"}
@@ -106,7 +111,7 @@ class TestE13Open:
 
 class TestE13Close:
     async def test_refuses_new_work(
-        self, shut: Cache, goods: Resource[str, Price], cache: Cache, prices: Resource[str, Price]
+        self, shut: Cache, goods: Prices, cache: Cache, prices: Prices
     ) -> None:
         """Reads from memory as well: nothing is served any more."""
         for one, resource in ((shut, goods), (cache, prices)):
@@ -127,9 +132,7 @@ class TestE13Close:
                 assert isinstance(await outcome(work), NotOpen)
             assert resource.peek("a") is None
 
-    async def test_twice_is_once(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
-    ) -> None:
+    async def test_twice_is_once(self, shut: Cache, goods: Prices, store: SteppedStore) -> None:
         """Also before it was ever opened."""
         await shut.close()
         await shut.open()
@@ -139,7 +142,7 @@ class TestE13Close:
         assert store.count("close") == 1
 
     async def test_it_can_be_opened_again(
-        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream
+        self, shut: Cache, goods: Prices, upstream: Upstream
     ) -> None:
         """As new: what memory had is gone, what is asked for is loaded."""
         for number in (1, 2, 3):
@@ -149,7 +152,7 @@ class TestE13Close:
         assert len(upstream.calls) == 3
 
     async def test_leaves_no_task(
-        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, shut: Cache, goods: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Whatever was under way: loads, refreshes, guards."""
         await goods("a")
@@ -163,7 +166,7 @@ class TestE13Close:
         assert others() == set()
 
     async def test_waiters_get_an_error(
-        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream
+        self, shut: Cache, goods: Prices, upstream: Upstream
     ) -> None:
         """It says why; who has an old copy to fall back on gets that."""
         await goods("old")
@@ -189,7 +192,7 @@ class TestE13Close:
         assert upstream.calls == [["a"]]
 
     async def test_ends_a_poll(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore, sleeper: Sleeper
+        self, shut: Cache, goods: Prices, store: SteppedStore, sleeper: Sleeper
     ) -> None:
         """Who waits for another process waits no longer."""
         await shut.open()
@@ -201,24 +204,20 @@ class TestE13Close:
         assert others() == set()
 
     async def test_frees_the_leases_of_loads_that_it_ends(
-        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream, store: SteppedStore
+        self, shut: Cache, goods: Prices, upstream: Upstream, store: SteppedStore
     ) -> None:
         """Other processes need not wait for them to run out."""
-        upstream.hold()
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await upstream.asked.wait()
+        task = await upstream.holding(outcome(goods.get("a")))
         await shut.close()
         await task
         assert store.calls[-2:] == ["release", "close"]
 
     @pytest.mark.parametrize("step", ["acquire", "acquire:done"])
     async def test_frees_a_lease_that_is_granted_meanwhile(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore, step: str
+        self, shut: Cache, goods: Prices, store: SteppedStore, step: str
     ) -> None:
         """Closed while the store was asked for it, or as its answer came: nobody has to wait."""
-        store.hold(step)
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached(step)
+        task = await store.holding(step, outcome(goods.get("a")))
         closing = asyncio.create_task(shut.close())
         await turns()
         store.hold("close")
@@ -231,17 +230,11 @@ class TestE13Close:
         assert others() == set()
 
     async def test_asks_a_store_that_is_stuck_no_longer(
-        self,
-        shut: Cache,
-        goods: Resource[str, Price],
-        store: SteppedStore,
-        monkeypatch: pytest.MonkeyPatch,
+        self, shut: Cache, goods: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Who closes does not wait for the whole grace."""
         monkeypatch.setattr(loader, "PARTING", 0.0)
-        store.hold("acquire")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("acquire")
+        task = await store.holding("acquire", outcome(goods.get("a")))
         await shut.close()
         await task
         assert (store.calls[-1], others()) == ("close", set())
@@ -251,20 +244,16 @@ class TestE13Close:
     ) -> None:
         """However short that is, nothing is left running."""
         brief = Cache(store, clock=clock, grace=0.05)
-        store.hold("acquire")
-        task = asyncio.create_task(outcome(declare(brief, upstream).get("a")))
-        await store.reached("acquire")
+        task = await store.holding("acquire", outcome(declare(brief, upstream).get("a")))
         await brief.close()
         assert isinstance(await task, LoadFailed)
         assert (store.calls[-1], others()) == ("close", set())
 
     async def test_a_publish_that_had_started_finishes(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The store is closed behind it."""
-        store.hold("publish")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("publish")
+        task = await store.holding("publish", outcome(goods.get("a")))
         closing = asyncio.create_task(shut.close())
         await turns()
         assert not closing.done()
@@ -290,9 +279,7 @@ class TestE13Close:
         """What does not end is named in the log."""
         cache = cache_on(store, clock, sleeper, grace=0)
         goods = declare(cache, upstream)
-        store.hold("publish")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("publish")
+        task = await store.holding("publish", outcome(goods.get("a")))
         with caplog.at_level(logging.ERROR):
             await cache.close()
         assert "still running 0 s after close" in caplog.text
@@ -302,12 +289,10 @@ class TestE13Close:
         await turns()
 
     async def test_during_the_opening(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The opening ends, then it is closed; who waited for it does not hang."""
-        store.hold("open")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("open")
+        task = await store.holding("open", outcome(goods.get("a")))
         closing = asyncio.create_task(shut.close())
         await turns()
         store.let_go("open")
@@ -321,7 +306,7 @@ class TestE13Close:
         assert others() == set()
 
     async def test_during_an_opening_that_fails(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """There is nothing to close."""
         store.hold("open")
@@ -336,13 +321,11 @@ class TestE13Close:
         assert others() == set()
 
     async def test_during_a_read_nobody_hangs(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """A read of the store that was under way ends in an error."""
         await shut.open()
-        store.hold("read:done")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("read:done")
+        task = await store.holding("read:done", outcome(goods.get("a")))
         await shut.close()
         store.let_go("read:done")
         await turns()
@@ -357,9 +340,7 @@ class TestE13Close:
         goods = declare(shut, upstream, memory_for="1h")
         await goods("a")
         goods._core.memory.clear()
-        store.hold("read:done")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("read:done")
+        task = await store.holding("read:done", outcome(goods.get("a")))
         await shut.close()
         store.let_go("read:done")
         await task
@@ -371,9 +352,7 @@ class TestE13Close:
         """Closed, opened again, invalidated: a publication of the life before is not served."""
         cache = cache_on(store, clock, sleeper, grace=0)
         goods = declare(cache, upstream, memory_for="1h")
-        store.hold("publish:done")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("publish:done")
+        task = await store.holding("publish:done", outcome(goods.get("a")))
         await cache.close()
         await task
         async with cache:
@@ -384,12 +363,10 @@ class TestE13Close:
             assert version(await goods.get("a")) == 2
 
     async def test_that_is_cancelled_can_be_done_again(
-        self, shut: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, shut: Cache, goods: Prices, store: SteppedStore
     ) -> None:
         """The store does not stay open for ever."""
-        store.hold("publish")
-        task = asyncio.create_task(outcome(goods.get("a")))
-        await store.reached("publish")
+        task = await store.holding("publish", outcome(goods.get("a")))
         closing = asyncio.create_task(shut.close())
         await turns()
         closing.cancel()
@@ -448,7 +425,7 @@ class TestE13Loop:
 
 class TestE13FromThread:
     async def test_returns_the_value(
-        self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
+        self, cache: Cache, prices: Prices, upstream: Upstream
     ) -> None:
         """From many threads, with one load."""
         upstream.hold()
@@ -471,7 +448,7 @@ class TestE13FromThread:
         assert got == "2026 us"
 
     async def test_raises_the_failure(
-        self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
+        self, cache: Cache, prices: Prices, upstream: Upstream
     ) -> None:
         """As `await` would."""
         upstream.error = ConnectionError("down")
@@ -479,14 +456,12 @@ class TestE13FromThread:
         assert isinstance(error, LoadFailed)
         assert error.__cause__ is upstream.error
 
-    async def test_refuses_the_loops_own_thread(
-        self, cache: Cache, prices: Resource[str, Price]
-    ) -> None:
+    async def test_refuses_the_loops_own_thread(self, cache: Cache, prices: Prices) -> None:
         """It would wait for itself."""
         with pytest.raises(StillfreshError, match="await it instead"):
             cache.from_thread(prices, "a")
 
-    async def test_refuses_a_closed_cache(self, shut: Cache, goods: Resource[str, Price]) -> None:
+    async def test_refuses_a_closed_cache(self, shut: Cache, goods: Prices) -> None:
         """Neither open yet nor any more: there is no loop to call."""
         assert isinstance(await in_thread(lambda: shut.from_thread(goods, "a")), NotOpen)
         await shut.open()
@@ -494,14 +469,12 @@ class TestE13FromThread:
         assert isinstance(await in_thread(lambda: shut.from_thread(goods, "a")), NotOpen)
 
     async def test_closing_tells_a_thread_that_waits(
-        self, shut: Cache, goods: Resource[str, Price], upstream: Upstream
+        self, shut: Cache, goods: Prices, upstream: Upstream
     ) -> None:
         """It gets an error, and the thread ends."""
         await shut.open()
         before = threading.active_count()
-        upstream.hold()
-        work = asyncio.create_task(in_thread(lambda: shut.from_thread(goods, "a")))
-        await upstream.asked.wait()
+        work = await upstream.holding(in_thread(lambda: shut.from_thread(goods, "a")))
         await shut.close()
         assert isinstance(await work, LoadFailed)
         assert threading.active_count() <= before + 1

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh import Cache, ConfigError, LoadFailed, Policy, Resource, Verdict
+from stillfresh import Cache, ConfigError, LoadFailed, Policy, Verdict
 from stillfresh.engine.rules import Load, Plan, Serve, cooling, plan_read, verdict_of
 from stillfresh.stores.contract import Copy, Failure, Mark, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, turns, version
+from tests.kit.engine import Prices, Sleeper, Upstream, declare, idle, turns, version
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 FRESH, STALE, EXPIRED, GONE = Verdict
@@ -57,7 +57,7 @@ def expired(copy: Copy, failure: Failure | None, now: float) -> Plan:
 
 class TestE18MaxAge:
     async def test_an_older_copy_waits_for_a_load(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """FRESH or STALE by its terms; all who ask later have the new one."""
         for after in (20, 40):
@@ -69,7 +69,7 @@ class TestE18MaxAge:
             assert version(await prices.get("a")) == upstream.version
 
     async def test_a_copy_of_that_age_is_served(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """From memory and from the store, and nothing is loaded."""
         await prices("a")
@@ -81,21 +81,19 @@ class TestE18MaxAge:
         assert upstream.calls[0] == ["a"]
 
     async def test_others_are_served_as_before(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """The limit is one call's: meanwhile the copy is fresh to anyone else."""
         await prices("a")
         clock.advance(20)
-        upstream.hold()
-        waiting = asyncio.create_task(prices.get("a", max_age=5))
-        await upstream.asked.wait()
+        waiting = await upstream.holding(prices.get("a", max_age=5))
         answer = await prices.get("a")
         assert (version(answer), answer.verdict, answer.error) == (1, FRESH, None)
         upstream.let_go()
         assert (await waiting).age == 0
 
     async def test_of_many_only_the_older_ones_are_loaded(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """In one call of the loader; also by handle, and by the handle of a function."""
         await prices.get_many(["a", "b"])
@@ -109,7 +107,7 @@ class TestE18MaxAge:
         assert (await prices.of("a").get(max_age=4)).age == 0
 
     async def test_known_leaves_the_older_ones_out(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Nothing is loaded."""
         await prices("a")
@@ -119,7 +117,7 @@ class TestE18MaxAge:
         assert len(upstream.calls) == 1
 
     async def test_if_loading_fails_the_older_copy_is_served(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock, cache: Cache
+        self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """As EXPIRED, with the error; in the cooldown at once; to anyone else as before."""
         await prices("a")
@@ -135,7 +133,7 @@ class TestE18MaxAge:
         assert len(upstream.calls) == 2
 
     async def test_what_is_gone_is_not_served(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """A limit makes nothing better."""
         await prices("a")
@@ -145,12 +143,10 @@ class TestE18MaxAge:
             await prices.get("a", max_age="1d")
 
     async def test_a_load_under_way_is_joined(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """One load serves both."""
-        upstream.hold()
-        first = asyncio.create_task(prices.get("a"))
-        await upstream.asked.wait()
+        first = await upstream.holding(prices.get("a"))
         second = asyncio.create_task(prices.get("a", max_age=0))
         upstream.let_go()
         assert (await first).value == (await second).value
@@ -165,9 +161,7 @@ class TestE18MaxAge:
             prices = declare(cache, upstream)
             await prices("a")
             clock.advance(20)
-            store.hold("acquire")
-            asking = asyncio.create_task(prices.get("a", max_age=5))
-            await store.reached("acquire")
+            asking = await store.holding("acquire", prices.get("a", max_age=5))
             copy = (await store.inner.read("price", ["a"]))["a"].copy
             assert copy is not None
             lease = await lease_of(store.inner, "a", seen=copy.generation)
@@ -211,9 +205,7 @@ class TestE18MaxAge:
             assert len(upstream.calls) == 2
 
     @pytest.mark.parametrize("max_age", ["soon", -1, float("nan"), True, object()])
-    async def test_what_is_no_duration_is_refused(
-        self, prices: Resource[str, Price], max_age: Any
-    ) -> None:
+    async def test_what_is_no_duration_is_refused(self, prices: Prices, max_age: Any) -> None:
         """Wherever it is given."""
         await prices("a")
         for ask in (

@@ -4,20 +4,30 @@ import asyncio
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 import pytest
 
-from stillfresh import Cache, LoadFailed, Origin, Resource, ResourceStats, Verdict, engine
+from stillfresh import Cache, LoadFailed, Origin, ResourceStats, Verdict, engine
 from stillfresh.engine.explain import Counts
 from stillfresh.engine.rules import age_bucket
 from stillfresh.stores.contract import Failure, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    idle,
+    outcome,
+    turns,
+    until,
+    version,
+)
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 FRESH, STALE, EXPIRED, GONE = Verdict
@@ -35,18 +45,6 @@ class Counting:
     def decode(self, data: bytes, /) -> Price:
         self.decoded += 1
         return msgspec.msgpack.decode(data, type=Price)
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> SteppedStore:
-    return SteppedStore(MemoryStore(clock=clock))
-
-
-@pytest.fixture
-async def far(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
-    """A cache in front of a store that others write to as well."""
-    async with cache_on(store, clock, sleeper) as cache:
-        yield cache
 
 
 def refused(*_: object) -> dict[str, Record]:
@@ -86,10 +84,10 @@ class TestE9Memory:
         assert all(prices.peek(key) for key in hot)
 
     async def test_keeps_what_is_read_in_front_of_a_shared_store(
-        self, far: Cache, upstream: Upstream
+        self, here: Cache, upstream: Upstream
     ) -> None:
         """There every read asks the store, and counts as a read all the same."""
-        prices = declare(far, upstream, max_entries=10)
+        prices = declare(here, upstream, max_entries=10)
         hot = ["h1", "h2", "h3"]
         await prices.get_many(hot)
         kept = dict(prices._core.memory.entries)
@@ -100,7 +98,7 @@ class TestE9Memory:
         assert all(prices._core.memory.entries[key] is kept[key] for key in hot)
 
     async def test_private_fresh_does_not_ask_the_store(
-        self, url: str, prices: Resource[str, Price], clock: ManualClock
+        self, url: str, prices: Prices, clock: ManualClock
     ) -> None:
         """Nobody else can have changed it."""
         if url != "memory://":
@@ -119,10 +117,10 @@ class TestE9Memory:
             await prices.get("a")
 
     async def test_shared_asks_at_every_read(
-        self, far: Cache, upstream: Upstream, store: SteppedStore
+        self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
         """So that another process's invalidation is seen by the very next read."""
-        prices = declare(far, upstream)
+        prices = declare(here, upstream)
         await prices("a")
         before = store.count("read")
         for _ in range(3):
@@ -133,10 +131,10 @@ class TestE9Memory:
         assert version(await prices.get("a")) == 2
 
     async def test_memory_for_allows_that_much_lag_and_no_more(
-        self, far: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
+        self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
     ) -> None:
         """Counted from when the store was last asked."""
-        prices = declare(far, upstream, memory_for="1s")
+        prices = declare(here, upstream, memory_for="1s")
         await prices("a")
         reads = store.count("read")
         await store.inner.invalidate("price", ["a"])
@@ -148,20 +146,20 @@ class TestE9Memory:
         assert version(await prices.get("a")) == 2
 
     async def test_memory_for_never_lasts_longer_than_freshness(
-        self, far: Cache, upstream: Upstream, clock: ManualClock
+        self, here: Cache, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Lag is no excuse for serving STALE as FRESH."""
-        prices = declare(far, upstream, memory_for="1h")
+        prices = declare(here, upstream, memory_for="1h")
         await prices("a")
         clock.advance(30)
         assert (await prices.get("a")).verdict is STALE
 
     async def test_decodes_once_for_a_generation(
-        self, far: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
+        self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
     ) -> None:
         """The row is read each time; memory saves the decoding while it is the same."""
         codec, theirs = Counting(), Counting()
-        prices = declare(far, upstream, codec=codec)
+        prices = declare(here, upstream, codec=codec)
         for _ in range(5):
             await prices.get("a")
         assert codec.decoded == 1, "of what the loader said"
@@ -176,10 +174,10 @@ class TestE9Memory:
             assert theirs.decoded == 2
 
     async def test_decodes_an_expired_copy_once(
-        self, store: SteppedStore, upstream: Upstream, clock: ManualClock, far: Cache
+        self, store: SteppedStore, upstream: Upstream, clock: ManualClock, here: Cache
     ) -> None:
         """However many wait for the load that it is the fallback of."""
-        await declare(far, upstream)("a")
+        await declare(here, upstream)("a")
         codec = Counting()
         async with cache_on(SteppedStore(store.inner), clock, Sleeper()) as other:
             goods = declare(other, upstream, codec=codec)
@@ -189,14 +187,12 @@ class TestE9Memory:
             assert codec.decoded == 1
 
     async def test_what_memory_drops_during_a_read_is_not_loaded_again(
-        self, far: Cache, upstream: Upstream, store: SteppedStore
+        self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
         """The store has it, fresh: nothing else happens (E2)."""
-        prices = declare(far, upstream, max_entries=1)
+        prices = declare(here, upstream, max_entries=1)
         await prices("a")
-        store.hold("read:done")
-        task = asyncio.create_task(prices.get("a"))
-        await store.reached("read:done")
+        task = await store.holding("read:done", prices.get("a"))
         gate = store.gates.pop("read:done")
         await prices("b")
         gate.set()
@@ -249,7 +245,7 @@ class TestE10Jitter:
 
 class TestE12Stats:
     async def test_reads_by_verdict_and_by_age(
-        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock, upstream: Upstream
+        self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream
     ) -> None:
         """Every answer once, by what it was when it was served; hits included."""
         for _ in range(3):
@@ -281,7 +277,7 @@ class TestE12Stats:
             assert reads(await stats(cache)) == (1_002, 0, 0, 0)
 
     async def test_hits_are_counted_when_the_bucket_changes(
-        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock
+        self, prices: Prices, cache: Cache, clock: ManualClock
     ) -> None:
         """Exactly where they belong, also if nobody asked in between."""
         ages = (0, 0.05, 0.15, 0.25, 0.35, 0.95, 1.5, 2.5, 3.5, 9.5, 10.5, 29.5)
@@ -313,7 +309,7 @@ class TestE12Stats:
         assert (counts.loading, counts.queued, counts.watched) == (0, 0, 0)
 
     async def test_what_fails_and_until_when(
-        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock, upstream: Upstream
+        self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream
     ) -> None:
         """From the failure to the next success: the pause that ends first, the last error."""
         upstream.error = RuntimeError("boom")
@@ -335,7 +331,7 @@ class TestE12Stats:
         assert (counts.failing, counts.retry_at, counts.error) == (0, None, None)
 
     async def test_an_old_failure_is_forgotten(
-        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock, upstream: Upstream
+        self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream
     ) -> None:
         """What nobody asked for again, for a minute after it might have been, fails no more."""
         upstream.error = RuntimeError("boom")
@@ -352,9 +348,7 @@ class TestE12Stats:
         told = counts.stats(0.0, entries=0, loading=0, queued=0, watched=0, max_batch=1)
         assert (told.failing, told.retry_at, told.error) == (1_000, 10.0, "error 2999")
 
-    async def test_asking_for_them_changes_nothing(
-        self, prices: Resource[str, Price], cache: Cache
-    ) -> None:
+    async def test_asking_for_them_changes_nothing(self, prices: Prices, cache: Cache) -> None:
         """Twice the same; and hits go on being counted."""
         await prices("a")
         await prices("a")
@@ -364,7 +358,7 @@ class TestE12Stats:
 
     @pytest.mark.parametrize("how", ["invalidate", "delete", "refresh"])
     async def test_hits_of_an_entry_that_goes_are_not_lost(
-        self, prices: Resource[str, Price], cache: Cache, how: str
+        self, prices: Prices, cache: Cache, how: str
     ) -> None:
         """Folded before it is dropped or replaced."""
         await prices("a")
@@ -373,12 +367,7 @@ class TestE12Stats:
         assert (await stats(cache)).reads[FRESH] >= 2
 
     async def test_by_origin_and_verdict(
-        self,
-        prices: Resource[str, Price],
-        cache: Cache,
-        clock: ManualClock,
-        upstream: Upstream,
-        url: str,
+        self, prices: Prices, cache: Cache, clock: ManualClock, upstream: Upstream, url: str
     ) -> None:
         """A miss, a joined load, hits of every kind and a failure: a hit ratio is one division."""
         near = Origin.MEMORY if url == "memory://" else Origin.STORE
@@ -409,16 +398,16 @@ class TestE12Stats:
         assert counts.hits / sum(counts.reads.values()) == pytest.approx(5 / 9)
 
     async def test_memory_for_is_memory(
-        self, far: Cache, upstream: Upstream, store: SteppedStore
+        self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
         """Within it memory answers by itself; an answer that the store confirmed is the store's."""
-        prices = declare(far, upstream, memory_for=1)
+        prices = declare(here, upstream, memory_for=1)
         for _ in range(3):
             await prices("a")
-        assert (await stats(far)).reads_by_origin[Origin.MEMORY][FRESH] == 2
+        assert (await stats(here)).reads_by_origin[Origin.MEMORY][FRESH] == 2
         assert store.count("read") == 1
 
-    async def test_peek_is_no_read(self, prices: Resource[str, Price], cache: Cache) -> None:
+    async def test_peek_is_no_read(self, prices: Prices, cache: Cache) -> None:
         """Counted nowhere."""
         await prices("a")
         for _ in range(3):
@@ -426,7 +415,7 @@ class TestE12Stats:
         assert reads(await stats(cache)) == (1, 0, 0, 0)
 
     async def test_coalesced_batches_loads(
-        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream
+        self, prices: Prices, cache: Cache, upstream: Upstream
     ) -> None:
         """Who joined; how many calls, keys, and the largest; who was absent."""
         upstream.absent = {"c"}
@@ -439,7 +428,7 @@ class TestE12Stats:
         assert (counts.loading, counts.entries) == (0, 4)
 
     async def test_failures(
-        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream, clock: ManualClock
+        self, prices: Prices, cache: Cache, upstream: Upstream, clock: ManualClock
     ) -> None:
         """By key; a read that could not be answered is GONE, one from the old copy EXPIRED."""
         await prices("a")
@@ -451,7 +440,7 @@ class TestE12Stats:
         assert (counts.failed, reads(counts)) == (2, (1, 0, 1, 2))
 
     async def test_an_expired_answer_has_an_age_too(
-        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream, clock: ManualClock
+        self, prices: Prices, cache: Cache, upstream: Upstream, clock: ManualClock
     ) -> None:
         """The oldest that anybody was served is what the histogram is for."""
         await prices("a")
@@ -461,31 +450,27 @@ class TestE12Stats:
         assert sum((await stats(cache)).ages) == 2
 
     async def test_everybody_who_waited_for_another_process_is_counted(
-        self, far: Cache, upstream: Upstream, store: SteppedStore, sleeper: Sleeper
+        self, here: Cache, upstream: Upstream, store: SteppedStore, sleeper: Sleeper
     ) -> None:
         """Three answers, three reads."""
-        prices = declare(far, upstream)
+        prices = declare(here, upstream)
         async with cache_on(store.inner, ManualClock(1_700_000_000.0), Sleeper()) as other:
             theirs = declare(other, upstream)
-            upstream.hold()
-            holder = asyncio.create_task(theirs.get("a"))
-            await upstream.asked.wait()
+            holder = await upstream.holding(theirs.get("a"))
             tasks = [asyncio.create_task(prices.get("a")) for _ in range(3)]
             await until(lambda: bool(sleeper._sleeping))
             upstream.let_go()
             await holder
             sleeper.wake()
             await asyncio.gather(*tasks)
-            assert reads(await stats(far)) == (3, 0, 0, 0)
+            assert reads(await stats(here)) == (3, 0, 0, 0)
 
-    async def test_a_refresh_is_no_read(self, prices: Resource[str, Price], cache: Cache) -> None:
+    async def test_a_refresh_is_no_read(self, prices: Prices, cache: Cache) -> None:
         """Nobody was served."""
         await prices.refresh("a")
         assert reads(await stats(cache)) == (0, 0, 0, 0)
 
-    async def test_get_many_answers_in_the_order_of_the_question(
-        self, prices: Resource[str, Price]
-    ) -> None:
+    async def test_get_many_answers_in_the_order_of_the_question(self, prices: Prices) -> None:
         """E2: what memory had is not put in front."""
         await prices("c")
         assert list(await prices.get_many(["a", "b", "c"])) == ["a", "b", "c"]
@@ -525,7 +510,7 @@ class TestE27ColdKeys:
 
 class TestE12Entries:
     async def test_judges_what_is_in_the_store(
-        self, prices: Resource[str, Price], cache: Cache, clock: ManualClock
+        self, prices: Prices, cache: Cache, clock: ManualClock
     ) -> None:
         """Verdict, times and marks of each, page by page."""
         for id_ in ("a", "b", "c"):
@@ -545,7 +530,7 @@ class TestE12Entries:
         assert [each.id for each in await cache.entries(search="b")] == ["b"]
 
     async def test_one_that_failed_to_load_says_why(
-        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream, clock: ManualClock
+        self, prices: Prices, cache: Cache, upstream: Upstream, clock: ManualClock
     ) -> None:
         """It has no copy: it is GONE, and cools down."""
         upstream.error = ConnectionError("refused")
@@ -567,12 +552,7 @@ class TestE12Explain:
         ],
     )  # fmt: skip
     async def test_by_age(
-        self,
-        prices: Resource[str, Price],
-        clock: ManualClock,
-        age: float,
-        verdict: Verdict,
-        says: str,
+        self, prices: Prices, clock: ManualClock, age: float, verdict: Verdict, says: str
     ) -> None:
         """What there is, and what a read would do."""
         fetched = clock()
@@ -583,13 +563,13 @@ class TestE12Explain:
         assert (told.resource, told.key, told.in_memory) == ("price", "a", True)
         assert re.search(says, str(told))
 
-    async def test_nothing_known(self, prices: Resource[str, Price]) -> None:
+    async def test_nothing_known(self, prices: Prices) -> None:
         """There never was a copy."""
         told = await prices.explain("a")
         assert str(told).startswith("price 'a': there is no copy; a read waits for a load")
         assert (told.verdict, told.age, told.fresh_until) == (GONE, None, None)
 
-    async def test_absent(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+    async def test_absent(self, prices: Prices, upstream: Upstream) -> None:
         """Upstream has no such thing."""
         upstream.absent = {"a"}
         await prices.get("a")
@@ -597,7 +577,7 @@ class TestE12Explain:
             await prices.explain("a")
         )
 
-    async def test_cooling(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+    async def test_cooling(self, prices: Prices, upstream: Upstream) -> None:
         """How often it failed, why, and when the next try is."""
         upstream.error = ConnectionError("down")
         await outcome(prices.get("a"))
@@ -608,11 +588,9 @@ class TestE12Explain:
         )
         assert (told.failures, told.error) == (1, "ConnectionError: down")
 
-    async def test_loading(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+    async def test_loading(self, prices: Prices, upstream: Upstream) -> None:
         """By this process."""
-        upstream.hold()
-        task = asyncio.create_task(prices.get("a"))
-        await upstream.asked.wait()
+        task = await upstream.holding(prices.get("a"))
         told = await prices.explain("a")
         assert "It is being loaded by this process." in str(told)
         assert told.loading_here
@@ -621,18 +599,18 @@ class TestE12Explain:
         assert not (await prices.explain("a")).loading_here
 
     async def test_loading_elsewhere(
-        self, far: Cache, upstream: Upstream, store: SteppedStore
+        self, here: Cache, upstream: Upstream, store: SteppedStore
     ) -> None:
         """By another one, and until when it holds the lease."""
-        prices = declare(far, upstream)
-        await far.open()
+        prices = declare(here, upstream)
+        await here.open()
         await lease_of(store.inner, "a", lasts=4)
         told = await prices.explain("a")
         assert "Another process is loading it, until 4.0 s from now." in str(told)
         assert not told.loading_here
 
     @pytest.mark.parametrize("soft", [True, False])
-    async def test_invalidated(self, prices: Resource[str, Price], *, soft: bool) -> None:
+    async def test_invalidated(self, prices: Prices, *, soft: bool) -> None:
         """What it would be otherwise does not matter."""
         await prices("a")
         await prices.invalidate("a", soft=soft)
@@ -640,7 +618,7 @@ class TestE12Explain:
         assert (told.verdict, told.invalidated) == (STALE if soft else EXPIRED, True)
         assert "copy, 0.0 s old, invalidated" in str(told)
 
-    async def test_changes_nothing(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+    async def test_changes_nothing(self, prices: Prices, upstream: Upstream) -> None:
         """No load, no count."""
         await prices.explain("a")
         await turns()

@@ -1,57 +1,33 @@
 """A value that the caller knows, published under the law: E17."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from stillfresh import Cache, ConfigError, Loaded, Origin, Policy, Resource, StoreError, Verdict
+from stillfresh import Cache, ConfigError, Loaded, Origin, Policy, StoreError, Verdict
 from stillfresh.stores.contract import Ask, Copy, Grant, Newer, Record
-from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, outcome, turns, until, version
-from tests.kit.held_store import SteppedStore, cache_on
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    idle,
+    outcome,
+    turns,
+    until,
+    version,
+)
+from tests.kit.held_store import SteppedStore
 
 FRESH, STALE, EXPIRED = Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED
 KNOWN = Price("a", 7)
 
 
-@pytest.fixture
-def store(clock: ManualClock) -> SteppedStore:
-    return SteppedStore(MemoryStore(clock=clock))
-
-
-@pytest.fixture
-async def here(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> AsyncIterator[Cache]:
-    """A cache on a store whose steps take time."""
-    async with cache_on(store, clock, sleeper) as cache:
-        yield cache
-
-
-@pytest.fixture
-async def there(
-    here: Cache, store: SteppedStore, clock: ManualClock, sleeper: Sleeper
-) -> AsyncIterator[Cache]:
-    """Another process on the same store."""
-    async with cache_on(store.inner, clock, sleeper) as cache:
-        yield cache
-
-
-@pytest.fixture
-def goods(here: Cache, upstream: Upstream) -> Resource[str, Price]:
-    return declare(here, upstream, tags=lambda key: [f"shop:{key}"])
-
-
-@pytest.fixture
-def elsewhere(there: Cache, upstream: Upstream) -> Resource[str, Price]:
-    return declare(there, upstream, tags=lambda key: [f"shop:{key}"])
-
-
 class TestE17Put:
-    async def test_the_next_read_has_the_value(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_the_next_read_has_the_value(self, prices: Prices, upstream: Upstream) -> None:
         """Fresh, without a load; of a key that had a copy and of one that had none."""
         await prices("a")
         await prices.put("a", KNOWN)
@@ -60,7 +36,7 @@ class TestE17Put:
         assert (await prices.get("a")).verdict is FRESH
         assert upstream.calls == [["a"]]
 
-    async def test_of_many(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+    async def test_of_many(self, prices: Prices, upstream: Upstream) -> None:
         """More than one step of the store takes, each with its own value."""
         many = {f"k{number}": Price(f"k{number}", number) for number in range(250)}
         await prices.put_many(many)
@@ -69,7 +45,7 @@ class TestE17Put:
         assert upstream.calls == []
 
     async def test_terms_of_its_own(
-        self, prices: Resource[str, Price], clock: ManualClock, upstream: Upstream
+        self, prices: Prices, clock: ManualClock, upstream: Upstream
     ) -> None:
         """What is left out is the resource's; a `Loaded` says the same."""
         await prices.put("a", KNOWN, fresh_for="2s", stale_for=1)
@@ -85,7 +61,7 @@ class TestE17Put:
         assert upstream.calls == []
 
     async def test_terms_of_a_value_win_over_those_of_the_call(
-        self, prices: Resource[str, Price], clock: ManualClock
+        self, prices: Prices, clock: ManualClock
     ) -> None:
         """Of many, one may have its own; what it leaves out is the call's."""
         own = Loaded(Price("a", 7), fresh_for=2)
@@ -97,13 +73,11 @@ class TestE17Put:
         assert verdicts == [STALE, FRESH, EXPIRED, FRESH]
 
     async def test_a_read_that_needs_a_load_is_told_of_the_end(
-        self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """E5: the holder is this process, so nobody looks now and then; the sleeper never wakes."""
-        store.hold("publish")
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached("publish")
-        reading = asyncio.create_task(goods.get("a"))
+        putting = await store.holding("publish", ours.put("a", KNOWN))
+        reading = asyncio.create_task(ours.get("a"))
         await turns()
         store.let_go("publish")
         await putting
@@ -112,16 +86,14 @@ class TestE17Put:
         assert upstream.calls == []
 
     async def test_is_as_old_as_the_call(
-        self, goods: Resource[str, Price], clock: ManualClock, store: SteppedStore
+        self, ours: Prices, clock: ManualClock, store: SteppedStore
     ) -> None:
         """`fetched_at` is when the caller knew it, however slow the store is."""
-        store.hold("acquire")
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached("acquire")
+        putting = await store.holding("acquire", ours.put("a", KNOWN))
         clock.advance(3)
         store.let_go("acquire")
         await putting
-        assert (await goods.get("a")).age == 3
+        assert (await ours.get("a")).age == 3
 
     async def test_jitter_is_drawn_as_for_a_load(self, clock: ManualClock, url: str) -> None:
         """E10: what is put together is not refreshed together."""
@@ -143,7 +115,7 @@ class TestE17Put:
 
     @pytest.mark.parametrize("value", [object(), 5, "text"])
     async def test_a_bad_value_is_the_callers_error(
-        self, prices: Resource[str, Price], upstream: Upstream, value: Any
+        self, prices: Prices, upstream: Upstream, value: Any
     ) -> None:
         """Nothing is stored, nothing cools down, and what was there is served."""
         await prices("a")
@@ -152,7 +124,7 @@ class TestE17Put:
         assert version(await prices.get("a")) == 1
         assert (await prices.explain("b")).failures == 0
 
-    async def test_bad_arguments_are_refused(self, prices: Resource[str, Price]) -> None:
+    async def test_bad_arguments_are_refused(self, prices: Prices) -> None:
         """E15: with what was given, and what to write instead."""
         with pytest.raises(ConfigError, match="fresh_for"):
             await prices.put("a", KNOWN, fresh_for="soon")
@@ -165,9 +137,7 @@ class TestE17Put:
         with pytest.raises(TypeError, match="ttl"):
             await prices.put("a", KNOWN, ttl=3)  # type: ignore[call-arg]
 
-    async def test_an_unknown_term_is_refused(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_an_unknown_term_is_refused(self, prices: Prices, upstream: Upstream) -> None:
         """By its name, with the terms that there are; nothing is put."""
         for put in (prices.put("a", KNOWN, fresh=5), prices.put_many({"a": KNOWN}, fresh=5)):  # type: ignore[call-arg]
             with pytest.raises(TypeError, match=r"'fresh'.*fresh_for, stale_for, error_for"):
@@ -185,12 +155,12 @@ class TestE17Put:
         assert await report(2026, region="eu") == 1
         assert await report(2025) == 2025
 
-    async def test_from_another_thread(self, cache: Cache, prices: Resource[str, Price]) -> None:
+    async def test_from_another_thread(self, cache: Cache, prices: Prices) -> None:
         """As any other call."""
         await asyncio.to_thread(cache.from_thread, prices.put, "a", KNOWN)
         assert version(await prices.get("a")) == 7
 
-    async def test_is_counted(self, cache: Cache, prices: Resource[str, Price]) -> None:
+    async def test_is_counted(self, cache: Cache, prices: Prices) -> None:
         """E12: by the key."""
         await prices.put_many({"a": KNOWN, "b": Price("b", 8)})
         assert (await cache.stats()).resources["price"].puts == 2
@@ -199,14 +169,12 @@ class TestE17Put:
 class TestE17Law:
     @pytest.mark.parametrize("is_cold", [True, False])
     async def test_a_load_in_flight_is_superseded(
-        self, prices: Resource[str, Price], upstream: Upstream, cache: Cache, *, is_cold: bool
+        self, prices: Prices, upstream: Upstream, cache: Cache, *, is_cold: bool
     ) -> None:
         """It began before the put: its value is nobody's fresh answer."""
         if not is_cold:
             await prices("a")
-        upstream.hold()
-        loading = asyncio.create_task(prices.refresh("a"))
-        await upstream.asked.wait()
+        loading = await upstream.holding(prices.refresh("a"))
         await prices.put("a", KNOWN)
         assert version(await prices.get("a")) == 7
         upstream.let_go()
@@ -215,86 +183,67 @@ class TestE17Law:
         assert (version(await prices.get("a")), len(upstream.calls)) == (7, 1 if is_cold else 2)
 
     async def test_a_load_of_another_process_is_superseded(
-        self, goods: Resource[str, Price], elsewhere: Resource[str, Price], upstream: Upstream
+        self, ours: Prices, theirs: Prices, upstream: Upstream
     ) -> None:
         """And its readers are given the value."""
-        upstream.hold()
-        loading = asyncio.create_task(elsewhere.get("a"))
-        await upstream.asked.wait()
-        await goods.put("a", KNOWN)
+        loading = await upstream.holding(theirs.get("a"))
+        await ours.put("a", KNOWN)
         upstream.let_go()
         assert (await loading).verdict is STALE
-        assert [version(await it.get("a")) for it in (goods, elsewhere)] == [7, 7]
+        assert [version(await it.get("a")) for it in (ours, theirs)] == [7, 7]
         assert len(upstream.calls) == 1
 
     @pytest.mark.parametrize("step", ["acquire:done", "publish"])
     @pytest.mark.parametrize("soft", [False, True])
     async def test_an_invalidation_between_its_steps_wins(
-        self,
-        goods: Resource[str, Price],
-        elsewhere: Resource[str, Price],
-        store: SteppedStore,
-        step: str,
-        *,
-        soft: bool,
+        self, ours: Prices, theirs: Prices, store: SteppedStore, step: str, *, soft: bool
     ) -> None:
         """The put counts as having happened before it; by whatever process it comes."""
-        for invalidating in (goods, elsewhere):
-            await goods.put("a", Price("a", 6))
-            store.hold(step)
-            putting = asyncio.create_task(goods.put("a", KNOWN))
-            await store.reached(step)
+        for invalidating in (ours, theirs):
+            await ours.put("a", Price("a", 6))
+            putting = await store.holding(step, ours.put("a", KNOWN))
             await invalidating.invalidate("a", soft=soft)
             store.let_go(step)
             await putting
-            assert (await goods.explain("a")).verdict is (STALE if soft else EXPIRED)
-            assert goods.peek("a") is None
+            assert (await ours.explain("a")).verdict is (STALE if soft else EXPIRED)
+            assert ours.peek("a") is None
 
     async def test_an_invalidation_before_its_answer_empties_memory(
-        self, goods: Resource[str, Price], store: SteppedStore
+        self, ours: Prices, store: SteppedStore
     ) -> None:
         """E6: nothing enters memory from a step that began before it."""
-        store.hold("publish:done")
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached("publish:done")
-        await goods.invalidate("a")
+        putting = await store.holding("publish:done", ours.put("a", KNOWN))
+        await ours.invalidate("a")
         store.let_go("publish:done")
         await putting
-        assert goods.peek("a") is None
-        assert (await goods.explain("a")).verdict is EXPIRED
+        assert ours.peek("a") is None
+        assert (await ours.explain("a")).verdict is EXPIRED
 
     @pytest.mark.parametrize("is_earlier", [True, False])
     async def test_a_read_that_was_under_way_leaves_memory_alone(
-        self, goods: Resource[str, Price], store: SteppedStore, *, is_earlier: bool
+        self, ours: Prices, store: SteppedStore, *, is_earlier: bool
     ) -> None:
         """E6: it found the older copy, before the put was called or while it was on its way."""
-        await goods("a")
+        await ours("a")
         store.hold("read:done", "acquire")
-        for work in (goods.get("a"), goods.put("a", KNOWN))[:: 1 if is_earlier else -1]:
+        for work in (ours.get("a"), ours.put("a", KNOWN))[:: 1 if is_earlier else -1]:
             asyncio.create_task(work)  # noqa: RUF006 (both have ended below)
             await turns()
         store.let_go("acquire")
-        await until(lambda: goods.peek("a") is not None)
+        await until(lambda: ours.peek("a") is not None)
         store.let_go("read:done")
         await turns()
-        found = goods.peek("a")
+        found = ours.peek("a")
         assert found is not None
         assert version(found) == 7
 
     @pytest.mark.parametrize("step", ["acquire", "publish", "publish:done"])
     async def test_a_read_that_waits_meanwhile_loads_nothing(
-        self,
-        goods: Resource[str, Price],
-        store: SteppedStore,
-        sleeper: Sleeper,
-        upstream: Upstream,
-        step: str,
+        self, ours: Prices, store: SteppedStore, sleeper: Sleeper, upstream: Upstream, step: str
     ) -> None:
         """It is given the value; a load would only bring the same, or overwrite an edit."""
-        store.hold(step)
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached(step)
-        reading = asyncio.create_task(goods.get("a"))
+        putting = await store.holding(step, ours.put("a", KNOWN))
+        reading = asyncio.create_task(ours.get("a"))
         await turns()
         store.let_go(step)
         await putting
@@ -303,17 +252,11 @@ class TestE17Law:
         assert (version(await reading), upstream.calls) == (7, [])
 
     async def test_a_waiting_read_that_found_the_value_loads_nothing(
-        self,
-        goods: Resource[str, Price],
-        store: SteppedStore,
-        sleeper: Sleeper,
-        upstream: Upstream,
+        self, ours: Prices, store: SteppedStore, sleeper: Sleeper, upstream: Upstream
     ) -> None:
         """It looked after the publication, and before the put heard of it."""
-        store.hold("publish")
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached("publish")
-        reading = asyncio.create_task(goods.get("a"))
+        putting = await store.holding("publish", ours.put("a", KNOWN))
+        reading = asyncio.create_task(ours.get("a"))
         await turns()
         store.hold("publish:done", "read:done")
         store.let_go("publish")
@@ -326,41 +269,37 @@ class TestE17Law:
         assert (version(await reading), upstream.calls) == (7, [])
 
     async def test_another_put_that_overtakes_wins(
-        self, goods: Resource[str, Price], elsewhere: Resource[str, Price], store: SteppedStore
+        self, ours: Prices, theirs: Prices, store: SteppedStore
     ) -> None:
         """It took the lease over from the first."""
-        store.hold("publish")
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached("publish")
-        await elsewhere.put("a", Price("a", 8))
+        putting = await store.holding("publish", ours.put("a", KNOWN))
+        await theirs.put("a", Price("a", 8))
         store.let_go("publish")
         await putting
-        assert [version(await it.get("a")) for it in (goods, elsewhere)] == [8, 8]
+        assert [version(await it.get("a")) for it in (ours, theirs)] == [8, 8]
 
     async def test_a_lease_that_ran_out_leaves_nothing_old_fresh(
-        self, goods: Resource[str, Price], store: SteppedStore, clock: ManualClock
+        self, ours: Prices, store: SteppedStore, clock: ManualClock
     ) -> None:
         """Nobody overtook the put, and the store refused it: the older copy is invalidated."""
-        await goods("a")
-        store.hold("publish")
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached("publish")
+        await ours("a")
+        putting = await store.holding("publish", ours.put("a", KNOWN))
         clock.advance(6)
         store.let_go("publish")
         await putting
-        assert (await goods.explain("a")).verdict is EXPIRED
+        assert (await ours.explain("a")).verdict is EXPIRED
 
     async def test_asks_again_with_the_copy_there_is(
-        self, goods: Resource[str, Price], elsewhere: Resource[str, Price], store: SteppedStore
+        self, ours: Prices, theirs: Prices, store: SteppedStore
     ) -> None:
         """Another process published since this one looked."""
-        await goods("a")
-        await elsewhere.refresh("a")
-        await goods.put("a", KNOWN)
-        assert version(await elsewhere.get("a")) == 7
+        await ours("a")
+        await theirs.refresh("a")
+        await ours.put("a", KNOWN)
+        assert version(await theirs.get("a")) == 7
 
     async def test_gives_up_on_a_key_that_others_publish_all_the_time(
-        self, goods: Resource[str, Price], store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+        self, ours: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Bounded, and said."""
         newer = [Newer(Record(Copy(f"{n}", 0.0, Policy(30), b""))) for n in range(100)]
@@ -370,11 +309,11 @@ class TestE17Law:
 
         monkeypatch.setattr(store.inner, "acquire", overtaken)
         with pytest.raises(StoreError, match="published by others"):
-            await goods.put("a", KNOWN)
+            await ours.put("a", KNOWN)
         assert len(newer) == 90
 
     async def test_a_failure_is_forgotten(
-        self, prices: Resource[str, Price], cache: Cache, upstream: Upstream
+        self, prices: Prices, cache: Cache, upstream: Upstream
     ) -> None:
         """E7: the cooldown ends, here and in the store."""
         upstream.error = ConnectionError("down")
@@ -384,57 +323,51 @@ class TestE17Law:
         assert (await prices.explain("a")).failures == 0
         assert (await cache.stats()).resources["price"].failing == 0
 
-    async def test_its_tags_reach_it(self, here: Cache, goods: Resource[str, Price]) -> None:
+    async def test_its_tags_reach_it(self, here: Cache, ours: Prices) -> None:
         """E8: recorded with the lease."""
-        await goods.put("a", KNOWN)
+        await ours.put("a", KNOWN)
         assert await here.invalidate_tag("shop:a") == [("price", "a")]
-        assert (await goods.explain("a")).verdict is EXPIRED
+        assert (await ours.explain("a")).verdict is EXPIRED
 
 
 class TestE17StoreAway:
     @pytest.mark.parametrize("step", ["acquire", "publish"])
-    async def test_raises(
-        self, here: Cache, goods: Resource[str, Price], store: SteppedStore, step: str
-    ) -> None:
+    async def test_raises(self, here: Cache, ours: Prices, store: SteppedStore, step: str) -> None:
         """S5: silence would be a lie; and nobody has to wait for the lease that it took."""
-        await goods("a")
+        await ours("a")
         store.broken = {step}
         with pytest.raises(StoreError, match=f"cannot {step}"):
-            await goods.put("a", KNOWN)
+            await ours.put("a", KNOWN)
         assert (await here.stats()).resources["price"].store_errors == 1
         store.broken = set()
-        assert (await goods.explain("a")).held_until is None
-        assert version(await goods.get("a")) == 1
+        assert (await ours.explain("a")).held_until is None
+        assert version(await ours.get("a")) == 1
 
     async def test_a_caller_that_gives_up_does_not_stop_it(
-        self, goods: Resource[str, Price], elsewhere: Resource[str, Price], store: SteppedStore
+        self, ours: Prices, theirs: Prices, store: SteppedStore
     ) -> None:
         """It is half done: it is finished, and memory agrees with the store."""
-        store.hold("publish")
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached("publish")
+        putting = await store.holding("publish", ours.put("a", KNOWN))
         putting.cancel()
         await asyncio.wait([putting])
         store.let_go("publish")
         await turns()
-        assert [version(await it.get("a")) for it in (goods, elsewhere)] == [7, 7]
+        assert [version(await it.get("a")) for it in (ours, theirs)] == [7, 7]
 
     async def test_is_finished_when_the_cache_closes(
-        self, here: Cache, goods: Resource[str, Price], store: SteppedStore
+        self, here: Cache, ours: Prices, store: SteppedStore
     ) -> None:
         """E13: as a publication is."""
-        store.hold("publish")
-        putting = asyncio.create_task(goods.put("a", KNOWN))
-        await store.reached("publish")
+        putting = await store.holding("publish", ours.put("a", KNOWN))
         closing = asyncio.create_task(here.close())
         await turns()
         store.let_go("publish")
         await asyncio.gather(putting, closing)
-        assert goods.peek("a") is None
+        assert ours.peek("a") is None
 
 
 class TestE17Watched:
-    async def test_watchers_are_told(self, prices: Resource[str, Price]) -> None:
+    async def test_watchers_are_told(self, prices: Prices) -> None:
         """As after a load."""
         told: list[tuple[int, Origin]] = []
         await prices("a")
@@ -443,30 +376,28 @@ class TestE17Watched:
             assert told == [(7, Origin.LOADED)]
 
     async def test_of_many_at_once_the_last_is_told_last(
-        self, goods: Resource[str, Price], store: SteppedStore
+        self, ours: Prices, store: SteppedStore
     ) -> None:
         """In one process they take effect in the order of the calls, whatever the store does."""
         told: list[int] = []
-        await goods("a")
-        with goods.watch("a", tell=lambda it: told.append(version(it.answer))):
-            store.hold("publish:done")
-            first = asyncio.create_task(goods.put("a", KNOWN))
-            await store.reached("publish:done")
-            others = [goods.put("a", Price("a", 8)), goods.put_many({"b": KNOWN, "a": KNOWN})]
-            rest = asyncio.gather(*others, goods.put("a", Price("a", 9)))
+        await ours("a")
+        with ours.watch("a", tell=lambda it: told.append(version(it.answer))):
+            first = await store.holding("publish:done", ours.put("a", KNOWN))
+            others = [ours.put("a", Price("a", 8)), ours.put_many({"b": KNOWN, "a": KNOWN})]
+            rest = asyncio.gather(*others, ours.put("a", Price("a", 9)))
             await turns()
             store.let_go("publish:done")
             await asyncio.gather(first, rest)
-            assert (told, version(await goods.get("a"))) == ([7, 8, 7, 9], 9)
+            assert (told, version(await ours.get("a"))) == ([7, 8, 7, 9], 9)
 
     async def test_refreshes_are_planned_anew(
-        self, goods: Resource[str, Price], clock: ManualClock, upstream: Upstream, sleeper: Sleeper
+        self, ours: Prices, clock: ManualClock, upstream: Upstream, sleeper: Sleeper
     ) -> None:
         """E24: the next one is due at the end of the put's own freshness."""
-        with goods.watch("a"):
+        with ours.watch("a"):
             await until(lambda: len(upstream.calls) == 1)
             await turns()
             clock.advance(20)
-            await goods.put("a", KNOWN, fresh_for=12)
+            await ours.put("a", KNOWN, fresh_for=12)
             await turns()
             assert sleeper.asked[-1] == pytest.approx(12)

@@ -16,19 +16,16 @@ from stillfresh import (
     LoadFailed,
     Origin,
     Policy,
-    Resource,
     RetryAfter,
     Verdict,
 )
 from stillfresh.stores.contract import Ask, Copy, Lease
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Upstream, declare, idle, outcome, version
+from tests.kit.engine import Price, Prices, Upstream, declare, idle, outcome, version
 
 
 class TestE2Read:
-    async def test_first_it_is_loaded_then_served(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_first_it_is_loaded_then_served(self, prices: Prices, upstream: Upstream) -> None:
         """One load; from then on the copy."""
         first, second = await prices.get("a"), await prices.get("a")
         assert (first.value, first.verdict, first.origin) == (
@@ -40,12 +37,12 @@ class TestE2Read:
         assert second.origin in {Origin.MEMORY, Origin.STORE}
         assert upstream.calls == [["a"]]
 
-    async def test_the_call_gives_the_value(self, prices: Resource[str, Price]) -> None:
+    async def test_the_call_gives_the_value(self, prices: Prices) -> None:
         """`await prices(key)`, loaded or not."""
         assert [await prices("a"), await prices("a")] == [Price("a", 1)] * 2
 
     async def test_fresh_nothing_else_happens(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock, cache: Cache
+        self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """Up to the last moment of its freshness."""
         await prices("a")
@@ -57,7 +54,7 @@ class TestE2Read:
         assert len(upstream.calls) == 1
 
     async def test_stale_is_served_at_once_and_refreshed_once(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock, cache: Cache
+        self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """While the refresh runs every reader has the old copy; afterwards the new one."""
         await prices("a")
@@ -76,7 +73,7 @@ class TestE2Read:
         assert len(upstream.calls) == 2
 
     async def test_expired_waits_for_a_load(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """The caller gets the new copy."""
         await prices("a")
@@ -85,7 +82,7 @@ class TestE2Read:
         assert version(await prices.get("a")) == 2
 
     async def test_expired_is_served_if_the_load_fails(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """With the error on it."""
         await prices("a")
@@ -96,7 +93,7 @@ class TestE2Read:
         assert "ConnectionError: down" in str(answer.error)
 
     async def test_gone_fails_if_the_load_fails(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """LoadFailed, from the cause, naming the resource and the key."""
         await prices("a")
@@ -107,21 +104,17 @@ class TestE2Read:
         assert caught.value.__cause__ is upstream.error
 
     async def test_fetched_at_is_when_it_was_asked_for(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Sent, not received: a slow answer is as old as the question."""
         sent = clock()
-        upstream.hold()
-        task = asyncio.create_task(prices.get("a"))
-        await upstream.asked.wait()
+        task = await upstream.holding(prices.get("a"))
         clock.advance(7)
         upstream.let_go()
         answer = await task
         assert (answer.fetched_at, answer.age) == (sent, 7)
 
-    async def test_refresh_loads_whatever_the_age(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_refresh_loads_whatever_the_age(self, prices: Prices, upstream: Upstream) -> None:
         """Several keys in one call of the loader; a failure is raised."""
         await prices.get_many(["a", "b"])
         upstream.version = 2
@@ -133,7 +126,7 @@ class TestE2Read:
             await prices.refresh("a")
         assert version(await prices.get("a")) == 2
 
-    async def test_delete_forgets(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+    async def test_delete_forgets(self, prices: Prices, upstream: Upstream) -> None:
         """The next read loads."""
         await prices("a")
         await prices.delete("a")
@@ -142,7 +135,7 @@ class TestE2Read:
         assert len(upstream.calls) == 2
 
     async def test_peek_looks_at_memory_only(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """No await, no refresh; the verdict is that of the moment."""
         assert prices.peek("a") is None
@@ -155,7 +148,7 @@ class TestE2Read:
         assert prices.peek("a") is None
         assert len(upstream.calls) == 1
 
-    async def test_of_is_one_entry(self, prices: Resource[str, Price], upstream: Upstream) -> None:
+    async def test_of_is_one_entry(self, prices: Prices, upstream: Upstream) -> None:
         """The same entry, by its handle."""
         handle = prices.of("a")
         assert handle.peek() is None
@@ -172,9 +165,7 @@ class TestE2Read:
 
 
 class TestE4Batches:
-    async def test_one_turn_one_batch(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_one_turn_one_batch(self, prices: Prices, upstream: Upstream) -> None:
         """Keys asked for in one turn of the loop, by whichever task, go in one call."""
         await asyncio.gather(prices("a"), prices("b"), prices.get("c"), prices.get_many(["d", "a"]))
         assert upstream.calls == [["a", "b", "c", "d"]]
@@ -220,7 +211,7 @@ class TestE4Batches:
         assert list(answers) == [6, 4, 5]
 
     async def test_missing_is_absent(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Kept for a tenth of `fresh_for`; `found` is False, and the call raises KeyError."""
         upstream.absent = {"a"}
@@ -309,7 +300,7 @@ class TestE4Batches:
 
 class TestE7Failure:
     async def test_leaves_the_copy_alone_and_cools_down(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock, cache: Cache
+        self, prices: Prices, upstream: Upstream, clock: ManualClock, cache: Cache
     ) -> None:
         """During the cooldown STALE is served at once, with the error, and no load begins."""
         await prices("a")
@@ -357,7 +348,7 @@ class TestE7Failure:
             assert await prices("a") == Price("a", 1)
 
     async def test_gone_fails_at_once_with_the_remembered_error(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """Upstream is asked once."""
         upstream.error = ConnectionError("down")
@@ -370,9 +361,7 @@ class TestE7Failure:
         upstream.error = None
         assert await prices("a") == Price("a", 1)
 
-    async def test_refresh_ignores_it(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_refresh_ignores_it(self, prices: Prices, upstream: Upstream) -> None:
         """Now means now; and success ends the cooldown."""
         upstream.error = ConnectionError("down")
         assert isinstance(await outcome(prices("a")), LoadFailed)
@@ -381,10 +370,7 @@ class TestE7Failure:
         assert await prices("a") == Price("a", 1)
 
     async def test_is_logged_once_for_a_batch(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        caplog: pytest.LogCaptureFixture,
+        self, prices: Prices, upstream: Upstream, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Not once a key."""
         upstream.error = ConnectionError("down")
@@ -472,9 +458,7 @@ class TestE8OwnTermsAndTags:
     async def test_a_tag_reaches_a_load_under_way(self, cache: Cache, upstream: Upstream) -> None:
         """Tags are recorded before the load starts."""
         prices = declare(cache, upstream, tags=lambda _: ["all"])
-        upstream.hold()
-        task = asyncio.create_task(prices.get("a"))
-        await upstream.asked.wait()
+        task = await upstream.holding(prices.get("a"))
         await cache.invalidate_tag("all")
         upstream.version = 2
         upstream.let_go()
@@ -497,7 +481,7 @@ class TestE8OwnTermsAndTags:
 
 
 class TestE11Values:
-    async def test_what_comes_back_is_typed(self, prices: Resource[str, Price]) -> None:
+    async def test_what_comes_back_is_typed(self, prices: Prices) -> None:
         """Through the store as well: a `Price`, not a dict."""
         await prices("a")
         prices._core.memory.clear()

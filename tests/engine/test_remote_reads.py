@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
 
-from stillfresh import Cache, NotOpen, Resource
+from stillfresh import Cache, NotOpen
 from stillfresh.stores.contract import Generations, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, version
+from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, outcome, turns, version
 from tests.kit.held_store import SteppedStore, cache_on
 
 
@@ -25,13 +25,13 @@ async def remote(store: SteppedStore, clock: ManualClock, sleeper: Sleeper) -> A
 
 
 @pytest.fixture
-def goods(remote: Cache, upstream: Upstream) -> Resource[str, Price]:
+def goods(remote: Cache, upstream: Upstream) -> Prices:
     return declare(remote, upstream)
 
 
 class TestE4RemoteReads:
     async def test_one_turn_one_read(
-        self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream
+        self, goods: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """By whichever task, of whichever keys: one read, one round of leases, one publication."""
         answers = await asyncio.gather(*(goods(key) for key in "abca"), goods.get_many(["d", "a"]))
@@ -39,13 +39,9 @@ class TestE4RemoteReads:
         assert [store.count(step) for step in ("read", "acquire", "publish")] == [1, 1, 1]
         assert upstream.calls == [["a", "b", "c", "d"]]
 
-    async def test_another_turn_is_another_read(
-        self, goods: Resource[str, Price], store: SteppedStore
-    ) -> None:
+    async def test_another_turn_is_another_read(self, goods: Prices, store: SteppedStore) -> None:
         """E9: without `memory_for` each read asks; what was asked before it came is not enough."""
-        store.hold("read")
-        first = asyncio.create_task(goods("a"))
-        await store.reached("read")
+        first = await store.holding("read", goods("a"))
         second = asyncio.create_task(goods("a"))
         await turns()
         assert store.count("read") == 2
@@ -54,7 +50,7 @@ class TestE4RemoteReads:
         await asyncio.gather(first, second)
 
     async def test_who_stops_waiting_takes_nobody_along(
-        self, goods: Resource[str, Price], store: SteppedStore
+        self, goods: Prices, store: SteppedStore
     ) -> None:
         """Not even the one who asked first."""
         store.hold("read")
@@ -67,7 +63,7 @@ class TestE4RemoteReads:
         assert tasks[0].cancelled()
 
     async def test_a_store_that_fails_fails_for_all(
-        self, goods: Resource[str, Price], store: SteppedStore
+        self, goods: Prices, store: SteppedStore
     ) -> None:
         """S5: each falls back to memory or the loader."""
         store.broken = {"read"}
@@ -76,7 +72,7 @@ class TestE4RemoteReads:
         assert store.count("read") == 1
 
     async def test_the_value_is_left_out_only_if_all_have_it(
-        self, goods: Resource[str, Price], store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+        self, goods: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One of two tasks lost its entry in between: it is sent the value."""
         known: list[Mapping[str, str] | None] = []
@@ -102,7 +98,7 @@ class TestE4RemoteReads:
         assert [len(has or ()) for has in known] == [0, 1, 0]
 
     async def test_closing_ends_the_waiting(
-        self, goods: Resource[str, Price], remote: Cache, store: SteppedStore
+        self, goods: Prices, remote: Cache, store: SteppedStore
     ) -> None:
         """They are told that the cache is closed; nobody is cancelled for it."""
         await goods("a")
@@ -115,19 +111,15 @@ class TestE4RemoteReads:
 
 class TestE6RemoteReads:
     async def test_an_invalidation_holds_for_a_read_that_the_store_fails_to_answer(
-        self, goods: Resource[str, Price], store: SteppedStore, upstream: Upstream
+        self, goods: Prices, store: SteppedStore, upstream: Upstream
     ) -> None:
         """What memory had when the read began is not brought back for who comes later."""
         await goods("a")
-        store.hold("read")
-        early = asyncio.create_task(goods.get("a"))
-        await store.reached("read")
+        early = await store.holding("read", goods.get("a"))
         gate = store.gates.pop("read")
         upstream.version = 2
         await goods.invalidate("a")
-        upstream.hold()
-        behind = asyncio.create_task(goods.get("a"))
-        await upstream.asked.wait()
+        behind = await upstream.holding(goods.get("a"))
         store.broken = {"read"}
         gate.set()
         await turns()
@@ -144,9 +136,7 @@ class TestE9RemoteReads:
     ) -> None:
         """What others invalidate while a publication is answered slowly is missed no longer."""
         goods = declare(remote, upstream, memory_for=20)
-        store.hold("publish:done")
-        loading = asyncio.create_task(goods("a"))
-        await store.reached("publish:done")
+        loading = await store.holding("publish:done", goods("a"))
         upstream.version = 2
         await store.inner.invalidate("price", ["a"])
         clock.advance(12)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, NotOpen, Resource, Verdict
+from stillfresh import Answer, Cache, LoadFailed, NotOpen, Verdict
 from stillfresh.stores.contract import Ask
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until
+from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, outcome, turns, until
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 
@@ -22,9 +22,7 @@ class TestE6Deleted:
         store = SteppedStore(MemoryStore(clock=clock))
         async with cache_on(store, clock, sleeper) as cache:
             prices = declare(cache, upstream)
-            store.hold("publish:done")
-            before = asyncio.create_task(prices.get("a"))
-            await store.reached("publish:done")
+            before = await store.holding("publish:done", prices.get("a"))
             upstream.version = 2
             await store.inner.delete("price", ["a"])
             after = asyncio.create_task(prices.get("a"))
@@ -126,9 +124,7 @@ class TestE8TagsInMemory:
 
 
 class TestE9Dropped:
-    async def test_memory_lets_go_of_what_was_invalidated(
-        self, prices: Resource[str, Price]
-    ) -> None:
+    async def test_memory_lets_go_of_what_was_invalidated(self, prices: Prices) -> None:
         """An entry's place in the ring keeps neither its value nor its copy."""
         for _ in range(5):
             await prices("a")
@@ -191,9 +187,7 @@ class TestE5StoreAway:
             upstream.absent = {"a"}
             renewing = asyncio.create_task(prices.refresh("a"))
             await upstream.asked.wait()
-            store.hold("read")
-            reading = asyncio.create_task(prices.get("a"))
-            await store.reached("read")
+            reading = await store.holding("read", prices.get("a"))
             upstream.let_go()
             await renewing
             store.broken |= {"read"}
@@ -212,9 +206,7 @@ class TestE13Closed:
             cache = cache_on(store, clock, sleeper)
             prices = declare(cache, upstream)
             await cache.open()
-            store.hold("read")
-            reading = asyncio.create_task(outcome(prices.get("a")))
-            await store.reached("read")
+            reading = await store.holding("read", outcome(prices.get("a")))
             store.broken = {"read"}
             store.let_go("read")
             await turns(later)
@@ -230,9 +222,7 @@ class TestE13Closed:
         asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
         store = SteppedStore(MemoryStore(clock=clock))
         store.broken = {"open"}
-        store.hold("open")
-        opening = asyncio.create_task(cache_on(store, clock, sleeper).open())
-        await store.reached("open")
+        opening = await store.holding("open", cache_on(store, clock, sleeper).open())
         opening.cancel()
         await asyncio.wait([opening])
         del opening

@@ -5,21 +5,19 @@ import logging
 
 import pytest
 
-from stillfresh import Answer, Cache, Resource, StoreError
+from stillfresh import Answer, Cache, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, idle, turns
+from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, idle, turns
 from tests.kit.held_store import SteppedStore, cache_on
 
 
 async def slow_read(
-    prices: Resource[str, Price], upstream: Upstream, clock: ManualClock, takes: float
+    prices: Prices, upstream: Upstream, clock: ManualClock, takes: float
 ) -> Answer[Price]:
     """Read a key that has to be loaded, by a loader that takes so long."""
-    upstream.hold()
-    reading = asyncio.create_task(prices.get("a"))
-    await upstream.asked.wait()
+    reading = await upstream.holding(prices.get("a"))
     clock.advance(takes)
     upstream.let_go()
     return await reading
@@ -101,9 +99,7 @@ class TestE16SlowLoads:
             here, there = (
                 declare(it, upstream, fresh_for=1, stale_for=0, error_for=0) for it in (one, two)
             )
-            upstream.hold()
-            first = asyncio.create_task(here.get("a"))
-            await upstream.asked.wait()
+            first = await upstream.holding(here.get("a"))
             second = asyncio.create_task(there.get("a"))
             await turns()
             clock.advance(1.2)
@@ -122,9 +118,7 @@ class TestE16SlowLoads:
         store = MemoryStore(clock=clock)
         async with cache_on(store, clock, sleeper) as one, cache_on(store, clock, sleeper) as two:
             here, there = (declare(it, upstream, fresh_for=1) for it in (one, two))
-            upstream.hold()
-            first = asyncio.create_task(here.get("a"))
-            await upstream.asked.wait()
+            first = await upstream.holding(here.get("a"))
             second = asyncio.create_task(there.get("a"))
             await turns()
             upstream.let_go()
@@ -149,11 +143,7 @@ class TestE16SlowLoads:
             assert (await there.get("a")).value == Price("a", 2)
 
     async def test_a_loader_slower_than_its_freshness_is_reported_once(
-        self,
-        cache: Cache,
-        upstream: Upstream,
-        clock: ManualClock,
-        caplog: pytest.LogCaptureFixture,
+        self, cache: Cache, upstream: Upstream, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         """One warning for the resource, with both figures."""
         prices = declare(cache, upstream, fresh_for=1)

@@ -24,12 +24,12 @@ from stillfresh import (
 from stillfresh.engine.lane import LaneState
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Sleeper, Upstream, declare, turns, until, version
+from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, turns, until, version
 
 Passes = Callable[..., Awaitable[None]]
 
 
-async def settled(*resources: Resource[str, Price]) -> None:
+async def settled(*resources: Prices) -> None:
     """Until all that is watched waits for its time."""
     await turns()
     for prices in resources:
@@ -37,7 +37,7 @@ async def settled(*resources: Resource[str, Price]) -> None:
     await turns()
 
 
-def is_settled(prices: Resource[str, Price]) -> bool:
+def is_settled(prices: Prices) -> bool:
     lane, queue = prices._core.watcher.lane, prices._core.queue
     return not queue.flights and are_waiting(prices, *lane.subscribed)
 
@@ -51,7 +51,7 @@ def are_waiting(prices: Resource[str, Any], *keys: str) -> bool:
 def passes(sleeper: Sleeper, clock: ManualClock) -> Passes:
     """Time passes, and the sleepers whose time is over do what is due."""
 
-    async def passed(seconds: float, *resources: Resource[str, Price]) -> None:
+    async def passed(seconds: float, *resources: Prices) -> None:
         await settled(*resources)
         clock.advance(seconds)
         sleeper.wake(seconds)
@@ -61,14 +61,14 @@ def passes(sleeper: Sleeper, clock: ManualClock) -> Passes:
 
 
 class TestC14Watch:
-    async def test_a_resource_knows_what_is_watched(self, prices: Resource[str, Price]) -> None:
+    async def test_a_resource_knows_what_is_watched(self, prices: Prices) -> None:
         """Each key once, however many watch it, and only as long as somebody does."""
         with prices.watch("sku-1", "sku-2"), prices.watch("sku-2"):
             assert sorted(prices.watched) == ["sku-1", "sku-2"]
         assert prices.watched == ()
 
     async def test_a_cold_key_is_loaded_and_then_kept_fresh(
-        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
+        self, prices: Prices, upstream: Upstream, passes: Passes
     ) -> None:
         """Each time its freshness ends, without anybody reading it."""
         with prices.watch("sku-1") as watch:
@@ -82,7 +82,7 @@ class TestC14Watch:
         assert upstream.calls == [["sku-1"]] * 2
 
     async def test_what_nobody_watches_any_more_is_left_alone(
-        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
+        self, prices: Prices, upstream: Upstream, passes: Passes
     ) -> None:
         """After the block ends nothing is loaded, and no task waits for it."""
         with prices.watch("sku-1") as watch:
@@ -93,9 +93,7 @@ class TestC14Watch:
         assert len(asyncio.all_tasks()) <= before
         assert [update async for update in watch] == []
 
-    async def test_many_keys_one_call(
-        self, prices: Resource[str, Price], upstream: Upstream
-    ) -> None:
+    async def test_many_keys_one_call(self, prices: Prices, upstream: Upstream) -> None:
         """One by one, in a list, or both; looked up and loaded together."""
         with prices.watch("a", ["b", "c"], "a") as watch:
             assert watch.keys == ("a", "b", "c")
@@ -104,7 +102,7 @@ class TestC14Watch:
         assert upstream.calls == [["a", "b", "c"]]
 
     async def test_a_fresh_copy_is_no_news(
-        self, prices: Resource[str, Price], upstream: Upstream, clock: ManualClock, passes: Passes
+        self, prices: Prices, upstream: Upstream, clock: ManualClock, passes: Passes
     ) -> None:
         """Only what comes after; read it yourself for what there is."""
         await prices("sku-1")
@@ -134,7 +132,7 @@ class TestC14Watch:
         assert upstream.calls == [["a"]]
 
     async def test_two_watches_of_one_key_cost_one_load(
-        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
+        self, prices: Prices, upstream: Upstream, passes: Passes
     ) -> None:
         """Both are told; when one leaves the other goes on."""
         with prices.watch("sku-1") as second:
@@ -145,11 +143,7 @@ class TestC14Watch:
             await anext(second)
         assert len(upstream.calls) == 2
 
-    async def test_the_newest_of_each_key_is_kept(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-    ) -> None:
+    async def test_the_newest_of_each_key_is_kept(self, prices: Prices, upstream: Upstream) -> None:
         """A reader that is slow sees the state, not a growing queue."""
         with prices.watch("a", "b") as watch:
             for upstream.version in (1, 2, 3):
@@ -158,7 +152,7 @@ class TestC14Watch:
             assert {update.key: version(update.answer) for update in updates} == {"a": 3, "b": 3}
 
     async def test_somebody_elses_load_is_news_too(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """Whoever asked for it."""
         await prices("sku-1")
@@ -182,7 +176,7 @@ class TestC14Watch:
             assert version((await anext(watch)).answer) == 4
 
     async def test_absence_is_news(
-        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
+        self, prices: Prices, upstream: Upstream, passes: Passes
     ) -> None:
         """And it is asked about again no more often than what is there, though it is believed for
         a tenth of that time: who comes meanwhile is told at once."""
@@ -201,7 +195,7 @@ class TestC14Watch:
             assert (await anext(watch)).answer.found
 
     async def test_an_absent_key_that_is_invalidated_is_asked_about_at_once(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """And one that somebody begins to watch, if nobody did and it is not believed any more."""
         upstream.absent = {"sku-1"}
@@ -212,10 +206,7 @@ class TestC14Watch:
             assert (await anext(watch)).answer.found
 
     async def test_whoever_comes_later_is_not_left_waiting(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        clock: ManualClock,
+        self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:
         """An absence that is believed no longer is asked about by the first who looks."""
         upstream.absent = {"sku-1"}
@@ -226,11 +217,7 @@ class TestC14Watch:
             assert (await anext(watch)).answer.found
 
     async def test_a_failure_waits_for_its_cooldown(
-        self,
-        prices: Resource[str, Price],
-        upstream: Upstream,
-        caplog: pytest.LogCaptureFixture,
-        passes: Passes,
+        self, prices: Prices, upstream: Upstream, caplog: pytest.LogCaptureFixture, passes: Passes
     ) -> None:
         """1 s, then 2 s, as the store remembers it; the first success is news."""
         upstream.error = ConnectionError("down")
@@ -257,7 +244,7 @@ class TestC14Watch:
             assert len(upstream.calls) == 2
 
     async def test_many_invalidations_are_no_storm(
-        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
+        self, prices: Prices, upstream: Upstream, passes: Passes
     ) -> None:
         """Ten loads of a key in any second, then it waits; other keys do not wait for it."""
         with prices.watch("a") as watch:
@@ -275,7 +262,7 @@ class TestC14Watch:
             assert upstream.calls[11:] == [["a"]]
 
     async def test_keys_come_and_go_while_it_is_open(
-        self, prices: Resource[str, Price], upstream: Upstream
+        self, prices: Prices, upstream: Upstream
     ) -> None:
         """`add` and `discard`, as a page scrolls; what was discarded is no news any more."""
         with prices.watch("a") as watch:
@@ -288,7 +275,7 @@ class TestC14Watch:
                 watch.add("")
 
     async def test_a_listener_instead_of_a_loop(
-        self, prices: Resource[str, Price], caplog: pytest.LogCaptureFixture
+        self, prices: Prices, caplog: pytest.LogCaptureFixture
     ) -> None:
         """`tell` hears each update at once; one that raises is logged and stops nothing."""
         told: list[Update[str, Price]] = []
@@ -318,9 +305,7 @@ class TestC14Watch:
             assert (await anext(watch)).answer.value == "2026 eu"
         assert calls == [2026]
 
-    async def test_closing_the_cache_ends_the_loop(
-        self, cache: Cache, prices: Resource[str, Price]
-    ) -> None:
+    async def test_closing_the_cache_ends_the_loop(self, cache: Cache, prices: Prices) -> None:
         """Cleanly, with what was not looked at yet; and a closed cache refuses another."""
         ended: list[bool] = []
         with (
@@ -341,7 +326,7 @@ class TestC14Watch:
             assert (await anext(again)).key == "a"
 
     async def test_closing_in_the_middle_of_a_load_leaves_nothing(
-        self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
+        self, cache: Cache, prices: Prices, upstream: Upstream
     ) -> None:
         """No task, no warning, no waiter."""
         upstream.hold()
@@ -359,7 +344,7 @@ class TestC14Watch:
             assert (await anext(watch)).key == "a"
         await cache.close()
 
-    async def test_doors(self, prices: Resource[str, Price]) -> None:
+    async def test_doors(self, prices: Prices) -> None:
         """A bad key, a watch entered twice, one that was never entered."""
         with pytest.raises(ConfigError, match="a key is str"):
             prices.watch(5)  # type: ignore[arg-type]
@@ -369,9 +354,7 @@ class TestC14Watch:
             pass
 
     @pytest.mark.parametrize("name", ["tell", "end"])
-    async def test_a_listener_is_a_plain_function(
-        self, prices: Resource[str, Price], name: str
-    ) -> None:
+    async def test_a_listener_is_a_plain_function(self, prices: Prices, name: str) -> None:
         """Neither a number nor an async function, which nobody would await."""
 
         async def late(*_: object) -> None:
@@ -406,9 +389,7 @@ class TestC14Watch:
 
         asyncio.run(inside())
 
-    async def test_a_key_added_outside_the_loop_leaves_nothing(
-        self, prices: Resource[str, Price]
-    ) -> None:
+    async def test_a_key_added_outside_the_loop_leaves_nothing(self, prices: Prices) -> None:
         """Refused from another thread, with or without a loop there."""
         with prices.watch("a") as watch:
             await anext(watch)
@@ -512,7 +493,7 @@ class TestE24NeverLate:
             assert calls == [20, 1, 1]
 
     async def test_a_failure_that_shortens_the_cooldown_is_followed_up(
-        self, prices: Resource[str, Price], upstream: Upstream, passes: Passes
+        self, prices: Prices, upstream: Upstream, passes: Passes
     ) -> None:
         """Upstream says when to ask again, to another caller: that holds for the watch too."""
         upstream.error = RetryAfter(25)

@@ -213,9 +213,7 @@ class TestF6Miss:
     ) -> None:
         """Seven days at once, stored, answered fresh."""
         network.have(full("a"), topic("b", 3 * DAY), topic("c", 6 * DAY))
-        network.hold()
-        reading = asyncio.create_task(engine.get_all(days_back=7))
-        await until(lambda: network.running == 7)
+        reading = await network.holding(engine.get_all(days_back=7))
         assert not reading.done()
         network.let_go()
         feed = await reading
@@ -337,9 +335,7 @@ class TestF6Miss:
     ) -> None:
         """The fetch goes on for the others, and is not begun again."""
         network.have(topic("a"))
-        network.hold()
-        first = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        first = await network.holding(engine.get_all())
         others = [asyncio.create_task(engine.get_all()) for _ in range(3)]
         await turns()
         first.cancel()
@@ -355,9 +351,7 @@ class TestF6Miss:
     ) -> None:
         """It runs to its end and is stored."""
         network.have(topic("a"))
-        network.hold()
-        only = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        only = await network.holding(engine.get_all())
         only.cancel()
         await turns()
         network.let_go()
@@ -739,9 +733,7 @@ class TestE13Lifecycle:
     ) -> None:
         """Who waits gets an answer or an error, never nothing; closing is clean."""
         network.have(topic("a"))
-        network.hold()
-        reading = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        reading = await network.holding(engine.get_all())
         cache.close()
         network.let_go()
         with pytest.raises((NotOpen, LoadFailed)):

@@ -24,7 +24,6 @@ from tests.kit.feed import (
     row_of,
     sql,
     topic,
-    until,
     uuids,
     written_by_another,
 )
@@ -240,9 +239,7 @@ class TestF17OneLease:
         self, cache: FeedCache, engine: FeedEngine, network: Network, path: Path
     ) -> None:
         """A lease, a failure and a publication are rows of the SQLite store's time table."""
-        network.hold()
-        reading = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        reading = await network.holding(engine.get_all())
         ((id_, token),) = sql(path, "SELECT id, lease_token FROM stillfresh_feed_times")
         assert (id_, bool(token)) == ("index:all:7", True)
         network.have(topic("a"))

@@ -60,9 +60,7 @@ class TestF8PartlyFailed:
         """The caller of a miss sees both: what upstream has, and what was written meanwhile."""
         network.failing_days = {day_of(NOW - DAY)}
         network.have(topic("a"))
-        network.hold()
-        reading = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        reading = await network.holding(engine.get_all())
         network.lags = True
         await engine.create_topic(topic("new", 0))
         network.let_go()
@@ -92,9 +90,7 @@ class TestF7GivenUp:
     ) -> None:
         """It is stored, without an event; the next revalidation has its own."""
         network.have(topic("a"))
-        network.hold()
-        reading = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        reading = await network.holding(engine.get_all())
         reading.cancel()
         network.let_go()
         await until(lambda: not cache.is_stale("index:all:7"))
@@ -132,9 +128,7 @@ class TestF17OneWriter:
         engine = FeedEngine(cache, network, clock=clock)
         await engine.get_all(1)
         network.have(topic("a"))
-        network.hold()
-        reading = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        reading = await network.holding(engine.get_all())
         cache.close()
         assert threading.active_count() == before
         assert not path.with_name(f"{path.name}-wal").exists()

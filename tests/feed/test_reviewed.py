@@ -291,9 +291,7 @@ class TestF8Reviewed:
     ) -> None:
         """Who waits for a cold feed is not shown what was deleted meanwhile."""
         network.have(topic("a"), topic("b"))
-        network.hold()
-        reading = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        reading = await network.holding(engine.get_all())
         await engine.delete_topic("a")
         network.let_go()
         assert uuids((await reading).topics) == ["b"]
@@ -305,9 +303,7 @@ class TestF8Reviewed:
     ) -> None:
         """F10: a write shows in the very next read, also when a cold feed is on its way."""
         network.have(topic("a"), topic("b"))
-        network.hold()
-        first = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        first = await network.holding(engine.get_all())
         await engine.delete_topic("a")
         second = asyncio.create_task(engine.get_all())
         await turns()
@@ -325,9 +321,7 @@ class TestF8Reviewed:
     ) -> None:
         """What cannot be published is not taken for fresh by one who has lost the lease."""
 
-        network.hold()
-        first = asyncio.create_task(engine.get_comments("a"))
-        await until(lambda: network.running == 1)
+        first = await network.holding(engine.get_comments("a"), calls=1)
         network.talk["a"] = [comment("1")]
         await engine.on_remote_comment("a")
         second = asyncio.create_task(engine.get_comments("a"))
@@ -380,9 +374,7 @@ class TestF8Reviewed:
     ) -> None:
         """What was asked for before the invalidation is not told to who comes after as fresh."""
         network.talk["a"] = [comment("1")]
-        network.hold()
-        first = asyncio.create_task(engine.get_comments("a"))
-        await until(lambda: network.running == 1)
+        first = await network.holding(engine.get_comments("a"), calls=1)
         network.talk["a"] = [comment("1"), comment("2")]
         await engine.on_remote_comment("a")
         second = asyncio.create_task(engine.get_comments("a"))
@@ -583,9 +575,7 @@ class TestF10Cancelled:
         network.talk["old"] = []
         cache.put_topics([topic("old")], "index:all:7")
         cache.put_comments("old", [])
-        network.hold_writes()
-        task = asyncio.create_task(written(engine, what))
-        await until(lambda: bool(network.asked))
+        task = await network.holding_writes(written(engine, what))
         await engine.get_all()
         await engine.get_comments("old")
         await idle(engine)
@@ -602,9 +592,7 @@ class TestF10Cancelled:
         """Why it was refused matters more than that the file is closed by now."""
         cache.put_topics([topic("old")], "index:all:7")
         network.refusal = PermissionError("not yours")
-        network.hold_writes()
-        task = asyncio.create_task(written(engine, what))
-        await until(lambda: bool(network.asked))
+        task = await network.holding_writes(written(engine, what))
         cache.close()
         network.let_writes_go()
         with pytest.raises(PermissionError):
@@ -616,9 +604,7 @@ class TestF10Cancelled:
     ) -> None:
         """It was published: who is told of an error would publish it again."""
         cache.put_topics([topic("old")], "index:all:7")
-        network.hold_writes()
-        task = asyncio.create_task(written(engine, what))
-        await until(lambda: bool(network.asked))
+        task = await network.holding_writes(written(engine, what))
         cache.close()
         network.let_writes_go()
         await task

@@ -111,9 +111,7 @@ class TestF10Undone:
     ) -> None:
         """A refusal that comes while the engine closes is still undone."""
         network.refusal = Refused()
-        network.hold_writes()
-        writing = asyncio.create_task(engine.create_topic(full("a")))
-        await until(lambda: bool(network.asked))
+        writing = await network.holding_writes(engine.create_topic(full("a")))
         closing = asyncio.create_task(engine.close())
         await asyncio.sleep(0)
         network.let_writes_go()
@@ -194,9 +192,7 @@ class TestF7Told:
     ) -> None:
         """The first fetch of the topic was a miss; meanwhile an index row was served."""
         network.have(full("a"))
-        network.hold()
-        first = asyncio.create_task(engine.get_topic("a"))
-        await until(lambda: network.running == 1)
+        first = await network.holding(engine.get_topic("a"), calls=1)
         await asyncio.to_thread(cache.put_topics, [topic("a")], "index:all:7")
         second = await engine.get_topic("a")
         assert second.verdict is Verdict.STALE
@@ -338,9 +334,7 @@ class TestF12Columns:
         self, cache: FeedCache, engine: FeedEngine, network: Network, caplog: Any
     ) -> None:
         """Closed under a fetch: who waits is told, and no traceback of ours is logged."""
-        network.hold()
-        reading = asyncio.create_task(engine.get_all())
-        await until(lambda: network.running == 7)
+        reading = await network.holding(engine.get_all())
         cache.close()
         network.let_go()
         with pytest.raises(StillfreshError):

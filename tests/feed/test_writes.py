@@ -235,9 +235,9 @@ class TestF10Writes:
         """Before the network has answered: in the lists, and by itself."""
         await engine.get_all()
         await engine.get_category("general")
-        network.hold_writes()
-        creating = asyncio.create_task(engine.create_topic(full("new", category_id="General")))
-        await until(lambda: "create new" in network.asked)
+        creating = await network.holding_writes(
+            engine.create_topic(full("new", category_id="General"))
+        )
         network.hold()
         assert uuids((await engine.get_all()).topics) == ["new"]
         assert uuids((await engine.get_category("general")).topics) == ["new"]
@@ -290,9 +290,7 @@ class TestF10Writes:
             cache.put_topics([topic("a", category_id="news"), topic("b")], key)
         cache.put_topic(full("a", category_id="news"))
         cache.put_comments("a", [comment("1")])
-        network.hold_writes()
-        deleting = asyncio.create_task(engine.delete_topic("a"))
-        await until(lambda: "delete a" in network.asked)
+        deleting = await network.holding_writes(engine.delete_topic("a"))
         network.hold()
         assert uuids((await engine.get_all()).topics) == ["b"]
         assert (await engine.get_topic("a")).topic is None
@@ -474,9 +472,7 @@ class TestF10Refused:
         cache.put_topics([topic("b")], "index:all:7")
         network.have(topic("b"), topic("c"))
         network.refusal = Refused("no")
-        network.hold_writes()
-        creating = asyncio.create_task(engine.create_topic(topic("a")))
-        await until(lambda: "create a" in network.asked)
+        creating = await network.holding_writes(engine.create_topic(topic("a")))
         await engine.get_all()
         await heard.wait()
         assert uuids((await engine.get_all()).topics) == ["a", "b", "c"]
@@ -496,9 +492,7 @@ class TestF10Refused:
         cache.put_topic(full("a"))
         cache.put_topics([topic("a"), topic("b")], "index:all:7")
         network.refusal = Refused("no")
-        network.hold_writes()
-        deleting = asyncio.create_task(engine.delete_topic("a"))
-        await until(lambda: "delete a" in network.asked)
+        deleting = await network.holding_writes(engine.delete_topic("a"))
         await engine.get_all()
         await heard.wait()
         assert uuids((await engine.get_all()).topics) == ["b"]
@@ -517,9 +511,7 @@ class TestF10Refused:
         cache.put_comments("a", [comment("1")])
         network.talk["a"] = [comment("1"), comment("2")]
         network.refusal = Refused("no")
-        network.hold_writes()
-        adding = asyncio.create_task(engine.add_comment("a", comment("new")))
-        await until(lambda: "comment new" in network.asked)
+        adding = await network.holding_writes(engine.add_comment("a", comment("new")))
         await engine.get_comments("a")
         await heard.wait()
         assert said((await engine.get_comments("a")).comments) == ["1", "2", "new"]

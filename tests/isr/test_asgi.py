@@ -457,9 +457,7 @@ class TestI15BigAndSlow:
     async def test_a_visitor_who_leaves_stops_nobody(self, pages: PageCache, site: Site) -> None:
         """The render goes on for the others."""
         visit = in_front(site, pages)
-        site.hold()
-        first = asyncio.create_task(visit())
-        await site.asked.wait()
+        first = await site.holding(visit())
         second = asyncio.create_task(visit())
         first.cancel()
         await until(first.done)

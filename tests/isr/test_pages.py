@@ -111,9 +111,7 @@ class TestI8Serve:
         self, pages: PageCache, site: Site, sleeper: Sleeper
     ) -> None:
         """`wait`, then 503 with Retry-After; the one who renders waits for his own render."""
-        site.hold()
-        first = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
-        await site.asked.wait()
+        first = await site.holding(pages.get("/pricing", site.render, revalidate=60))
         second = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
         await until(lambda: sleeper.asked.count(7.0) == 2)
         await turns()
@@ -146,9 +144,7 @@ class TestI8Serve:
 
     async def test_who_leaves_does_not_stop_the_render(self, pages: PageCache, site: Site) -> None:
         """I15: others wait for it."""
-        site.hold()
-        first = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
-        await site.asked.wait()
+        first = await site.holding(pages.get("/pricing", site.render, revalidate=60))
         second = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
         await turns()
         first.cancel()
@@ -289,9 +285,7 @@ class TestI11OnDemand:
         store = SteppedStore(MemoryStore(clock=clock))
         async with PageCache(store, clock=clock, sleep=sleeper) as pages:
             await pages.get("/pricing", site.render, revalidate=60)
-            store.hold("read")
-            looking = asyncio.create_task(pages.core.look(PageKey("/pricing")))
-            await store.reached("read")
+            looking = await store.holding("read", pages.core.look(PageKey("/pricing")))
             gate = store.gates.pop("read")
             await pages.revalidate("/pricing")
             stale = await pages.get("/pricing", site.render, revalidate=60)
@@ -335,9 +329,7 @@ class TestI11OnDemand:
         self, pages: PageCache, site: Site, step: str
     ) -> None:
         """The law: what was rendered before is not served as fresh; one more render follows."""
-        site.hold()
-        first = asyncio.create_task(pages.get("/pricing", site.render, revalidate=60))
-        await site.asked.wait()
+        first = await site.holding(pages.get("/pricing", site.render, revalidate=60))
         await getattr(pages, step)("/pricing")
         site.let_go()
         assert (await first).body == b"page 1"

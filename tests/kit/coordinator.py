@@ -10,6 +10,7 @@ import apsw
 
 from stillfresh.coordinator import Database, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
+from tests.kit.gates import Gated
 
 START = 1_700_000_000.0
 VIEWER = "viewer"
@@ -44,20 +45,18 @@ def reposting(id_: str, original: str) -> dict[str, Any]:
     return post(id_, relationships={"replied": None, "reposted": uri, "mentioned": []})
 
 
-class Nexus:
+class Nexus(Gated):
     """Answers with the version of the moment; can be held up, fail, and know nothing."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.posts: list[list[str]] = []
         self.users: list[list[str]] = []
         self.viewers: list[str | None] = []
         self.version = 1
-        self.error: BaseException | None = None
         self.failing: set[str] = set()
         self.absent: set[str] = set()
         self.special: dict[str, Any] = {}
-        self.gate: asyncio.Event | None = None
-        self.asked = asyncio.Event()
 
     async def posts_by_ids(self, post_ids: list[str], viewer_id: str | None) -> list[Any]:
         self.posts.append(list(post_ids))
@@ -72,24 +71,10 @@ class Nexus:
     ) -> list[Any]:
         self.viewers.append(viewer_id)
         version = self.version
-        self.asked.set()
-        if self.gate is not None:
-            await self.gate.wait()
-        if self.error is not None:
-            raise self.error
+        await self.called()
         if self.failing & set(ids):
             raise ConnectionError("one of them is poison")
         return [self.special.get(id_, made(id_, version)) for id_ in ids if id_ not in self.absent]
-
-    def hold(self) -> None:
-        """From now on calls wait for `let_go`."""
-        self.gate = asyncio.Event()
-        self.asked.clear()
-
-    def let_go(self) -> None:
-        assert self.gate is not None
-        self.gate.set()
-        self.gate = None
 
 
 @dataclass

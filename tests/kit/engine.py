@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from stillfresh import Answer, Cache, Resource
+from tests.kit.gates import Gated
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -17,36 +18,23 @@ class Price(msgspec.Struct, frozen=True):
     version: int
 
 
-class Upstream:
+Prices = Resource[str, Price]
+
+
+class Upstream(Gated):
     """Answers with the version of the moment; can be held up, fail, and know nothing."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[list[str]] = []
         self.version = 1
-        self.error: BaseException | None = None
         self.absent: set[str] = set()
-        self.gate: asyncio.Event | None = None
-        self.asked = asyncio.Event()
 
     async def __call__(self, skus: list[str]) -> Mapping[str, Price]:
         self.calls.append(list(skus))
         version = self.version
-        self.asked.set()
-        if self.gate is not None:
-            await self.gate.wait()
-        if self.error is not None:
-            raise self.error
+        await self.called()
         return {sku: Price(sku, version) for sku in skus if sku not in self.absent}
-
-    def hold(self) -> None:
-        """From now on calls wait for `let_go`."""
-        self.gate = asyncio.Event()
-        self.asked.clear()
-
-    def let_go(self) -> None:
-        assert self.gate is not None
-        self.gate.set()
-        self.gate = None
 
 
 class Sleeper:
@@ -74,7 +62,7 @@ class Sleeper:
                 future.set_result(None)
 
 
-def declare(cache: Cache, upstream: Upstream, **options: Any) -> Resource[str, Price]:
+def declare(cache: Cache, upstream: Upstream, **options: Any) -> Prices:
     """`price`, fresh for 30 s, stale for a minute, kept against failure for an hour."""
     terms: dict[str, Any] = {"fresh_for": 30, "stale_for": 60, "error_for": 3600, **options}
 

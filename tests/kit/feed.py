@@ -4,17 +4,18 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
 from stillfresh.feed import Comment, FeedCacheUpdated, FeedEngine, Topic
 
+T = TypeVar("T")
 NOW = 1_700_000_000.0
 DAY = 86_400
 PATIENCE = 60.0
@@ -102,6 +103,9 @@ class Network:
     gate: asyncio.Event | None = None
     write_gate: asyncio.Event | None = None
     running: int = 0
+    """Reads that wait, or take their turn."""
+    writing: int = 0
+    """Writes that wait."""
     peak: int = 0
     lags: bool = False
     """It accepts writes, and does not show them."""
@@ -125,6 +129,20 @@ class Network:
         assert self.write_gate is not None
         self.write_gate.set()
         self.write_gate = None
+
+    async def holding(self, work: Coroutine[Any, Any, T], *, calls: int = 7) -> asyncio.Task[T]:
+        """Hold the reads, and start work: so many of its calls wait for `let_go`."""
+        self.hold()
+        task = asyncio.create_task(work)
+        await until(lambda: self.running == calls)
+        return task
+
+    async def holding_writes(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Hold the writes, and start work: it has asked, and waits for `let_writes_go`."""
+        self.hold_writes()
+        task = asyncio.create_task(work)
+        await until(lambda: self.writing == 1)
+        return task
 
     async def _slow(self) -> None:
         self.running += 1
@@ -165,7 +183,11 @@ class Network:
     async def _write(self, what: str) -> bool:
         self.asked.append(what)
         if self.write_gate is not None:
-            await self.write_gate.wait()
+            self.writing += 1
+            try:
+                await self.write_gate.wait()
+            finally:
+                self.writing -= 1
         if self.refusal is not None:
             raise self.refusal
         return not self.lags

@@ -1,7 +1,7 @@
 """A store whose steps a test can hold, break and count; and two caches that share one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from stillfresh import Cache, StoreError
@@ -34,6 +34,13 @@ class SteppedStore(WrappedStore):
     def let_go(self, *steps: str) -> None:
         for step in steps:
             self.gates.pop(step).set()
+
+    async def holding(self, step: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start work: it stands at this step, and waits for `let_go`."""
+        self.hold(step)
+        task = asyncio.create_task(work)
+        await self.reached(step)
+        return task
 
     def count(self, step: str) -> int:
         return self.calls.count(step)

@@ -1,6 +1,5 @@
 """What the page cache's tests share: an app held in the hand, and a client in front of it."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,20 +7,19 @@ import httpx
 
 from stillfresh.isr import IsrMiddleware, Page, PageCache
 from stillfresh.testing import ManualClock
+from tests.kit.gates import Gated
 
 
-class Site:
+class Site(Gated):
     """An ASGI app, and a render: answers with the number of the answer, as it is told to."""
 
     def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
         self.clock = clock
         self.scopes: list[dict[str, Any]] = []
         self.headers: list[tuple[bytes, bytes]] = [(b"content-type", b"text/html")]
         self.status = 200
         self.body: bytes | None = None
-        self.error: Exception | None = None
-        self.gate: asyncio.Event | None = None
-        self.asked = asyncio.Event()
         self.validates = False
 
     @property
@@ -34,26 +32,10 @@ class Site:
         self.headers = [(name.lower().encode(), value.encode()) for name, _, value in pairs]
         self.status = status
 
-    def hold(self) -> None:
-        self.gate = asyncio.Event()
-        self.asked.clear()
-
-    def let_go(self) -> None:
-        assert self.gate is not None
-        self.gate.set()
-        self.gate = None
-
-    async def _wait(self) -> None:
-        self.asked.set()
-        if self.gate is not None:
-            await self.gate.wait()
-        if self.error is not None:
-            raise self.error
-
     async def render(self) -> Page:
         self.scopes.append({})
         text = f"page {self.renders}"
-        await self._wait()
+        await self.called()
         return Page(text if self.body is None else self.body, self.status, self.headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -62,7 +44,7 @@ class Site:
         text = f"page {self.renders}"
         while (await receive()).get("more_body"):
             pass
-        await self._wait()
+        await self.called()
         asked = dict(scope["headers"])
         status, body = self.status, text.encode() if self.body is None else self.body
         own = dict(self.headers)
