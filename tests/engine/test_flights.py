@@ -23,7 +23,7 @@ from tests.kit.engine import (
     until,
     version,
 )
-from tests.kit.held_store import cache_on, lease_of
+from tests.kit.held_store import SteppedStore, cache_on, lease_of
 
 REQUEST: ContextVar[str] = ContextVar("request", default="nobody")
 
@@ -231,6 +231,37 @@ class TestE3Cancellation:
         await renewal.aclose()
         await idle(cache)
         assert upstream.calls == [["a"]]
+
+
+class Alarm(BaseException):
+    """What a handler of a signal raises, in whatever code runs just then: pytest-timeout's does."""
+
+
+class TestE3Interrupted:
+    @pytest.mark.parametrize("step", ["acquire", "publish", "release"])
+    async def test_whatever_ends_a_load_nobody_waits_for_ever(
+        self, store: SteppedStore, ours: Prices, clock: ManualClock, upstream: Upstream, step: str
+    ) -> None:
+        """Who asked is told; the next who asks has it loaded."""
+        upstream.error = OSError("away") if step == "release" else None
+        store.alarms = {step: Alarm()}
+        with pytest.raises(LoadFailed, match="interrupted"):
+            await asyncio.wait_for(ours.get("a"), 10)
+        upstream.error = None
+        clock.advance(120)
+        assert (await asyncio.wait_for(ours.get("a"), 10)).value == Price("a", 1)
+
+    async def test_nor_for_the_load_of_another(
+        self, store: SteppedStore, ours: Prices, sleeper: Sleeper
+    ) -> None:
+        """The same of one who looks now and then."""
+        await lease_of(store.inner, "a")
+        task = asyncio.create_task(ours.get("a"))
+        await until(lambda: bool(sleeper.asked))
+        store.alarms = {"read": Alarm()}
+        sleeper.wake()
+        with pytest.raises(LoadFailed, match="interrupted"):
+            await asyncio.wait_for(task, 10)
 
 
 class TestE3LoadTimeout:

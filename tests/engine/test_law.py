@@ -423,6 +423,38 @@ class TestE6AnotherProcess:
             assert seen(await after) == (2, FRESH)
 
 
+class TestE6Deleted:
+    async def test_who_asks_after_a_deletion_is_not_told_what_was_published_before_it(
+        self, store: SteppedStore, ours: Prices, upstream: Upstream
+    ) -> None:
+        """Published, then deleted by another process, before our answer has arrived."""
+        before = await store.holding("publish:done", ours.get("a"))
+        upstream.version = 2
+        await store.inner.delete("price", ["a"])
+        after = asyncio.create_task(ours.get("a"))
+        await turns()
+        store.let_go("publish:done")
+        await before
+        assert (await after).value == Price("a", 2)
+
+    async def test_who_only_lost_the_lease_does_not_load_for_ever(
+        self, here: Cache, clock: ManualClock
+    ) -> None:
+        """A load that always takes longer than its lease: a few rounds, then it is left."""
+        calls = 0
+
+        @here.batched("slow", fresh_for=60, lease_for=1)
+        async def slow(keys: list[str]) -> dict[str, int]:
+            nonlocal calls
+            calls += 1
+            clock.advance(5)
+            return dict.fromkeys(keys, calls)
+
+        assert (await slow.get("a")).verdict is Verdict.STALE
+        await turns(500)
+        assert calls <= 4
+
+
 class Walk:
     """A seeded walk through reads, invalidations, loads and time on one or two caches."""
 

@@ -501,6 +501,44 @@ class TestE5FailingStore:
         with pytest.raises(StoreError, match=f"cannot {method}"):
             await getattr(ours, method)("a")
 
+    async def test_a_lease_is_given_back_if_publishing_failed(
+        self, ours: Prices, store: SteppedStore
+    ) -> None:
+        """The next caller need not wait for it to run out."""
+        store.broken = {"publish"}
+        await ours("a")
+        assert (await store.inner.read("price", ["a"])) == {}
+
+    async def test_who_follows_a_store_that_goes_away_is_answered(
+        self, ours: Prices, store: SteppedStore, sleeper: Sleeper
+    ) -> None:
+        """By a load without a lease."""
+        await lease_of(store.inner, "a", lasts=60)
+        task = asyncio.create_task(ours.get("a"))
+        await until(lambda: bool(sleeper.asked))
+        store.broken = {"read", "acquire", "publish"}
+        sleeper.wake()
+        assert (await task).value == Price("a", 1)
+
+    async def test_two_values_that_could_not_be_stored_are_not_taken_for_one(
+        self, ours: Prices, store: SteppedStore, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Found by simulation: who read the first, and had its copy in hand while the second came
+        (which said that there is none), was told that it is there, without a value.
+        """
+        store.broken = {"acquire", "publish"}
+        await ours.get("a")
+        clock.advance(2)
+        upstream.absent = {"a"}
+        renewing = await upstream.holding(ours.refresh("a"))
+        reading = await store.holding("read", ours.get("a"))
+        upstream.let_go()
+        await renewing
+        store.broken |= {"read"}
+        store.let_go("read")
+        answer = await reading
+        assert (answer.found, answer.value) in [(True, Price("a", 1)), (False, None)]
+
 
 class InlineStore(SteppedStore):
     """Reads on the spot, as SQLite does."""

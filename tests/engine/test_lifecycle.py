@@ -1,6 +1,7 @@
 """Opened once, closed cleanly, on one loop, and from threads: E13."""
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -107,6 +108,22 @@ class TestE13Open:
             assert cache is shut
             assert store.calls == ["open"]
         assert store.calls[-1] == "close"
+
+    async def test_a_refusal_that_nobody_waits_for_is_not_reported(
+        self, shut: Cache, store: SteppedStore
+    ) -> None:
+        """Whoever had opened the cache was cancelled before the store refused."""
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
+        store.broken = {"open"}
+        opening = await store.holding("open", shut.open())
+        opening.cancel()
+        await asyncio.wait([opening])
+        del opening
+        store.let_go("open")
+        await turns()
+        gc.collect()
+        assert complaints == []
 
 
 class TestE13Close:
@@ -396,6 +413,23 @@ class TestE13Close:
         await shut.close()
         await task
         assert sorted(ended) == list(range(16))
+
+    async def test_while_the_store_fails_nobody_waits_for_ever(
+        self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Found by simulation: closed between the store's failure and who hears of it."""
+        for later in range(12):
+            store = SteppedStore(MemoryStore(clock=clock))
+            cache = cache_on(store, clock, sleeper)
+            prices = declare(cache, upstream)
+            await cache.open()
+            reading = await store.holding("read", outcome(prices.get("a")))
+            store.broken = {"read"}
+            store.let_go("read")
+            await turns(later)
+            await cache.close()
+            async with asyncio.timeout(60):
+                assert isinstance(await reading, Answer | NotOpen | LoadFailed)
 
 
 class TestE13Loop:

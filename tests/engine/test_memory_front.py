@@ -215,6 +215,14 @@ class TestE9Memory:
         for of in (3, 4, 5, 3, 4, 5):
             assert await square(of) == await square(of)
 
+    async def test_lets_go_of_what_was_invalidated(self, prices: Prices) -> None:
+        """An entry's place in the ring keeps neither its value nor its copy."""
+        for _ in range(5):
+            await prices("a")
+            await prices.invalidate("a")
+        ring = prices._core.memory._ring
+        assert not any(getattr(entry, name, None) for entry in ring for name in ("answer", "copy"))
+
 
 class TestE10Jitter:
     async def test_is_stored_with_the_entry(self, clock: ManualClock, upstream: Upstream) -> None:

@@ -21,7 +21,7 @@ from stillfresh import (
 )
 from stillfresh.stores.contract import Ask, Copy, Lease
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Prices, Upstream, declare, idle, outcome, version
+from tests.kit.engine import Price, Prices, Upstream, declare, idle, outcome, turns, version
 
 
 class TestE2Read:
@@ -297,6 +297,18 @@ class TestE4Batches:
         assert await more("a") == 1
         assert more.peek("extra") is None
 
+    async def test_a_loader_may_use_up_its_list(self, cache: Cache) -> None:
+        """It is its own."""
+
+        @cache.batched("eager", fresh_for=60)
+        async def eager(keys: list[str]) -> dict[str, int]:
+            found: dict[str, Any] = {}
+            while keys:
+                found[keys.pop()] = 1
+            return found
+
+        assert (await eager.get_many(["a", "b"]))["a"].value == 1
+
 
 class TestE7Failure:
     async def test_leaves_the_copy_alone_and_cools_down(
@@ -478,6 +490,39 @@ class TestE8OwnTermsAndTags:
         assert [await report(2025), await report(2026), await report(2026, "us")] == [1, 2, 3]
         await cache.invalidate_tag("y2026")
         assert [await report(2025), await report(2026), await report(2026, "us")] == [1, 4, 5]
+
+    async def test_tags_reach_what_the_store_has_dropped(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Memory knows its own keys, and so their tags."""
+        async with Cache("memory://", clock=clock) as cache:
+            prices = declare(cache, upstream, tags=lambda _: ["all"])
+            await prices("a")
+            await cache._store.delete("price", ["a"])
+            upstream.version = 2
+            await cache.invalidate_tag("all")
+            assert (await prices("a")).version == 2
+
+    async def test_a_function_of_tags_that_fails_stops_nothing(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """An entry that cannot say whether it is tagged counts as tagged."""
+
+        def tags(sku: str) -> list[str]:
+            if sku == "bad":
+                raise KeyError(sku)
+            return ["all"]
+
+        prices = declare(cache, upstream, tags=tags)
+        await prices("a")
+        upstream.hold()
+        bad = asyncio.create_task(outcome(prices("bad")))
+        await turns(1)
+        upstream.version = 2
+        await cache.invalidate_tag("all")
+        upstream.let_go()
+        await bad
+        assert (await prices("a")).version == 2
 
 
 class TestE11Values:
