@@ -29,6 +29,9 @@ from tests.kit.feed import (
     written_by_another,
 )
 
+HALF = '{"topic_uuid": "a", "author": "x", "title": "t", "created_at": 1, '
+TOO_DEEP = ["[" * 100_000, '{"x":' * 50_000, HALF + '"x": ' + "[" * 50_000]
+"""JSON that is nested deeper than a decoder goes."""
 BROKEN = [
     "",
     "not json",
@@ -41,8 +44,12 @@ BROKEN = [
     '{"topic_uuid": "a"}',
     '{"topic_uuid": "a", "author": "x", "title": 5, "created_at": 1}',
     '{"topic_uuid": "a", "author": "x", "title": "t", "created_at": "yesterday"}',
-    '{"topic_uuid": "a", "author": "x", "title": "t", "created_at": 1, "tags": "no list"}',
-    '{"topic_uuid": "a", "author": "x", "title": "t", "created_at": 1, "deleted": "perhaps"}',
+    HALF + '"tags": "no list"}',
+    HALF + '"deleted": "perhaps"}',
+    HALF + '"body": "b", "tags": 1}',
+    HALF + '"body": 7}',
+    HALF + '"body": "b", "verified": "?"}',
+    *TOO_DEEP,
     b"\xff\xfe\x00",
     b'{"topic_uuid": "\xff"}',
 ]
@@ -73,7 +80,7 @@ class TestF12BadData:
     async def test_a_broken_row_of_a_fresh_list_is_refetched(
         self, path: Path, clock: ManualClock, network: Network, text: str | bytes
     ) -> None:
-        """The list is served without it, and with it after the revalidation."""
+        """F9: served without it, then with it; what an index keeps of a row has its shape."""
         network.have(full("a"), full("b", 30))
         written_by_another(
             path,
@@ -119,7 +126,12 @@ class TestF12BadData:
             "[null]",
             "[{}]",
             b"\xff",
+            '[{"comment_uuid": []}]',
+            '[{"comment_uuid": {"a": 1}, "topic_uuid": "a", "author": "x", "created_at": 1}]',
+            "[" * 100_000,
+            '[{"x":' * 50_000,
         ],
+        ids=range(12),
     )
     async def test_broken_comments_are_refetched(
         self, path: Path, clock: ManualClock, network: Network, text: str | bytes

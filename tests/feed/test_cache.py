@@ -18,7 +18,16 @@ from stillfresh.feed import (
     Topic,
 )
 from stillfresh.testing import ManualClock
-from tests.kit.feed import DAY, NOW, comment, full, said, sql, topic, uuids
+from tests.kit.feed import (
+    DAY,
+    NOW,
+    comment,
+    full,
+    said,
+    sql,
+    topic,
+    uuids,
+)
 
 
 def meta(path: Path) -> dict[str, int]:
@@ -279,6 +288,83 @@ class TestF2Operations:
         for thread in threads:
             thread.join()
         assert outcomes <= {50, True, "closed"}
+
+
+class TestF2Doors:
+    @pytest.mark.parametrize(
+        "options", [{"fresh_for": -1}, {"keep_for": 0}, {"fresh_for": "soon"}, {"clock": 5}]
+    )
+    def test_bad_settings_are_refused_before_a_file_is_made(
+        self, path: Path, options: dict[str, Any]
+    ) -> None:
+        """The error names the setting."""
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            FeedCache.open(path, **options)
+        assert not path.exists()
+
+    def test_a_refused_opening_leaves_no_thread(self, path: Path) -> None:
+        """Nothing was opened, so there is nothing to close."""
+        before = threading.active_count()
+        with pytest.raises(ConfigError):
+            FeedCache.open(path, keep_for=-1)
+        assert threading.active_count() == before
+
+    def test_bytes_are_no_text(self, cache: FeedCache) -> None:
+        """A body of bytes is refused, not stored as base64."""
+        body: Any = b"\xff"
+        with pytest.raises(ConfigError, match="Topic"):
+            cache.put_topic(topic("a", body=body))
+
+    @pytest.mark.parametrize("moment", [2**63, -(2**63) - 1, 2**80])
+    def test_a_time_that_no_file_can_hold_is_refused(self, cache: FeedCache, moment: int) -> None:
+        """ConfigError, as for any other topic that cannot be stored."""
+        with pytest.raises(ConfigError, match=r"created_at|Topic"):
+            cache.put_topic(Topic(topic_uuid="a", author="x", title="t", created_at=moment))
+        with pytest.raises(ConfigError, match=r"created_at|Topic"):
+            cache.put_topics(
+                [Topic(topic_uuid="a", author="x", title="t", created_at=moment)], "index:all:7"
+            )
+
+    @pytest.mark.parametrize("days", [10**9, 10**18, 10**30, 10**400, -(10**400)], ids=range(5))
+    def test_any_whole_number_of_days_will_do(self, cache: FeedCache, days: int) -> None:
+        """More days than there were."""
+        cache.put_topic(topic("a"))
+        assert uuids(cache.get_topics_all(days)) == ["a"]
+
+    @pytest.mark.parametrize("uuid", ["", "\ud800"])
+    def test_a_topic_without_a_sound_uuid_is_refused(self, cache: FeedCache, uuid: str) -> None:
+        """It could be put, and never be asked for."""
+        with pytest.raises(ConfigError, match="uuid"):
+            cache.put_topic(topic(uuid))
+        with pytest.raises(ConfigError, match="uuid"):
+            cache.put_topics([topic(uuid)], "index:all:7")
+
+    def test_a_category_of_broken_text_is_refused(self, cache: FeedCache) -> None:
+        """A lone surrogate is in no file."""
+        with pytest.raises(ConfigError, match="category"):
+            cache.get_topics_by_category("\ud800", 7)
+
+    @pytest.mark.parametrize("given", [7, None.__class__, b"x", "a\0b"])
+    def test_a_path_that_is_none_is_refused(self, given: Any) -> None:
+        """ConfigError, which says what was given."""
+        with pytest.raises(ConfigError, match="path"):
+            FeedCache.open(given)
+
+    def test_a_data_directory_that_cannot_be_made_is_a_store_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The design's -1."""
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+        with pytest.raises(StoreError, match="file"):
+            FeedCache.open()
+
+    def test_a_deleted_topic_that_is_put_again_is_there(self, cache: FeedCache) -> None:
+        """`put_topics` is a write of its own, not a revalidation that began too early."""
+        cache.put_topic(topic("a"))
+        cache.delete_topic("a")
+        cache.put_topics([topic("a")], "index:all:7")
+        assert cache.get_topic("a") == topic("a")
 
 
 class TestF3Stale:

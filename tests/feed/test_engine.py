@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from stillfresh import ConfigError, LoadFailed, NotOpen, Verdict
-from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
+from stillfresh import ConfigError, LoadFailed, NotOpen, RetryAfter, Verdict
+from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine, Topic
+from stillfresh.feed.reading import FeedReader
 from stillfresh.testing import ManualClock
 from tests.kit.feed import (
     DAY,
@@ -596,11 +597,7 @@ class TestF7Revalidation:
         assert (await engine.get_all()).verdict is Verdict.FRESH
 
     async def test_who_unsubscribed_hears_nothing(
-        self,
-        cache: FeedCache,
-        engine: FeedEngine,
-        clock: ManualClock,
-        heard: Heard,
+        self, cache: FeedCache, engine: FeedEngine, clock: ManualClock, heard: Heard
     ) -> None:
         """Unsubscribing twice changes nothing."""
         cache.put_topics([topic("a")], "index:all:7")
@@ -662,6 +659,106 @@ class TestF7Revalidation:
         with pytest.raises(LoadFailed, match="no answer within 4 s"):
             await reading
         assert network.running == 0
+        await engine.close()
+
+    async def test_what_another_process_stores_during_a_look_is_not_fetched_again(
+        self,
+        engine: FeedEngine,
+        network: Network,
+        path: Path,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A miss asks the store, which knows better by then."""
+        looks = 0
+        real = FeedReader.find
+
+        def find(memory: FeedReader, *args: Any, **options: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            for found in real(memory, *args, **options):
+                if looks == 1:
+                    with FeedCache.open(path, clock=clock) as other:
+                        other.put_topics([topic("a")], "index:all:7")
+                yield found
+
+        monkeypatch.setattr(FeedReader, "find", find)
+        feed = await engine.get_all()
+        assert (uuids(feed.topics), feed.verdict) == (["a"], Verdict.FRESH)
+        assert network.lookups == []
+
+    async def test_one_days_retry_after_is_respected(
+        self, cache: FeedCache, clock: ManualClock
+    ) -> None:
+        """A list of which some days asked for a pause cools down for the longest of them."""
+
+        class Busy(Network):
+            async def day_index(self, day: date, category: str | None) -> Sequence[Topic]:
+                found = await super().day_index(day, category)
+                if day == day_of(NOW):
+                    raise RetryAfter(40)
+                return found
+
+        network = Busy()
+        network.have(topic("b", 86_400))
+        engine = FeedEngine(cache, network, clock=clock)
+        await engine.get_all()
+        clock.advance(39)
+        await engine.get_all()
+        await idle(engine)
+        assert len(network.lookups) == 7
+        clock.advance(1)
+        await engine.get_all()
+        await idle(engine)
+        assert len(network.lookups) == 14
+        await engine.close()
+
+    async def test_a_clock_set_back_does_not_lengthen_a_cooldown(
+        self,
+        cache: FeedCache,
+        engine: FeedEngine,
+        network: Network,
+        clock: ManualClock,
+        heard: Heard,
+    ) -> None:
+        """A cooldown is a minute at most, by whatever clock."""
+        cache.put_topics([topic("a", 7200)], "index:all:7")
+        network.have(topic("a", 7200))
+        network.error = ConnectionError("down")
+        clock.advance(301)
+        await engine.get_all()
+        await idle(engine)
+        network.error = None
+        clock.advance(-3600)
+        clock.advance(61)
+        await engine.get_all()
+        await heard.wait()
+
+    async def test_a_clock_set_back_does_not_lengthen_a_dead_ones_lease(
+        self, cache: FeedCache, network: Network, clock: ManualClock, path: Path
+    ) -> None:
+        """A process died in the middle, then the clock was set back an hour."""
+        cache.put_topics([topic("a", 7200)], "index:all:7")
+        network.have(topic("a", 7200))
+        clock.advance(301)
+        dead = FeedEngine(cache, network, clock=clock)
+        await network.holding(dead.get_all())
+        ((token, end),) = sql(
+            path, "SELECT lease_token, lease_expires_at FROM stillfresh_feed_times"
+        )
+        await dead.close()
+        sql(
+            path,
+            "UPDATE stillfresh_feed_times SET lease_token = ?, lease_expires_at = ?",
+            *(token, end),
+        )
+        network.gate = None
+        clock.advance(-3600)
+        clock.advance(61)
+        engine = FeedEngine(cache, network, clock=clock)
+        heard = Heard(engine)
+        await engine.get_all()
+        await heard.wait()
         await engine.close()
 
 

@@ -233,6 +233,38 @@ class TestF1Schema:
         """Three tables and four indexes."""
         assert (SEED_SCHEMA.count("CREATE TABLE"), SEED_SCHEMA.count("CREATE INDEX")) == (3, 4)
 
+    def test_zero_and_one_are_false_and_true(self, path: Path, clock: ManualClock) -> None:
+        """As a C implementation may write them."""
+        text = '{"topic_uuid": "a", "author": "x", "title": "t", "created_at": 1, '
+        text += '"deleted": 0, "verified": 1}'
+        written_by_another(path, (PUT_TOPIC, ("a", text, "general", int(NOW), 0, int(NOW))))
+        with FeedCache.open(path, clock=clock) as cache:
+            (found,) = cache.get_topics_all(7) or []
+            assert (found.deleted, found.verified) == (False, True)
+
+    def test_rows_of_others_match_their_category_in_any_spelling(
+        self, path: Path, clock: ManualClock
+    ) -> None:
+        """Another implementation may have stored "General" as it was given."""
+        written_by_another(path, (PUT_TOPIC, row_of(topic("a", category_id="General"))))
+        with FeedCache.open(path, clock=clock) as cache:
+            assert uuids(cache.get_topics_by_category("general", 7)) == ["a"]
+            assert uuids(cache.get_topics_by_category("General", 7)) == ["a"]
+
+    async def test_the_same_in_another_order_is_no_change(
+        self, path: Path, clock: ManualClock, network: Network
+    ) -> None:
+        """A row of another implementation that says what upstream says: changed is False."""
+        network.have(full("a"))
+        written_by_another(path, (PUT_TOPIC, row_of(full("a"))))
+        with FeedCache.open(path, clock=clock) as cache:
+            engine = FeedEngine(cache, network, clock=clock)
+            heard = Heard(engine)
+            await engine.get_all()
+            (event,) = await heard.wait()
+            assert not event.changed
+            await engine.close()
+
 
 class TestF11Eviction:
     def test_drops_rows_of_more_than_thirty_days_and_says_how_many(

@@ -1,9 +1,12 @@
-"""F17, F18: one implementation of leases, and what a long list costs: counted, not timed."""
+"""F13, F17, F18: memory in front, one implementation of leases, and what a long list costs:
+counted, not timed.
+"""
 
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stillfresh import Verdict
@@ -285,3 +288,36 @@ class TestF17OneLease:
             assert (uuids(feed.topics), feed.verdict) == (["a", "b"], Verdict.FRESH)
             assert len(network.lookups) == 7
             await engine.close()
+
+
+class TestF13Memory:
+    """Memory in front, and raw JSON, are as true as the file."""
+
+    async def test_another_processs_write_shows_at_the_next_read(
+        self, cache: FeedCache, engine: FeedEngine, path: Path
+    ) -> None:
+        """Memory in front is kept honest by SQLite's data version: typed, raw, and one topic."""
+        cache.put_topics([full("a"), full("b", 30)], "index:all:7")
+        for title in ("first", "second"):
+            for _ in range(2):
+                await engine.get_all()
+                await engine.get_all_json()
+            row = row_of(full("a", title=title))
+            elsewhere(path, f"db.execute({PUT_TOPIC!r}, {row!r})")
+            assert title in {found.title for found in (await engine.get_all()).topics}
+            assert (await engine.get_all_json()).count(title.encode()) == 1
+            found = (await engine.get_topic("a")).topic
+            assert found is not None
+            assert found.title == title
+
+    @pytest.mark.parametrize("count", [0, 1, 2, 3])
+    async def test_json_of_any_number_of_topics(
+        self, cache: FeedCache, engine: FeedEngine, count: int
+    ) -> None:
+        """None, one, several: an array each time, and again from memory."""
+        cache.put_topics([full(f"t{n}", n) for n in range(count)], "index:all:7")
+        cache.put_topics([], "index:general:7")
+        for _ in range(2):
+            for data in (await engine.get_all_json(), await engine.get_category_json("general")):
+                found = msgspec.json.decode(data)
+                assert [row["topic_uuid"] for row in found] == [f"t{n}" for n in range(count)]

@@ -1,13 +1,15 @@
 """F8-F10: writes that meet: each undoes what it did itself, and nothing else."""
 
 import asyncio
+import gc
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stillfresh import StillfreshError, Verdict
+from stillfresh import StillfreshError, StoreError, Verdict
 from stillfresh.feed import FeedCache, FeedCacheUpdated, FeedEngine
 from stillfresh.feed.engine import MAX_OVERTAKEN
 from stillfresh.testing import ManualClock
@@ -24,6 +26,7 @@ from tests.kit.feed import (
     row_of,
     said,
     topic,
+    turns,
     until,
     uuids,
     written_by_another,
@@ -38,13 +41,13 @@ async def asked(network: Network, times: int) -> None:
     await until(lambda: len(network.asked) == times)
 
 
-async def act(engine: FeedEngine, what: str) -> None:
+async def act(engine: FeedEngine, what: str, *, new: str = "a", old: str = "a") -> None:
     if what == "create":
-        await engine.create_topic(full("a"))
+        await engine.create_topic(full(new))
     elif what == "delete":
-        await engine.delete_topic("a")
+        await engine.delete_topic(old)
     else:
-        await engine.add_comment("a", comment("1"))
+        await engine.add_comment(old, comment("1", old))
 
 
 class TestF10Undone:
@@ -129,9 +132,7 @@ class TestF8Meeting:
         network.have(topic("a", title="old"))
         cache.put_topics([topic("a", title="old")], "index:all:7")
         clock.advance(301)
-        network.hold()
-        await engine.get_all()
-        await until(lambda: network.running == 7)
+        await network.holding(engine.get_all())
         written = full("a", title="new", deleted=True)
         await asyncio.to_thread(cache.put_topic, written)
         assert cache.is_stale("index:all:7")
@@ -147,9 +148,7 @@ class TestF8Meeting:
         network.have(topic("a", category_id="x"))
         cache.put_topics([topic("a", category_id="x")], "index:x:7")
         clock.advance(301)
-        network.hold()
-        await engine.get_category("x")
-        await until(lambda: network.running == 7)
+        await network.holding(engine.get_category("x"))
         await engine.create_topic(full("a", category_id="y"))
         network.let_go()
         await idle(engine)
@@ -164,9 +163,7 @@ class TestF8Meeting:
         cache.put_topic(full("a"))
         cache.put_comments("a", [comment("1")])
         clock.advance(301)
-        network.hold()
-        await engine.get_comments("a")
-        await until(lambda: network.running == 1)
+        await network.holding(engine.get_comments("a"), calls=1)
         await engine.delete_topic("a")
         network.talk["a"] = [comment("1")]
         network.let_go()
@@ -340,3 +337,98 @@ class TestF12Columns:
         with pytest.raises(StillfreshError):
             await reading
         assert "stillfresh itself failed" not in caplog.text
+
+
+@pytest.mark.parametrize("what", ["create", "delete", "comment"])
+class TestF10Cancelled:
+    @pytest.mark.parametrize("steps", [1, 2, 4, 8])
+    async def test_a_cancelled_write_is_whole_or_not_at_all(
+        self, cache: FeedCache, engine: FeedEngine, network: Network, what: str, steps: int
+    ) -> None:
+        """Wherever it was cancelled: what the network was never asked for is not shown here."""
+        network.have(topic("old"))
+        network.talk["old"] = []
+        cache.put_topics([topic("old")], "index:all:7")
+        cache.put_comments("old", [])
+        task = asyncio.create_task(act(engine, what, new="new", old="old"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(cache.stats)
+        await turns()
+        await asyncio.to_thread(cache.stats)
+        was_asked = bool(network.asked)
+        is_shown = {
+            "create": cache.get_topic("new") is not None,
+            "delete": cache.get_topic("old") is None,
+            "comment": bool(cache.get_comments("old")),
+        }[what]
+        assert was_asked or not is_shown
+
+    async def test_a_write_cancelled_at_the_network_leaves_its_keys_stale(
+        self, cache: FeedCache, engine: FeedEngine, network: Network, what: str
+    ) -> None:
+        """Nobody knows whether it arrived: the next read asks, and what upstream says is shown."""
+        network.have(topic("old"))
+        network.talk["old"] = []
+        cache.put_topics([topic("old")], "index:all:7")
+        cache.put_comments("old", [])
+        task = await network.holding_writes(act(engine, what, new="new", old="old"))
+        await engine.get_all()
+        await engine.get_comments("old")
+        await idle(engine)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await idle(engine)
+        key = "comments:old" if what == "comment" else "index:all:7"
+        assert cache.is_stale(key)
+
+    async def test_the_networks_error_is_raised_when_undoing_fails_too(
+        self, cache: FeedCache, engine: FeedEngine, network: Network, what: str
+    ) -> None:
+        """Why it was refused matters more than that the file is closed by now."""
+        cache.put_topics([topic("old")], "index:all:7")
+        network.refusal = PermissionError("not yours")
+        task = await network.holding_writes(act(engine, what, new="new", old="old"))
+        cache.close()
+        network.let_writes_go()
+        with pytest.raises(PermissionError):
+            await task
+
+    async def test_a_write_that_the_network_took_raises_nothing(
+        self, cache: FeedCache, engine: FeedEngine, network: Network, what: str
+    ) -> None:
+        """It was published: who is told of an error would publish it again."""
+        cache.put_topics([topic("old")], "index:all:7")
+        task = await network.holding_writes(act(engine, what, new="new", old="old"))
+        cache.close()
+        network.let_writes_go()
+        await task
+
+
+class TestF10GivenUp:
+    async def test_a_write_that_fails_for_nobody_is_not_complained_of(
+        self, engine: FeedEngine
+    ) -> None:
+        """Found by simulation: whoever had asked for it was cancelled before the disk was full."""
+        complaints: list[dict[str, Any]] = []
+        loop, may_fail = asyncio.get_running_loop(), threading.Event()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+
+        def job(_: object) -> None:
+            may_fail.wait(10)
+            raise StoreError("the disk is full")
+
+        await engine._engine.open()
+        writing = asyncio.create_task(engine._run(job))
+        await turns()
+        writing.cancel()
+        await asyncio.wait([writing])
+        del writing
+        may_fail.set()
+        for _ in range(2):  # until the writer's thread has let go of it
+            await engine._store.stats()
+            await turns()
+        gc.collect()
+        assert complaints == []

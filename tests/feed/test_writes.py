@@ -2,7 +2,9 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import apsw
 import pytest
 
 from stillfresh import Verdict
@@ -12,6 +14,7 @@ from tests.kit.feed import (
     Heard,
     Network,
     comment,
+    elsewhere,
     full,
     idle,
     said,
@@ -31,6 +34,10 @@ def meta(path: Path) -> set[str]:
     return {key for (key,) in sql(path, "SELECT cache_key FROM feed_cache_meta")}
 
 
+def full_disk(*_: Any, **__: Any) -> Any:
+    raise apsw.FullError("the disk is full")
+
+
 class TestF8NoLostWrites:
     async def test_a_delete_during_a_revalidation_is_never_undone(
         self,
@@ -44,9 +51,7 @@ class TestF8NoLostWrites:
         cache.put_topics([topic("a"), topic("b")], "index:all:7")
         network.have(topic("a"), topic("b"))
         clock.advance(301)
-        network.hold()
-        await engine.get_all()
-        await until(lambda: network.running == 7)
+        await network.holding(engine.get_all())
         await engine.delete_topic("a")
         assert uuids((await engine.get_all()).topics) == ["b"]
         network.let_go()
@@ -112,9 +117,7 @@ class TestF8NoLostWrites:
         cache.put_topics([topic("a")], "index:all:7")
         network.have(topic("a"))
         clock.advance(301)
-        network.hold()
-        await engine.get_all()
-        await until(lambda: network.running == 7)
+        await network.holding(engine.get_all())
         await engine.create_topic(full("new", 10))
         network.let_go()
         await heard.wait()
@@ -162,11 +165,7 @@ class TestF8NoLostWrites:
             await idle(engine)
 
     async def test_a_topic_deleted_during_its_own_revalidation(
-        self,
-        cache: FeedCache,
-        engine: FeedEngine,
-        network: Network,
-        clock: ManualClock,
+        self, cache: FeedCache, engine: FeedEngine, network: Network, clock: ManualClock
     ) -> None:
         """Neither the topic nor its comments come back."""
         cache.put_topic(full("a"))
@@ -197,9 +196,7 @@ class TestF8NoLostWrites:
         cache.put_topics([topic("a"), topic("b")], "index:all:7")
         network.have(topic("a"), topic("b"))
         clock.advance(301)
-        network.hold()
-        await engine.get_all()
-        await until(lambda: network.running == 7)
+        await network.holding(engine.get_all())
         await asyncio.to_thread(cache.delete_topic, "a")
         network.let_go()
         await heard.wait()
@@ -208,24 +205,143 @@ class TestF8NoLostWrites:
         assert len(network.lookups) == 14
 
     async def test_a_put_during_a_revalidation_is_not_overwritten(
-        self,
-        cache: FeedCache,
-        engine: FeedEngine,
-        network: Network,
-        clock: ManualClock,
+        self, cache: FeedCache, engine: FeedEngine, network: Network, clock: ManualClock
     ) -> None:
         """A full topic written while an older answer is on its way stays as written."""
         cache.put_topic(full("a", title="old"))
         network.have(full("a", title="old"))
         clock.advance(301)
-        network.hold()
-        await engine.get_topic("a")
-        await until(lambda: network.running == 1)
+        await network.holding(engine.get_topic("a"), calls=1)
         network.have(full("a", title="written"))
         await asyncio.to_thread(cache.put_topic, full("a", title="written"))
         network.let_go()
         await idle(engine)
         assert (await engine.get_topic("a")).topic == full("a", title="written")
+
+    async def test_another_implementation_invalidates_during_a_revalidation(
+        self,
+        cache: FeedCache,
+        engine: FeedEngine,
+        network: Network,
+        clock: ManualClock,
+        heard: Heard,
+        path: Path,
+    ) -> None:
+        """It knows no leases: that its meta row went is enough."""
+        cache.put_topics([topic("a")], "index:all:7")
+        network.have(topic("a"))
+        clock.advance(301)
+        await network.holding(engine.get_all())
+        elsewhere(path, "db.execute('DELETE FROM feed_cache_meta')")
+        network.have(topic("b"))
+        network.let_go()
+        await heard.wait()
+        await idle(engine)
+        assert uuids((await engine.get_all()).topics) == ["a", "b"]
+        assert len(network.lookups) == 14
+
+    async def test_a_miss_overtaken_by_a_delete(
+        self, cache: FeedCache, engine: FeedEngine, network: Network
+    ) -> None:
+        """Who waits for a cold feed is not shown what was deleted meanwhile."""
+        network.have(topic("a"), topic("b"))
+        reading = await network.holding(engine.get_all())
+        await engine.delete_topic("a")
+        network.let_go()
+        assert uuids((await reading).topics) == ["b"]
+        await idle(engine)
+        assert uuids(cache.get_topics_all(7)) == ["b"]
+
+    async def test_a_read_after_a_delete_joins_no_fetch_from_before(
+        self, engine: FeedEngine, network: Network
+    ) -> None:
+        """F10: a write shows in the very next read, also when a cold feed is on its way."""
+        network.have(topic("a"), topic("b"))
+        first = await network.holding(engine.get_all())
+        await engine.delete_topic("a")
+        second = asyncio.create_task(engine.get_all())
+        await turns()
+        network.let_go()
+        assert uuids((await second).topics) == ["b"]
+        await first
+        await idle(engine)
+
+    async def test_nor_if_the_disk_is_full_by_then(
+        self,
+        cache: FeedCache,
+        engine: FeedEngine,
+        network: Network,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """What cannot be published is not taken for fresh by one who has lost the lease."""
+
+        first = await network.holding(engine.get_comments("a"), calls=1)
+        network.talk["a"] = [comment("1")]
+        await engine.on_remote_comment("a")
+        second = asyncio.create_task(engine.get_comments("a"))
+        await turns()
+        for step in ("publish", "acquire", "release"):
+            monkeypatch.setattr(f"stillfresh.stores.sqlite.steps.KindTables.{step}", full_disk)
+        network.let_go()
+        assert said((await second).comments) == ["1"]
+        await first
+
+    @pytest.mark.parametrize("is_under_way", [False, True])
+    async def test_nor_from_memory_once_the_disk_has_room_again(
+        self,
+        engine: FeedEngine,
+        network: Network,
+        monkeypatch: pytest.MonkeyPatch,
+        is_under_way: bool,
+    ) -> None:
+        """What could not be stored, and what was asked for without a lease, is overtaken too."""
+
+        network.talk["a"] = [comment("1")]
+        network.hold()
+        with monkeypatch.context() as patch:
+            patch.setattr("stillfresh.stores.sqlite.steps.KindTables.acquire", full_disk)
+            first = asyncio.create_task(engine.get_comments("a"))
+            await until(lambda: network.running == 1)
+        if not is_under_way:
+            network.let_go()
+            assert said((await first).comments) == ["1"]
+        network.talk["a"] = [comment("1"), comment("2")]
+        await engine.on_remote_comment("a")
+        second = asyncio.create_task(engine.get_comments("a"))
+        await turns()
+        if is_under_way:
+            network.let_go()
+        assert said((await second).comments) == ["1", "2"]
+        await first
+
+    async def test_closing_waits_for_a_remote_comment(
+        self, cache: FeedCache, engine: FeedEngine
+    ) -> None:
+        """The invalidation is done, though nobody awaited it."""
+        cache.put_comments("a", [comment("1")])
+        engine.on_remote_comment("a")
+        await engine.close()
+        assert cache.is_stale("comments:a")
+
+    async def test_a_read_after_a_remote_comment_joins_no_fetch_from_before(
+        self, engine: FeedEngine, network: Network
+    ) -> None:
+        """What was asked for before the invalidation is not told to who comes after as fresh."""
+        network.talk["a"] = [comment("1")]
+        first = await network.holding(engine.get_comments("a"), calls=1)
+        network.talk["a"] = [comment("1"), comment("2")]
+        await engine.on_remote_comment("a")
+        second = asyncio.create_task(engine.get_comments("a"))
+        await turns()
+        network.let_go()
+        answer = await second
+        assert (said(answer.comments), answer.verdict) in (
+            (["1", "2"], Verdict.FRESH),
+            (["1"], Verdict.STALE),
+        )
+        early = await first
+        assert (said(early.comments), early.verdict) != (["1"], Verdict.FRESH)
+        await idle(engine)
 
 
 class TestF10Writes:
@@ -533,9 +649,7 @@ class TestF10Refused:
         cache.put_topics([topic("b")], "index:all:7")
         network.have(topic("b"))
         clock.advance(301)
-        network.hold()
-        await engine.get_all()
-        await until(lambda: network.running == 7)
+        await network.holding(engine.get_all())
         network.refusal = Refused("no")
         with pytest.raises(Refused):
             await engine.create_topic(topic("a"))
