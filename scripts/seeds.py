@@ -2,8 +2,8 @@
 
 A test names its rules in its own name (`class TestE17Put`, `def test_s3_…`) or in the first words
 of its docstring ("E17, S5: …"). A module's docstring does so for rules that nothing in it names.
-The page itself keeps the title and the notes of each rule: only its column of tests and its list
-of what is not built yet are written here. `tests/test_docs.py` fails when the page is out of date.
+The page itself keeps the title and the notes of each rule: only the lists of tests and the list of
+what is not built yet are written here. `tests/test_docs.py` fails when the page is out of date.
 """
 
 import ast
@@ -14,7 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "seeds.md"
 NOT_BUILT = "not built yet"
-ROW = re.compile(r"^\| ([A-Z]\d+) \| ([^|]+) \| ([^|]+) \|", re.MULTILINE)
+RULE = re.compile(r"^### ([A-Z]\d+): (.+)\n((?:(?!##).*\n?)*)", re.MULTILINE)
+"""A rule's id, its title, and what is below: notes, then tests."""
+TEST = re.compile(rf"^- (?:`tests/.*|{NOT_BUILT})\n?", re.MULTILINE)
 LIST = re.compile(r"(<!-- not built -->\n).*?(<!-- /not built -->)", re.DOTALL)
 NAMED = re.compile(r"Test([A-Z]\d+)|test_([a-z]\d+)_")
 SAID = re.compile(r"([A-Z]\d+(?:-[A-Z]\d+)?(?:, [A-Z]\d+(?:-[A-Z]\d+)?)*):\s")
@@ -63,39 +65,37 @@ def collected(root: Path = ROOT) -> Tests:
 
 def mistakes(page: str, tests: Tests) -> list[str]:
     """What the page cannot be written with: rules that are not in it, and tests that went."""
-    rows = {row[1]: row[3] for row in ROW.finditer(page)}
+    below = {rule[1]: rule[3] for rule in RULE.finditer(page)}
     unknown = [
         f"{rule} is no rule of docs/seeds.md: {', '.join(tests[rule])}"
-        for rule in tests - rows.keys()
+        for rule in tests.keys() - below.keys()
     ]
     lost = [
-        f"{rule} had tests and has none now: write one, or put '{NOT_BUILT}' into its row"
-        for rule, cell in rows.items()
-        if rule not in tests and cell != NOT_BUILT
+        f"{rule} had tests and has none now: write one, or put '- {NOT_BUILT}' below its title"
+        for rule, text in below.items()
+        if rule not in tests and f"- {NOT_BUILT}" not in text
     ]
     return unknown + lost
 
 
-def cell(files: dict[str, list[str]]) -> str:
-    """One line for each file."""
-    lines = [
-        f"`{path}`" + (f": {', '.join(f'`{name}`' for name in names)}" if names else "")
-        for path, names in files.items()
-    ]
-    return "<br>".join(lines)
+def line(path: str, names: list[str]) -> str:
+    return f"- `{path}`" + (f": {', '.join(f'`{name}`' for name in names)}" if names else "")
 
 
 def written(page: str, tests: Tests) -> str:
     """The page with the tests of each rule, and the rules that have none."""
-    page = ROW.sub(
-        lambda row: f"| {row[1]} | {row[2]} | {cell(tests.get(row[1], {})) or NOT_BUILT} |", page
-    )
-    missing: dict[str, list[str]] = {}
-    for row in ROW.finditer(page):
-        if row[3] == NOT_BUILT:
-            missing.setdefault(row[1][0], []).append(f"{row[1]} ({row[2]})")
-    told = "".join(f"{', '.join(rules)}.\n\n" for rules in missing.values())
-    return LIST.sub(lambda marks: f"{marks[1]}\n{told}{marks[2]}", page)
+
+    def rule_with_tests(rule: re.Match[str]) -> str:
+        notes = TEST.sub("", rule[3]).strip()
+        lines = [line(*file) for file in tests.get(rule[1], {}).items()] or [f"- {NOT_BUILT}"]
+        parts = [f"### {rule[1]}: {rule[2]}", *([notes] if notes else []), "\n".join(lines)]
+        return "\n\n".join(parts) + "\n\n"
+
+    missing = [
+        f"- {rule[1]}: {rule[2]}\n\n" for rule in RULE.finditer(page) if rule[1] not in tests
+    ]
+    page = RULE.sub(rule_with_tests, page).rstrip("\n") + "\n"
+    return LIST.sub(lambda marks: f"{marks[1]}\n{''.join(missing)}{marks[2]}", page)
 
 
 if __name__ == "__main__":

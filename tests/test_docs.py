@@ -178,7 +178,7 @@ class TestSeeds:
         """All numbers up to the last, in order."""
         last = {"E": 28, "S": 12, "C": 18, "F": 18, "I": 29, "M": 13, "W": 15, "G": 20, "T": 12}
         rules = [f"{letter}{n + 1}" for letter, count in last.items() for n in range(count)]
-        assert [row[1] for row in seeds.ROW.finditer(seeds.PAGE.read_text())] == rules
+        assert [row[1] for row in seeds.RULE.finditer(seeds.PAGE.read_text())] == rules
 
     @pytest.mark.parametrize(
         ("source", "named"),
@@ -202,7 +202,7 @@ class TestSeeds:
 
     def test_a_wrong_number_and_a_lost_test_are_told(self, seeds: Any) -> None:
         """A rule that is not built yet may have no test; one that had one may not lose it."""
-        page = "| E1 | a | `t.py` | |\n| E2 | b | not built yet | |\n"
+        page = "### E1: a\n\n- `tests/t.py`\n\n### E2: b\n\n- not built yet\n"
         assert seeds.mistakes(page, {"E1": {}, "E2": {}}) == []
         [unknown, lost] = seeds.mistakes(page, {"E11": {"tests/test_a.py": []}})
         assert "E11 is no rule" in unknown
