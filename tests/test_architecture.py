@@ -53,7 +53,7 @@ PURE = re.compile(
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
 IMPURE = {"apsw", "asyncio", "logging", "os", "random", "socket", "sqlite3", "threading", "time"}
 
-LINES = 33_550
+LINES = 33_750
 NAMES_USED_TWICE = 0
 DOORS = {
     "stores": 6,

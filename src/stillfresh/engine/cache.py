@@ -13,12 +13,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from stillfresh.bounded import sliced
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
+from stillfresh.engine.blocks import Override, past
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import CacheStats, Listed, listed
 from stillfresh.engine.keys import (
@@ -65,10 +67,9 @@ class Cache(Lifecycle):
         grace: Duration = GRACE,
     ) -> None:
         self.clock = checked_clock(clock)
-        self._private = isinstance(store, str) and store.startswith("memory:")
-        opened, within = store_for(store, clock), seconds(grace, name="grace")
-        new_runtime = partial(Runtime, opened, self.clock, sleep=sleep, dice=dice, grace=within)
-        super().__init__(opened, new_runtime)
+        within = seconds(grace, name="grace")
+        new_runtime = partial(Runtime, clock=self.clock, sleep=sleep, dice=dice, grace=within)
+        super().__init__(store_for(store, clock), new_runtime, is_private=_is_private(store))
 
     def batched(
         self,
@@ -223,6 +224,14 @@ class Cache(Lifecycle):
             )
         return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), runtime.loop).result()
 
+    def bypassed(self) -> AbstractContextManager[None]:
+        """E22: inside `with`, every read of this task loads, and nothing is stored."""
+        return past(self)
+
+    def override(self, store: str | Store) -> Override:
+        """E22: inside `async with` (or `with`, where no event loop runs) it has this store."""
+        return Override(self, store_for(store, self.clock), is_private=_is_private(store))
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
@@ -245,12 +254,16 @@ class Cache(Lifecycle):
         private: bool = False,
     ) -> Core[H, V]:
         """For systems on the engine: keys of any kind; `private`: our store."""
-        memory: Memory[H, V] = Memory(spec, self.clock, private=self._private or private)
+        memory: Memory[H, V] = Memory(spec, self.clock, private=self.is_private or private)
         core = Core(spec, self, memory, text=text, key=key)
         self.cores[self._new_name(spec.kind)] = core
         if self.opened is not None:
             core.open(self.opened)
         return core
+
+
+def _is_private(store: str | Store) -> bool:
+    return isinstance(store, str) and store.startswith("memory:")
 
 
 async def _overtake(keys: Iterable[tuple[Core[Any, Any], Any]]) -> None:

@@ -24,10 +24,16 @@ logger = logging.getLogger(__name__)
 class Lifecycle:
     """What is open of a cache, and on which event loop."""
 
-    def __init__(self, store: Store, new_runtime: Callable[[], Runtime]) -> None:
+    def __init__(
+        self, store: Store, new_runtime: Callable[[Store], Runtime], *, is_private: bool = False
+    ) -> None:
         self.opened: Runtime | None = None
         self.cores: dict[str, Core[Any, Any]] = {}
         """What was declared, by its name."""
+        self.is_private = is_private
+        """Nobody else has this store."""
+        self.blocks = 0
+        """E22: blocks of `bypassed()` that are open, in any task."""
         self._store = store
         self._new_runtime = new_runtime
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,6 +76,24 @@ class Lifecycle:
             self._loop = asyncio.get_running_loop()
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
+
+    async def swap(self, store: Store, *, is_private: bool, is_closed: bool, keeps: bool) -> Store:
+        """E22: stop, and work on another store from the next read on; returns the one before.
+
+        `keeps`: that one stays open, unless it is bound to an event loop.
+        """
+        self._check_here()
+        self.is_closed, self._loop = True, asyncio.get_running_loop()
+        try:
+            await self._close(keeps=keeps and self._store.outlives_loops)
+        finally:
+            before, self._store = self._store, store
+            self.is_private, self.is_closed = is_private, is_closed
+        return before
+
+    def apart(self) -> Runtime:
+        """E22: for loads that nothing is stored of; its store is not asked."""
+        return self._new_runtime(self._store)
 
     def check_not_closed(self) -> None:
         """Closed by hand: a read opens what was never opened, not this."""
@@ -121,7 +145,7 @@ class Lifecycle:
         except BaseException:
             self._opening = self._loop = None
             raise
-        runtime = self.opened = self._new_runtime()
+        runtime = self.opened = self.apart()
         for core in self.cores.values():
             core.open(runtime)
         if self._store.needs_eviction and not self._is_ended_loop():
@@ -162,14 +186,14 @@ class Lifecycle:
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
-    async def _close(self) -> None:
+    async def _close(self, *, keeps: bool = False) -> None:
         """Run to the end, also if the caller is cancelled."""
         try:
             if self._opening is not None:
                 await asyncio.wait([self._opening])
             await self._ended()
             if self.opened is not None:
-                await self._end()
+                await self._end(keeps=keeps)
             elif self._is_left:
                 await self._close_left()
         finally:

@@ -74,17 +74,19 @@ class Memory(Generic[K, V]):
         self.counts = Counts()
         self.now = clock
         self._spec = spec
-        self._is_private = private
-        self._memory_for = float("inf") if private else spec.memory_for
-        """E9: nobody else can change a private store, so memory need not ask it."""
-        self._from_store = Origin.MEMORY if private else Origin.STORE
-        self._kept_origin = Origin.MEMORY if self._memory_for else Origin.STORE
-        """Without `memory_for`, what is kept is given only after the store was asked."""
+        self.stand_before(private=private)
         self._outlook: Outlook | None = None
         self._tagged: TagIndex[K] = TagIndex()
         self._ring: list[MemoryEntry[K, V]] = []
         self._hand = 0
         self._left: list[tuple[list[MemoryEntry[K, V]], TagIndex[K]]] = []
+
+    def stand_before(self, *, private: bool) -> None:
+        """E9: nobody else can change a private store, so memory need not ask it."""
+        self.is_private = private
+        self._memory_for = float("inf") if private else self._spec.memory_for
+        self._from_store = Origin.MEMORY if private else Origin.STORE
+        self._kept_origin = Origin.MEMORY if self._memory_for else Origin.STORE
 
     def hit(self, key: K, now: float) -> Answer[V] | None:
         """What memory can answer without asking the store."""
@@ -267,7 +269,7 @@ class Memory(Generic[K, V]):
 
         Without the bytes, unless they are those that the private store holds.
         """
-        if not self._is_private and copy.value is not None and copy.value is not UNREAD:
+        if not self.is_private and copy.value is not None and copy.value is not UNREAD:
             copy = Copy(copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark)
         entry = self.entries.get(key)
         if entry is None:

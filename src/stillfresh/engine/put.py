@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from stillfresh.backoff import pause_after, spread
 from stillfresh.engine import rules
+from stillfresh.engine.blocks import is_past
 from stillfresh.engine.loader import Runtime, looked_at
 from stillfresh.engine.model import DELETE, LEAVE, Amended, Answer, Origin
 from stillfresh.engine.read import Reads, StoreStep
@@ -85,6 +86,10 @@ class Puts(Reads[K, V]):
             ready.append(self._known(runtime, key, given, sent))
             if not len(ready) % SLICE:
                 await asyncio.sleep(0)
+        if self.owner.blocks and is_past(self.owner):  # E22: store nothing, leave nothing old
+            with self.overtaking([it.key for it in ready]):
+                await runtime.store.invalidate(self.spec.kind, [it.id for it in ready])
+            return
         for start in range(0, len(ready), SLICE):
             step = runtime.step(self._put(runtime, ready[start : start + SLICE], check))
             step.add_done_callback(looked_at)

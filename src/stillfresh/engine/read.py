@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from stillfresh.engine import rules
+from stillfresh.engine.blocks import Face, is_past, loaded
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
@@ -70,6 +71,7 @@ class Reads(Generic[K, V]):
         self.queue: Queue[K, V]
         self.loads: Loads[K, V]
         """While it is open."""
+        self.faces: list[Face] = []
         self._steps: set[StoreStep[K]] = set()
         self.begin_anew()
 
@@ -106,6 +108,8 @@ class Reads(Generic[K, V]):
         self, keys: Sequence[K], waiter: Waiter[K, V] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
         """E2, for each key; those that need a load are loaded together."""
+        if self.owner.blocks and is_past(self.owner):
+            return await loaded(self, keys, waiter or Waiter())
         runtime = await self.ready()
         now = runtime.clock()
         waiter = waiter or Waiter(max_age=max_age)
@@ -182,7 +186,7 @@ class Reads(Generic[K, V]):
     def glance(self, key: K) -> Answer[V] | None:
         """E9, E14: the row is read on the spot; if it has not changed, nor has the answer."""
         entry, runtime = self.memory.entries.get(key), self._runtime
-        if entry is None or runtime is None or runtime.read_now is None:
+        if entry is None or runtime is None or runtime.read_now is None or self.owner.blocks:
             return None
         copy, id_, now = entry.copy, self.text(key), runtime.clock()
         is_right = copy.fetched_at - MAX_SKEW <= now < entry.stands
@@ -203,6 +207,8 @@ class Reads(Generic[K, V]):
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER
     ) -> dict[K, Outcome[V]]:
         """What can be said of each without a load; a key that needs one is left out."""
+        if self.owner.blocks and is_past(self.owner):
+            return {}
         runtime = await self.ready()
         now, found = runtime.clock(), dict[K, Outcome[V]]()
         texts = self._unheld(keys, now, found, max_age)
@@ -218,6 +224,8 @@ class Reads(Generic[K, V]):
 
     async def look(self, key: K) -> Answer[V] | None:
         """What there is, however old, unless it is GONE; nothing is loaded."""
+        if self.owner.blocks and is_past(self.owner):
+            return None
         runtime, id_, unread = await self.ready(), self.text(key), set[K]()
         copy = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING).copy
         now = runtime.clock()
@@ -234,7 +242,10 @@ class Reads(Generic[K, V]):
         self, keys: Sequence[K], waiter: Waiter[K, V] | None = None
     ) -> dict[K, Outcome[V]]:
         """Now, whatever the age and the cooldown; a load under way counts."""
-        runtime, texts, waiter = await self.ready(), self.texts(keys), waiter or Waiter()
+        waiter = waiter or Waiter()
+        if self.owner.blocks and is_past(self.owner):
+            return await loaded(self, keys, waiter)
+        runtime, texts = await self.ready(), self.texts(keys)
         records = await self._records(runtime, texts)
         for key, id_ in texts.items():
             self._join(key, id_, records.get(id_, NOTHING), waiter, forced=True)

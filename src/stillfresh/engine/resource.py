@@ -9,6 +9,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
+from stillfresh.engine.blocks import is_past
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, Call, Signature, checked_text
@@ -80,8 +81,13 @@ class Resource(Generic[K, V]):
 
     def __init__(self, core: Core[K, V], clock: Clock) -> None:
         self._core = core
-        self._entries = core.memory.entries
         self._clock = clock
+        core.faces.append(self)
+        self.stand_back(back=core.owner.blocks > 0)
+
+    def stand_back(self, *, back: bool) -> None:
+        """E22: while a block of `bypassed()` is open the core answers all reads."""
+        self._entries = {} if back else self._core.memory.entries
 
     async def __call__(self, key: K) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
@@ -149,7 +155,7 @@ class Resource(Generic[K, V]):
             clock = self._clock
             if clock() < entry.until:
                 return entry.answer
-        return self._core.memory.peek(key)
+        return None if is_past(self._core.owner) else self._core.memory.peek(key)
 
     async def refresh(self, *keys: K) -> None:
         """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
@@ -249,10 +255,15 @@ class Function(Generic[P, V]):
 
     def __init__(self, core: Core[Call[P], V], signature: Signature[P], clock: Clock) -> None:
         self._core = core
-        self._entries = core.memory.entries
         self._resource: Resource[Any, V] = Resource(core, clock)
         self._signature = signature
         self._clock = clock
+        core.faces.append(self)
+        self.stand_back(back=core.owner.blocks > 0)
+
+    def stand_back(self, *, back: bool) -> None:
+        """E22: while a block of `bypassed()` is open the core answers all reads."""
+        self._entries = {} if back else self._core.memory.entries
         self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:

@@ -1,0 +1,143 @@
+"""Blocks of code for which a cache is not there, or has another store (E22).
+
+Reads inside `bypassed()` come here instead of to memory and the store. A block is open for the
+task that opened it and for the tasks that this one starts; the others notice nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from stillfresh.engine.flight import LOADING
+from stillfresh.engine.loader import Loader
+from stillfresh.engine.model import Origin, Outcome
+from stillfresh.engine.queue import Batch, Flight, Waiter
+from stillfresh.errors import StillfreshError
+from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import Store
+
+if TYPE_CHECKING:
+    from stillfresh.engine.lifecycle import Lifecycle
+    from stillfresh.engine.read import Reads
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Face(Protocol):
+    """What answers hits from memory by itself, without asking its core."""
+
+    def stand_back(self, *, back: bool) -> None:
+        """Leave every read to the core, which knows the caller's blocks; or no longer."""
+
+
+OPEN: ContextVar[tuple["Bypass", ...]] = ContextVar("stillfresh_bypass", default=())
+
+
+class Bypass:
+    """One block; a task that outlives it is past the cache no longer."""
+
+    def __init__(self, cache: "Lifecycle") -> None:
+        self.cache: Lifecycle | None = cache
+
+
+@contextmanager
+def past(cache: "Lifecycle") -> Iterator[None]:
+    """No hit is answered by a face while a block is open: only the core asks whose block it is."""
+    block = Bypass(cache)
+    OPEN.set((*OPEN.get(), block))
+    cache.blocks += 1
+    if cache.blocks == 1:
+        _stand_back(cache, back=True)
+    try:
+        yield
+    finally:
+        block.cache = None
+        cache.blocks -= 1
+        if not cache.blocks:
+            _stand_back(cache, back=False)
+        OPEN.set(tuple(it for it in OPEN.get() if it is not block))
+
+
+def _stand_back(cache: "Lifecycle", *, back: bool) -> None:
+    for core in cache.cores.values():
+        for face in core.faces:
+            face.stand_back(back=back)
+
+
+def is_past(cache: "Lifecycle") -> bool:
+    """True if this code runs in a block of `bypassed()`."""
+    return cache.blocks > 0 and any(block.cache is cache for block in OPEN.get())
+
+
+async def loaded(
+    core: "Reads[K, V]", keys: Sequence[K], waiter: Waiter[K, V]
+) -> dict[K, Outcome[V]]:
+    """By the loader alone: no lease, no other caller, no cooldown, and nothing is kept."""
+    runtime, memory = core.owner.apart(), core.memory
+    runtime.context = copy_context()
+    loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
+    by = None if waiter.load is None else waiter
+    flights = [Flight(key, id_, by=by) for key, id_ in core.texts(keys).items()]
+    for start in range(0, len(flights), core.spec.max_batch):
+        batch = Batch(flights[start : start + core.spec.max_batch], LOADING)
+        results = await loader.results(batch, {})
+        for flight in batch.flights:
+            result = results[flight.id]
+            waiter.private = waiter.private or result.private
+            if result.error is not None:
+                waiter.outcomes[flight.key] = result.error
+            elif (copy := result.copy) is not None:
+                answer = memory.made(copy, result.value, Verdict.FRESH, Origin.LOADED)
+                waiter.outcomes[flight.key] = answer
+    memory.count(waiter.outcomes.values(), runtime.clock())
+    return waiter.outcomes
+
+
+class Override:
+    """What `cache.override(...)` returns: its block, for `async with` or `with`."""
+
+    def __init__(self, cache: "Lifecycle", store: Store, *, is_private: bool) -> None:
+        self._cache = cache
+        self._store = store
+        self._is_private = is_private
+
+    async def __aenter__(self) -> None:
+        cache = self._cache
+        self._was_private, self._was_closed = cache.is_private, cache.is_closed
+        self._fronts = {core: core.memory.is_private for core in cache.cores.values()}
+        self._before = await cache.swap(
+            self._store, is_private=self._is_private, is_closed=False, keeps=True
+        )
+        for core in cache.cores.values():
+            core.memory.stand_before(private=self._is_private)
+
+    async def __aexit__(self, *_: object) -> None:
+        cache, was = self._cache, self._was_private
+        try:
+            await cache.swap(self._before, is_private=was, is_closed=self._was_closed, keeps=False)
+        finally:
+            for core in cache.cores.values():
+                core.memory.stand_before(private=self._fronts.get(core, was))
+
+    def __enter__(self) -> None:
+        _run(self.__aenter__)
+
+    def __exit__(self, *_: object) -> None:
+        _run(self.__aexit__)
+
+
+def _run(step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """On a loop of its own, which nobody else sees."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(step())
+        finally:
+            loop.close()
+        return
+    raise StillfreshError("an event loop is running: write async with cache.override(...)")
