@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import stillfresh
+import stillfresh.contrib.fastapi
 import stillfresh.coordinator
 import stillfresh.demo
 import stillfresh.feed
@@ -35,6 +36,7 @@ from stillfresh.waiting.rules_refetch import LONGEST_PAUSE, PAUSE
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     stillfresh,
+    stillfresh.contrib.fastapi,
     stillfresh.coordinator,
     stillfresh.demo,
     stillfresh.feed,

@@ -1,17 +1,23 @@
 """How long a response is good for, as it says itself, and what a request asks of that (I14).
 
-Pure. RFC 9111 §4.2 (lifetime and age), §5.2.1 (what a request says), §5.2.2 (what a response says);
-RFC 5861 (stale-while-revalidate, stale-if-error); RFC 9213 (CDN-Cache-Control).
+Also what an answer of the engine says of itself over HTTP. Pure. RFC 9111 §4.2 (lifetime and age),
+§5.2.1 (what a request says), §5.2.2 (what a response says); RFC 5861 (stale-while-revalidate,
+stale-if-error); RFC 9211 (Cache-Status); RFC 9213 (CDN-Cache-Control).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
+from stillfresh.engine import HITS, Answer, Origin, RetryAfter
+from stillfresh.errors import LoadFailed
 from stillfresh.http.fields import Raw, date_of, directives, http_date, members, number, values
 
 FOR_EVER: Final = float("inf")
+RETRY_AFTER: Final = 5.0
+"""Seconds, where nobody said when to come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +165,20 @@ def policy_headers(headers: Raw, terms: PageTerms) -> Raw:
 def cache_status(before: Sequence[bytes], what: str) -> bytes:
     """RFC 9211 §2: the cache nearest to the client comes last."""
     return b", ".join([*before, b"stillfresh; " + what.encode()])
+
+
+def status_of(answer: Answer[Any], ttl: float) -> str:
+    """A hit, or forwarded because there was none, for this one or for another as well."""
+    what = "hit" if answer.origin in HITS else "fwd=miss; stored"
+    if answer.origin is Origin.ANOTHER:
+        what += "; collapsed"
+    detail = answer.verdict.value if answer.error is None else "refresh-failed"
+    return f"{what}; ttl={int(ttl)}; detail={detail}"
+
+
+def pause_after(error: LoadFailed, now: float) -> int:
+    """Whole seconds, one at least: until the cooldown is over, or as the upstream said."""
+    if error.retry_at is not None:
+        return max(1, math.ceil(error.retry_at - now))
+    cause = error.__cause__
+    return max(1, math.ceil(cause.seconds if isinstance(cause, RetryAfter) else RETRY_AFTER))

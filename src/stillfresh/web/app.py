@@ -30,7 +30,6 @@ from stillfresh.web.guard import (
     bearer,
     checked_hosts,
     checked_origins,
-    checked_token,
     is_called_rightly,
 )
 from stillfresh.web.openapi import Ready, openapi
@@ -92,9 +91,8 @@ class Gateway:
             cache,
             live=lambda: self.live.snapshot(),  # noqa: PLW0108 (made below)
             page_cache=page_cache,
-            token=None if token is None else checked_token(token),
+            token=token,
             has_site=pages is not None,
-            clock=cache.clock,
         )
         self.live = Live(
             self.hub,

@@ -6,7 +6,6 @@ that needs a header field that forms cannot send, and the page's own origin.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -17,12 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from stillfresh.clock import Clock
 from stillfresh.engine import Cache
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
 from stillfresh.web.entries import ACTIONS, PAGES, Listing, Place
-from stillfresh.web.guard import Operators, bearer, is_local, is_of_this_page
+from stillfresh.web.guard import Operators, bearer, checked_token, is_local, is_of_this_page
 from stillfresh.web.numbers import Numbers
 from stillfresh.web.replies import Problem, file_reply, json_reply, problem_app, problem_reply
 
@@ -43,25 +41,29 @@ OWN_FIELD: Final = "x-stillfresh"
 
 
 class Dashboard:
-    """An ASGI app; `scope["root_path"]` ends where its own paths begin."""
+    """An ASGI app, to mount; `scope["root_path"]` ends where its own paths begin.
+
+    `open` and `close` are for its memory of the last minutes. `live` counts the viewers of a
+    gateway, whose live connection the page listens to.
+    """
 
     def __init__(
         self,
         cache: Cache,
         *,
-        live: Callable[[], dict[str, Any]],
+        live: Callable[[], dict[str, Any]] | None = None,
         page_cache: PageCache | None = None,
         token: str | None = None,
         has_site: bool = False,
-        clock: Clock = time.time,
     ) -> None:
         caches = {"entities": cache}
         if page_cache is not None:
             caches[PAGES] = page_cache.cache
-        self.numbers = Numbers(caches, live, pages=page_cache, clock=clock)
-        self.operators = Operators(token)
+        clock = cache.clock
+        self.numbers = Numbers(caches, live or _no_viewers, pages=page_cache, clock=clock)
+        self.operators = Operators(None if token is None else checked_token(token))
         self._listing = Listing(caches)
-        self._has_site = has_site
+        self._told = {"has_site": has_site, "has_live": live is not None}
         self._noting: asyncio.Task[NoReturn] | None = None
         self._app = problem_app(
             [
@@ -92,7 +94,7 @@ class Dashboard:
 
     async def snapshot(self) -> dict[str, Any]:
         """The numbers of the moment, as `api/stats` and the live connection tell them."""
-        return {**await self.numbers.snapshot(), "has_site": self._has_site}
+        return {**await self.numbers.snapshot(), **self._told}
 
     async def _file(self, name: str, request: Request) -> Response:
         if not self.operators.has_token and not is_local(request.scope):
@@ -155,10 +157,14 @@ class Dashboard:
         raise Problem(401, "sign_in", "The token, please", www_authenticate="Bearer")
 
 
+def _no_viewers() -> dict[str, Any]:
+    return {"connections": 0, "signed_in": 0, "subscriptions": {}}
+
+
 def _refused() -> Problem:
     said = (
         "without a token the dashboard is for this machine alone, under the name localhost or "
-        "127.0.0.1; give the gateway a token to use it from elsewhere"
+        "127.0.0.1; give it a token to use it from elsewhere"
     )
     return Problem(403, "this_machine_only", "For this machine alone", said)
 

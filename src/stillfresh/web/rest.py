@@ -15,6 +15,7 @@ from stillfresh.clock import Clock
 from stillfresh.coordinator import Kind
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StillfreshError, StoreError
 from stillfresh.http.body import Unreadable, collected
+from stillfresh.http.freshness import pause_after
 from stillfresh.live import Hub
 from stillfresh.live.messages import NO_ID, is_id
 from stillfresh.live.sign_in import Authenticate
@@ -26,7 +27,6 @@ from stillfresh.web.rules_rest import (
     freshness_headers,
     is_failed,
     item_of,
-    pause_after,
 )
 
 MAX_BODY: Final = 1_048_576

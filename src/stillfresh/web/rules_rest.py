@@ -4,23 +4,25 @@ Pure: an answer and a time in, data out. RFC 9111 (Age, Cache-Control), RFC 9211
 (Cache-Status), RFC 9110 §10.2.3 (Retry-After).
 """
 
-import math
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stillfresh.coordinator import Kind
 from stillfresh.durations import seconds
-from stillfresh.engine import HITS, Answer, Origin, RetryAfter
+from stillfresh.engine import Answer
 from stillfresh.engine.rules import absent_believed_for
-from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.http.freshness import PageTerms, cache_control, cache_status
+from stillfresh.http.freshness import (
+    PageTerms,
+    cache_control,
+    cache_status,
+    pause_after,
+    status_of,
+)
 from stillfresh.live.messages import ID, MAX_ID
 
 MAX_IDS: Final = 200
-RETRY_AFTER: Final = 5.0
-"""Seconds, where nobody said when to come back."""
 FAILED: Final = "the upstream could not say"
 """What exactly went wrong there is the operator's to know, not every reader's."""
 
@@ -88,29 +90,12 @@ def fresh_for_of(kind: Kind, *, found: bool) -> float:
     return absent_believed_for(seconds(kind.fresh_for), absent_for)
 
 
-def status_of(answer: Answer[Any], ttl: float) -> str:
-    """A hit, or forwarded because there was none, for this one or for another as well."""
-    what = "hit" if answer.origin in HITS else "fwd=miss; stored"
-    if answer.origin is Origin.ANOTHER:
-        what += "; collapsed"
-    detail = answer.verdict.value if answer.error is None else "refresh-failed"
-    return f"{what}; ttl={int(ttl)}; detail={detail}"
-
-
 def control_of(kind: Kind, answer: Answer[Any], fresh_for: float) -> str:
     """Browsers ask each time, and are told 304."""
     if kind.per_viewer:
         return "private, no-cache"
     left = fresh_for if answer.verdict is Verdict.FRESH else 0.0
     return cache_control(PageTerms(left, seconds(kind.stale_for), 0.0)).decode()
-
-
-def pause_after(error: LoadFailed, now: float) -> int:
-    """Whole seconds, one at least: until the cooldown is over, or as the upstream said."""
-    if error.retry_at is not None:
-        return max(1, math.ceil(error.retry_at - now))
-    cause = error.__cause__
-    return max(1, math.ceil(cause.seconds if isinstance(cause, RetryAfter) else RETRY_AFTER))
 
 
 def is_failed(answer: Answer[Any]) -> bool:

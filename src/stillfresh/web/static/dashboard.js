@@ -485,7 +485,8 @@ async function begin() {
   }
   if (byId("sign-in").open) byId("sign-in").close();
   heardAt = performance.now();
-  listen();
+  if (history.at(-1).told.has_live) listen();
+  else startPolling();
   setInterval(watchSocket, 1_000);
   entries.load();
 }

@@ -1,0 +1,20 @@
+"""FastAPI routes that keep their answers fresh: `@fresh`, and the cache's life in the app's (E19).
+
+```python
+cache = Cache("sqlite:///app.db")
+app = FastAPI(lifespan=lifespan(cache))
+app.mount("/_stillfresh", Dashboard(cache, token="…"))
+
+@app.get("/items/{id}")
+@fresh(cache, "10m", ignore=("db",), tags=lambda id: [f"item:{id}"])
+async def item(id: int, db: Annotated[Session, Depends(session)]) -> Item: ...
+```
+
+Needs `stillfresh[fastapi]`.
+"""
+
+from stillfresh.contrib.fastapi.life import lifespan
+from stillfresh.contrib.fastapi.route import FreshRoute, fresh
+from stillfresh.web import Dashboard
+
+__all__ = ["Dashboard", "FreshRoute", "fresh", "lifespan"]

@@ -1,0 +1,48 @@
+"""The caches of an app, and the dashboards that it mounts, opened and closed with it (E13)."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.routing import Mount
+
+from stillfresh.engine import Cache
+from stillfresh.errors import StoreError
+from stillfresh.web import Dashboard
+
+Own = Callable[[Any], AbstractAsyncContextManager[Any]]
+
+logger = logging.getLogger(__name__)
+
+
+def lifespan(*caches: Cache, own: Own | None = None) -> Own:
+    """For `FastAPI(lifespan=…)`: opens the caches at the start, closes them at the end.
+
+    `own`: your own lifespan. What it makes is there before the caches open, and until they are
+    closed, since a refresh may use it.
+    """
+
+    @asynccontextmanager
+    async def living(app: FastAPI) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as stack:
+            state = None if own is None else await stack.enter_async_context(own(app))
+            for cache in caches:
+                await _open(cache, stack)
+            for mount in app.routes:
+                if isinstance(mount, Mount) and isinstance(mount.app, Dashboard):
+                    mount.app.open()
+                    stack.push_async_callback(mount.app.close)
+            yield state
+
+    return living
+
+
+async def _open(cache: Cache, stack: AsyncExitStack) -> None:
+    """A store that is away does not keep the app from starting: its routes work uncached."""
+    stack.push_async_callback(cache.close)
+    try:
+        await cache.open()
+    except StoreError as exc:
+        logger.warning("the cache's store could not be opened, and is tried again: %s", exc)

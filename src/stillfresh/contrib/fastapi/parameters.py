@@ -1,0 +1,162 @@
+"""Which parameters of a route make its key, and which it refuses to guess about (E15, E19).
+
+Pure: a signature and what was declared in, what they mean out, or a `ConfigError`. What belongs
+here: everything that is known before the first request. Design's rule: anything personal is never
+shared unless the key says so.
+"""
+
+import inspect
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import msgspec
+from fastapi import params
+from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.security import SecurityScopes
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from starlette.background import BackgroundTasks
+from starlette.datastructures import UploadFile
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from stillfresh.errors import ConfigError, shown
+
+Per = str | Iterable[str] | Mapping[str, Callable[[Any], object]]
+
+INJECTED: Final[tuple[type, ...]] = (HTTPConnection, Response, BackgroundTasks, SecurityScopes)
+"""FastAPI gives them to a function by their type."""
+
+
+def typed_signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
+    """The function's signature, its annotations read; a stream is refused."""
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise ConfigError(f"{name}: a stream cannot be kept; remove @fresh, or return a value")
+    try:
+        return inspect.signature(function, eval_str=True)
+    except NameError as exc:
+        raise ConfigError(f"{name}: cannot read its annotations: {exc}") from exc
+
+
+def kept_type(name: str, signature: inspect.Signature, model: Any) -> Any:  # noqa: ANN401 (types)
+    """What the store keeps: `model`, or what the function is annotated to return."""
+    kept = signature.return_annotation if model is None else model
+    if kept is inspect.Signature.empty:
+        return Any
+    origin = get_origin(kept) or kept
+    is_stream = isinstance(origin, type) and issubclass(
+        origin, StreamingResponse | FileResponse | AsyncIterable
+    )
+    if is_stream:
+        raise ConfigError(f"{name}: {kept!r} is a stream, which cannot be kept; remove @fresh")
+    return kept
+
+
+class KeyRule:
+    """Makes the key of a call from the values that FastAPI gives the function."""
+
+    def __init__(
+        self, name: str, signature: inspect.Signature, per: Per, ignore: str | Iterable[str]
+    ) -> None:
+        self._name = name
+        self._by = _functions(per)
+        ignored = set([ignore] if isinstance(ignore, str) else ignore)
+        known = signature.parameters
+        for unknown in (self._by.keys() | ignored) - known.keys():
+            there = ", ".join(known) or "none"
+            raise ConfigError(f"{name}: there is no parameter {unknown!r}; there are: {there}")
+        for both in self._by.keys() & ignored:
+            raise ConfigError(f"{name}: {both!r} is in per= and in ignore=; it can be in one")
+        for parameter in known.values():
+            self._check(parameter, ignored)
+        self._defaults = {it: _default(known[it]) for it in known if it not in ignored}
+        """Of each parameter in the key."""
+
+    def _check(self, parameter: inspect.Parameter, ignored: set[str]) -> None:
+        name, what = parameter.name, _kind(parameter)
+        if what == "form":
+            said = "cannot be cached, since it can be read only once; take JSON instead"
+            raise ConfigError(f"{self._name}: the form or file {name!r} {said}")
+        if what and name not in self._by and name not in ignored:
+            raise ConfigError(
+                f"{self._name}: {name!r} is {what}, which may differ from caller to caller. If "
+                f"the answer depends on it, write per={{{name!r}: lambda {name}: {name}.id}} for "
+                f"a copy for each; if not, write ignore=({name!r},)"
+            )
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._defaults)
+
+    @property
+    def is_personal(self) -> bool:
+        """The key says for which caller an answer is."""
+        return bool(self._by)
+
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments in the key, as plain data; of those in `per`, what its function says."""
+        by = self._by
+        given = {it: by[it](values[it]) if it in by else values[it] for it in self._defaults}
+        return self._plain(given)
+
+    def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The same by hand: with defaults, and for those in `per` what its function would say."""
+        for unknown in given.keys() - self._defaults.keys():
+            there = ", ".join(self._defaults)
+            raise ConfigError(f"{self._name}: {unknown!r} is not in the key; it has: {there}")
+        whole = {**self._defaults, **given}
+        for name, value in whole.items():
+            if value is inspect.Parameter.empty:
+                raise ConfigError(f"{self._name}: {name!r} is in the key, and has no default")
+        return self._plain(whole)
+
+    def _plain(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {name: plain(value) for name, value in arguments.items()}
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ConfigError(
+                f"{self._name}: the arguments {shown(arguments)} cannot be a key: {exc}; name "
+                f"what is different about one in per="
+            ) from exc
+
+
+def plain(value: object) -> Any:  # noqa: ANN401 (plain data)
+    """As JSON has it, in one order; a Pydantic model is its fields."""
+    return msgspec.to_builtins(value, order="deterministic", enc_hook=_fields)
+
+
+def _fields(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    raise TypeError(f"{type(value).__name__} is not data")
+
+
+def _functions(per: Per) -> dict[str, Callable[[Any], object]]:
+    if isinstance(per, Mapping):
+        return dict(per)
+    return dict.fromkeys([per] if isinstance(per, str) else per, _itself)
+
+
+def _itself(value: object) -> object:
+    return value
+
+
+def _default(parameter: inspect.Parameter) -> object:
+    """`Query("x")` stands for its own default."""
+    default = parameter.default
+    if isinstance(default, FieldInfo):
+        return inspect.Parameter.empty if default.is_required() else default.get_default()
+    return default
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    """What it is, if it is not data that a request sends; "form" is data that comes once."""
+    annotation = getattr(parameter.annotation, "__value__", parameter.annotation)  # type X = …
+    of, *said = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
+    said.append(parameter.default)
+    is_type = isinstance(of, type)
+    if any(isinstance(it, params.Depends) for it in said):
+        return "a dependency"
+    if any(isinstance(it, params.Form) for it in said) or (is_type and issubclass(of, UploadFile)):
+        return "form"
+    return f"the {of.__name__}" if is_type and issubclass(of, INJECTED) else ""

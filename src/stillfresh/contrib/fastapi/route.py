@@ -1,0 +1,219 @@
+"""`@fresh`: a route whose answers are kept, served at once, and refreshed behind the caller (E19).
+
+FastAPI sees the function's own signature, so validation, dependencies and OpenAPI are as without
+the cache. Dependencies run for every request, so a caller without the right to ask is refused.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, update_wrapper
+from typing import Any, Final, Generic, NoReturn, ParamSpec
+
+import msgspec
+from fastapi import Depends, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from stillfresh.contrib.fastapi.parameters import KeyRule, Per, kept_type, typed_signature
+from stillfresh.contrib.fastapi.replay import MARK, Replay, RouteLoad
+from stillfresh.contrib.fastapi.values import RouteValues
+from stillfresh.durations import Duration
+from stillfresh.engine import Answer, Cache, Codec, Core, Dropped, Handle, Private, Resource
+from stillfresh.engine.keys import Call, Spec, checked_id, terms_of
+from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError
+from stillfresh.http.freshness import cache_status, pause_after, status_of
+
+P = ParamSpec("P")
+
+EXCHANGE: Final = "stillfresh_exchange"
+"""The parameter that is added to a route."""
+Tags = str | Sequence[str] | Callable[..., str | Sequence[str]]
+
+
+class Exchange(msgspec.Struct):
+    """What a route needs to know of its request, whatever its function takes."""
+
+    request: Request
+    response: Response
+
+
+async def exchange(request: Request, response: Response) -> Exchange:
+    return Exchange(request, response)
+
+
+def fresh(
+    cache: Cache,
+    fresh_for: Duration,
+    *,
+    stale_for: Duration = 0,
+    error_for: Duration = 0,
+    per: Per = (),
+    ignore: str | Iterable[str] = (),
+    tags: Tags = (),
+    name: str | None = None,
+    model: Any = None,  # noqa: ANN401 (a type form)
+    codec: Codec[Any] | None = None,
+    jitter: float = 0.0,
+    memory_for: Duration = 0,
+    max_entries: int = 10_000,
+    concurrency: int = 16,
+    load_timeout: Duration = "30s",
+) -> Callable[[Callable[P, Any]], "FreshRoute[P]"]:
+    """Keep what a route returns. Write it below `@app.get(...)`, next to the function.
+
+    The key is made of the function's own parameters. One that FastAPI gives it (a dependency, the
+    request) has to be in `per`, for a copy for each, or in `ignore`.
+    """
+
+    def decorate(function: Callable[P, Any]) -> FreshRoute[P]:
+        kind = str(name or getattr(function, "__name__", ""))
+        signature = typed_signature(kind, function)
+        key_rule = KeyRule(kind, signature, per, ignore)
+        values = RouteValues(kind, kept_type(kind, signature, model), codec)
+        spec: Spec[Call[Any], Any] = Spec(
+            kind,
+            _loads_nothing,
+            values.codec,
+            _tagger(kind, key_rule, tags),
+            terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
+            max_batch=1,
+            concurrency=concurrency,
+            max_entries=max_entries,
+            memory_for=memory_for,
+            lease_for="5s",
+            load_timeout=load_timeout,
+            by_id=False,
+        )
+        core = cache.declare(spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
+        return FreshRoute(core, function, signature, key_rule, values)
+
+    return decorate
+
+
+class FreshRoute(Generic[P]):
+    """What `@fresh` makes of a route's function; called by hand, it is that function."""
+
+    def __init__(
+        self,
+        core: Core[Call[Any], Any],
+        function: Callable[P, Any],
+        signature: inspect.Signature,
+        key_rule: KeyRule,
+        values: RouteValues,
+    ) -> None:
+        self._core = core
+        self._resource: Resource[Any, Any] = Resource(core, core.memory.now)
+        self._function = function
+        self._key_rule = key_rule
+        self._values = values
+        update_wrapper(self, function)
+        added = inspect.Parameter(
+            EXCHANGE, inspect.Parameter.KEYWORD_ONLY, default=Depends(exchange)
+        )
+        self.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 (its own)
+        """The function's answer: what is kept, or what a load brings."""
+        given: Any = kwargs.pop(EXCHANGE, None)
+        run = partial(self._run, *args, **kwargs)
+        if not isinstance(given, Exchange):
+            return await run()
+        call = self._call(self._key_rule.arguments(kwargs))
+        replay = given.request.scope.get(MARK)
+        if isinstance(replay, Replay):
+            return await replay.run(call, run)
+        try:
+            return await self._read(call, run, given)
+        except (StoreError, NotOpen):  # it cannot be opened: as without the cache
+            return await run()
+
+    def of(self, **arguments: Any) -> Handle[Any]:  # noqa: ANN401 (those of the function)
+        """One entry's handle, to invalidate, put or explain it; requests alone load it.
+
+        Of a parameter in `per`, give what its function returns: the user's id, not the user.
+        """
+        return Handle(self._resource, self._call(self._key_rule.named(arguments)))
+
+    def _call(self, arguments: dict[str, Any]) -> Call[Any]:
+        """E15: JSON has fewer numbers than Python: what it cannot give back is named in full."""
+        values = list(arguments.values())
+        text = msgspec.json.encode(values).decode()
+        if msgspec.json.decode(text) != values:
+            text = repr(values)
+        return Call(checked_id(self._core.spec.kind, text), (), arguments)
+
+    async def _run(self, *args: Any, **kwargs: Any) -> object:  # noqa: ANN401 (the function's)
+        """A `def` function runs in FastAPI's threads, as it would without the cache."""
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(*args, **kwargs)
+        return await run_in_threadpool(self._function, *args, **kwargs)
+
+    async def _read(self, call: Call[Any], run: Any, given: Exchange) -> object:  # noqa: ANN401
+        load = RouteLoad(run, given.request, call)
+        try:
+            said = await self._core.read(call, partial(self._load, load, call))
+        finally:
+            await load.leave()
+        match said:
+            case Private(HTTPException() as refusal):
+                raise refusal
+            case Private(value):
+                return value
+            case LoadFailed():
+                self._fail(said)
+            case Answer(found=False):  # what another caller got was its own
+                return await run()
+        return self._marked(said, call, given.response)
+
+    async def _load(self, load: RouteLoad, call: Call[Any]) -> object:
+        """The function's value, ready to be kept; its exceptions are not."""
+        try:
+            return self._values.kept(await load())
+        except HTTPException as exc:
+            if exc.status_code >= 500:
+                raise
+            if await self._core.look(call) is not None:  # which is not true any more
+                return Private(exc, is_noted=False)
+            raise Dropped("the route refused the request") from exc
+        except Exception as exc:
+            if load.is_handled(exc):
+                raise Dropped("the app has a handler for it") from exc
+            raise
+
+    def _fail(self, failed: LoadFailed) -> NoReturn:
+        """As without the cache; 503 where the function was not called, because of a cooldown."""
+        cause = failed.__cause__
+        if isinstance(cause, Dropped):
+            cause = cause.__cause__
+        if cause is not None:
+            raise cause
+        pause = f"{pause_after(failed, self._core.memory.now())}"
+        raise HTTPException(503, headers={"Retry-After": pause}) from failed
+
+    def _marked(self, answer: Answer[Any], call: Call[Any], response: Response) -> object:
+        """RFC 9211 and RFC 9111: what the response says of its freshness."""
+        entry, value = self._core.memory.entries.get(call), self._values.served(answer.value)
+        policy = self._core.spec.terms.policy if entry is None else entry.copy.policy
+        headers = (value if isinstance(value, Response) else response).headers
+        status = cache_status([], status_of(answer, policy.fresh_for - answer.age))
+        headers["age"], headers["cache-status"] = f"{int(answer.age)}", status.decode()
+        if self._key_rule.is_personal:
+            headers.setdefault("cache-control", "private, no-cache")
+        return value
+
+
+async def _loads_nothing(calls: list[Call[Any]]) -> NoReturn:
+    del calls
+    raise LoadFailed("a route is loaded by its requests; send it one")
+
+
+def _tagger(
+    kind: str, key_rule: KeyRule, tags: Tags
+) -> Callable[[Call[Any]], Sequence[str]] | None:
+    """A function of the arguments gets those that it names."""
+    if not callable(tags):
+        return (lambda _: tags) if tags else None
+    names = tuple(inspect.signature(tags).parameters)
+    for unknown in set(names) - key_rule.names:
+        raise ConfigError(f"{kind}: tags= names {unknown!r}, which is not in the key")
+    return lambda call: tags(**{name: call.kwargs[name] for name in names})
