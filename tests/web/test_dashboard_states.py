@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from starlette.responses import PlainTextResponse
 
 from stillfresh import Cache, StoreError
 from stillfresh.coordinator import Kind
+from stillfresh.engine import Origin, ResourceStats
+from stillfresh.freshness import Verdict
 from stillfresh.isr import PageCache
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.web import Gateway, gateway
@@ -114,15 +117,15 @@ async def busy(world: World) -> None:
     numbers = world.app.dashboard.numbers
     counted = numbers._count
 
-    async def large() -> list[dict[str, Any]]:
-        return [
-            {
-                **row,
-                "reads": dict.fromkeys(row["reads"], 123_456_789),
-                "ages": [123_456_789 for _ in row["ages"]],
-            }
-            for row in await counted()
-        ]
+    def grown(stats: ResourceStats) -> ResourceStats:
+        by_origin = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
+        by_origin[Origin.STORE] = dict.fromkeys(Verdict, 123_456_789)
+        ages = tuple(123_456_789 for _ in stats.ages)
+        return replace(stats, reads_by_origin=by_origin, ages=ages)
+
+    async def large() -> dict[str, dict[str, ResourceStats]]:
+        caches = (await counted()).items()
+        return {name: {it: grown(kinds[it]) for it in kinds} for name, kinds in caches}
 
     numbers._count = large  # type: ignore[method-assign]
 

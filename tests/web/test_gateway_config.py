@@ -153,6 +153,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("server", "token_file"): ["", 1, "/nowhere/at/all", "a\0b"],
     ("server", "authenticate_url"): ["x", 1, "ftp://x"],
     ("server", "max_connections"): [0, "many", True, 1.5],
+    ("server", "workers"): [0, 257, 10_000, "2", True],
 }
 
 
@@ -304,6 +305,18 @@ class TestG1Mistakes:
         (line,) = mistakes_in(tables)
         assert line.startswith(f"{name}.{key}")
         assert "\n" not in line
+
+    @pytest.mark.parametrize("url", ["memory://", "MEMORY:///", "memory://?tenant=a"])
+    def test_workers_need_a_store_that_they_can_share(self, url: str) -> None:
+        """G17: each process would have a memory of its own; a SQLite file is named instead."""
+        tables = good()
+        del tables["pages"]["tenant"]
+        tables["store"], tables["server"]["workers"] = {"url": url}, 2
+        (line,) = mistakes_in(tables)
+        assert line.startswith(f"server.workers: 2 processes cannot share {url}; name a store")
+        assert "sqlite:///stillfresh.db" in line
+        tables["store"]["url"] = "sqlite:///stillfresh.db"
+        assert settings_of(tables, {}).server.workers == 2
 
     def test_every_route_tells_its_own_mistakes(self) -> None:
         """All at once, also where a route is a table."""

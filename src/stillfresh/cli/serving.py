@@ -40,7 +40,7 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "stillfresh serve --upstream http://127.0.0.1:3000",
     "stillfresh serve --upstream https://example.org --store sqlite:///site.db",
     "stillfresh serve --upstream http://127.0.0.1:3000 --route '/blog/*=10m'",
-    "stillfresh serve stillfresh.toml --port 8081",
+    "stillfresh serve stillfresh.toml --port 8081 --workers 4",
 )
 @click.argument("file", required=False)
 @click.option(
@@ -49,6 +49,12 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
 @click.option("--store", "store__url", help="Where everything is kept.  [default: memory://]")
 @click.option("--host", "server__host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", "server__port", type=int, help="0: any free one.  [default: 8080]")
+@click.option(
+    "--workers",
+    "server__workers",
+    type=int,
+    help="Processes that answer, with one --store.  [default: 1]",
+)
 @click.option(
     "--site-host",
     "pages__site_hosts",

@@ -37,7 +37,7 @@ from stillfresh.feed.http import HttpFeedSource
 from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.live import Hub
 from stillfresh.quiet import quietly
-from stillfresh.server.listening import address, bound, server_config
+from stillfresh.server import address, bound, server_config
 from stillfresh.waiting.backend import Games
 from stillfresh.waiting.messages import InvalidatedNews
 from stillfresh.web import gateway

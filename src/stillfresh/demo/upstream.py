@@ -26,7 +26,7 @@ from stillfresh.demo.tables import Tables
 from stillfresh.demo.world import UpstreamData
 from stillfresh.errors import ConfigError, shown
 from stillfresh.feed import Comment
-from stillfresh.server.listening import Server, bound
+from stillfresh.server import Server, bound
 from stillfresh.waiting.backend import GameError, Games
 from stillfresh.waiting.backend.app import games_app
 

@@ -1,3 +1,7 @@
-"""The HTTP server that `stillfresh serve` runs: uvicorn's, within limits, and hits first."""
+"""The HTTP server that `stillfresh serve` runs: uvicorn's, within limits, in workers."""
 
-__all__: list[str] = []
+from stillfresh.server.board import Board
+from stillfresh.server.listening import Server, address, bound, server_config
+from stillfresh.server.workers import Worker, Workers
+
+__all__ = ["Board", "Server", "Worker", "Workers", "address", "bound", "server_config"]

@@ -94,6 +94,7 @@ class ServerSettings:
     authenticate_url: str | None = key(fields.url, None)
     max_connections: int = key(fields.whole(1, 1_000_000), 10_000)
     token_file: str | None = key(fields.text, None)
+    workers: int = key(fields.whole(1, 256), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,11 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
     _check_viewers(kinds, server, mistakes)
     _check_not_itself(server, pages, kinds, mistakes)
+    if server.get("workers", 1) > 1 and store.get("url", "").lower().startswith("memory:"):
+        mistakes.append(
+            f"server.workers: {server['workers']} processes cannot share {store['url']}; name a "
+            "store that they can, as sqlite:///stillfresh.db, in store.url or --store"
+        )
     with noted(mistakes), keyed("pages.tenant"):  # I17: one tenant, wherever it is written
         if "url" in store and pages.get("tenant"):
             for_tenant(store_for(store["url"], time.time), pages["tenant"])

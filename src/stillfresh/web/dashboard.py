@@ -91,6 +91,7 @@ class Dashboard:
         if noting is not None:
             noting.cancel()
             await asyncio.wait([noting])
+            await self.numbers.write()
 
     async def snapshot(self) -> dict[str, Any]:
         """The numbers of the moment, as `api/stats` and the live connection tell them."""

@@ -4,6 +4,9 @@ Counting costs a pass over what memory holds, so it is done at most twice a seco
 look; the stores are asked less often, and least those that are paid by the request. Of the last
 minutes a few numbers are kept, for an operator that opens the page when something has happened.
 `/metrics`, `/healthz` and `/readyz` are cheap enough to be asked every second.
+
+One of several workers writes its numbers on their board, every second and whenever it is asked, and
+tells the sum of what stands there. So what was told once is never taken back, whichever is asked.
 """
 
 import asyncio
@@ -12,13 +15,19 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
+
+import msgspec
 
 from stillfresh.clock import Clock
 from stillfresh.engine import Cache, CacheStats, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
+from stillfresh.web.rules_totals import Resources, Totals, summed
+
+if TYPE_CHECKING:
+    from stillfresh.server import Worker
 
 COUNTED_EVERY: Final = 0.5
 ASKED_EVERY: Final = 5.0
@@ -27,7 +36,10 @@ PAID_EVERY: Final = 300.0
 SHARE: Final = 50
 """A store that took a second to answer is asked again after so many."""
 ANSWERS_WITHIN: Final = 2.0
-NOTED_EVERY: Final = 5.0
+WRITTEN_EVERY: Final = 1.0
+"""Seconds: what a worker has counted since is lost if it is killed."""
+NOTED_EVERY: Final = 5
+"""Of these, one is noted."""
 KEPT: Final = 60
 """Notes of the last minutes: five of them."""
 NOTED: Final = ("loads", "failed", "store_errors")
@@ -61,21 +73,30 @@ class Numbers:
         self._ticks = ticks
         self._started_at = clock()
         self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
-        self._counted: list[dict[str, Any]] = []
+        self._counted: Resources = {}
         self._count_due = -math.inf
         self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._worker: Worker | None = None
+        self._before = b""
+
+    def share(self, worker: "Worker") -> None:
+        """Tell the numbers of all workers from now on, also of those before in this one's place."""
+        self._worker, self._before = worker, worker.board.read(worker.place)
 
     async def snapshot(self) -> dict[str, Any]:
         """Totals since the start; the page computes rates from them."""
         looked = await asyncio.gather(*(gauge.look() for gauge in self._gauges.values()))
+        if (now := self._ticks()) >= self._count_due:
+            self._counted, self._count_due = await self._count(), now + COUNTED_EVERY
+        totals = self._totals(self._counted)
         return {
             "at": self._clock(),
-            "started_at": self._started_at,
+            "started_at": totals.started_at,
             "age_buckets": AGE_BUCKETS,
-            "resources": await self._resources(),
+            "resources": self._rows(totals),
             "stores": dict(zip(self._gauges, looked, strict=True)),
-            "live": self._live(),
-            "bypassed": self._bypassed(),
+            "live": totals.live,
+            "bypassed": totals.bypassed,
         }
 
     async def reached(self) -> dict[str, Reached]:
@@ -85,16 +106,15 @@ class Numbers:
 
     async def metrics(self) -> str:
         """Of every resource, for Prometheus; nothing is asked of the stores."""
-        cores = [it for cache in self._caches.values() for it in cache.cores.items()]
-        counts = CacheStats({kind: await core.stats() for kind, core in cores}, None)
-        live, bypassed = self._live(), self._bypassed()
-        connected = {"": live["connections"]}
+        totals = await self.write()
+        kinds = {kind: it for kinds in totals.resources.values() for kind, it in kinds.items()}
+        live, connected = totals.live, {"": totals.live["connections"]}
         lines = (
             *_metric("connections", "gauge", "Viewers that are connected.", connected),
             *_metric("subscriptions", "gauge", LOOKED_AT, live["subscriptions"], "resource"),
-            *_metric("bypassed_total", "counter", BYPASSED, bypassed, "reason"),
+            *_metric("bypassed_total", "counter", BYPASSED, totals.bypassed, "reason"),
         )
-        return prometheus_text(counts) + "".join(f"{it}\n" for it in lines)
+        return prometheus_text(CacheStats(kinds, None)) + "".join(f"{it}\n" for it in lines)
 
     def history(self) -> list[dict[str, Any]]:
         """A few totals of the last five minutes, the oldest first."""
@@ -103,10 +123,14 @@ class Numbers:
     async def note_now_and_then(self) -> NoReturn:
         while True:
             await self.note()
-            await asyncio.sleep(NOTED_EVERY)
+            for _ in range(NOTED_EVERY):
+                await asyncio.sleep(WRITTEN_EVERY)
+                if self._worker is not None:
+                    await self.write()
 
     async def note(self) -> None:
-        rows, reads = await self._count(), Counter[str]()
+        totals = await self.write()
+        rows, reads = self._rows(totals), Counter[str]()
         for row in rows:
             reads.update(row["reads"])
         ages = [sum(them) for them in zip(*(row["ages"] for row in rows), strict=True)]
@@ -119,27 +143,38 @@ class Numbers:
             }
             for row in rows
         }
-        noted = {"reads": dict(reads), "ages": ages, "bypassed": self._bypassed()}
+        noted = {"reads": dict(reads), "ages": ages, "bypassed": totals.bypassed}
         self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
 
-    def _bypassed(self) -> dict[str, int]:
-        return {} if self._pages is None else self._pages.bypassed()
+    async def write(self) -> Totals:
+        """Count now, tell the other workers, and return the totals of all."""
+        return self._totals(await self._count())
 
-    async def _resources(self) -> list[dict[str, Any]]:
-        now = self._ticks()
-        if now >= self._count_due:
-            self._counted, self._count_due = await self._count(), now + COUNTED_EVERY
-        return self._counted
+    def _totals(self, counted: Resources) -> Totals:
+        bypassed = {} if self._pages is None else self._pages.bypassed()
+        own = Totals(self._started_at, counted, self._live(), bypassed)
+        if (worker := self._worker) is None:
+            return own
+        mine = summed([(self._before, False), (msgspec.json.encode(own), True)])
+        worker.board.write(worker.place, msgspec.json.encode(mine))
+        return summed(worker.board.read_all())
 
-    async def _count(self) -> list[dict[str, Any]]:
+    def _rows(self, totals: Totals) -> list[dict[str, Any]]:
         rows = []
-        for name, cache in self._caches.items():
-            for kind, core in tuple(cache.cores.items()):
-                stats = await core.stats()
+        for name, kinds in totals.resources.items():
+            for kind, stats in kinds.items():
                 row = {"cache": name, "kind": kind, **asdict(stats), "reads": stats.reads}
                 # None where every copy has terms of its own, as pages have.
-                rows.append({**row, "fresh_for": core.spec.terms.policy.fresh_for or None})
+                fresh_for = self._caches[name].cores[kind].spec.terms.policy.fresh_for or None
+                rows.append({**row, "fresh_for": fresh_for})
         return rows
+
+    async def _count(self) -> Resources:
+        caches = self._caches.items()
+        return {
+            name: {kind: await core.stats() for kind, core in tuple(cache.cores.items())}
+            for name, cache in caches
+        }
 
 
 class Gauge:

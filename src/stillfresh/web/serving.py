@@ -8,15 +8,15 @@ import logging
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
 
 import httpx2
 import uvloop
 
 from stillfresh.errors import without_password
 from stillfresh.http.client import new_client
-from stillfresh.server.listening import Server, address, bound, server_config
+from stillfresh.server import Board, Server, Worker, Workers, address, bound, server_config
 from stillfresh.web.app import Gateway
 from stillfresh.web.config import Settings
 from stillfresh.web.sources import Authority, kind_for, page_cache_of, site_of
@@ -26,6 +26,9 @@ KEPT: Final = 20
 """Idle connections to upstream APIs."""
 LONGEST_WAIT: Final = 30.0
 """Seconds for one step of an exchange; each kind bounds the whole of its own."""
+PLACE: Final = 65_536
+PLACE_BY_KIND: Final = 8_192
+"""Bytes for the numbers of one worker, and of each kind."""
 LOGGED: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Where no logging was set up."""
 
@@ -33,9 +36,29 @@ LOGGED: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Until SIGTERM or SIGINT; what cannot work is told before anything is served."""
     logging.basicConfig(format=LOGGED)
-    listener = bound(settings.server.host, settings.server.port)
-    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, listener, say))
+    server = settings.server
+    with bound(server.host, server.port) as listener:
+        where = address(server.host, listener.getsockname()[1])
+
+        def listening() -> None:
+            for line in _said(settings, where):
+                say(line)
+
+        if server.workers == 1:
+            _work(_run(settings, listener, listening))
+            return
+        board = Board(server.workers, PLACE + PLACE_BY_KIND * len(settings.kinds))
+        Workers(
+            listener,
+            board,
+            lambda worker: _work(_run(settings, listener, worker.ready, worker)),
+            listening,
+        ).run()
+
+
+def _work(running: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(running)
 
 
 def gateway_of(settings: Settings, client: httpx2.AsyncClient) -> Gateway:
@@ -63,13 +86,12 @@ def names_of(settings: Settings) -> tuple[str, ...]:
     return tuple(PORT.sub(r"\1", name) for name in own)
 
 
-async def _run(settings: Settings, listener: socket.socket, say: Callable[[str], None]) -> None:
-    where = address(settings.server.host, listener.getsockname()[1])
-
-    def listening() -> None:
-        for line in _said(settings, where):
-            say(line)
-
+async def _run(
+    settings: Settings,
+    listener: socket.socket,
+    listening: Callable[[], None],
+    worker: Worker | None = None,
+) -> None:
     async with new_client(LONGEST_WAIT, kept=KEPT) as client:
         app = gateway_of(settings, client)
         server = Server(server_config(app), listening)
@@ -79,6 +101,9 @@ async def _run(settings: Settings, listener: socket.socket, say: Callable[[str],
             opening.cancel()
             server.should_exit = True
 
+        if worker is not None:
+            app.dashboard.numbers.share(worker)
+            worker.end_with_parent(end)
         for number in (signal.SIGTERM, signal.SIGINT):
             # While it starts; then uvicorn obeys them, and raises them once more for nobody.
             asyncio.get_running_loop().add_signal_handler(number, end)

@@ -1,0 +1,60 @@
+"""What workers tell each other: bytes in memory that their processes share, and nobody waits for.
+
+The memory is made before the fork. It has no file and no name: it goes with the processes.
+"""
+
+import mmap
+import struct
+from typing import Final
+from zlib import crc32
+
+from stillfresh.errors import StillfreshError
+
+HEAD: Final = struct.Struct("II")
+TRIES: Final = 100
+
+
+class Board:
+    """A place of bytes for each worker, in memory that all of them share.
+
+    A worker writes only into its own place, and each reads all of them. A place has two halves: new
+    bytes go into the half that is not shown, which then is shown. So a worker that is killed while
+    it writes leaves what it wrote before, and nobody waits for anybody. The checksum finds the rare
+    half that was written twice while it was read.
+    """
+
+    def __init__(self, places: int, size: int) -> None:
+        self._half = HEAD.size + size
+        self._size = 2 + 2 * self._half
+        self.places = places
+        self._memory = mmap.mmap(-1, places * self._size)
+
+    def write(self, place: int, data: bytes) -> None:
+        if HEAD.size + len(data) > self._half:
+            raise ValueError(f"{len(data)} bytes do not fit into {self._half - HEAD.size}")
+        start = place * self._size
+        hidden = 1 - self._memory[start]
+        begin = start + 2 + hidden * self._half
+        whole = HEAD.pack(len(data), crc32(data)) + data
+        self._memory[begin : begin + len(whole)] = whole
+        self._memory[start] = hidden
+
+    def read(self, place: int) -> bytes:
+        """What was written last; empty: nothing yet."""
+        start = place * self._size
+        for _ in range(TRIES):
+            begin = start + 2 + self._memory[start] * self._half
+            length, check = HEAD.unpack_from(self._memory, begin)
+            data = self._memory[begin + HEAD.size : begin + HEAD.size + length]
+            if crc32(data) == check:
+                return data
+        raise StillfreshError(f"worker {place + 1}: its numbers change too fast to be read")
+
+    def read_all(self) -> list[tuple[bytes, bool]]:
+        """Of every place what was written last, and whether its worker lives."""
+        is_alive = [bool(self._memory[it * self._size + 1]) for it in range(self.places)]
+        return [(self.read(place), is_alive[place]) for place in range(self.places)]
+
+    def mark(self, place: int, *, is_alive: bool) -> None:
+        """For the parent: the place has a worker, or has lost it."""
+        self._memory[place * self._size + 1] = is_alive

@@ -1,0 +1,77 @@
+"""The numbers of several workers as those of one gateway (G14). Pure: numbers in, numbers out.
+
+Everything is added up, but for what stands in `NOT_ADDED`. Of a worker that has ended, what it has
+counted stays; what it held at the moment is gone with it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from functools import reduce
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from stillfresh.engine import ResourceStats
+from stillfresh.engine.explain import GAUGES
+
+Resources: TypeAlias = dict[str, dict[str, ResourceStats]]
+"""By cache, by kind."""
+
+
+class Totals(msgspec.Struct):
+    """Since `started_at`, and what is held now."""
+
+    started_at: float
+    resources: Resources
+    live: dict[str, Any]
+    """Viewers and their subscriptions, now."""
+    bypassed: dict[str, int]
+
+
+NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "started_at": min,
+    "largest_batch": max,
+    "max_batch": max,
+    "retry_at": lambda one, other: min(one, other) if one and other else one or other,
+    "error": lambda one, other: other or one,
+}
+NOTHING_HELD: Final[Mapping[str, Any]] = {
+    **dict.fromkeys((name for name, _ in GAUGES), 0),
+    "retry_at": None,
+    "error": None,
+}
+
+
+def summed(parts: Iterable[tuple[bytes, bool]]) -> Totals:
+    """Of encoded totals, each with whether its worker lives; empty ones are of no worker yet."""
+    found = [(msgspec.json.decode(text, type=Totals), is_alive) for text, is_alive in parts if text]
+    total: Totals = reduce(added, (it if is_alive else _ended(it) for it, is_alive in found))
+    return total
+
+
+def _ended(totals: Totals) -> Totals:
+    resources = {
+        cache: {kind: replace(stats, **NOTHING_HELD) for kind, stats in kinds.items()}
+        for cache, kinds in totals.resources.items()
+    }
+    return msgspec.structs.replace(totals, resources=resources, live={})
+
+
+def added(one: Any, other: Any) -> Any:  # noqa: ANN401 (numbers, and what is made of them)
+    """Two of the same shape; a key that one of them lacks is the other's."""
+    if isinstance(one, dict):
+        both = {key: added(one[key], other[key]) for key in one.keys() & other.keys()}
+        return {**one, **other, **both}
+    if isinstance(one, tuple):
+        return tuple(added(*pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, ResourceStats):
+        return ResourceStats(**_by_name(one, other, [it.name for it in fields(one)]))
+    if isinstance(one, Totals):
+        return Totals(**_by_name(one, other, one.__struct_fields__))
+    return one + other
+
+
+def _by_name(one: object, other: object, names: Iterable[str]) -> dict[str, Any]:
+    return {
+        name: NOT_ADDED.get(name, added)(getattr(one, name), getattr(other, name)) for name in names
+    }

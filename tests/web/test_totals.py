@@ -1,0 +1,124 @@
+"""G14: the numbers of several workers, added up."""
+
+from dataclasses import fields
+from random import Random
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh.engine import Origin, ResourceStats
+from stillfresh.engine.explain import COUNTERS, GAUGES
+from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.freshness import Verdict
+from stillfresh.web.rules_totals import Totals, summed
+
+COUNTED = ["reads_by_origin", "ages", *(name for name, _ in COUNTERS)]
+HELD = [name for name, _ in GAUGES]
+
+
+def made(seed: int) -> ResourceStats:
+    """Any numbers: what is drawn one by one takes seconds."""
+    dice = Random(seed)
+    drawn: dict[str, Any] = {
+        name: dice.randrange(2**40) for name in [*COUNTED[2:], *HELD, "largest_batch", "max_batch"]
+    }
+    return ResourceStats(
+        {origin: {it: dice.randrange(2**40) for it in Verdict} for origin in Origin},
+        tuple(dice.randrange(2**40) for _ in range(len(AGE_BUCKETS) + 1)),
+        **drawn,
+        retry_at=dice.choice([None, dice.uniform(1, 2**40)]),
+        error=dice.choice([None, f"{seed}"]),
+    )
+
+
+counts = st.integers(0, 2**40)
+live = st.fixed_dictionaries({"connections": counts, "subscriptions": st.just({"a": 1})})
+totals = st.builds(
+    Totals,
+    st.floats(0, 2**40),
+    st.dictionaries(st.sampled_from("ab"), st.builds(made, counts)).map(
+        lambda it: {"entities": it}
+    ),
+    st.just({}) | live,
+    st.dictionaries(st.sampled_from(["method", "host"]), counts),
+)
+workers = st.lists(st.tuples(totals, st.booleans()), min_size=1, max_size=4)
+
+
+def total(them: list[tuple[Totals, bool]]) -> Totals:
+    return summed([(msgspec.json.encode(it), is_alive) for it, is_alive in them])
+
+
+def flat(value: Any) -> list[int]:
+    if isinstance(value, dict):
+        return [it for key in sorted(value) for it in flat(value[key])]
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+class TestG14Totals:
+    @given(them=workers)
+    def test_every_number_is_added_up(self, them: list[tuple[Totals, bool]]) -> None:
+        """Of workers that have ended, what they counted, and not what they held."""
+        found = total(them)
+        for kind, of_all in found.resources["entities"].items():
+            own = [(it.resources["entities"].get(kind), lives) for it, lives in them]
+            for name in COUNTED:
+                rows = [flat(getattr(it, name)) for it, _ in own if it is not None]
+                assert flat(getattr(of_all, name)) == [sum(row) for row in zip(*rows, strict=True)]
+            for name in HELD:
+                held = [getattr(it, name) for it, lives in own if it is not None and lives]
+                assert getattr(of_all, name) == sum(held)
+        alive = [it.live.get("connections", 0) for it, lives in them if lives]
+        assert found.live.get("connections", 0) == sum(alive)
+        for reason in ("method", "host"):
+            assert found.bypassed.get(reason, 0) == sum(
+                it.bypassed.get(reason, 0) for it, _ in them
+            )
+
+    @given(them=workers)
+    def test_what_is_no_sum(self, them: list[tuple[Totals, bool]]) -> None:
+        """The largest batch, the first try that is due, the start of the first."""
+        found = total(them)
+        assert found.started_at == min(it.started_at for it, _ in them)
+        for kind, of_all in found.resources["entities"].items():
+            own = [
+                (stats, lives)
+                for it, lives in them
+                if (stats := it.resources["entities"].get(kind)) is not None
+            ]
+            assert of_all.largest_batch == max(it.largest_batch for it, _ in own)
+            assert of_all.max_batch == max(it.max_batch for it, _ in own)
+            due = [it.retry_at for it, lives in own if lives and it.retry_at is not None]
+            assert of_all.retry_at == min(due, default=None)
+            errors = [it.error for it, lives in own if lives and it.error is not None]
+            assert of_all.error == (errors[-1] if errors else None)
+
+    @given(them=workers)
+    def test_the_next_worker_of_a_place_goes_on_from_the_last(
+        self, them: list[tuple[Totals, bool]]
+    ) -> None:
+        """No counter of the whole is lower when a worker has ended, or another has come."""
+        (last, _), *others = them
+        begun = total([(last, False), (last, True)])
+        ended = total([(last, False), *others])
+        for kind, before in total([(last, True), *others]).resources["entities"].items():
+            for now in (ended, total([(begun, True), *others])):
+                for name in COUNTED:
+                    pairs = zip(
+                        flat(getattr(now.resources["entities"][kind], name)),
+                        flat(getattr(before, name)),
+                        strict=True,
+                    )
+                    assert all(after >= first for after, first in pairs)
+
+    def test_every_field_has_a_rule(self) -> None:
+        """A field that is added to the numbers is counted, held, or named here."""
+        others = {"largest_batch", "max_batch", "retry_at", "error"}
+        assert {it.name for it in fields(ResourceStats)} == {*COUNTED, *HELD, *others}
+
+    def test_a_place_without_a_worker_yet_adds_nothing(self) -> None:
+        """It is empty."""
+        one = Totals(1.0, {}, {"connections": 1}, {"host": 2})
+        assert summed([(b"", False), (msgspec.json.encode(one), True), (b"", True)]) == one
