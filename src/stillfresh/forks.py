@@ -1,7 +1,12 @@
-"""A fork copies open files, threads and event loops that are of no use in the child (E21, F2)."""
+"""A fork copies open files, threads and event loops that are of no use in the child (E20, E21, F2).
+
+What other threads do with them is held for the moment of the fork, so that the child finds no lock
+taken and no step half done.
+"""
 
 import os
 from functools import cache
+from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
 
@@ -10,10 +15,22 @@ class Forkable(Protocol):
     """What is bound to the process that opened it."""
 
     def forked(self) -> None:
-        """In the child: refuse everything from now on."""
+        """In the child: refuse everything from now on, or begin anew."""
+
+
+class Holdable(Forkable, Protocol):
+    """What works in a thread of its own."""
+
+    def hold(self) -> None:
+        """In the parent, before the fork: returns when its thread rests."""
+
+    def go_on(self) -> None:
+        """In the parent, after the fork."""
 
 
 _LIVE: WeakSet[Forkable] = WeakSet()
+_HELD: WeakSet[Holdable] = WeakSet()
+_ONE_FORK = Lock()
 
 
 def tell_of_forks(one: Forkable) -> None:
@@ -22,13 +39,33 @@ def tell_of_forks(one: Forkable) -> None:
     _register()
 
 
+def hold_for_forks(one: Holdable) -> None:
+    """The same, and hold its thread meanwhile."""
+    _HELD.add(one)
+    tell_of_forks(one)
+
+
 @cache
 def _register() -> None:
     """Once; not on import."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_tell)
+        os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_tell)
+
+
+def _before() -> None:
+    _ONE_FORK.acquire()
+    for one in tuple(_HELD):
+        one.hold()
+
+
+def _after() -> None:
+    for one in tuple(_HELD):
+        one.go_on()
+    _ONE_FORK.release()
 
 
 def _tell() -> None:
+    _HELD.clear()
     for one in tuple(_LIVE):
         one.forked()
+    _ONE_FORK.release()

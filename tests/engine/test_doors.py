@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -219,16 +219,22 @@ class TestE15Declaration:
         with pytest.raises(ConfigError, match="write a lower-case word such as 'price'"):
             cache.cached(name, fresh_for=1)
 
-    def test_a_loader_that_is_not_async(self, cache: Cache) -> None:
-        """It would block the loop."""
+    def test_a_loader_that_is_no_function(self, cache: Cache) -> None:
+        """A generator, an object that is awaited when it is called, and what cannot be called."""
 
-        def load(keys: list[str]) -> dict[str, int]:
-            return dict.fromkeys(keys, 1)
+        async def generated(keys: list[str]) -> AsyncIterator[str]:
+            yield keys[0]
 
-        with pytest.raises(ConfigError, match="price: a loader is an async function"):
-            cache.batched("price", fresh_for=1)(load)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="price: a loader is an async function"):
-            cache.cached("price", fresh_for=1)(load)  # type: ignore[arg-type]
+        class Loader:
+            async def __call__(self, keys: list[str]) -> dict[str, int]:
+                return dict.fromkeys(keys, 1)
+
+        for loader in (generated, Loader(), 5):
+            wrong: Any = loader
+            with pytest.raises(ConfigError, match="price: a loader is a function, async def or de"):
+                cache.batched("price", fresh_for=1)(wrong)
+            with pytest.raises(ConfigError, match="price: a loader is a function, async def or de"):
+                cache.cached("price", fresh_for=1)(wrong)
 
     def test_a_batched_loader_takes_one_parameter(self, cache: Cache) -> None:
         """Shows how to write it."""

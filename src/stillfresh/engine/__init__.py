@@ -27,10 +27,15 @@ from stillfresh.engine.model import (
     MsgpackCodec,
     Origin,
     Outcome,
+    OwnLoad,
+    OwnTerms,
     Private,
+    Read,
     RetryAfter,
 )
+from stillfresh.engine.put import Change
 from stillfresh.engine.resource import Function, Handle, Resource
+from stillfresh.engine.threads import ThreadCall, in_caller
 from stillfresh.engine.watch import Update, Watch
 
 __all__ = [
@@ -41,6 +46,7 @@ __all__ = [
     "Answer",
     "Cache",
     "CacheStats",
+    "Change",
     "Codec",
     "Core",
     "Dropped",
@@ -53,13 +59,18 @@ __all__ = [
     "MsgpackCodec",
     "Origin",
     "Outcome",
+    "OwnLoad",
+    "OwnTerms",
     "Private",
+    "Read",
     "Resource",
     "ResourceStats",
     "RetryAfter",
     "Spec",
+    "ThreadCall",
     "Update",
     "Watch",
+    "in_caller",
     "prometheus_text",
     "terms_of",
 ]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stillfresh.engine.flight import LOADING
+from stillfresh.engine.flight import BEFORE, LOADING
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.model import Origin, Outcome
 from stillfresh.engine.queue import Batch, Flight, Waiter
@@ -80,7 +80,7 @@ async def loaded(
     runtime.context = copy_context()
     loader: Loader[K, V] = Loader(core.spec, runtime, memory.counts)
     by = None if waiter.load is None else waiter
-    flights = [Flight(key, id_, by=by) for key, id_ in core.texts(keys).items()]
+    flights = [Flight(key, id_, {waiter: BEFORE}, by=by) for key, id_ in core.texts(keys).items()]
     for start in range(0, len(flights), core.spec.max_batch):
         batch = Batch(flights[start : start + core.spec.max_batch], LOADING)
         results = await loader.results(batch, {})
@@ -92,6 +92,7 @@ async def loaded(
             elif (copy := result.copy) is not None:
                 answer = memory.made(copy, result.value, Verdict.FRESH, Origin.LOADED)
                 waiter.outcomes[flight.key] = answer
+    await runtime.threads.end(runtime.grace)
     memory.count(waiter.outcomes.values(), runtime.clock())
     return waiter.outcomes
 

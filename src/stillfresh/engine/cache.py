@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from stillfresh.bounded import sliced
 from stillfresh.clock import Clock, checked_clock
@@ -30,6 +30,7 @@ from stillfresh.engine.keys import (
     batch_types,
     checked_kind,
     checked_tags,
+    is_def,
     terms_of,
 )
 from stillfresh.engine.lifecycle import Lifecycle
@@ -47,11 +48,22 @@ V = TypeVar("V")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BatchLoader: TypeAlias = Callable[
-    [list[K]], Coroutine[Any, Any, Mapping[K, V | Loaded[V] | Exception]]
-]
+LoadedBatch: TypeAlias = Mapping[K, V | Loaded[V] | Exception]
+AsyncLoader: TypeAlias = Callable[[list[K]], Coroutine[Any, Any, LoadedBatch[K, V]]]
+BatchLoader: TypeAlias = AsyncLoader[K, V] | Callable[[list[K]], LoadedBatch[K, V]]
 
 GRACE: Final = 5.0
+
+
+class CachedDecorator(Protocol):
+    """What `cached(...)` returns: the parameters and the value's type pass through."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, V | Loaded[V]]], /
+    ) -> Function[P, V]: ...
+    @overload
+    def __call__(self, function: Callable[P, V | Loaded[V]], /) -> Function[P, V]: ...
 
 
 class Cache(Lifecycle):
@@ -106,6 +118,7 @@ class Cache(Lifecycle):
                 memory_for=memory_for,
                 lease_for=lease_for,
                 load_timeout=load_timeout,
+                in_thread=is_def(loader),
             )
 
             core = self.declare(spec, text_of(kind, key_type), cast("Callable[[str], K]", key_type))
@@ -128,24 +141,29 @@ class Cache(Lifecycle):
         codec: Codec[Any] | None = None,
         lease_for: Duration = "5s",
         load_timeout: Duration = "30s",
-    ) -> Callable[[Callable[P, Coroutine[Any, Any, V | Loaded[V]]]], Function[P, V]]:
+    ) -> "CachedDecorator":
         """Declare a resource: each call of the function, by its arguments, is an entry."""
         kind = self._new_name(name)
 
-        def decorate(function: Callable[P, Coroutine[Any, Any, V | Loaded[V]]]) -> Function[P, V]:
+        def decorate(function: Callable[P, Any]) -> Function[P, Any]:
             signature = Signature(kind, function)
 
-            async def load(calls: list[Call[P]]) -> dict[Call[P], V | Loaded[V]]:
+            async def load(calls: list[Call[P]]) -> dict[Call[P], Any]:
                 (call,) = calls
                 return {call: await function(*call.args, **call.kwargs)}
+
+            def load_now(calls: list[Call[P]]) -> dict[Call[P], Any]:
+                (call,) = calls
+                return {call: function(*call.args, **call.kwargs)}
 
             def tagged(call: Call[P]) -> Sequence[str]:
                 return tags(*call.args, **call.kwargs) if tags is not None else ()
 
-            spec: Spec[Call[P], V] = Spec(
+            in_thread = is_def(function)
+            spec: Spec[Call[P], Any] = Spec(
                 kind,
-                load,
-                codec if codec is not None else MsgpackCodec[V](signature.value_type, kind),
+                load_now if in_thread else load,
+                codec if codec is not None else MsgpackCodec[Any](signature.value_type, kind),
                 tagged if callable(tags) else tags,
                 terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
                 max_batch=1,
@@ -155,6 +173,7 @@ class Cache(Lifecycle):
                 lease_for=lease_for,
                 load_timeout=load_timeout,
                 by_id=False,
+                in_thread=in_thread,
             )
             core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
             return Function(core, signature, self.clock)

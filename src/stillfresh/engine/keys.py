@@ -7,7 +7,7 @@ write instead.
 import inspect
 import re
 import types
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
@@ -121,6 +121,15 @@ def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type
     return key_type, value_type(get_args(returned)[1] if get_args(returned) else Any)
 
 
+def is_def(loader: Callable[..., Any]) -> bool:
+    """E20: its calls would hold the event loop."""
+    return not inspect.iscoroutinefunction(loader)
+
+
+def _is_async_object(loader: object) -> bool:
+    return inspect.iscoroutinefunction(getattr(type(loader), "__call__", None))  # noqa: B004
+
+
 def value_type(annotation: Any) -> Any:  # noqa: ANN401 (a type form)
     """Without what only the loader says: `Price | Loaded[Price] | Exception` is `Price`."""
     if get_origin(annotation) is Loaded:
@@ -143,8 +152,9 @@ def _plain(of: Any) -> Any:  # noqa: ANN401 (a type form)
 
 
 def _hints(name: str, loader: Callable[..., Any]) -> tuple[dict[str, Any], list[inspect.Parameter]]:
-    if not inspect.iscoroutinefunction(loader):
-        raise ConfigError(f"{name}: a loader is an async function; write async def {loader!r}")
+    is_other = inspect.isasyncgenfunction(loader) or inspect.isgeneratorfunction(loader)
+    if not callable(loader) or is_other or _is_async_object(loader):
+        raise ConfigError(f"{name}: a loader is a function, async def or def, not {shown(loader)}")
     parameters = list(inspect.signature(loader).parameters.values())
     if parameters and parameters[0].name in {"self", "cls"}:
         raise ConfigError(
@@ -253,7 +263,7 @@ class Spec(Generic[K, V]):
     def __init__(
         self,
         kind: str,
-        load: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, Any]]],
+        load: Callable[[list[K]], Any],
         codec: Codec[V],
         tags: Callable[[K], Sequence[str]] | None,
         terms: Terms,
@@ -265,6 +275,7 @@ class Spec(Generic[K, V]):
         lease_for: Duration,
         load_timeout: Duration,
         by_id: bool = True,
+        in_thread: bool = False,
     ) -> None:
         if tags is not None and not callable(tags):
             raise ConfigError(f"{kind}: tags is a function of the key, not {shown(tags)}")
@@ -283,6 +294,8 @@ class Spec(Generic[K, V]):
         self.load_timeout = seconds(load_timeout, name=f"{kind}: load_timeout", positive=True)
         self.by_id = by_id
         """A key that is made of its id alone can be loaded."""
+        self.in_thread = in_thread
+        """E20: its loaders are `def` functions, which would hold the event loop."""
 
     def tags_of(self, key: K) -> tuple[str, ...]:
         """E8: the key's tags, or what their function raised, or what is wrong with them."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from stillfresh.engine.core import Core
 
 EVICT_EVERY: Final = 3600.0
+_LEFT: Final[list[object]] = []
+"""What a fork left to the parent: kept as it is, since to let go of it would close it."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class Lifecycle:
         self._ended_loop: asyncio.AbstractEventLoop | None = None
         """It closes its generators, so that no new keeper can be begun there."""
         self.is_closed = self._is_forked = self._is_left = False
+        self.new_store: Callable[[], Store] | None = None
+        """E20: makes the store anew in a forked child; None: the child is refused."""
 
     async def open(self) -> None:
         """Ready for work on this event loop; also after a close."""
@@ -112,10 +116,17 @@ class Lifecycle:
         """In the child: its loop, its threads and its connections are the parent's."""
         is_live = self._loop is not None and not self._loop.is_closed()
         is_left = self._is_left or self._loop is not None
-        if is_live or (is_left and not self._store.outlives_loops):
+        if not is_live and not (is_left and not self._store.outlives_loops):
+            return
+        for core in self.cores.values():
+            core.leave()
+        if self.new_store is None:
             self._is_forked = True
-            for core in self.cores.values():
-                core.leave()
+            return
+        _LEFT.append((self._store, self._loop, self.opened, self._keeper))
+        self._store = self.new_store()
+        self._loop = self._opening = self._closing = self._keeper = self._ending = None
+        self.opened, self._is_left = None, False
 
     def _check_here(self) -> None:
         """E13, E21: one loop at a time."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from contextvars import Context
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final, Generic, TypeVar
 
@@ -17,9 +18,10 @@ from stillfresh.clock import Clock
 from stillfresh.engine import rules
 from stillfresh.engine.explain import Counts
 from stillfresh.engine.keys import Spec
-from stillfresh.engine.model import Dropped, OwnLoad, Private
+from stillfresh.engine.model import Dropped, Private
 from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import Absent
+from stillfresh.engine.threads import LoaderThreads
 from stillfresh.errors import LoadFailed, StoreError, error_text
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, Store
@@ -120,6 +122,12 @@ class Runtime(Tasks):
         self.grace = grace
         """Seconds in which its tasks have to end when the cache closes."""
         self.context = Context()
+        self.threads = LoaderThreads()
+
+    async def end(self, grace: float) -> None:
+        began = self.loop.time()
+        await super().end(grace)
+        await self.threads.end(max(0.0, began + grace - self.loop.time()))
 
 
 class LoadResult(Struct, Generic[V], frozen=True):
@@ -142,6 +150,8 @@ class Loader(Generic[K, V]):
         self._spec = spec
         self._runtime = runtime
         self._counts = counts
+        if spec.in_thread:
+            runtime.threads.allow(spec.concurrency)
 
     async def asked(self, what: str, step: Awaitable[T]) -> T | None:
         """What the store says; None if it is away (S5)."""
@@ -271,11 +281,10 @@ class Loader(Generic[K, V]):
 
     async def _call(self, batch: Batch, leases: list[Lease]) -> dict[K, object]:
         """E3: to its end, to `load_timeout`, or until the cache closes, whatever the callers do."""
-        keys, by = [flight.key for flight in batch.flights], batch.flights[0].by
+        keys = [flight.key for flight in batch.flights]
         context = self._runtime.context.copy()
         context.run(CURRENT.set, batch)
-        work = self._spec.load(list(keys)) if by is None else _alone(keys[0], by.load)
-        load, guard = self._runtime.child(work, context), None
+        load, guard = self._runtime.child(self._work(batch, keys), context), None
         load.add_done_callback(looked_at)
         try:
             await asyncio.sleep(0)
@@ -287,6 +296,16 @@ class Loader(Generic[K, V]):
                 if task is not None and not task.done():
                     task.cancel()
         return self._said(keys, load)
+
+    async def _work(self, batch: Batch, keys: list[K]) -> object:
+        """The loader's, or that of the caller that began the load; a `def` runs in a thread."""
+        spec, by = self._spec, batch.flights[0].by
+        load: Callable[[], Any] = partial(spec.load, list(keys)) if by is None else by.load
+        if spec.in_thread:
+            said = await self._runtime.threads.call(load, batch)
+        else:
+            said = await load()
+        return said if by is None else {keys[0]: said}
 
     async def _guard(self, leases: list[Lease]) -> None:
         """Renew the leases while the load runs; ends when the load has run for too long."""
@@ -323,7 +342,3 @@ class Loader(Generic[K, V]):
                 "or the loader faster."
             )
             logger.warning(said, self._spec.kind, took, fresh_for)
-
-
-async def _alone(key: K, load: OwnLoad) -> dict[K, object]:
-    return {key: await load()}

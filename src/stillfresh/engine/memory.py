@@ -284,6 +284,7 @@ class Memory(Generic[K, V]):
             return
         self.fold(entry)
         entry.marked = True
+        entry.until = NEVER  # E20: a thread that reads it meanwhile takes nothing half changed
         entry.copy, entry.answer, entry.bucket = copy, answer, bucket
         entry.until, entry.stands = until, stands
         entry.edition += 1
@@ -322,10 +323,10 @@ class Memory(Generic[K, V]):
     def fold(self, entry: MemoryEntry[K, V]) -> None:
         """Hand the entry's hits over to the counts."""
         if entry.hits:
+            hits, entry.hits = entry.hits, 0  # E20: threads go on counting
             answer, counts = entry.answer, self.counts
-            counts.reads[answer.origin][answer.verdict] += entry.hits
-            counts.ages[entry.bucket] += entry.hits
-            entry.hits = 0
+            counts.reads[answer.origin][answer.verdict] += hits
+            counts.ages[entry.bucket] += hits
             entry.marked = True
 
     async def fold_all(self) -> None:

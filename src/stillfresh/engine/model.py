@@ -165,8 +165,11 @@ class MsgpackCodec(Generic[V]):
 Outcome = Answer[V] | LoadFailed
 Read = Answer[V] | Private[Any] | LoadFailed
 """What a caller with a loader of its own is told: stored, private, or failed."""
-OwnLoad = Callable[[], Awaitable[object]]
-"""A loader that a caller brings for one key: its value, a `Loaded`, or a `Private`."""
+OwnLoad = Callable[[], Awaitable[object]] | Callable[[], object]
+"""A loader that a caller brings for one key: its value, a `Loaded`, or a `Private`.
+
+An async function, or a plain one if the resource's loaders run in threads (E20).
+"""
 
 
 def answered(outcome: Outcome[V], clock: Callable[[], float]) -> Answer[V]:

@@ -81,6 +81,7 @@ IN_QUEUE: Final = Batch([])
 OVER: Final = Batch([], ENDED)
 CURRENT: ContextVar[Batch | None] = ContextVar("stillfresh_batch", default=None)
 """The batch in whose loader this code runs."""
+CALLER: ContextVar[Any] = ContextVar("stillfresh_caller", default=None)  # E20: a `ThreadCall`
 
 
 class Ended(Struct, Generic[W]):
@@ -185,7 +186,7 @@ class Waiter(Generic[K, V]):
     ) -> None:
         self.load = load
         """A loader of its own, for the flights that it begins."""
-        self.max_age = max_age
+        self.caller, self.max_age = CALLER.get(), max_age
         """E18: an older copy does not do for this caller."""
         self.each = each
         self.wake: Callable[[], object] = bool
@@ -215,8 +216,7 @@ class Queue(Generic[K, V]):
         self._counts = counts
         self._pending: deque[Flight[K, Waiter[K, V]]] = deque()
         self._urgent: deque[Flight[K, Waiter[K, V]]] = deque()
-        self.running = 0
-        self._is_closed = False
+        self.running, self._is_closed = 0, False
 
     def join(
         self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False

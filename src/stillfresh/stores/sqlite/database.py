@@ -169,6 +169,12 @@ class WriteDatabase:
             self._writer.close()
             self._writer = None
 
+    def leave(self) -> None:
+        """In a forked child: let go of the copies of the parent's connections."""
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                abandon(connection)
+
     def look(self, work: Work) -> None:
         """Outside any transaction: what only reads asks for no lock and needs no room."""
         try:

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import apsw
 
 from stillfresh.errors import NotOpen, StoreError
+from stillfresh.forks import hold_for_forks
 from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.sqlite.connection import BUSY, PATIENCE, Format
 from stillfresh.stores.sqlite.database import Work, WriteDatabase
@@ -58,6 +59,8 @@ class Writer:
         self._breaker = Breaker()
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._gate = threading.Lock()
+        self._turn = threading.Lock()
+        """Held while the file is worked on."""
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
         self.database = WriteDatabase(
@@ -65,11 +68,25 @@ class Writer:
         )
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
         self.is_stopping = False
-        self._is_woken = False
+        self._is_woken = self._is_held = False
         self._start()
 
     def _start(self) -> None:
+        hold_for_forks(self)
         self._thread.start()
+
+    def hold(self) -> None:
+        """Before a fork: SQLite must not be copied in the middle of a step."""
+        self._is_held = self._turn.acquire(timeout=CLOSING)
+
+    def go_on(self) -> None:
+        if self._is_held:
+            self._turn.release()
+
+    def forked(self) -> None:
+        """In the child: SQLite would take the parent's locks, which it remembers, for its own."""
+        if self._is_held:
+            self.database.leave()
 
     def wait_until_open(self) -> None:
         """Raises why it could not be opened."""
@@ -173,14 +190,16 @@ class Writer:
 
     def _main(self) -> None:
         try:
-            self.database.open()
+            with self._turn:
+                self.database.open()
         except BaseException as exc:  # noqa: BLE001 (handed to who opens)
             self._opened.set_exception(exc)
         else:
             self._opened.set_result(None)
             self._work()
         finally:
-            self.database.close()
+            with self._turn:
+                self.database.close()
             self._closed.set_result(None)
 
     def _work(self) -> None:
@@ -188,7 +207,8 @@ class Writer:
         while not is_last:
             group, is_last = self._next_group()
             self._is_woken = False
-            self._do(group)
+            with self._turn:
+                self._do(group)
             is_last |= not self._tell(self._settle, group)
 
     def _do(self, group: list[Work]) -> None:

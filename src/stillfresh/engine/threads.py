@@ -1,0 +1,227 @@
+"""The threads that run `def` loaders: the callers' own, and a pool for the rest (E20).
+
+A load that a thread waits for runs in that thread, where it would run without a cache. A load for
+which no thread waits runs in the pool. The event loop decides which, and runs no loader itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context
+from queue import SimpleQueue
+from threading import Lock, Semaphore, Thread, current_thread, local
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from stillfresh.engine.model import Dropped
+from stillfresh.engine.queue import CALLER, CURRENT, Batch
+from stillfresh.errors import NotOpen, error_text
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Raised(NamedTuple):
+    """What was raised: no future takes a StopIteration as its exception."""
+
+    error: Exception
+
+
+class Job(Generic[T]):
+    """One call of a loader. The first thread that claims it runs it."""
+
+    def __init__(self, work: Callable[[], T], batch: Batch | None = None) -> None:
+        """`batch`: what it loads, if it does."""
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[T | Raised]
+        self.outcome = self._loop.create_future()
+        self._work = work
+        self._batch = batch
+        self._unclaimed = Lock()
+
+    async def result(self) -> T:
+        outcome = await self.outcome
+        if isinstance(outcome, Raised):
+            raise outcome.error
+        return outcome
+
+    def claim(self) -> bool:
+        """True for one thread, while somebody still wants the result."""
+        return self._unclaimed.acquire(blocking=False) and not self.outcome.done()
+
+    def run(self) -> None:
+        """The loader below on this thread's stack can end only after this one (E3)."""
+        outer, batch = CURRENT.get(), self._batch
+        waiting_for = [] if outer is None else outer.waiting_for
+        flights = [] if batch is None else list(batch.flights)
+        waiting_for += flights
+        token = CURRENT.set(batch or outer)
+        try:
+            outcome: T | Raised = self._work()
+        except Exception as exc:  # noqa: BLE001 (the load has failed; it is reported as such)
+            outcome = Raised(exc)
+        finally:
+            CURRENT.reset(token)
+            for flight in flights:
+                waiting_for.remove(flight)
+        self._tell(outcome)
+
+    def drop(self, why: BaseException) -> None:
+        """The thread that ran it was interrupted: no failure of the upstream."""
+        said = f"the thread that ran it was interrupted: {error_text(why)}"
+        self._tell(Raised(Dropped(said)))
+
+    def _tell(self, outcome: T | Raised) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits
+            self._loop.call_soon_threadsafe(self._settle, outcome)
+
+    def _settle(self, outcome: T | Raised) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class Desk(local):
+    """Where a thread that waits is sent loads to run; one for all its calls, also nested ones."""
+
+    def __init__(self) -> None:
+        self.posts: SimpleQueue[Job[Any] | None] = SimpleQueue()
+
+
+_DESK = Desk()
+
+
+class ThreadCall(Generic[T]):
+    """A thread's call of a coroutine on the loop; meanwhile the thread runs loads."""
+
+    def __init__(self) -> None:
+        self._posts = _DESK.posts
+        self._jobs: list[tuple[Job[Any], Callable[[Job[Any]], None]]] = []
+        self._task: asyncio.Task[T] | None = None
+        self._outcome: Callable[[], T] | None = None
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        """On the loop."""
+        CALLER.set(self)
+        self._task = asyncio.get_running_loop().create_task(work())
+        self._task.add_done_callback(self._over)
+
+    def leave(self) -> None:
+        """On the loop: the thread waits no longer."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _over(self, task: "asyncio.Task[T]") -> None:
+        for job, otherwise in self._jobs:
+            if not job.outcome.done():
+                otherwise(job)
+        self.end(task.result)
+
+    def end(self, outcome: Callable[[], T]) -> None:
+        self._outcome = outcome
+        self._posts.put(None)
+
+    @property
+    def is_busy(self) -> bool:
+        return any(not job.outcome.done() for job, _ in self._jobs)
+
+    def ask(self, job: Job[Any], otherwise: Callable[[Job[Any]], None]) -> None:
+        """On the loop: have the thread run it; `otherwise` takes it if the thread leaves first."""
+        self._jobs = [it for it in self._jobs if not it[0].outcome.done()] + [(job, otherwise)]
+        self._posts.put(job)
+
+    def wait(self) -> T:
+        """In the thread. Runs what any of its calls is asked to run: an outer call may be next."""
+        job: Job[Any] | None = None
+        try:
+            while self._outcome is None:
+                if (post := self._posts.get()) is not None and post.claim():
+                    job = post
+                    job.run()
+                    job = None
+        except BaseException as exc:
+            if job is not None:
+                job.drop(exc)
+            raise
+        try:
+            return self._outcome()
+        except asyncio.CancelledError:
+            raise NotOpen("the cache was closed") from None
+
+
+async def in_caller(work: Callable[[], T]) -> T:
+    """Run it in the thread that waits for this coroutine."""
+    call: ThreadCall[Any] = CALLER.get()
+    job = Job(work)
+    call.ask(job, lambda job: job.drop(KeyboardInterrupt()))
+    return await job.result()
+
+
+class LoaderThreads:
+    """A cache's pool: daemon threads, started when they are needed, ended when the cache closes.
+
+    A thread cannot be ended from outside. One whose loader hangs keeps its place.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._most = 0
+        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._idle = Semaphore(0)
+        self._threads: dict[Thread, asyncio.Future[None]] = {}
+
+    def allow(self, threads: int) -> None:
+        """A resource whose loader is a `def` may run so many at once."""
+        self._most += threads
+
+    async def call(self, work: Callable[[], object], batch: Batch) -> object:
+        """What the loader returned, run by a thread that waits for it, or by the pool."""
+        job, caller = Job(work, batch), _caller(batch)
+        if caller is not None:
+            caller.ask(job, self._submit)
+        else:
+            self._submit(job, is_nested=not batch.takes_place)
+        return await job.result()
+
+    def _submit(self, job: Job[Any], *, is_nested: bool = False) -> None:
+        """A load inside a load needs no place: the thread of the outer one has it."""
+        self._jobs.put(job)
+        if not self._idle.acquire(blocking=False) and (
+            is_nested or len(self._threads) < self._most
+        ):
+            thread = Thread(target=self._work, name="stillfresh-loader", daemon=True)
+            self._threads[thread] = self._loop.create_future()
+            thread.start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if job.claim():
+                try:
+                    Context().run(job.run)
+                except BaseException as exc:  # noqa: BLE001 (SystemExit ends the load, not the pool)
+                    job.drop(exc)
+            del job
+            self._idle.release()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._gone, current_thread())
+
+    def _gone(self, thread: Thread) -> None:
+        self._threads.pop(thread).set_result(None)
+        thread.join()
+
+    async def end(self, grace: float) -> None:
+        """Their loads have ended; a loader that still runs is left to itself after `grace`."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        if self._threads:
+            await asyncio.wait(list(self._threads.values()), timeout=grace)
+        for thread in self._threads:
+            logger.error("a loader still runs %g s after close, in %s", grace, thread.name)
+
+
+def _caller(batch: Batch) -> ThreadCall[Any] | None:
+    """The thread that runs it: that whose own loader it is, an idle one, any that waits for it."""
+    waiters = [waiter for flight in batch.flights for waiter in flight.waiters]
+    waiters.sort(key=lambda waiter: waiter is not batch.flights[0].by)
+    calls: list[ThreadCall[Any]] = [it.caller for it in waiters if it.caller is not None]
+    return next((call for call in calls if not call.is_busy), calls[0] if calls else None)

@@ -1,0 +1,164 @@
+"""The event loop of code that has none: one thread for all the SyncCaches of a process (E20).
+
+Started when the first cache is used, again in a forked child, ended when the last cache closes or
+the interpreter exits.
+"""
+
+import asyncio
+import atexit
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, Final, NoReturn, Protocol, TypeVar
+
+from stillfresh.engine import ThreadCall
+from stillfresh.errors import NotOpen, StillfreshError
+from stillfresh.forks import hold_for_forks, tell_of_forks
+
+T = TypeVar("T")
+
+REST: Final = 5.0
+"""Seconds that a fork, or the end, waits for the loop's turn to end."""
+
+logger = logging.getLogger(__name__)
+
+
+class LoopThread:
+    """One event loop, in a daemon thread of its own."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._calls: set[ThreadCall[Any]] = set()
+        self._rested = self._go_on = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stillfresh-loop", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        hold_for_forks(self)
+
+    def _run(self) -> None:
+        asyncio.run(self._main())
+        for call in tuple(self._calls):  # whoever comes later finds a closed loop
+            call.end(_closed)
+
+    async def _main(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._started.set()
+        await self._stop.wait()
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What the coroutine returns. This thread waits, and runs the loads that wait for it."""
+        call: ThreadCall[T] = ThreadCall()
+        self._calls.add(call)
+        try:
+            self._begin(call, work)
+            return call.wait()
+        except BaseException:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call.leave)
+            raise
+        finally:
+            self._calls.discard(call)
+
+    def _begin(self, call: ThreadCall[T], work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        def begin() -> None:
+            if self._stop.is_set():
+                call.end(_closed)
+            else:
+                call.begin(work)
+
+        try:
+            self._loop.call_soon_threadsafe(begin, context=copy_context())
+        except RuntimeError:  # the loop is closed
+            _closed()
+
+    def stop(self) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(REST)
+
+    def hold(self) -> None:
+        """Before a fork: its thread must not be in the middle of a step, with a lock in hand."""
+        self._rested, self._go_on = threading.Event(), threading.Event()
+        if threading.current_thread() is not self._thread:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(_rest, self._rested, self._go_on)
+                self._rested.wait(REST)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+    def forked(self) -> None:
+        """In the child: its thread is not here."""
+        for call in tuple(self._calls):
+            call.end(_lost)
+
+
+def _rest(rested: threading.Event, go_on: threading.Event) -> None:
+    rested.set()
+    go_on.wait()
+
+
+def _closed() -> NoReturn:
+    raise NotOpen("the cache was closed while this thread called it")
+
+
+def _lost() -> NoReturn:
+    raise StillfreshError("the process forked while this thread waited; call again in the child")
+
+
+class Closable(Protocol):
+    """A cache that is closed at exit."""
+
+    def close(self) -> None: ...
+
+
+class SyncProcess:
+    """What is open in this process, and the loop thread while anything is."""
+
+    def __init__(self) -> None:
+        self.loop: LoopThread | None = None
+        self.open: set[Closable] = set()
+        self._lock = threading.Lock()
+
+    def enter(self, cache: Closable) -> LoopThread:
+        """The loop thread, for a cache that is about to be used."""
+        with self._lock:
+            self.open.add(cache)
+            if self.loop is None:
+                self.loop = LoopThread()
+                tell_of_forks(self)
+                atexit.register(self._exit)
+            return self.loop
+
+    def leave(self, cache: Closable) -> None:
+        """The cache is closed. The last one to close ends the thread."""
+        with self._lock:
+            self.open.discard(cache)
+            loop = None
+            if not self.open:
+                loop, self.loop = self.loop, None
+        if loop is not None:
+            atexit.unregister(self._exit)
+            loop.stop()
+
+    def forked(self) -> None:
+        """In the child: a parent's thread may have held the lock."""
+        self._lock = threading.Lock()
+        self.open.clear()
+        if self.loop is not None:
+            self.loop = None
+            atexit.unregister(self._exit)
+
+    def _exit(self) -> None:
+        for cache in tuple(self.open):
+            try:
+                cache.close()
+            except Exception:
+                logger.exception("a cache could not be closed at exit")
+
+
+PROCESS: Final = SyncProcess()

@@ -1,0 +1,188 @@
+"""SyncCache: the same cache for code without an event loop (E20).
+
+A hit is answered in the calling thread. All else is a call on the loop thread, which runs no
+loader: a thread that waits for a load runs it itself.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
+
+from stillfresh.clock import Clock
+from stillfresh.durations import Duration
+from stillfresh.engine import Cache, CacheStats, Codec, Listed, Loaded, Resource
+from stillfresh.engine.keys import Signature, Spec, is_def
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+from stillfresh.loop_thread import PROCESS
+from stillfresh.stores import store_for
+from stillfresh.stores.contract import Store
+from stillfresh.sync_resource import SyncCore, SyncFunction, SyncResource
+
+K = TypeVar("K", bound=str | int)
+H = TypeVar("H", bound=Hashable)
+V = TypeVar("V")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+GRACE: Final = 5.0
+
+
+class Options(TypedDict, total=False):
+    """What `cached` takes, as `Cache.cached` does."""
+
+    fresh_for: Required[Duration]
+    stale_for: Duration
+    error_for: Duration
+    concurrency: int
+    max_entries: int
+    memory_for: Duration
+    jitter: float
+    tags: Callable[..., Sequence[str]] | None
+    codec: Codec[Any] | None
+    lease_for: Duration
+    load_timeout: Duration
+
+
+class BatchOptions(Options, total=False):
+    """What `batched` takes, as `Cache.batched` does."""
+
+    absent_for: Duration | None
+    max_batch: int
+
+
+class SyncCache:
+    """`cache = SyncCache("sqlite:///prices.db")`, for any thread; the first read opens it."""
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        clock: Clock = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        dice: Callable[[], float] = random.random,
+        grace: Duration = GRACE,
+    ) -> None:
+        self._cache = Cache(store, clock=clock, sleep=sleep, dice=dice, grace=grace)
+        if isinstance(store, str):
+            self._cache.new_store = partial(store_for, store, clock)
+
+    def batched(
+        self, name: str, **options: Unpack[BatchOptions]
+    ) -> Callable[[Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]]], SyncResource[K, V]]:
+        """Declare a resource: its loader takes a list of keys and returns a mapping."""
+
+        def decorate(
+            loader: Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]],
+        ) -> SyncResource[K, V]:
+            self._cache.batched(name, **options)(_checked(name, loader))
+            return self._resource(name)
+
+        return decorate
+
+    def cached(
+        self, name: str, **options: Unpack[Options]
+    ) -> Callable[[Callable[P, V | Loaded[V]]], SyncFunction[P, V]]:
+        """Declare a resource: each call of the function, by its arguments, is an entry."""
+
+        def decorate(function: Callable[P, V | Loaded[V]]) -> SyncFunction[P, V]:
+            self._cache.cached(name, **options)(_checked(name, function))
+            return SyncFunction(self._resource(name), Signature(name, function))
+
+        return decorate
+
+    def _resource(self, name: str) -> SyncResource[Any, Any]:
+        core = self._cache.cores[name]
+        return SyncResource(self.run, Resource(core, self._cache.clock), core)
+
+    def declare(
+        self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
+    ) -> SyncCore[H, V]:
+        """For frameworks: keys of any kind, and loaders that each read brings (`in_thread`)."""
+        return SyncCore(self.run, self._cache.declare(spec, text, key))
+
+    def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        """E8: every entry with this tag, and every load of one that is under way."""
+        return self.run(self._cache.invalidate_tag, tag, soft=soft)
+
+    def evict(self) -> int:
+        """Drop from the store what nobody can be served any more; return how many."""
+        return self.run(self._cache.evict)
+
+    def stats(self) -> CacheStats:
+        """Counts of every resource, and the store's own."""
+        return self.run(self._cache.stats)
+
+    def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Listed]:
+        """E12: what is in the store, page by page; `after` is the last one's (kind, id)."""
+        return self.run(self._cache.entries, kind, search, after, limit)
+
+    def bypassed(self) -> AbstractContextManager[None]:
+        """E22: inside `with`, every read of this thread loads, and nothing is stored."""
+        return self._cache.bypassed()
+
+    @contextmanager
+    def override(self, store: str | Store) -> Iterator[None]:
+        """E22: inside `with`, the cache has this store."""
+        block = self._cache.override(store)
+        self._run(block.__aenter__)
+        try:
+            yield
+        finally:
+            self._run(block.__aexit__)
+
+    def open(self) -> None:
+        """Ready for work, also after a close; without it the first call opens the cache."""
+        self._run(self._cache.open)
+
+    def close(self) -> None:
+        """E13: no new work; publishes that had started finish, the rest ends within `grace`."""
+        self._cache.is_closed = True
+        if self in PROCESS.open:
+            try:
+                self._run(self._cache.close)
+            finally:
+                PROCESS.leave(self)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a coroutine function on the loop thread, and wait for it."""
+        if self._cache.is_closed:
+            raise NotOpen("this cache is closed; open it again with `with cache:`, or open()")
+        return self._run(partial(function, *args, **kwargs))
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return PROCESS.enter(self).run(work)
+        raise StillfreshError(
+            "this call of a SyncCache would hold the event loop that runs in this thread; "
+            "use Cache in async code, or call it with asyncio.to_thread"
+        )
+
+
+def _checked(name: str, loader: Callable[P, T]) -> Callable[P, T]:
+    if not is_def(loader):
+        raise ConfigError(
+            f"{name}: a SyncCache's loader is a def function, not {shown(loader)}; "
+            "write def, or use Cache for async functions"
+        )
+    return loader

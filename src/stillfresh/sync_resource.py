@@ -1,0 +1,241 @@
+"""What threads call: the faces of a resource that need no event loop (E20).
+
+The hit is written out here, as in `engine/resource.py`. All else is done on the loop thread.
+"""
+
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from functools import partial
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
+
+from stillfresh.durations import Duration
+from stillfresh.engine import (
+    Answer,
+    Change,
+    Core,
+    Explanation,
+    Loaded,
+    MemoryEntry,
+    Outcome,
+    OwnTerms,
+    Read,
+    Resource,
+    in_caller,
+)
+from stillfresh.engine.keys import Signature
+
+K = TypeVar("K", bound=str | int)
+H = TypeVar("H", bound=Hashable)
+V = TypeVar("V")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Run(Protocol):
+    """Calls a coroutine function on the loop thread, and waits for it."""
+
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+
+class SyncCore(Generic[H, V]):
+    """What threads ask of a resource, whatever its keys are. Each method is that of `Core`."""
+
+    def __init__(self, run: Run, core: Core[H, V]) -> None:
+        self._run = run
+        self._core = core
+        self._clock = core.memory.now
+        core.faces.append(self)
+        self.stand_back(back=core.owner.blocks > 0)
+
+    def stand_back(self, *, back: bool) -> None:
+        """E22: while a block of `bypassed()` is open the core answers all reads."""
+        self._entries = {} if back else self._core.memory.entries
+
+    def hit(self, key: H) -> Answer[V] | None:
+        """What memory can answer by itself.
+
+        The loop thread may change the entry meanwhile: it ends `until` first, and sets it last.
+        """
+        try:
+            entry = self._entries.get(key)
+        except TypeError:  # it cannot be hashed: refused further on (E15)
+            return None
+        if entry is not None:
+            answer = entry.answer
+            if self._clock() < entry.until and entry.answer is answer:
+                entry.hits += 1
+                return answer
+        return None
+
+    def hits(self, keys: Iterable[H]) -> dict[H, Answer[V]] | None:
+        """The same for many; None if it cannot answer them all."""
+        now, found = self._clock(), dict[H, MemoryEntry[H, V]]()
+        answers: dict[H, Answer[V]] = {}
+        for key in keys:
+            if (entry := self._entries.get(key)) is None:
+                return None
+            found[key], answers[key] = entry, entry.answer
+            if now >= entry.until or entry.answer is not answers[key]:
+                return None
+        for entry in found.values():
+            entry.hits += 1
+        return answers
+
+    def read(self, key: H, load: Callable[[], object], *, anew: bool = False) -> Read[V]:
+        """E2 by a loader for this read, a plain function."""
+        if not anew and (answer := self.hit(key)) is not None:
+            return answer
+        return self._run(self._core.read, key, load, anew=anew)
+
+    def known(self, keys: Iterable[H]) -> dict[H, Outcome[V]]:
+        """What can be said of each without a load; a key that needs one is left out."""
+        listed = list(keys)
+        if (found := self.hits(listed)) is not None:
+            return {**found}
+        return self._run(self._core.known, listed)
+
+    def put(self, values: Iterable[tuple[H, object]]) -> None:
+        self._run(self._core.put, list(values))
+
+    def update(self, key: H, change: Change[V]) -> Answer[V] | None:
+        """`change` is called in this thread."""
+
+        async def changed(answer: Answer[V] | None) -> object:
+            return await in_caller(partial(change, answer))
+
+        return self._run(self._core.update, key, changed)
+
+    def delete(self, keys: Iterable[H]) -> None:
+        self._run(self._core.delete, list(keys))
+
+    def invalidate(self, keys: Iterable[H], *, soft: bool = False) -> None:
+        self._run(self._core.invalidate, list(keys), soft=soft)
+
+
+class SyncHandle(Generic[V]):
+    """One entry; each method is that of its resource."""
+
+    __slots__ = ("_key", "_resource")
+
+    def __init__(self, resource: "SyncResource[Any, V]", key: object) -> None:
+        self._resource = resource
+        self._key = key
+
+    def get(self, max_age: Duration | None = None) -> Answer[V]:
+        return self._resource.get(self._key, max_age)
+
+    def peek(self) -> Answer[V] | None:
+        return self._resource.peek(self._key)
+
+    def refresh(self) -> None:
+        self._resource.refresh(self._key)
+
+    def put(self, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
+        self._resource.put(self._key, value, **terms)
+
+    def update(self, change: Change[V]) -> Answer[V] | None:
+        return self._resource.update(self._key, change)
+
+    def invalidate(self, *, soft: bool = False) -> None:
+        self._resource.invalidate(self._key, soft=soft)
+
+    def delete(self) -> None:
+        self._resource.delete(self._key)
+
+    def explain(self) -> Explanation:
+        return self._resource.explain(self._key)
+
+
+class SyncResource(Generic[K, V]):
+    """What `@cache.batched` makes of a loader of many keys. Each method is that of `Resource`."""
+
+    def __init__(self, run: Run, resource: Resource[K, V], core: Core[K, V]) -> None:
+        self._run = run
+        self._resource = resource
+        self._core = SyncCore(run, core)
+        self._hit = self._core.hit
+
+    def __call__(self, key: K) -> V:
+        """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
+        answer = self._hit(key)
+        if answer is not None and answer.found:
+            return answer.value
+        return self._run(self._resource, key)
+
+    def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
+        """The answer, from memory, the store or a load; `max_age` as in `Resource.get` (E18)."""
+        if max_age is None and (answer := self._hit(key)) is not None:
+            return answer
+        return self._run(self._resource.get, key, max_age)
+
+    def get_many(self, keys: Iterable[K], max_age: Duration | None = None) -> dict[K, Answer[V]]:
+        """An answer for each; one whose load failed has `error`, and `found` is False."""
+        return self._run(self._resource.get_many, _listed(keys), max_age)
+
+    def known(self, keys: Iterable[K], *, max_age: Duration | None = None) -> dict[K, Answer[V]]:
+        """The answers that memory or the store can give; nothing is loaded or waited for."""
+        return self._run(self._resource.known, _listed(keys), max_age=max_age)
+
+    def peek(self, key: K) -> Answer[V] | None:
+        """What memory holds; no refresh."""
+        return self._resource.peek(key)
+
+    def refresh(self, *keys: K) -> None:
+        """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
+        self._run(self._resource.refresh, *keys)
+
+    def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
+        """Publish a value that you know, for example after a write (E17)."""
+        self._run(self._resource.put, key, value, **terms)
+
+    def put_many(self, values: Mapping[K, V | Loaded[V]], **terms: Unpack[OwnTerms]) -> None:
+        """Put many values, 100 keys in one step; none if one value cannot be stored."""
+        self._run(self._resource.put_many, values, **terms)
+
+    def update(self, key: K, change: Change[V]) -> Answer[V] | None:
+        """Put what `change` makes of the copy at hand; `change` is called in this thread."""
+        return self._core.update(key, change)
+
+    def invalidate(self, *keys: K, soft: bool = False) -> None:
+        """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
+        self._run(self._resource.invalidate, *keys, soft=soft)
+
+    def delete(self, *keys: K) -> None:
+        """Forget them altogether."""
+        self._run(self._resource.delete, *keys)
+
+    def of(self, key: K) -> SyncHandle[V]:
+        """One entry's handle."""
+        self._resource.of(key)
+        return SyncHandle(self, key)
+
+    def explain(self, key: K) -> Explanation:
+        """Why this value, why now, who refreshes it, when."""
+        return self._run(self._resource.explain, key)
+
+
+class SyncFunction(Generic[P, V]):
+    """What `@cache.cached` makes of a function."""
+
+    def __init__(self, resource: SyncResource[Any, V], signature: Signature[P]) -> None:
+        self._resource = resource
+        self._call = signature.call
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        """The value; LoadFailed if nobody could say."""
+        return self._resource(self._call(*args, **kwargs))
+
+    def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
+        """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
+        return self._resource.get(self._call(*args, **kwargs))
+
+    def of(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[V]:
+        """One entry's handle."""
+        return SyncHandle(self._resource, self._call(*args, **kwargs))
+
+
+def _listed(keys: Iterable[K]) -> Iterable[K]:
+    """Somebody's generator runs in its own thread; a text is refused further on (E15)."""
+    is_text = isinstance(keys, str | bytes)
+    return keys if is_text else list(keys)

@@ -1,0 +1,105 @@
+"""What the tests of SyncCache share: an upstream of plain functions, and calls in threads."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from stillfresh import SyncCache, SyncResource
+from tests.kit.engine import Price
+
+T = TypeVar("T")
+
+SyncPrices = SyncResource[str, Price]
+
+
+class PlainUpstream:
+    """Answers with the version of the moment, and notes its thread; can be held up, and fail."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[str]]] = []
+        self.version = 1
+        self.absent: set[str] = set()
+        self.error: BaseException | None = None
+        self.asked = threading.Semaphore(0)
+        self.gate: threading.Event | None = None
+        """While it is there, calls wait for it."""
+
+    def __call__(self, skus: list[str]) -> dict[str, Price]:
+        self.calls.append((threading.current_thread().name, list(skus)))
+        version = self.version
+        self.asked.release()
+        if (gate := self.gate) is not None:
+            assert gate.wait(20)
+        if self.error is not None:
+            raise self.error
+        return {sku: Price(sku, version) for sku in skus if sku not in self.absent}
+
+    @property
+    def threads(self) -> list[str]:
+        return [thread for thread, _ in self.calls]
+
+    @property
+    def loaded(self) -> list[list[str]]:
+        return [skus for _, skus in self.calls]
+
+
+def declare(cache: SyncCache, upstream: PlainUpstream, **options: Any) -> SyncPrices:
+    """`price`, on the terms of the engine's tests."""
+    terms: dict[str, Any] = {"fresh_for": 30, "stale_for": 60, "error_for": 3600, **options}
+
+    @cache.batched("price", **terms)
+    def prices(skus: list[str]) -> dict[str, Price]:
+        return upstream(skus)
+
+    return prices
+
+
+class Calling:
+    """A call in a thread of its own, and what came of it."""
+
+    def __init__(self, work: Callable[..., Any], *args: Any, name: str = "caller") -> None:
+        self._work = work
+        self._args = args
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._work(*self._args)
+        except BaseException as exc:  # noqa: BLE001 (raised in `result`)
+            self._error = exc
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> Any:
+        self._thread.join(20)
+        assert self.is_over
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Looks every millisecond; what is waited for happens in another thread."""
+    looking = threading.Event()
+    for _ in range(20_000):
+        if condition():
+            return
+        looking.wait(0.001)
+    raise AssertionError("it did not happen within 20 s")
+
+
+@contextmanager
+def held(upstream: PlainUpstream) -> Iterator[None]:
+    """Calls of the upstream wait until the end of the block."""
+    upstream.gate = threading.Event()
+    try:
+        yield
+    finally:
+        upstream.gate.set()
+        upstream.gate = None
