@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from unittest.mock import patch
 
+from redis.crc import key_slot
+
+from stillfresh.stores.redis.layout import Places
+from tests.kit.servers.cluster import clustered, until
 from tests.kit.servers.valkey import Server, binary_of
 
 __all__ = ["STAGES", "Fault", "NotHere", "Stage", "small_disk"]
@@ -23,6 +27,8 @@ __all__ = ["STAGES", "Fault", "NotHere", "Stage", "small_disk"]
 Fault: TypeAlias = Callable[[random.Random], AbstractContextManager[None]]
 MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
 MEGABYTES: Final = 48
+KIND: Final = "price"
+PREFIX: Final = "torture"
 
 
 class NotHere(Exception):
@@ -134,6 +140,42 @@ def valkey(folder: Path) -> Iterator[Stage]:
 
 
 @contextmanager
+def cluster(folder: Path) -> Iterator[Stage]:
+    """S9: three primaries with a replica each; replicas confirm every change."""
+    with clustered(folder) as nodes:
+        hurt: list[Server] = []
+
+        def primary() -> Server:
+            """One whose replica is in step; a dead primary is replaced by it, for good."""
+            found = nodes.primaries()
+            hurt.append(found[len(hurt) % len(found)])
+            return hurt[-1]
+
+        def failed_over() -> None:
+            """A primary without persistence that came back sooner would come back empty."""
+            until(lambda: len(nodes.primaries()) == 3, "nobody took over")
+            nodes.mend()
+
+        def move() -> None:
+            """One of the slots goes to the next primary, key by key."""
+            (place,) = Places(PREFIX).of(KIND, [f"sku-{len(hurt)}"])
+            old, new = nodes.primary_of(place.key), primary()
+            if old is not new:
+                slot = key_slot(place.key)
+                nodes.begin_moving(slot, old, new)
+                nodes.move_keys(slot, old, new)
+                nodes.end_moving(slot, new)
+
+        faults = {
+            "a primary killed": lasting(lambda: primary().stop(), failed_over, 0.0, 2.0),
+            "a primary paused": lasting(lambda: primary().pause(), nodes.mend, 0.3, 2.0),
+            "a slot moved": lasting(move, lambda: None, 0.0),
+        }
+        url = f"{nodes.url}?prefix={PREFIX}&timeout=500ms&wait_replicas=1"
+        yield Stage(url, faults)
+
+
+@contextmanager
 def dynamodb(folder: Path) -> Iterator[Stage]:
     from tests.kit.servers import aws as aws_servers  # noqa: PLC0415 (a second of imports that other stores do not need)
 
@@ -176,4 +218,4 @@ def dynamodb(folder: Path) -> Iterator[Stage]:
         yield Stage(aws.address(aws.new_table()), faults, keys=8, pace=0.02)
 
 
-STAGES: Final = {"sqlite": sqlite, "valkey": valkey, "dynamodb": dynamodb}
+STAGES: Final = {"sqlite": sqlite, "valkey": valkey, "cluster": cluster, "dynamodb": dynamodb}

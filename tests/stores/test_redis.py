@@ -465,7 +465,7 @@ class TestS5Stats:
         ids = [f"id-{number}" for number in range(4_000)]
         await store.acquire(KIND, [Ask(id_) for id_ in ids], 10)
         assert (await store.stats()).leases == 4_000
-        monkeypatch.setattr("stillfresh.stores.redis.store.SAMPLE", 4)
+        monkeypatch.setattr("stillfresh.stores.redis.listing.SAMPLE", 4)
         assert 1_000 < (await store.stats()).leases < 16_000
 
 

@@ -15,9 +15,14 @@ from stillfresh.stores.tenants import checked_tenant, for_tenant
 
 ALLOWED: Final = (
     "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one), "
-    "redis://host:6379/0 (also rediss://, valkey://, valkeys://) or dynamodb://table?bucket=name"
+    "redis://host:6379/0 (also rediss://, valkey://, valkeys://, redis+cluster://, "
+    "redis+sentinel://) or dynamodb://table?bucket=name"
 )
-REDIS: Final = {"redis", "rediss", "valkey", "valkeys"}
+REDIS: Final = {
+    scheme + several
+    for scheme in ("redis", "rediss", "valkey", "valkeys")
+    for several in ("", "+cluster", "+sentinel")
+}
 DYNAMODB_OPTIONS: Final = ("bucket", "tenant", "region", "endpoint", "s3_endpoint", "max_lease")
 
 

@@ -1,8 +1,11 @@
-"""From `redis://user:password@host:6379/0?prefix=shop` to a store; mistakes are named."""
+"""From `redis://user:password@host:6379/0?prefix=shop` to a store; mistakes are named.
 
-from collections.abc import Callable, Mapping
+S9: `redis+cluster://host:6379,host:6379` and `redis+sentinel://host:26379,host:26379/service`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from stillfresh.clock import Clock
 from stillfresh.durations import seconds
@@ -10,7 +13,8 @@ from stillfresh.errors import ConfigError, shown, without_password
 from stillfresh.stores.redis.store import RedisStore
 
 SCHEMES: Final = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss"}
-OWN: Final = {"prefix", "timeout", "max_connections"}
+PORTS: Final = {"cluster": 6379, "sentinel": 26379}
+OWN: Final = {"prefix", "timeout", "max_connections", "wait_replicas"}
 TLS: Final = {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"} | {
     "ssl_cert_reqs",
     "ssl_check_hostname",
@@ -29,11 +33,13 @@ def _time(text: str) -> float | None:
         return None
 
 
+def _whole(least: int) -> Callable[[str], int | None]:
+    return lambda text: int(text) if text.isdecimal() and int(text) >= least else None
+
+
 READERS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
-    "max_connections": (
-        "a whole number of 1 or more",
-        lambda text: int(text) if text.isdecimal() and int(text) > 0 else None,
-    ),
+    "max_connections": ("a whole number of 1 or more", _whole(1)),
+    "wait_replicas": ("a whole number of 0 or more", _whole(0)),
     "timeout": ("a time of more than zero, such as 500ms, 1s or 2m", _time),
     "ssl_check_hostname": ("true or false", lambda text: FLAGS.get(text.lower())),
     "ssl_cert_reqs": (
@@ -47,30 +53,58 @@ READERS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
 def store_at(url: str, clock: Clock | None) -> RedisStore:
     """Nothing is connected yet."""
     parts = urlsplit(url)
+    scheme, _, several = parts.scheme.partition("+")
     given = parse_qsl(parts.query, keep_blank_values=True)
     options: dict[str, Any] = {
         name: READERS[name][1](text) if name in READERS else text for name, text in given
     }
-    if (wrong := _mistake(parts, len(given), options)) is not None:
+    user, at, hosts = parts.netloc.rpartition("@")
+    listed = [parts._replace(netloc=f"{user}{at}{host}") for host in hosts.split(",")]
+    if not several:
+        listed = [parts]
+    service, _, database = parts.path.strip("/").partition("/")
+    if several != "sentinel":
+        service, database = "", parts.path.strip("/")
+    if (wrong := _mistake(parts, listed, (service, database), len(given), options)) is not None:
         raise ConfigError(
-            f"store {_masked(url)}: {wrong}; write redis://host:6379/0, rediss:// for TLS, and "
-            f"behind ? any of {', '.join(sorted(OWN))} (rediss:// also {', '.join(sorted(TLS))})"
+            f"store {_masked(url)}: {wrong}; write redis://host:6379/0, "
+            f"redis+cluster://host:6379,host:6379 or redis+sentinel://host:26379,host:26379/service"
+            f" (rediss:// for TLS), and behind ? any of {', '.join(sorted(OWN))} (rediss:// also "
+            f"{', '.join(sorted(TLS))})"
         )
-    bare = parts._replace(scheme=SCHEMES[parts.scheme], query="")
+    bare = listed[0]._replace(scheme=SCHEMES[scheme], query="", path=f"/{database or 0}")
     tls = {name: options.pop(name) for name in TLS & options.keys()}
-    return RedisStore(urlunsplit(bare), clock=clock, options=tls, **options)
+    nodes = [(it.hostname or "", it.port or PORTS[several]) for it in listed if several]
+    return RedisStore(
+        urlunsplit(bare),
+        clock=clock,
+        options=tls,
+        nodes=nodes,
+        service=unquote(service) or None,
+        **options,
+    )
 
 
-def _mistake(parts: SplitResult, count: int, options: Mapping[str, object]) -> str | None:
-    known = OWN | TLS if SCHEMES[parts.scheme] == "rediss" else OWN
+def _mistake(
+    parts: SplitResult,
+    listed: Sequence[SplitResult],
+    place: tuple[str, str],
+    count: int,
+    options: Mapping[str, object],
+) -> str | None:
+    scheme, _, several = parts.scheme.partition("+")
+    service, database = place
+    known = OWN | TLS if SCHEMES[scheme] == "rediss" else OWN
     names = options.keys() - known
     unknown = sorted(it if it.isidentifier() else "…" for it in names)  # a password may have a ?
-    database = parts.path.strip("/")
     checks = {
-        "names no host": not parts.hostname,
-        "has a port that is none": not _is_port(parts),
+        "names no host": not all(it.hostname for it in listed),
+        "has a port that is none": not all(map(_is_port, listed)),
+        "names no service of the Sentinels": several == "sentinel" and not service,
         "has more than a database's number behind the host": bool(parts.fragment)
         or not (database.isdecimal() or not database),
+        "names a database, and a cluster has only the one": several == "cluster"
+        and database.strip("0") != "",
         f"knows no {', '.join(unknown)}": bool(unknown),
         "says the same thing twice": len(options) < count,
     } | {

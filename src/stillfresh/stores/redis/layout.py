@@ -118,6 +118,20 @@ def packed_tags(tags: Sequence[str]) -> bytes:
     return b"".join(LENGTH.pack(len(name)) + name for name in names)
 
 
+def unpacked_tags(packed: bytes) -> list[bytes]:
+    names, at = list[bytes](), 0
+    while at < len(packed):
+        (length,) = LENGTH.unpack_from(packed, at)
+        names.append(packed[at + LENGTH.size : at + LENGTH.size + length])
+        at += LENGTH.size + length
+    return names
+
+
+def stored_tags(text: bytes) -> list[bytes]:
+    """Those of the id whose string begins like this."""
+    return unpacked_tags(text[HEAD : HEAD + FIELDS.unpack_from(text)[12]]) if text else []
+
+
 def copy_fields(copy: Copy) -> bytes:
     kind, terms = ABSENT if copy.value is None else VALUE, copy.policy
     times = (copy.fetched_at, terms.fresh_for, terms.stale_for, terms.error_for)

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
@@ -33,16 +33,21 @@ from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.scripts import BY_SHA
 
+if TYPE_CHECKING:
+    from stillfresh.stores.redis.sentinel import Sentinels
+
 SLICE: Final = 500
 SLICE_BYTES: Final = 1 << 20
 """One round trip carries no more than so many commands and, beyond the first, bytes."""
+NEVER: Final = Retry(NoBackoff(), 0)
+"""A step that may have been done is not the client library's to repeat."""
 LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
 """The server did not answer: whether it did what it was asked is not known."""
 OF_A_CLUSTER: Final = (AskError, ClusterError, ClusterCrossSlotError)
-NO_CLUSTER: Final = (
-    "its cluster mode is on, which this release does not support; "
-    "give redis://host:6379/0 of a server without cluster mode"
-)
+NO_CLUSTER: Final = "its cluster mode is on; write redis+cluster://host:6379 instead of redis://"
+WAIT: Final = "WAIT"
+ASKING: Final = ("ASKING",)
+"""Said before a command to a node of a cluster that the key moves to."""
 POLICY: Final = re.compile(rb"maxmemory_policy:([a-z-]+)")
 
 logger = logging.getLogger(__name__)
@@ -56,17 +61,37 @@ class Link:
     somebody else's. Taking and giving back await nothing, so no cancellation can lose a place.
     """
 
-    def __init__(self, url: str, *, most: int, timeout: float, options: dict[str, Any]) -> None:
-        never = Retry(NoBackoff(), 0)  # a step that may have been done is not theirs to repeat
+    is_cluster: ClassVar = False
+    """One reply may not bring keys of several slots."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        most: int,
+        timeout: float,
+        options: Mapping[str, Any],
+        wait_replicas: int = 0,
+        node: str = "",
+        sentinels: "Sentinels | None" = None,
+    ) -> None:
+        """`node`: its name in a cluster. `sentinels`: they say where the server is."""
         self._factory: ConnectionPool = ConnectionPool.from_url(
             url,
-            retry=never,
+            retry=NEVER,
             socket_timeout=None,
             socket_connect_timeout=None,
             protocol=2,
             **options,
         )
+        self._node = node
+        self._sentinels = sentinels
+        self._named = f"the Redis server {node}".rstrip()
         self._timeout = timeout
+        self._wait: Sequence[Command] = ()
+        if wait_replicas:
+            self._wait = [(WAIT, wait_replicas, max(1, round(timeout * 500)))]
+        """Sent behind a change that replicas are to confirm; ends well before our own time-out."""
         self._places = asyncio.Semaphore(most)
         self._idle: list[AbstractConnection] = []
         self._lost = 0
@@ -84,9 +109,7 @@ class Link:
         async with self._places, asyncio.timeout(self._timeout) as limit:
             if self._lost > lost:  # else a long queue would find out one by one
                 raise TimeoutError("others lost the server while this waited for a connection")
-            connection: AbstractConnection = (
-                self._idle.pop() if self._idle else self._factory.make_connection()  # type: ignore[no-untyped-call]
-            )
+            connection = self._idle.pop() if self._idle else await self._new_connection()
             try:
                 if not connection.is_connected:
                     await connection.connect()  # type: ignore[no-untyped-call]
@@ -103,6 +126,12 @@ class Link:
                 self._idle.append(connection)
             return replies
 
+    async def _new_connection(self) -> AbstractConnection:
+        if self._sentinels is not None:
+            return await self._sentinels.connected(self._factory)
+        connection: AbstractConnection = self._factory.make_connection()  # type: ignore[no-untyped-call]
+        return connection
+
     async def _replies(
         self, connection: AbstractConnection, count: int, limit: asyncio.Timeout
     ) -> list[Any]:
@@ -115,6 +144,14 @@ class Link:
                 moved_at = now
             replies.append(await _reply(connection))
         return replies
+
+    @property
+    def is_away(self) -> bool:
+        """It did not answer when it was last asked."""
+        return self._breaker.is_open
+
+    async def servers(self) -> "list[Link]":
+        return [self]
 
     async def drop_idle(self, *, nowait: bool = True) -> None:
         """What one has met, the others would meet: begin anew."""
@@ -131,27 +168,48 @@ class Link:
         began = time.monotonic()
         try:
             pong, about = await self._once([("PING",), ("INFO", "memory", "cluster")])
-            _checked([pong])
-            _refuse_cluster(about)
+            checked([pong])
+            _check_mode(about, self._node)
             _warn_of_eviction(about)
         except AuthenticationError as exc:
-            raise _refused(exc) from exc
+            raise _refused(exc, self._node) from exc
         except LOST as exc:
             self._failed(began, exc)
         except RedisError as exc:
-            raise _refused(exc) from exc
+            raise _refused(exc, self._node) from exc
 
     async def run(
-        self, commands: Sequence[Command], *, settle: Sequence[Command] = (), urgent: bool = False
+        self,
+        commands: Sequence[Command],
+        *,
+        settle: Sequence[Command] = (),
+        urgent: bool = False,
+        lasting: bool = False,
     ) -> list[Any]:
         """The replies, in order. `settle` is what to run if those of `commands` got lost.
 
-        Urgent is what nobody can do without: it is tried whatever happened before.
+        Urgent is what nobody can do without: it is tried whatever happened before. Lasting is what
+        a failover must not undo: replicas confirm it, if `wait_replicas` says so.
         """
+        given = await self.replies(commands, settle=settle, urgent=urgent, lasting=lasting)
+        return checked(given, self._node)
+
+    async def replies(
+        self,
+        commands: Sequence[Command],
+        *,
+        settle: Sequence[Command] = (),
+        urgent: bool = False,
+        lasting: bool = False,
+    ) -> list[Any]:
+        """As `run`; a command that the server refused has the error for its reply."""
         replies: list[Any] = []
+        wait = self._wait if lasting else ()
         for first, last in _slices(commands):
-            again = (settle or commands)[first:last]
-            replies += await self._round_trip(commands[first:last], again, urgent=urgent)
+            steps = [*commands[first:last], *wait]
+            again = [*(settle or commands)[first:last], *wait]
+            some = await self._round_trip(steps, again, urgent=urgent)
+            replies += _confirmed(some, wait)
         return replies
 
     async def _round_trip(
@@ -159,20 +217,20 @@ class Link:
     ) -> list[Any]:
         began = time.monotonic()
         if not self._breaker.allows(began) and not urgent:
-            raise StoreError("the Redis server is away; it is asked again in a moment")
+            raise StoreError(f"{self._named} is away; it is asked again in a moment")
         try:
             replies = await self._settled(commands, settle)
         except LOST as exc:
             self._failed(began, exc)
-            raise StoreError(f"the Redis server is away: {_said(exc)}") from exc
+            raise StoreError(f"{self._named} is away: {_said(exc)}") from exc
         except RedisError as exc:
-            raise _refused(exc) from exc
+            raise _refused(exc, self._node) from exc
         if self._breaker.is_open:
             self._breaker.succeeded()
-            logger.warning("the Redis server is back")
+            logger.warning("%s is back", self._named)
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
             await self.drop_idle()  # not the primary any more: find the new one
-        return _checked(replies)
+        return replies
 
     async def _settled(self, commands: Sequence[Command], settle: Sequence[Command]) -> list[Any]:
         """Twice, on a new connection; once if it was away before."""
@@ -192,6 +250,7 @@ class Link:
         if undone:
             texts = {BY_SHA[str(commands[at][1])].text for at in undone}
             await self.send([("SCRIPT", "LOAD", text) for text in texts])
+            undone += [at for at, it in enumerate(commands) if it[0] == WAIT]
             again = await self.send([commands[at] for at in undone])
             for at, reply in zip(undone, again, strict=True):
                 replies[at] = reply
@@ -199,8 +258,13 @@ class Link:
 
     def _failed(self, began: float, error: BaseException) -> None:
         if not self._breaker.is_open:
-            logger.warning("the Redis server is away: %s", _said(error))
+            logger.warning("%s is away: %s", self._named, _said(error))
         self._breaker.failed(began, time.monotonic())
+
+
+def is_away(error: StoreError) -> bool:
+    """No server answered; what it was asked may have been done."""
+    return error.__cause__ is None or isinstance(error.__cause__, LOST)
 
 
 async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatever the server says)
@@ -210,10 +274,13 @@ async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatev
         return exc
 
 
-def _refuse_cluster(about: object) -> None:
+def _check_mode(about: object, node: str) -> None:
     """S9: what `INFO` says, if we may ask: a node of a cluster sends most keys elsewhere."""
-    if isinstance(about, bytes) and b"cluster_enabled:1" in about:
+    if isinstance(about, bytes) and not node and b"cluster_enabled:1" in about:
         raise ConfigError(f"the Redis server at this address is a node of a cluster: {NO_CLUSTER}")
+    if isinstance(about, bytes) and node and b"cluster_enabled:0" in about:
+        said = "its cluster mode is off; write redis:// instead of redis+cluster://"
+        raise ConfigError(f"the Redis server {node} is no node of a cluster: {said}")
 
 
 def _warn_of_eviction(memory: object) -> None:
@@ -228,15 +295,27 @@ def _warn_of_eviction(memory: object) -> None:
             )
 
 
-def _checked(replies: list[Any]) -> list[Any]:
+def _confirmed(replies: list[Any], wait: Sequence[Command]) -> list[Any]:
+    """Without what the server says of its replicas; StoreError if too few have the change."""
+    for _, wanted, milliseconds in wait:
+        (found,) = checked(replies[-1:])
+        if found < wanted:
+            raise StoreError(
+                f"{found} of {wanted!r} replicas (wait_replicas) confirmed the change within "
+                f"{milliseconds!r} ms: it was made, and a failover may undo it"
+            )
+    return replies[: len(replies) - len(wait)]
+
+
+def checked(replies: list[Any], node: str = "") -> list[Any]:
     for reply in replies:
         if isinstance(reply, RedisError):
-            raise _refused(reply) from reply
+            raise _refused(reply, node) from reply
     return replies
 
 
-def _refused(error: RedisError) -> StoreError:
-    why = f"; {NO_CLUSTER}" if isinstance(error, OF_A_CLUSTER) else ""
+def _refused(error: RedisError, node: str = "") -> StoreError:
+    why = f"; {NO_CLUSTER}" if isinstance(error, OF_A_CLUSTER) and not node else ""
     return StoreError(f"the Redis server refused: {_said(error)}{why}")
 
 
@@ -244,7 +323,8 @@ def _slices(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:
     first = size = 0
     for at, command in enumerate(commands):
         length = sum(len(part) for part in command if isinstance(part, bytes))
-        if at > first and (at - first >= SLICE or size + length > SLICE_BYTES):
+        is_full = at - first >= SLICE or size + length > SLICE_BYTES
+        if at > first and is_full and commands[at - 1] != ASKING:
             yield first, at
             first, size = at, 0
         size += length

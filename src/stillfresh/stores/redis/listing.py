@@ -1,25 +1,38 @@
-"""A listing of a Redis store: SCAN has no order, so the whole database is walked, slice by slice.
+"""What walks over whole databases of a Redis store, slice by slice: listing, counting, evicting.
 
-Names only; then the first bytes of those that are listed. No slice is long for the server.
+No slice is long for the server. SCAN has no order, so a listing walks over everything: names only;
+then the first bytes of those that are listed. In a cluster each primary is walked over; what moves
+meanwhile may be missed.
 """
 
 from collections.abc import AsyncIterator
 from heapq import nsmallest
 from typing import Final, TypeAlias
 
-from stillfresh.stores.contract import Entry
+from stillfresh.stores.contract import Entry, StoreStats
+from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import Places, listed
 from stillfresh.stores.redis.link import Link
 
 Name: TypeAlias = tuple[str, str]
 
 SLICE: Final = 1_000
+LOOKED_AT: Final = 500
+SAMPLE: Final = 200
+"""So many keys a slice, so many slices: beyond that a count is an estimate."""
 FIRST_BYTES: Final = 4_096
 """They tell everything but the value; of many tags and a long error, the beginning."""
 
 
 async def list_entries(
-    link: Link, places: Places, kind: str | None, search: str, *, after: Name | None, limit: int
+    link: Link | Cluster,
+    places: Places,
+    kind: str | None,
+    search: str,
+    *,
+    after: Name | None,
+    limit: int,
 ) -> list[Entry]:
     found: list[Entry] = []
     while (left := limit - len(found)) > 0:
@@ -31,21 +44,23 @@ async def list_entries(
     return found
 
 
-async def walk(link: Link, places: Places, kind: str) -> AsyncIterator[list[Entry]]:
+async def walk(link: Link | Cluster, places: Places, kind: str) -> AsyncIterator[list[Entry]]:
     """All of a kind, in no order, each at least once: one walk, however many they are."""
     async for names in _names(link, places, kind, ""):
         yield await _described(link, places, names)
 
 
 async def _names(
-    link: Link, places: Places, kind: str | None, search: str
+    link: Link | Cluster, places: Places, kind: str | None, search: str
 ) -> AsyncIterator[list[Name]]:
-    at, pattern = b"", places.pattern(kind, search)
-    while at != b"0":
-        step = ("SCAN", at or 0, "MATCH", pattern, "COUNT", SLICE, "TYPE", "string")
-        ((at, keys),) = await link.run([step])
-        names = (places.name(places.member(key)) for key in keys)
-        yield [name for name in names if name is not None and search in name[1]]
+    pattern = places.pattern(kind, search)
+    for server in await link.servers():
+        at = b""
+        while at != b"0":
+            step = ("SCAN", at or 0, "MATCH", pattern, "COUNT", SLICE, "TYPE", "string")
+            ((at, keys),) = await server.run([step])
+            names = (places.name(places.member(key)) for key in keys)
+            yield [name for name in names if name is not None and search in name[1]]
 
 
 async def _first(slices: AsyncIterator[list[Name]], after: Name | None, limit: int) -> list[Name]:
@@ -61,7 +76,7 @@ async def _first(slices: AsyncIterator[list[Name]], after: Name | None, limit: i
     return sorted(first)
 
 
-async def _described(link: Link, places: Places, names: list[Name]) -> list[Entry]:
+async def _described(link: Link | Cluster, places: Places, names: list[Name]) -> list[Entry]:
     """One that went since its name was read is left out, as any that is not ours."""
     keys = [places.of(kind, [id_])[0].key for kind, id_ in names]
     heads = [("GETRANGE", key, 0, FIRST_BYTES - 1) for key in keys]
@@ -73,3 +88,37 @@ async def _described(link: Link, places: Places, names: list[Name]) -> list[Entr
         )
     ]
     return [Entry(*name, *about) for name, about in found if about is not None]
+
+
+async def evict(link: Link | Cluster, places: Places, before: float) -> int:
+    dropped = 0
+    for server in await link.servers():
+        async for (some,) in _slices(server, places, scripts.EVICT, repr(float(before))):
+            dropped += some
+    return dropped
+
+
+async def count(link: Link | Cluster, places: Places, now: str) -> StoreStats:
+    """Of a very large database the first slices stand for all."""
+    totals = [0.0, 0.0, 0.0]
+    for server in await link.servers():
+        slices = _slices(server, places, scripts.COUNT, now, SAMPLE)
+        found, scale = [some async for some in slices], 1.0
+        if len(found) == SAMPLE:
+            (keys,) = await server.run([("DBSIZE",)])
+            scale = max(1.0, keys / (SAMPLE * LOOKED_AT))
+        totals = [total + scale * sum(it) for total, *it in zip(totals, *found, strict=True)]
+    copies, leases, size = map(round, totals)
+    return StoreStats(copies, leases, size)
+
+
+async def _slices(
+    server: Link, places: Places, script: scripts.Script, argument: str, most: int | None = None
+) -> AsyncIterator[list[int]]:
+    """Over the server's whole database, or `most` slices of it."""
+    at, slices = b"", 0
+    while at != b"0" and slices != most:
+        step = script.call([], at or b"0", places.every, argument)
+        ((at, *found),) = await server.run([step])
+        slices += 1
+        yield found

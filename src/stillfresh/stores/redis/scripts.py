@@ -5,6 +5,10 @@ is made here, of what its asker drew and the server's microsecond: an ACQUIRE th
 twice never grants the same one again, and one that is sent again finds its lease by its own part
 (S8).
 
+Tags are named before the key is written, and forgotten after: in a cluster a set may have moved to
+another node already, and then the script ends there, with nothing done that shows. A name too many
+in a set does no harm.
+
 What a step leaves has a time to live that covers every reader it may serve, and a minute for clocks
 that differ; the sets of a tag live at least as long as any of their ids.
 
@@ -12,11 +16,12 @@ EVICT and COUNT walk over the whole database in slices, GLANCES reads many ids w
 are no steps: they may cross slots.
 """
 
+from collections.abc import Sequence
 from hashlib import sha1
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.redis.layout import ASKER, HEAD, NAME, Command, RedisKey
+from stillfresh.stores.redis.layout import ASKER, HEAD, NAME, Command, RedisKey, unpacked_tags
 
 COMMON: Final = f"""
 local HEAD, KEPT, LONGEST = {HEAD}, 60, 315360000
@@ -32,13 +37,21 @@ local function clock(given)
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 
-local function head(key)
-  local text = redis.pcall('GETRANGE', key, 0, HEAD - 1)
+local function parsed(text)
   if type(text) ~= 'string' or #text < HEAD or text:sub(1, 4) ~= MAGIC then return nil end
   local h, magic = {{}}, nil
   magic, h.copy, h.mark, h.fetched_at, h.fresh_for, h.stale_for, h.error_for, h.generation,
     h.held_until, h.token, h.failures, h.retry_at, h.tags, h.error = struct.unpack(FIELDS, text)
   return h
+end
+
+-- Of what somebody else has put there, nothing; of a key on another node, that node's error.
+local function head(key)
+  local text = redis.pcall('GETRANGE', key, 0, HEAD - 1)
+  if type(text) == 'table' and text.err and not text.err:find('WRONGTYPE', 1, true) then
+    error(text)
+  end
+  return parsed(text)
 end
 
 local function tags_text(key, h)
@@ -57,20 +70,28 @@ local function tags_of(text)
   return found
 end
 
-local function untag(base, member, text)
-  for _, tag in ipairs(tags_of(text)) do redis.pcall('SREM', base .. '#' .. tag, member) end
+local function untag(base, member, text, kept)
+  local stay = {{}}
+  for _, tag in ipairs(tags_of(kept or '')) do stay[tag] = true end
+  for _, tag in ipairs(tags_of(text)) do
+    if not stay[tag] then redis.pcall('SREM', base .. '#' .. tag, member) end
+  end
 end
 
 local function forget(key, base, member, h)
-  untag(base, member, tags_text(key, h))
+  local tags = tags_text(key, h)
   redis.call('DEL', key)
+  untag(base, member, tags)
 end
 
--- Ids that the server forgot are still named: who names a new one looks at two others.
-local function tidy(set, base)
-  if redis.call('SCARD', set) <= 64 then return end
+-- Ids that the server forgot are still named: who names a new one looks at two others. Not while
+-- they move to this node (the step names all its keys then): some are still on the other one.
+local function tidy(set, base, new)
+  if #KEYS > 1 or redis.call('SCARD', set) <= 64 then return end
   for _, other in ipairs(redis.call('SRANDMEMBER', set, 2)) do
-    if redis.call('EXISTS', base .. other) == 0 then redis.call('SREM', set, other) end
+    if other ~= new and redis.call('EXISTS', base .. other) == 0 then
+      redis.call('SREM', set, other)
+    end
   end
 end
 
@@ -81,7 +102,7 @@ local function add(set, base, member)
     redis.call('DEL', set)
     added = redis.call('SADD', set, member)
   end
-  if added == 1 then tidy(set, base) end
+  if added == 1 then tidy(set, base, member) end
 end
 
 local function served_until(h)
@@ -89,7 +110,8 @@ local function served_until(h)
   return h.fetched_at + (h.fresh_for + math.max(h.stale_for, h.error_for))
 end
 
-local function keep(key, base, member, h, tags, now)
+-- How long it is kept, in milliseconds; its tags are named for as long.
+local function named(base, member, h, tags, now)
   local lease = h.token ~= NOBODY and h.held_until or 0
   local left = 0
   for _, last in ipairs({{served_until(h), lease, h.retry_at}}) do
@@ -97,12 +119,12 @@ local function keep(key, base, member, h, tags, now)
   end
   local life = math.ceil((math.min(left, LONGEST) + KEPT) * 1000)
   local text = string.format('%.0f', life)
-  redis.call('PEXPIRE', key, text)
   for _, tag in ipairs(tags_of(tags)) do
     local set = base .. '#' .. tag
     add(set, base, member)
     if redis.call('PTTL', set) < life then redis.call('PEXPIRE', set, text) end
   end
+  return text
 end
 
 local function void(key, base, member, h, mark)
@@ -112,6 +134,8 @@ local function void(key, base, member, h, mark)
 end
 """
 
+EVALSHA: Final = "EVALSHA"
+EVAL: Final = "EVAL"
 BY_SHA: Final[dict[str, "Script"]] = {}
 """All there are: a server that was started anew has forgotten them."""
 
@@ -127,7 +151,7 @@ class Script:
         BY_SHA[self.sha] = self
 
     def call(self, keys: list[bytes], *arguments: bytes | str | int) -> Command:
-        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
+        return (EVALSHA, self.sha, len(keys), *keys, *arguments)
 
     def on(self, key: RedisKey, *arguments: bytes | str | int) -> Command:
         """For a step on one id: where it lies comes first."""
@@ -155,21 +179,24 @@ local time, held_until = redis.call('TIME'), now + lease_for
 local token = asker .. string.format('%010d%06d', tonumber(time[1]), tonumber(time[2]))
 local lease = struct.pack('>dc{NAME}', held_until, token)
 if not h then
-  redis.call('SET', key, struct.pack('>c4BBddddc{NAME}', MAGIC, 0, 0, 0, 0, 0, 0, NOBODY) .. lease
-    .. struct.pack('>IdII', 0, 0, #tags, 0) .. tags)
+  local text = struct.pack('>c4BBddddc{NAME}', MAGIC, 0, 0, 0, 0, 0, 0, NOBODY) .. lease
+    .. struct.pack('>IdII', 0, 0, #tags, 0)
+  redis.call('SET', key, text .. tags, 'PX', named(base, member, parsed(text), tags, now))
 else
   local before = tags_text(key, h)
+  h.token, h.held_until = token, held_until
+  local life = named(base, member, h, tags, now)
   if before == tags then
     redis.call('SETRANGE', key, LEASE_AT, lease)
+    redis.call('PEXPIRE', key, life)
   else
-    untag(base, member, before)
     local text = redis.call('GET', key)
     redis.call('SET', key, text:sub(1, LEASE_AT) .. lease
       .. struct.pack('>IdII', h.failures, h.retry_at, #tags, h.error)
-      .. tags .. text:sub(HEAD + h.tags + 1))
+      .. tags .. text:sub(HEAD + h.tags + 1), 'PX', life)
+    untag(base, member, before, tags)
   end
 end
-keep(key, base, member, head(key), tags, now)
 return {{'lease', struct.pack('>d', held_until), token}}
 """)
 
@@ -183,8 +210,9 @@ if h.token ~= token or h.held_until <= now then
   return done and 1 or 0
 end
 local tags = tags_text(key, h)
-redis.call('SET', key, copy .. FREE .. struct.pack('>IdII', 0, 0, #tags, 0) .. tags .. value)
-keep(key, base, member, head(key), tags, now)
+local text = copy .. FREE .. struct.pack('>IdII', 0, 0, #tags, 0)
+local life = named(base, member, parsed(text), tags, now)
+redis.call('SET', key, text .. tags .. value, 'PX', life)
 return 1
 """)
 
@@ -193,8 +221,9 @@ local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local h = head(key)
 if not h or h.token ~= ARGV[4] or h.held_until <= now then return 0 end
 h.held_until = now + tonumber(ARGV[5])
+local life = named(base, member, h, tags_text(key, h), now)
 redis.call('SETRANGE', key, LEASE_AT, struct.pack('>d', h.held_until))
-keep(key, base, member, h, tags_text(key, h), now)
+redis.call('PEXPIRE', key, life)
 return 1
 """)
 
@@ -208,15 +237,18 @@ if failure == '' and h.copy == 0 and h.failures == 0 then
   return 1
 end
 local tags = tags_text(key, h)
+h.token = NOBODY
+if failure ~= '' then h.failures, h.retry_at = struct.unpack('>Id', failure) end
+local life = named(base, member, h, tags, now)
 if failure == '' then
   redis.call('SETRANGE', key, LEASE_AT, FREE)
+  redis.call('PEXPIRE', key, life)
 else
   local text = redis.call('GET', key)
   redis.call('SET', key, text:sub(1, LEASE_AT) .. FREE .. failure
     .. struct.pack('>II', #tags, #said) .. tags .. said
-    .. text:sub(HEAD + h.tags + h.error + 1))
+    .. text:sub(HEAD + h.tags + h.error + 1), 'PX', life)
 end
-keep(key, base, member, head(key), tags, now)
 return 1
 """)
 
@@ -251,7 +283,7 @@ EVICT: Final = Script("""flags=allow-oom,allow-cross-slot-keys
 local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 500, 'TYPE', 'string')
 local before, dropped = tonumber(ARGV[3]), 0
 for _, key in ipairs(found[2]) do
-  local h = head(key)
+  local h = parsed(redis.pcall('GETRANGE', key, 0, HEAD - 1))
   if h and math.max(served_until(h), h.token ~= NOBODY and h.held_until or 0) < before then
     local base = key:sub(1, key:find('}:', 1, true) + 1)
     forget(key, base, key:sub(#base + 1), h)
@@ -265,10 +297,10 @@ COUNT: Final = Script("""flags=no-writes,allow-cross-slot-keys
 local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', 500, 'TYPE', 'string')
 local now, copies, leases, bytes = clock(ARGV[3]), 0, 0, 0
 for _, key in ipairs(found[2]) do
-  local h = head(key)
+  local h = parsed(redis.pcall('GETRANGE', key, 0, HEAD - 1))
   if h and h.copy > 0 then copies = copies + 1 end
   if h and h.token ~= NOBODY and h.held_until > now then leases = leases + 1 end
-  bytes = bytes + redis.call('STRLEN', key)
+  bytes = bytes + (tonumber(redis.pcall('STRLEN', key)) or 0)
 end
 return {found[1], copies, leases, bytes}
 """)
@@ -284,3 +316,16 @@ return found
 """,
     common="\n",
 )
+
+
+def tags_asked(acquire: Command) -> list[bytes]:
+    """Those that an ACQUIRE names."""
+    packed = acquire[10]
+    return unpacked_tags(packed) if isinstance(packed, bytes) else []
+
+
+def with_sets(command: Command, tags: Sequence[bytes]) -> Command:
+    """The step with the sets of these tags among its keys, and with its text."""
+    _, sha, _, key, base, *arguments = command
+    sets = [base + b"#" + tag for tag in tags if isinstance(base, bytes)]
+    return (EVAL, BY_SHA[str(sha)].text, 1 + len(sets), key, *sets, base, *arguments)

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
@@ -26,6 +27,7 @@ from stillfresh.stores.contract import (
     checked_limit,
 )
 from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis.cluster import Address, Cluster
 from stillfresh.stores.redis.layout import (
     ASKER,
     GLANCE,
@@ -42,7 +44,8 @@ from stillfresh.stores.redis.layout import (
     unpadded,
 )
 from stillfresh.stores.redis.link import Link
-from stillfresh.stores.redis.listing import list_entries, walk
+from stillfresh.stores.redis.listing import count, evict, list_entries, walk
+from stillfresh.stores.redis.sentinel import Sentinels
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
 TIMEOUT: Final = 1.0
@@ -56,9 +59,6 @@ WHATEVER: Final = -1
 """For one who does not say how many failures it saw."""
 WRONG_TYPE: Final = "WRONGTYPE"
 """Says the server of a key in whose place somebody else has put a list, a set, …"""
-LOOKED_AT: Final = 500
-SAMPLE: Final = 200
-"""So many keys a slice, so many slices: beyond that `stats` is an estimate."""
 
 
 class RedisStore(Store):
@@ -76,7 +76,11 @@ class RedisStore(Store):
         max_connections: int = MAX_CONNECTIONS,
         clock: Clock | None = None,
         options: Mapping[str, Any] | None = None,
+        nodes: Sequence[Address] = (),
+        service: str | None = None,
+        wait_replicas: int = 0,
     ) -> None:
+        """`nodes` of a cluster, or the Sentinels that know the primary of `service`."""
         if not url.startswith(SCHEMES):
             raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
         self._url = url
@@ -85,13 +89,16 @@ class RedisStore(Store):
         self._most = checked_whole("max_connections", max_connections)
         self._options = dict(options or {})
         self._clock = clock
-        self._link: Link | None = None
+        self._nodes = nodes
+        self._service = service
+        self._wait_replicas = checked_whole("wait_replicas", wait_replicas, 0)
+        self._link: Link | Cluster | None = None
 
     async def open(self) -> None:
         """A server that is away is no reason not to begin; one that refuses us is."""
         if self._link is not None:
             return
-        link = Link(self._url, most=self._most, timeout=self._timeout, options=self._options)
+        link = self._new_link()
         try:
             await link.greet()
         except BaseException:
@@ -101,6 +108,28 @@ class RedisStore(Store):
             self._link = link
         else:  # two opened it at once
             await link.close()
+
+    def _new_link(self) -> Link | Cluster:
+        options: dict[str, Any] = {
+            "most": self._most,
+            "timeout": self._timeout,
+            "options": self._options,
+            "wait_replicas": self._wait_replicas,
+        }
+        if self._service is not None:
+            sentinels = Sentinels(self._nodes, self._service, self._timeout)
+            return Link(self._url, sentinels=sentinels, **options)
+        if not self._nodes:
+            return Link(self._url, **options)
+
+        def link(address: Address) -> Link:
+            host, port = address
+            node = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            user, at, _ = (parts := urlsplit(self._url)).netloc.rpartition("@")
+            url = urlunsplit(parts._replace(netloc=f"{user}{at}{node}"))
+            return Link(url, node=node, **options)
+
+        return Cluster(self._nodes, link, self._timeout)
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -125,12 +154,14 @@ class RedisStore(Store):
         self, places: Mapping[str, RedisKey], known: Mapping[str, str]
     ) -> dict[str, bytes | None]:
         """All in one round trip; of what is known, the first bytes."""
-        glances = _cut([id_ for id_ in places if id_ in known], GLANCED)
-        others = _cut([id_ for id_ in places if id_ not in known], MANY)
+        link = self._opened()
+        glanced, many = (1, 1) if link.is_cluster else (GLANCED, MANY)
+        glances = _cut([id_ for id_ in places if id_ in known], glanced)
+        others = _cut([id_ for id_ in places if id_ not in known], many)
         reads = [(_glance([places[id_].key for id_ in some]), some) for some in glances]
         reads += [(("MGET", *(places[id_].key for id_ in some)), some) for some in others]
         try:
-            replies = await self._opened().run([command for command, _ in reads])
+            replies = await link.run([command for command, _ in reads])
         except StoreError as exc:
             if not known or not str(exc.__cause__).startswith(WRONG_TYPE):
                 raise
@@ -147,11 +178,13 @@ class RedisStore(Store):
         given: Mapping[str, tuple[bytes | str | int, ...]],
         *,
         urgent: bool = False,
+        lasting: bool = True,
     ) -> dict[str, Any]:
         """One step for each id; the replies, by id."""
         places = self._places.of(kind, list(given))
         steps = [script.on(at, *it) for at, it in zip(places, given.values(), strict=True)]
-        return dict(zip(given, await self._opened().run(steps, urgent=urgent), strict=True))
+        replies = await self._opened().run(steps, urgent=urgent, lasting=lasting)
+        return dict(zip(given, replies, strict=True))
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         """S8: asked again, the server knows the lease of this ask, or grants it a new token."""
@@ -192,13 +225,13 @@ class RedisStore(Store):
             )
         ]
         settle = [(*step[:-1], "1") for step in steps]
-        replies = await self._opened().run(steps, settle=settle)
+        replies = await self._opened().run(steps, settle=settle, lasting=True)
         return {id_ for id_, published in zip(copies, replies, strict=True) if not published}
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         now, lasts = self._now(), repr(float(lease_for))
         given = {lease.id: (now, padded(lease.token), lasts) for lease in leases}
-        replies = await self._each(scripts.RENEW, kind, given)
+        replies = await self._each(scripts.RENEW, kind, given, lasting=False)
         return {id_ for id_, held in replies.items() if not held}
 
     async def release(
@@ -208,7 +241,7 @@ class RedisStore(Store):
         given = {
             it.id: (now, padded(it.token), *failure_fields(failures.get(it.id))) for it in leases
         }
-        await self._each(scripts.RELEASE, kind, given)
+        await self._each(scripts.RELEASE, kind, given, lasting=False)
 
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         """One script voids the lease and marks the copy; a mark never goes down."""
@@ -227,6 +260,7 @@ class RedisStore(Store):
             replies = await link.run(
                 [scripts.INVALIDATE_TAG.call([key], base, mark, at) for base, key, at in walks],
                 urgent=True,
+                lasting=True,
             )
             reached.update(member for _, members in replies for member in members)
             walks = [
@@ -245,29 +279,11 @@ class RedisStore(Store):
         self._opened()
         if self._clock is None and before <= time.time():
             return 0
-        slices = self._slices(scripts.EVICT, repr(float(before)))
-        return sum([dropped async for (dropped,) in slices])
+        return await evict(self._opened(), self._places, before)
 
     async def stats(self) -> StoreStats:
         """Counted in slices; of a very large database the first ones stand for all."""
-        found = [some async for some in self._slices(scripts.COUNT, self._now(), SAMPLE)]
-        scale = 1.0
-        if len(found) == SAMPLE:
-            (keys,) = await self._opened().run([("DBSIZE",)])
-            scale = max(1.0, keys / (SAMPLE * LOOKED_AT))
-        copies, leases, size = (round(scale * sum(counts)) for counts in zip(*found, strict=True))
-        return StoreStats(copies, leases, size)
-
-    async def _slices(
-        self, script: scripts.Script, argument: str, most: int | None = None
-    ) -> AsyncIterator[list[int]]:
-        """Over the whole database, or `most` slices of it."""
-        at, slices = b"", 0
-        while at != b"0" and slices != most:
-            step = script.call([], at or b"0", self._places.every, argument)
-            ((at, *found),) = await self._opened().run([step])
-            slices += 1
-            yield found
+        return await count(self._opened(), self._places, self._now())
 
     async def entries(
         self,
@@ -289,7 +305,7 @@ class RedisStore(Store):
         """What the scripts take for the time; nothing: the server's own."""
         return "" if self._clock is None else repr(float(self._clock()))
 
-    def _opened(self) -> Link:
+    def _opened(self) -> Link | Cluster:
         if self._link is None:
             raise NotOpen("this store is closed")
         return self._link

@@ -1,0 +1,290 @@
+"""A cluster's primaries, and which of them holds which keys (S9).
+
+All keys of a bucket lie in one slot, so the route table has 32 rows that matter. A node that does
+not hold a key says which one does, and has done nothing: the command goes there. If a reply got
+lost, the step is settled at the node that holds the key by then. Replicas are never read: one that
+is behind would show what was invalidated.
+
+While a slot moves key by key, a step may find its key on one node and the sets of its tags on the
+other. It then changes nothing (`scripts.py`), and is tried again until they are together.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, TypeAlias
+
+from msgspec import Struct
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    MovedError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+
+from stillfresh.backoff import pause_after
+from stillfresh.errors import StoreError
+from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis.layout import Command, stored_tags
+from stillfresh.stores.redis.link import ASKING, Link, checked, is_away
+
+Address: TypeAlias = tuple[str, int]
+
+AT_ONCE: Final = 3
+"""Redirections that are followed without a pause."""
+FIRST_PAUSE: Final = 0.01
+LONGEST_PAUSE: Final = 0.2
+LOCATE_EVERY: Final = 0.1
+"""Seconds between two looks at the nodes' own table."""
+ELSEWHERE: Final = "non local key"
+"""Says a script that found one of its keys on another node."""
+KEPT_TAGS: Final = {scripts.PUBLISH.sha, scripts.RENEW.sha, scripts.RELEASE.sha}
+"""Steps that name the tags that an earlier one stored."""
+MOST_OF_TAGS: Final = 200_000
+"""Bytes: more than the tags of a key may have."""
+
+
+class RoutedCommand(Struct, eq=False):
+    """One command on its way."""
+
+    command: Command
+    again: Command
+    """What settles it if its reply got lost."""
+    slot: int
+    asked: Address | None = None
+    """The node that is to be asked this once, since the key has moved there already."""
+    reply: Any = None
+    is_done: bool = False
+    lost: StoreError | None = None
+
+
+class Cluster:
+    """What a `Link` is for one server: the same `run`, on the nodes that hold the keys."""
+
+    is_cluster: ClassVar = True
+
+    def __init__(
+        self, seeds: Sequence[Address], new_link: Callable[[Address], Link], timeout: float
+    ) -> None:
+        self._seeds = seeds
+        self._new_link = new_link
+        self._timeout = timeout
+        self._links: dict[Address, Link] = {}
+        self._primaries: dict[int, Link] = {}
+        """By slot."""
+        self._located_at = float("-inf")
+        self._locating: asyncio.Task[None] | None = None
+
+    async def greet(self) -> None:
+        """Whether a node would have us. If all are away, they will be asked again."""
+        for seed in self._seeds:
+            link = self._link(seed)
+            await link.greet()
+            if not link.is_away:
+                await self._locate()
+                return
+
+    async def close(self) -> None:
+        if self._locating is not None:
+            self._locating.cancel()
+        links, self._links, self._primaries = self._links, {}, {}
+        for link in links.values():
+            await link.close()
+
+    async def servers(self) -> list[Link]:
+        """The primaries."""
+        if not self._primaries:
+            await self._locate()
+        return list(dict.fromkeys(self._primaries.values()))
+
+    async def run(
+        self,
+        commands: Sequence[Command],
+        *,
+        settle: Sequence[Command] = (),
+        urgent: bool = False,
+        lasting: bool = False,
+    ) -> list[Any]:
+        """The replies, in order, each from the node that holds its key."""
+        pairs = zip(commands, settle or commands, strict=True)
+        steps = [RoutedCommand(command, again, key_slot(_key(command))) for command, again in pairs]
+        left, rounds, clock = steps, 0, asyncio.get_running_loop().time
+        until = clock() + self._timeout
+        while left:
+            if rounds >= AT_ONCE:
+                pauses = rounds - AT_ONCE + 1
+                await asyncio.sleep(pause_after(pauses, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
+            if rounds and clock() > until:
+                raise StoreError("the Redis cluster is moving these keys; try again in a moment")
+            await self._round(left, urgent=urgent, lasting=lasting)
+            left = [step for step in left if not step.is_done]
+            rounds += 1
+        return checked([step.reply for step in steps], "of the cluster")
+
+    async def _round(self, steps: Sequence[RoutedCommand], *, urgent: bool, lasting: bool) -> None:
+        """Each to its node, all nodes at once; those that are not done are tried again."""
+        groups = await self._by_node(steps)
+        sends = [self._send(link, some, urgent, lasting) for link, some in groups.items()]
+        for ended in await asyncio.gather(*sends, return_exceptions=True):
+            if ended is not None:
+                raise ended
+        for step in steps:
+            if not step.is_done and step.lost is None:
+                await self._redirect(step, lasting=lasting)
+        if any(step.lost for step in steps):
+            await self._locate()
+            for link, some in groups.items():
+                self._settle_elsewhere(link, some)
+
+    async def _by_node(self, steps: Sequence[RoutedCommand]) -> dict[Link, list[RoutedCommand]]:
+        if not self._primaries:
+            await self._locate()
+        groups: dict[Link, list[RoutedCommand]] = {}
+        for step in steps:
+            groups.setdefault(self._holder(step), []).append(step)
+        return groups
+
+    async def _send(
+        self, link: Link, steps: Sequence[RoutedCommand], urgent: bool, lasting: bool
+    ) -> None:
+        try:
+            forms = [await self._form(link, step) for step in steps]
+            replies = iter(
+                await link.replies(
+                    [command for form in forms for command in form],
+                    settle=[
+                        command
+                        for step, form in zip(steps, forms, strict=True)
+                        for command in (form if step.asked else [step.again])
+                    ],
+                    urgent=urgent,
+                    lasting=lasting,
+                )
+            )
+        except StoreError as exc:
+            if not is_away(exc):
+                raise
+            for step in steps:
+                step.lost = exc
+            return
+        for step, form in zip(steps, forms, strict=True):
+            *_, step.reply = [next(replies) for _ in form]
+            step.is_done = not _is_elsewhere(step.reply)
+
+    async def _form(self, link: Link, step: RoutedCommand) -> list[Command]:
+        """As it is sent. To a node that does not hold the slot yet, with all its keys named.
+
+        That node then refuses it unless it has them all.
+        """
+        command = step.command
+        if step.asked is None:
+            return [command]
+        if command[0] != scripts.EVALSHA:
+            return [ASKING, command]
+        sha, key, tags = str(command[1]), command[3], list[bytes]()
+        if sha == scripts.ACQUIRE.sha:
+            tags = scripts.tags_asked(command)
+        elif sha in KEPT_TAGS:
+            look = [ASKING, ("GETRANGE", key, 0, MOST_OF_TAGS)]
+            _, text = await link.replies(look)
+            tags = stored_tags(text) if isinstance(text, bytes) else []
+        return [ASKING, scripts.with_sets(command, tags)]
+
+    async def _redirect(self, step: RoutedCommand, *, lasting: bool) -> None:
+        """What the node that was asked says of the one to ask."""
+        reply, step.asked = step.reply, None
+        if isinstance(reply, MovedError) and not isinstance(reply, AskError):
+            self._primaries[step.slot] = self._link((reply.host, reply.port))
+        elif isinstance(reply, ReadOnlyError):
+            await self._locate()
+        elif step.command[1] == scripts.INVALIDATE_TAG.sha:
+            step.reply = await self._tag_by_members(step.command, lasting=lasting)
+            step.is_done = True
+        elif isinstance(reply, AskError):
+            step.asked = (reply.host, reply.port)
+
+    async def _tag_by_members(
+        self, command: Command, *, lasting: bool
+    ) -> tuple[bytes, list[bytes]]:
+        """The tag's set and its ids are on two nodes: each id is invalidated where it is."""
+        _, _, _, key, base, mark, _ = command
+        (members,) = await self.run([("SMEMBERS", key)], urgent=True)
+        steps = [scripts.INVALIDATE.call([base + it], base, it, mark) for it in members]
+        await self.run(steps, urgent=True, lasting=lasting)
+        return b"0", list(members)
+
+    def _settle_elsewhere(self, link: Link, steps: Sequence[RoutedCommand]) -> None:
+        """What this node lost, at the one that holds the key by now."""
+        for step in steps:
+            if step.lost is not None:
+                is_asked, step.asked = step.asked is not None, None
+                if not is_asked and self._primaries.get(step.slot) is link:
+                    raise step.lost
+                step.command, step.lost = step.again, None
+
+    def _holder(self, step: RoutedCommand) -> Link:
+        if step.asked is not None:
+            return self._link(step.asked)
+        if (link := self._primaries.get(step.slot)) is None:
+            raise StoreError(f"no node of the Redis cluster holds slot {step.slot}")
+        return link
+
+    def _link(self, address: Address) -> Link:
+        if (link := self._links.get(address)) is None:
+            link = self._links[address] = self._new_link(address)
+        return link
+
+    async def _locate(self) -> None:
+        """The nodes' own table, once for all who ask at the same time, and now and then only."""
+        clock = asyncio.get_running_loop().time
+        if self._locating is None:
+            if self._primaries and clock() - self._located_at < LOCATE_EVERY:
+                return
+            self._locating = asyncio.create_task(self._look())
+            self._locating.add_done_callback(self._located)
+        await asyncio.shield(self._locating)
+
+    def _located(self, done: "asyncio.Task[None]") -> None:
+        self._locating, self._located_at = None, asyncio.get_running_loop().time()
+        if not done.cancelled():
+            done.exception()
+
+    async def _look(self) -> None:
+        known = sorted(self._links.items(), key=lambda it: it[1].is_away)
+        seeds = [(seed, self._link(seed)) for seed in self._seeds if seed not in self._links]
+        error: StoreError | None = None
+        for (host, _), link in [*known, *seeds]:
+            try:
+                (rows,) = await link.run([("CLUSTER", "SLOTS")], urgent=True)
+            except StoreError as exc:
+                error = exc
+                continue
+            if rows:
+                return await self._take(rows, host)
+        raise StoreError("no node of the Redis cluster says who holds what") from error
+
+    async def _take(self, rows: Sequence[Any], asked: str) -> None:
+        """A node that does not know its own name is where we asked it."""
+        primaries: dict[int, Link] = {}
+        for first, last, (host, port, *_), *_ in rows:
+            link = self._link(((host or b"").decode() or asked, port))
+            primaries |= dict.fromkeys(range(first, last + 1), link)
+        self._primaries, in_use = primaries, {*primaries.values()}
+        gone = [it for it, link in self._links.items() if link not in in_use]
+        for address in gone:
+            await self._links.pop(address).close()
+
+
+def _key(command: Command) -> bytes:
+    key = command[3] if command[0] == scripts.EVALSHA else command[1]
+    if not isinstance(key, bytes):
+        raise TypeError(f"{command[0]!r} names no key")
+    return key
+
+
+def _is_elsewhere(reply: object) -> bool:
+    """Nothing was done, here."""
+    return isinstance(reply, MovedError | AskError | TryAgainError | ReadOnlyError) or (
+        isinstance(reply, ResponseError) and ELSEWHERE in str(reply)
+    )

@@ -1,0 +1,468 @@
+"""S9: a real Valkey cluster and a real Sentinel set: keys that move, primaries that die."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+from uuid import uuid4
+
+import pytest
+from redis.crc import key_slot
+
+from stillfresh import Cache, ConfigError, Policy, StoreError, Verdict
+from stillfresh.clock import Clock
+from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
+from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.redis.layout import Places
+from stillfresh.stores.urls import store_for
+from stillfresh.testing import StoreConformance
+from tests.kit.servers.cluster import ClusterServers, SentinelServers, clustered, watched_over
+from tests.kit.servers.valkey import HOST, Server
+
+T = TypeVar("T")
+
+KIND = "price"
+DEADLINE = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers]:
+    with clustered(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"test-{uuid4().hex}"
+
+
+@asynccontextmanager
+async def opened(url: str, **options: str) -> AsyncIterator[RedisStore]:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    store = store_for(f"{url}?{query}", time.time)
+    assert isinstance(store, RedisStore)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+async def store(cluster: ClusterServers, prefix: str) -> AsyncIterator[RedisStore]:
+    async with opened(cluster.url, prefix=prefix, timeout="5s") as store:
+        yield store
+
+
+class TestS9ClusterConformance(StoreConformance):
+    """Every sentence of the contract, on a cluster of three primaries."""
+
+    @pytest.fixture(autouse=True)
+    def _on(self, cluster: ClusterServers) -> None:
+        self.url = f"{cluster.url}?prefix=test-{uuid4().hex}&timeout=30s"
+
+    async def new_store(self, clock: Clock) -> Store:
+        return store_for(self.url, clock)
+
+
+async def lease_of(store: Store, id_: str, *tags: str, lasts: float = 30) -> Lease:
+    record = (await store.read(KIND, [id_])).get(id_, Record())
+    seen = record.copy.generation if record.copy is not None else None
+    grant = (await store.acquire(KIND, [Ask(id_, seen, tags)], lasts))[id_]
+    assert isinstance(grant, Lease), grant
+    return grant
+
+
+def copy_by(lease: Lease, value: bytes = b"value") -> Copy:
+    return Copy(lease.token, time.time(), Policy(60), value)
+
+
+async def published(store: Store, id_: str, *tags: str) -> Copy:
+    lease = await lease_of(store, id_, *tags)
+    copy = copy_by(lease)
+    assert await store.publish(KIND, {id_: (lease, copy)}) == set()
+    return copy
+
+
+async def copy_in(store: Store, id_: str) -> Copy | None:
+    return (await store.read(KIND, [id_])).get(id_, Record()).copy
+
+
+class Move:
+    """The slot of one id on its way from its node to another."""
+
+    def __init__(self, cluster: ClusterServers, prefix: str, id_: str) -> None:
+        (place,) = Places(prefix).of(KIND, [id_])
+        self.key, self.base = place.key, place.base
+        self.slot = key_slot(self.key)
+        self.cluster = cluster
+        self.old = cluster.primary_of(self.key)
+        others = [node for node in cluster.nodes if node is not self.old]
+        self.new = next(node for node in others if "role:master" in node.command("INFO"))
+
+    def begin(self, *keys: bytes) -> None:
+        self.cluster.begin_moving(self.slot, self.old, self.new)
+        self.keys(*keys)
+
+    def keys(self, *keys: bytes) -> None:
+        """Those of them that the old node has go over."""
+        left = self.cluster.client(self.old).cluster("GETKEYSINSLOT", self.slot, 10_000)
+        for key in {*keys}.intersection(left):
+            self.cluster.move_keys(self.slot, self.old, self.new, key)
+
+    def end(self) -> None:
+        self.cluster.move_keys(self.slot, self.old, self.new)
+        self.cluster.end_moving(self.slot, self.new)
+
+
+MOVED = {"nothing": (), "the key": ("key",), "the tag": ("tag",), "both": ("key", "tag")}
+
+
+@pytest.fixture(params=MOVED)
+async def move(
+    request: pytest.FixtureRequest, cluster: ClusterServers, store: RedisStore, prefix: str
+) -> AsyncIterator[Callable[[], Move]]:
+    """Begins to move the slot of `a`: some of what it has is on the new node already."""
+    begun: list[Move] = []
+
+    def begin() -> Move:
+        move = Move(cluster, prefix, "a")
+        begun.append(move)
+        names = {"key": move.key, "tag": move.base + b"#eu"}
+        move.begin(*(names[it] for it in MOVED[request.param]))
+        return move
+
+    yield begin
+    for it in begun:
+        it.end()
+
+
+async def while_it_moves(move: Move, step: asyncio.Task[object]) -> None:
+    """The step may wait for the rest to move, and ends by itself then."""
+    done, _ = await asyncio.wait([step], timeout=0.3)
+    if not done:
+        move.keys(move.key, move.base + b"#eu")
+        await asyncio.wait([step], timeout=0.3)
+    if not step.done():
+        await asyncio.to_thread(move.end)
+    await step
+
+
+class TestS9MovingSlots:
+    """A slot moves key by key while it is used: whatever has moved, nothing is lost or revived."""
+
+    async def test_a_read_finds_the_copy_where_it_is(
+        self, store: RedisStore, move: Callable[[], Move]
+    ) -> None:
+        """ASK is followed, once, and the next read asks the old node again."""
+        copy = await published(store, "a", "eu")
+        move()
+        assert await copy_in(store, "a") == copy
+        assert await copy_in(store, "a") == copy
+
+    async def test_a_load_is_leased_and_published(
+        self, store: RedisStore, move: Callable[[], Move]
+    ) -> None:
+        """At once if the id and its tags are together, else when they are."""
+        await published(store, "a", "eu")
+        it = move()
+        leasing = asyncio.create_task(lease_of(store, "a", "eu"))
+        await while_it_moves(it, leasing)
+        copy = copy_by(leasing.result(), b"new")
+        publishing = asyncio.create_task(store.publish(KIND, {"a": (leasing.result(), copy)}))
+        await while_it_moves(it, publishing)
+        assert publishing.result() == set()
+        assert await copy_in(store, "a") == copy
+        assert await store.invalidate_tag("eu") == [(KIND, "a")]
+
+    async def test_a_lease_of_before_is_renewed_and_released(
+        self, store: RedisStore, move: Callable[[], Move]
+    ) -> None:
+        """Wherever it is by now."""
+        await published(store, "a", "eu")
+        lease = await lease_of(store, "a", "eu")
+        it = move()
+        await while_it_moves(it, asyncio.create_task(store.renew(KIND, [lease], 30)))
+        failure = Failure(1, time.time() + 5, "TimeoutError")
+        releasing = asyncio.create_task(store.release(KIND, [lease], {"a": failure}))
+        await while_it_moves(it, releasing)
+        record = (await store.read(KIND, ["a"]))["a"]
+        assert record.failure == failure
+        assert record.held_until is None
+
+    async def test_an_invalidation_reaches_copy_and_lease(
+        self, store: RedisStore, move: Callable[[], Move]
+    ) -> None:
+        """At once: it needs none of the tags."""
+        await published(store, "a", "eu")
+        lease = await lease_of(store, "a", "eu")
+        move()
+        await store.invalidate(KIND, ["a"])
+        copy = await copy_in(store, "a")
+        assert copy is not None
+        assert copy.mark is Mark.HARD
+        assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == {"a"}
+
+    async def test_an_invalidation_by_tag_reaches_copy_and_lease(
+        self, store: RedisStore, move: Callable[[], Move]
+    ) -> None:
+        """At once, also if the tag's set is on one node and the id on the other."""
+        await published(store, "a", "eu")
+        lease = await lease_of(store, "a", "eu")
+        it = move()
+        assert await store.invalidate_tag("eu") == [(KIND, "a")]
+        copy = await copy_in(store, "a")
+        assert copy is not None
+        assert copy.mark is Mark.HARD
+        assert await store.publish(KIND, {"a": (lease, copy_by(lease))}) == {"a"}
+        it.end()
+        assert await store.invalidate_tag("eu") == [(KIND, "a")]
+
+    async def test_a_deletion_forgets(self, store: RedisStore, move: Callable[[], Move]) -> None:
+        """Wherever it is."""
+        await published(store, "a", "eu")
+        move()
+        await store.delete(KIND, ["a"])
+        assert await store.read(KIND, ["a"]) == {}
+
+    async def test_a_slot_that_has_moved_is_found(
+        self, store: RedisStore, cluster: ClusterServers, prefix: str
+    ) -> None:
+        """MOVED is followed, by every kind of step, and remembered."""
+        copy = await published(store, "a", "eu")
+        for _ in range(2):
+            move = Move(cluster, prefix, "a")
+            move.begin()
+            move.end()
+            assert await copy_in(store, "a") == copy
+        await store.invalidate(KIND, ["a"])
+        move = Move(cluster, prefix, "a")
+        move.begin()
+        move.end()
+        assert await store.invalidate_tag("eu") == [(KIND, "a")]
+        assert (await store.stats()).copies == 1
+        assert [entry.id for entry in await store.entries()] == ["a"]
+
+    async def test_slots_move_to_and_fro_under_load(
+        self, cluster: ClusterServers, prefix: str
+    ) -> None:
+        """Readers see no error, and nobody is served as fresh what was invalidated before."""
+        cache, loads = Cache(f"{cluster.url}?prefix={prefix}&timeout=5s"), dict[str, int]()
+
+        @cache.batched(KIND, fresh_for=60, tags=lambda _: ["eu"])
+        async def prices(skus: list[str]) -> Mapping[str, int]:
+            for sku in skus:
+                loads[sku] = loads.get(sku, 0) + 1
+            return {sku: loads[sku] for sku in skus}
+
+        skus, running, invalidated = [f"sku-{number}" for number in range(8)], True, 0
+
+        async def read(sku: str) -> None:
+            while running:
+                before = invalidated
+                answer = await prices.get(sku)
+                assert answer.error is None
+                assert answer.value > before
+
+        async with cache:
+            readers = [asyncio.create_task(read(sku)) for sku in skus]
+            for number in range(6):
+                move = Move(cluster, prefix, skus[number])
+                await asyncio.to_thread(move.begin)
+                await asyncio.to_thread(move.keys, move.key)
+                floor = min(loads.get(sku, 0) for sku in skus)
+                await cache.invalidate_tag("eu")
+                invalidated = floor
+                await asyncio.to_thread(move.end)
+            running = False
+            await asyncio.gather(*readers)
+
+
+async def eventually(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def patiently(step: Callable[[], Awaitable[T]]) -> T:
+    """Until somebody has taken over."""
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return await step()
+        except StoreError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+
+def replica_of(cluster: ClusterServers, primary: Server) -> Server:
+    ports = [
+        line.split(",")[1]
+        for line in primary.command("INFO replication").splitlines()
+        if line.startswith("slave0:")
+    ]
+    return next(node for node in cluster.nodes if f"port={node.port}" in ports)
+
+
+async def promoted(replica: Server) -> None:
+    await eventually(lambda: "role:master" in replica.command("INFO replication"))
+    await eventually(lambda: "cluster_state:ok" in replica.command("CLUSTER INFO"))
+
+
+@pytest.fixture
+def mended(cluster: ClusterServers) -> Iterator[ClusterServers]:
+    """A cluster that the test may hurt."""
+    yield cluster
+    cluster.mend()
+
+
+class TestS9Failover:
+    async def test_a_dead_primary_is_replaced_under_load(
+        self, mended: ClusterServers, prefix: str
+    ) -> None:
+        """Readers see no error; when its replica has taken over, everything works by itself."""
+        cache = Cache(f"{mended.url}?prefix={prefix}&timeout=500ms")
+        running, served = True, 0
+
+        @cache.batched(KIND, fresh_for=0.05, stale_for=60)
+        async def prices(skus: list[str]) -> Mapping[str, int]:
+            return dict.fromkeys(skus, 1)
+
+        async def read(number: int) -> None:
+            nonlocal served
+            while running:
+                assert await prices(f"sku-{number}") == 1
+                served += 1
+                await asyncio.sleep(0.005)
+
+        async with cache:
+            readers = [asyncio.create_task(read(number)) for number in range(16)]
+            await eventually(lambda: served > 100)
+            move = Move(mended, prefix, "sku-0")
+            move.old.stop()
+            with pytest.raises(StoreError):
+                await prices.invalidate("sku-0")
+            await patiently(lambda: prices.invalidate("sku-0"))
+            running = False
+            await asyncio.gather(*readers)
+            assert (await prices.get("sku-0")).verdict is Verdict.FRESH
+
+    async def test_a_lease_is_not_granted_twice_by_a_replica_in_step(
+        self, mended: ClusterServers, prefix: str
+    ) -> None:
+        """The new primary knows the holder, who publishes there."""
+        async with opened(mended.url, prefix=prefix, timeout="2s", wait_replicas="1") as store:
+            lease = await lease_of(store, "a", "eu")
+        primary = mended.primary_of(Places(prefix).of(KIND, ["a"])[0].key)
+        replica = replica_of(mended, primary)
+        async with opened(mended.url, prefix=prefix, timeout="2s") as store:
+            primary.stop()
+            await promoted(replica)
+            grants = await patiently(lambda: store.acquire(KIND, [Ask("a")], 30))
+            assert isinstance(grants["a"], Held)
+            copy = copy_by(lease)
+            assert await store.publish(KIND, {"a": (lease, copy)}) == set()
+            assert await copy_in(store, "a") == copy
+            assert await store.invalidate_tag("eu") == [(KIND, "a")]
+
+    @pytest.mark.parametrize("wait_replicas", ["0", "1"])
+    async def test_what_a_replica_never_saw_a_failover_undoes(
+        self, mended: ClusterServers, prefix: str, wait_replicas: str
+    ) -> None:
+        """An acknowledged invalidation is lost; with `wait_replicas` it is not acknowledged."""
+        options = {"prefix": prefix, "timeout": "500ms", "wait_replicas": wait_replicas}
+        async with opened(mended.url, **options) as store:
+            await published(store, "a")
+            primary = mended.primary_of(Places(prefix).of(KIND, ["a"])[0].key)
+            replica = replica_of(mended, primary)
+            replica.pause()
+            primary.command("CLIENT KILL TYPE replica")
+            if wait_replicas == "1":
+                with pytest.raises(StoreError, match="0 of 1 replicas"):
+                    await store.invalidate(KIND, ["a"])
+            else:
+                await store.invalidate(KIND, ["a"])
+            copy = await copy_in(store, "a")
+            assert copy is not None
+            assert copy.mark is Mark.HARD
+            primary.stop()
+            replica.go_on()
+            await promoted(replica)
+            copy = await patiently(lambda: copy_in(store, "a"))
+            assert copy is not None
+            assert copy.mark is Mark.NONE
+
+    async def test_it_opens_with_any_of_its_nodes(
+        self, mended: ClusterServers, prefix: str
+    ) -> None:
+        """A seed that is away is passed over, and one node's name leads to all."""
+        nodes = f"redis+cluster://{HOST}:1,{HOST}:{mended.nodes[1].port}"
+        async with opened(nodes, prefix=prefix) as store:
+            for number in range(64):
+                await published(store, f"sku-{number}")
+            assert (await store.stats()).copies == 64
+
+
+class TestS9Addresses:
+    async def test_a_server_without_cluster_mode_is_refused(self, valkey: Server) -> None:
+        """With the address to write instead."""
+        with pytest.raises(ConfigError, match="write redis:// instead of redis\\+cluster://"):
+            async with opened(f"redis+cluster://{HOST}:{valkey.port}"):
+                pass
+
+    async def test_a_node_of_a_cluster_is_refused_by_a_plain_address(
+        self, cluster: ClusterServers
+    ) -> None:
+        """With the address to write instead."""
+        with pytest.raises(ConfigError, match="write redis\\+cluster://"):
+            async with opened(f"redis://{HOST}:{cluster.nodes[0].port}"):
+                pass
+
+    @pytest.mark.parametrize(
+        ("url", "wrong"),
+        [
+            ("redis+cluster://a:1,:2", "names no host"),
+            ("redis+cluster://a:1,b:x", "port"),
+            ("redis+cluster://a:1/3", "a cluster has only the one"),
+            ("redis+sentinel://a:1,b:2", "names no service"),
+            ("redis+sentinel://a:1/shop/x", "database's number"),
+            ("redis://a?wait_replicas=many", "wait_replicas is a whole number of 0 or more"),
+        ],
+    )
+    def test_a_bad_address_is_refused(self, url: str, wrong: str) -> None:
+        """What is wrong with it, and what to write."""
+        with pytest.raises(ConfigError, match=wrong) as caught:
+            store_for(url, time.time)
+        assert "redis+cluster://host:6379,host:6379" in str(caught.value)
+
+
+@pytest.fixture
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelServers]:
+    with watched_over(tmp_path_factory.mktemp("sentinels")) as sentinels:
+        yield sentinels
+
+
+class TestS9Sentinel:
+    async def test_the_next_primary_is_found_by_itself(
+        self, sentinels: SentinelServers, prefix: str
+    ) -> None:
+        """The primary dies; the Sentinels promote its replica, and every step goes there."""
+        async with opened(sentinels.url, prefix=prefix, timeout="500ms") as store:
+            copy = await published(store, "a", "eu")
+            await eventually(lambda: "keys=2" in sentinels.replica.command("INFO keyspace"))
+            sentinels.primary.stop()
+            await patiently(lambda: store.invalidate_tag("eu"))
+            found = await copy_in(store, "a")
+            assert found is not None
+            assert (found.generation, found.mark) == (copy.generation, Mark.HARD)
+
+    async def test_an_unknown_service_is_said(
+        self, sentinels: SentinelServers, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its name is in the warning; the store begins without a server, as always."""
+        async with opened(sentinels.url.replace("/shop", "/shoes")) as store:
+            assert "knows no service 'shoes'" in caplog.text
+            with pytest.raises(StoreError):
+                await store.read(KIND, ["a"])
