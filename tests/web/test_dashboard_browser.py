@@ -11,10 +11,11 @@ from playwright.async_api import Page, expect
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
+from stillfresh import Cache
 from stillfresh.coordinator import Kind
-from stillfresh.web import gateway
+from stillfresh.web import Dashboard, gateway
 from tests.kit.serving import served
 
 NewPage = Callable[..., Awaitable[Page]]
@@ -189,6 +190,17 @@ class TestG6Live:
         await world.read("post", "ann:1")
         await expect(slot(page, "reads.total")).to_have_text("43")
         await page.close()
+
+    async def test_without_a_gateway_it_polls(self, new_page: NewPage) -> None:
+        """Mounted alone, it opens no socket: `/v1/live` would be the app's own."""
+        page, sockets, cache = await new_page(), list[str](), Cache("memory://")
+        page.on("websocket", lambda socket: sockets.append(socket.url))
+        app = Starlette(routes=[Mount("/_stillfresh", Dashboard(cache))])
+        async with cache, served(app) as url:
+            await page.goto(f"{url}/_stillfresh/")
+            await expect(page.locator("#link")).to_have_text("polling")
+            await page.close()
+        assert sockets == []
 
     async def test_only_what_means_something_new_is_read_out(
         self, page: Page, world: World

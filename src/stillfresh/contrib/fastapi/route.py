@@ -149,6 +149,8 @@ class FreshRoute(Generic[P]):
         return await run_in_threadpool(self._function, *args, **kwargs)
 
     async def _read(self, call: Call[Any], run: Any, given: Exchange) -> object:  # noqa: ANN401
+        if (held := self._core.glance(call)) is not None and held.found:
+            return self._marked(held, call, given.response)
         load = RouteLoad(run, given.request, call)
         try:
             said = await self._core.read(call, partial(self._load, load, call))
