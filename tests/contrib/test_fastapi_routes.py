@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import httpx2
 import pytest
-from fastapi import BackgroundTasks, Body, Depends, FastAPI, Header, HTTPException, Request
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Body,
+    Depends,
+    FastAPI,
+    Header,
+    HTTPException,
+    Request,
+)
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field, computed_field
 
@@ -315,6 +324,42 @@ class TestE2RouteStale:
             await shop.settled(2)
             assert (await client.get("/items/1")).json() == "True 2"
         assert marks == [False, False, True, False]
+
+    @pytest.mark.parametrize("place", ["router", "nested", "app", "root_path"])
+    async def test_the_refresh_finds_its_route(self, shop: Shop, place: str) -> None:
+        """In a router, a router of a router, a mounted app, and behind a proxy's prefix."""
+        router = APIRouter(prefix="/api")
+
+        @router.get("/items/{id}")
+        @fresh(shop.cache, "10s", stale_for="1h")
+        async def item(id: int, request_id: Annotated[str, Header()]) -> int:  # noqa: A002
+            return shop.called(request_id)
+
+        path = "/api/items/1"
+        match place:
+            case "router":
+                shop.app.include_router(router)
+            case "nested":
+                outer = APIRouter(prefix="/v2")
+                outer.include_router(router)
+                shop.app.include_router(outer)
+                path = f"/v2{path}"
+            case "app":
+                inner = FastAPI()
+                inner.include_router(router)
+                shop.app.mount("/inner", inner)
+                path = f"/inner{path}"
+            case "root_path":
+                shop.app.include_router(router)
+                shop.app.root_path = "/proxied"
+        async with shop.client() as client:
+            client.headers["request-id"] = "r1"
+            await client.get(path)
+            shop.clock.advance(11)
+            await client.get(path)
+            await shop.settled(2)
+            assert (await client.get(path)).json() == 2
+        assert shop.calls == ["r1", "r1"]
 
     async def test_a_refresh_for_another_person_is_not_kept(self, shop: Shop) -> None:
         """If the dependency names another user by then, nothing is stored under the first."""

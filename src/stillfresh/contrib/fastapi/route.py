@@ -56,7 +56,7 @@ def fresh(
     jitter: float = 0.0,
     memory_for: Duration = 0,
     max_entries: int = 10_000,
-    concurrency: int = 16,
+    concurrency: int = 40,
     load_timeout: Duration = "30s",
 ) -> Callable[[Callable[P, Any]], "FreshRoute[P]"]:
     """Keep what a route returns. Write it below `@app.get(...)`, next to the function.
