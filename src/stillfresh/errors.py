@@ -45,6 +45,10 @@ class LoadFailed(StillfreshError):
     """Until then it is not tried again, where that is why it failed."""
 
 
+class BadValue(ConfigError, LoadFailed):
+    """A loader's value cannot be stored: not of the annotated type, or unknown to the codec."""
+
+
 def shown(value: object) -> str:
     """A value as an error names it: its repr, cut at a sane length."""
     return _cut(_printed(value))

@@ -5,17 +5,27 @@ loader: a thread that waits for a load runs it itself.
 """
 
 import asyncio
+import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
-from stillfresh.engine import Cache, CacheStats, Codec, Listed, Loaded, Resource
-from stillfresh.engine.keys import Signature, Spec, is_def
+from stillfresh.engine import Cache, CacheStats, Codec, Listed, Loaded, Resource, like_function
+from stillfresh.engine.keys import Spec, is_def, versioned
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.loop_thread import PROCESS
 from stillfresh.stores import store_for
@@ -32,7 +42,7 @@ GRACE: Final = 5.0
 
 
 class Options(TypedDict, total=False):
-    """What `cached` takes, as `Cache.cached` does."""
+    """What both decorators take, as those of `Cache` do."""
 
     fresh_for: Required[Duration]
     stale_for: Duration
@@ -43,8 +53,16 @@ class Options(TypedDict, total=False):
     jitter: float
     tags: Callable[..., Sequence[str]] | None
     codec: Codec[Any] | None
+    version: str | None
     lease_for: Duration
     load_timeout: Duration
+
+
+class CallOptions(Options, total=False):
+    """What `cached` takes, as `Cache.cached` does."""
+
+    key: Callable[..., object] | None
+    ignore: Iterable[str]
 
 
 class BatchOptions(Options, total=False):
@@ -78,19 +96,22 @@ class SyncCache:
         def decorate(
             loader: Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]],
         ) -> SyncResource[K, V]:
-            self._cache.batched(name, **options)(_checked(name, loader))
-            return self._resource(name)
+            made = self._cache.batched(name, **options)(_checked(name, loader))
+            resource = self._resource(versioned(name, options.get("version")))
+            like_function(resource, loader, inspect.signature(made))
+            return resource
 
         return decorate
 
     def cached(
-        self, name: str, **options: Unpack[Options]
+        self, name: str, **options: Unpack[CallOptions]
     ) -> Callable[[Callable[P, V | Loaded[V]]], SyncFunction[P, V]]:
         """Declare a resource: each call of the function, by its arguments, is an entry."""
 
         def decorate(function: Callable[P, V | Loaded[V]]) -> SyncFunction[P, V]:
-            self._cache.cached(name, **options)(_checked(name, function))
-            return SyncFunction(self._resource(name), Signature(name, function))
+            made = self._cache.cached(name, **options)(_checked(name, function))
+            resource = self._resource(versioned(name, options.get("version")))
+            return SyncFunction(resource, made.signature, function)
 
         return decorate
 

@@ -5,7 +5,17 @@ The hit is written out here, as in `engine/resource.py`. All else is done on the
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from stillfresh.durations import Duration
 from stillfresh.engine import (
@@ -19,15 +29,19 @@ from stillfresh.engine import (
     OwnTerms,
     Read,
     Resource,
+    Signature,
+    bind,
     in_caller,
+    like_function,
 )
-from stillfresh.engine.keys import Signature
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+S = TypeVar("S")
 
 
 class Run(Protocol):
@@ -150,6 +164,9 @@ class SyncHandle(Generic[V]):
 class SyncResource(Generic[K, V]):
     """What `@cache.batched` makes of a loader of many keys. Each method is that of `Resource`."""
 
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, run: Run, resource: Resource[K, V], core: Core[K, V]) -> None:
         self._run = run
         self._resource = resource
@@ -218,9 +235,19 @@ class SyncResource(Generic[K, V]):
 class SyncFunction(Generic[P, V]):
     """What `@cache.cached` makes of a function."""
 
-    def __init__(self, resource: SyncResource[Any, V], signature: Signature[P]) -> None:
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __init__(
+        self,
+        resource: SyncResource[Any, V],
+        signature: Signature[P],
+        function: Callable[P, object],
+    ) -> None:
         self._resource = resource
+        self._signature = signature
         self._call = signature.call
+        like_function(self, function, signature.shown)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """The value; LoadFailed if nobody could say."""
@@ -233,6 +260,29 @@ class SyncFunction(Generic[P, V]):
     def of(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[V]:
         """One entry's handle."""
         return SyncHandle(self._resource, self._call(*args, **kwargs))
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._signature.check_in(owner, name)
+
+    @overload
+    def __get__(self, obj: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "SyncFunction[Concatenate[S, Q], V]", obj: S, owner: type | None = None
+    ) -> "SyncFunction[Q, V]": ...
+
+    def __get__(self, obj: Any, owner: type | None = None) -> "SyncFunction[Any, V]":
+        return self if obj is None or not self._signature.is_method else SyncBound(self, obj)
+
+
+class SyncBound(SyncFunction[Q, V]):
+    """A cached method of one object: the same function, given that object first."""
+
+    def __init__(self, function: SyncFunction[Any, V], obj: object) -> None:
+        bind(self, function, obj)
+        self.__func__, self.__self__ = function, obj
+        self._call = partial(function._signature.call, obj)  # noqa: SLF001 (its own class)
 
 
 def _listed(keys: Iterable[K]) -> Iterable[K]:

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Verdict
-from stillfresh.engine import Core, Private, Spec, terms_of
-from stillfresh.engine.model import MsgpackCodec
+from stillfresh.engine import Core, MsgpackCodec, Private, Spec, terms_of
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, turns, until
 

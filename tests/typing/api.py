@@ -137,6 +137,43 @@ async def own_terms(year: int) -> bytes | Loaded[bytes]:
     return Loaded(bytes(year), fresh_for="1m")
 
 
+class Shop:
+    @engine.cached("stock", fresh_for="5m", ignore=("self",), version="2")
+    async def stock(self, sku: str, *, deep: bool = False) -> int:
+        return len(sku)
+
+    @engine.cached("offer", fresh_for="5m", key=lambda self, sku: (id(self), sku))
+    async def offer(self, sku: str) -> int | Loaded[int]:
+        return Loaded(len(sku), fresh_for=5)
+
+    @staticmethod
+    @engine.cached("rate", fresh_for="5m")
+    async def rate(currency: str) -> float:
+        return float(len(currency))
+
+
+async def methods(shop: Shop) -> None:
+    assert_type(await shop.stock("sku-1", deep=True), int)
+    assert_type(await shop.stock.get("sku-1"), Answer[int])
+    assert_type(shop.stock.of("sku-1"), Handle[int])
+    assert_type(await Shop.stock(shop, "sku-1"), int)
+    assert_type(await shop.offer("sku-1"), int)
+    assert_type(await Shop.rate("eur"), float)
+    await shop.stock(1)  # type: ignore[arg-type]
+    await shop.stock("sku-1", "deep")  # type: ignore[call-arg, arg-type]
+    await Shop.stock("sku-1")  # type: ignore[call-arg, arg-type]
+    shop.stock.of()  # type: ignore[call-arg]
+
+
+async def blocks() -> None:
+    with engine.bypassed():
+        assert_type(await prices("sku-1"), float)
+    async with engine.override("memory://"):
+        assert_type(await prices("sku-1"), float)
+    with engine.override("memory://"):
+        pass
+
+
 async def engines() -> None:
     assert_type(prices, Resource[str, float])
     assert_type(await prices("sku-1"), float)

@@ -5,6 +5,8 @@ and `loader`.
 """
 
 from stillfresh.engine.cache import Cache
+from stillfresh.engine.calls import Call, Signature
+from stillfresh.engine.codecs import MsgpackCodec
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import (
     CacheStats,
@@ -13,6 +15,7 @@ from stillfresh.engine.explain import (
     ResourceStats,
     prometheus_text,
 )
+from stillfresh.engine.function import Function, bind
 from stillfresh.engine.keys import Spec, terms_of
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import (
@@ -24,7 +27,6 @@ from stillfresh.engine.model import (
     Codec,
     Dropped,
     Loaded,
-    MsgpackCodec,
     Origin,
     Outcome,
     OwnLoad,
@@ -34,7 +36,7 @@ from stillfresh.engine.model import (
     RetryAfter,
 )
 from stillfresh.engine.put import Change
-from stillfresh.engine.resource import Function, Handle, Resource
+from stillfresh.engine.resource import Handle, Resource, like_function
 from stillfresh.engine.threads import ThreadCall, in_caller
 from stillfresh.engine.watch import Update, Watch
 
@@ -46,6 +48,7 @@ __all__ = [
     "Answer",
     "Cache",
     "CacheStats",
+    "Call",
     "Change",
     "Codec",
     "Core",
@@ -66,11 +69,14 @@ __all__ = [
     "Resource",
     "ResourceStats",
     "RetryAfter",
+    "Signature",
     "Spec",
     "ThreadCall",
     "Update",
     "Watch",
+    "bind",
     "in_caller",
+    "like_function",
     "prometheus_text",
     "terms_of",
 ]

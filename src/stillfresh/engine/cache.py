@@ -1,6 +1,7 @@
 """Cache: a store, a clock, and the resources that share them; opened once, closed cleanly (E13)."""
 
 import asyncio
+import inspect
 import random
 import time
 from collections.abc import (
@@ -15,29 +16,32 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager
 from functools import partial
+from inspect import Parameter
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from stillfresh.bounded import sliced
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import Override, past
+from stillfresh.engine.calls import Call, Signature
+from stillfresh.engine.codecs import codec_for
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import CacheStats, Listed, listed
+from stillfresh.engine.function import Function
 from stillfresh.engine.keys import (
-    Call,
-    Signature,
     Spec,
     batch_types,
     checked_kind,
     checked_tags,
     is_def,
     terms_of,
+    versioned,
 )
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Codec, Loaded, MsgpackCodec
-from stillfresh.engine.resource import Function, Resource, text_of
+from stillfresh.engine.model import Codec, Loaded
+from stillfresh.engine.resource import Resource, like_function, text_of
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
@@ -98,18 +102,19 @@ class Cache(Lifecycle):
         jitter: float = 0.0,
         tags: Callable[[Any], Sequence[str]] | None = None,
         codec: Codec[Any] | None = None,
+        version: str | None = None,
         lease_for: Duration = "5s",
         load_timeout: Duration = "30s",
     ) -> Callable[[BatchLoader[K, V]], Resource[K, V]]:
         """Declare a resource: its loader takes a list of keys and returns a mapping."""
-        kind = self._new_name(name)
+        kind = self._new_name(name, version)
 
         def decorate(loader: BatchLoader[K, V]) -> Resource[K, V]:
             key_type, value_type = batch_types(kind, loader)
             spec: Spec[K, V] = Spec(
                 kind,
                 loader,
-                codec if codec is not None else MsgpackCodec[V](value_type, kind),
+                codec if codec is not None else codec_for(value_type, kind),
                 tags,
                 terms_of(kind, fresh_for, stale_for, error_for, absent_for, jitter),
                 max_batch=max_batch,
@@ -122,7 +127,11 @@ class Cache(Lifecycle):
             )
 
             core = self.declare(spec, text_of(kind, key_type), cast("Callable[[str], K]", key_type))
-            return Resource(core, self.clock)
+            resource = Resource(core, self.clock)
+            one = Parameter("key", Parameter.POSITIONAL_OR_KEYWORD, annotation=key_type)
+            like_function(resource, loader, inspect.Signature([one], return_annotation=value_type))
+            resource.__annotations__ = {"key": key_type, "return": value_type}
+            return resource
 
         return decorate
 
@@ -139,14 +148,20 @@ class Cache(Lifecycle):
         jitter: float = 0.0,
         tags: Callable[..., Sequence[str]] | None = None,
         codec: Codec[Any] | None = None,
+        key: Callable[..., object] | None = None,
+        ignore: Iterable[str] = (),
+        version: str | None = None,
         lease_for: Duration = "5s",
         load_timeout: Duration = "30s",
     ) -> "CachedDecorator":
-        """Declare a resource: each call of the function, by its arguments, is an entry."""
-        kind = self._new_name(name)
+        """Declare a resource: each call of the function, by its arguments, is an entry.
+
+        By `key` of its arguments, or without those that `ignore` names (E19).
+        """
+        kind = self._new_name(name, version)
 
         def decorate(function: Callable[P, Any]) -> Function[P, Any]:
-            signature = Signature(kind, function)
+            signature = Signature(kind, function, key, ignore)
 
             async def load(calls: list[Call[P]]) -> dict[Call[P], Any]:
                 (call,) = calls
@@ -163,7 +178,7 @@ class Cache(Lifecycle):
             spec: Spec[Call[P], Any] = Spec(
                 kind,
                 load_now if in_thread else load,
-                codec if codec is not None else MsgpackCodec[Any](signature.value_type, kind),
+                codec if codec is not None else codec_for(signature.value_type, kind),
                 tagged if callable(tags) else tags,
                 terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
                 max_batch=1,
@@ -174,9 +189,10 @@ class Cache(Lifecycle):
                 load_timeout=load_timeout,
                 by_id=False,
                 in_thread=in_thread,
+                held=None if signature.is_whole else Call.bare,
             )
             core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
-            return Function(core, signature, self.clock)
+            return Function(core, signature, self.clock, function)
 
         return decorate
 
@@ -258,12 +274,13 @@ class Cache(Lifecycle):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _new_name(self, name: str) -> str:
-        if checked_kind(name) in self.cores:
+    def _new_name(self, name: str, version: str | None = None) -> str:
+        kind = checked_kind(versioned(checked_kind(name), version))
+        if kind in self.cores:
             raise ConfigError(
-                f"resource name {name!r}: taken already in this cache; use another one"
+                f"resource name {kind!r}: taken already in this cache; use another one"
             )
-        return name
+        return kind
 
     def declare(
         self,

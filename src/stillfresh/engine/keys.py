@@ -1,6 +1,6 @@
-"""What a resource was declared to be, and one call, one key: what is refused at the door (E8, E15).
+"""What a resource was declared to be: its name, options, keys and tags (E8, E15).
 
-Pure: options, signatures and arguments in, what they mean out, or a `ConfigError` that says what to
+Pure: options and signatures in, what they mean out, or a `ConfigError` that says what to
 write instead.
 """
 
@@ -8,11 +8,8 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from copy import deepcopy
-from typing import Any, Final, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
-
-import msgspec
 
 from stillfresh.checks import checked_whole
 from stillfresh.durations import Duration, seconds
@@ -23,7 +20,6 @@ from stillfresh.freshness import Policy
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-P = ParamSpec("P")
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
 MAX_KEY: Final = 1_000_000
@@ -41,6 +37,18 @@ def checked_kind(name: str) -> str:
             f"are those of other tables)"
         )
     return name
+
+
+def versioned(name: str, version: str | None) -> str:
+    """E19: a kind for each version, so that no release is served what another one stored."""
+    if version is None:
+        return name
+    if not isinstance(version, str) or not re.fullmatch("[a-z0-9_]+", version):
+        raise ConfigError(
+            f"{name}: version is {shown(version)}; write small letters, digits and _, "
+            f"such as version='2'"
+        )
+    return f"{name}_v{version}"
 
 
 def checked_text(resource: str, key: object, of: type[str] | type[int]) -> str:
@@ -100,22 +108,29 @@ def _size(resource: str, what: str, text: str) -> int:
 
 def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type[int], Any]:
     """The type of keys and of values, from `async def loader(keys: list[K]) -> Mapping[K, V]`."""
-    hints, parameters = _hints(name, loader)
+    hints, parameters = hints_of(name, loader)
+    if parameters and parameters[0].name in {"self", "cls"}:
+        raise ConfigError(
+            f"{name}: {shown_name(loader)} is a method; decorate a function, or decorate inside "
+            f"__init__: self.prices = cache.batched(...)(self._load)"
+        )
     if len(parameters) != 1:
         raise ConfigError(
             f"{name}: a batched loader takes one parameter, the list of keys; "
-            f"write async def {_name(loader)}(keys: list[str]) -> dict[str, ...]"
+            f"write async def {shown_name(loader)}(keys: list[str]) -> dict[str, ...]"
         )
     keys = get_args(hints.get(parameters[0].name))
-    key_type = _plain(keys[0]) if len(keys) == 1 else None
+    key_type = plain_type(keys[0]) if len(keys) == 1 else None
     if key_type not in (str, int):
-        raise ConfigError(f"{name}: annotate the keys of {_name(loader)} as list[str] or list[int]")
+        raise ConfigError(
+            f"{name}: annotate the keys of {shown_name(loader)} as list[str] or list[int]"
+        )
     returned = hints.get("return", Any)
     if returned is not Any and not (
         isinstance(get_origin(returned), type) and issubclass(get_origin(returned), Mapping)
     ):
         raise ConfigError(
-            f"{name}: {_name(loader)} returns a mapping from key to value; "
+            f"{name}: {shown_name(loader)} returns a mapping from key to value; "
             f"annotate it as dict[{key_type.__name__}, ...], not {returned!r}"
         )
     return key_type, value_type(get_args(returned)[1] if get_args(returned) else Any)
@@ -144,112 +159,33 @@ def _is_exception(part: Any) -> bool:  # noqa: ANN401 (a type form)
     return isinstance(part, type) and issubclass(part, BaseException)
 
 
-def _plain(of: Any) -> Any:  # noqa: ANN401 (a type form)
+def plain_type(of: Any) -> Any:  # noqa: ANN401 (a type form)
     """A NewType of str is str."""
     while hasattr(of, "__supertype__"):
         of = of.__supertype__
     return of
 
 
-def _hints(name: str, loader: Callable[..., Any]) -> tuple[dict[str, Any], list[inspect.Parameter]]:
+def hints_of(
+    name: str, loader: Callable[..., Any]
+) -> tuple[dict[str, Any], list[inspect.Parameter]]:
+    if isinstance(loader, staticmethod | classmethod):
+        kind = type(loader).__name__
+        what = "it" if kind == "staticmethod" else "@staticmethod, and no cls,"
+        raise ConfigError(f"{name}: @{kind} stands below the cache's decorator; write {what} above")
     is_other = inspect.isasyncgenfunction(loader) or inspect.isgeneratorfunction(loader)
     if not callable(loader) or is_other or _is_async_object(loader):
         raise ConfigError(f"{name}: a loader is a function, async def or def, not {shown(loader)}")
     parameters = list(inspect.signature(loader).parameters.values())
-    if parameters and parameters[0].name in {"self", "cls"}:
-        raise ConfigError(
-            f"{name}: {_name(loader)} is a method; decorate a function, or decorate inside "
-            f"__init__: self.prices = cache.batched(...)(self._load)"
-        )
     try:
         return type_hints(loader), parameters
     except Exception as exc:
-        raise ConfigError(f"{name}: cannot read the annotations of {_name(loader)}: {exc}") from exc
+        raise ConfigError(
+            f"{name}: cannot read the annotations of {shown_name(loader)}: {exc}"
+        ) from exc
 
 
-class Call(Generic[P]):
-    """One call of a cached function: equal if the arguments are."""
-
-    __slots__ = ("args", "id", "kwargs")
-
-    def __init__(self, id_: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.id = id_
-        self.args = args
-        self.kwargs = kwargs
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and self.id == other.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        return self.id
-
-
-class Signature(Generic[P]):
-    """Binds arguments with their defaults, so that one call has one key."""
-
-    def __init__(self, name: str, loader: Callable[P, Any]) -> None:
-        hints, parameters = _hints(name, loader)
-        self._name = name
-        self._signature = inspect.signature(loader)
-        self._types = {
-            parameter.name: of
-            for parameter in parameters
-            if (of := _plain(hints.get(parameter.name))) in (str, int)
-            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        }
-        self.value_type = value_type(hints.get("return", Any))
-        self.is_plain = len(self._types) == len(parameters)
-        """Every argument is a str or an int, so equal arguments are the same arguments."""
-
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
-        """The entry that these arguments name."""
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as exc:
-            raise TypeError(f"{self._name}{self._signature}: {exc}") from None
-        bound.apply_defaults()
-        for name, of in self._types.items():
-            value = bound.arguments[name]
-            if not isinstance(value, of) or isinstance(value, bool):
-                raise ConfigError(
-                    f"{self._name}: {name} is {of.__name__}, not {type(value).__name__} "
-                    f"({shown(value)})"
-                )
-        id_ = self._id(bound.arguments)
-        if self.is_plain:
-            return Call(id_, bound.args, bound.kwargs)
-        # A load may begin later; it is of what was asked for, whatever the caller changes since.
-        return Call(id_, deepcopy(bound.args), deepcopy(bound.kwargs))
-
-    def _id(self, arguments: Mapping[str, Any]) -> str:
-        try:
-            values = list(arguments.values())
-            text = msgspec.json.encode(values, order="deterministic").decode()
-            if not self.is_plain and msgspec.json.decode(text) != _listed(values):
-                # JSON has fewer types than Python: what it cannot give back is named in full.
-                text += "".join(f" {type(value).__name__} {value!r}" for value in values)
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise ConfigError(
-                f"{self._name}: the arguments {shown(dict(arguments))} cannot be a key: {exc}"
-            ) from exc
-        return checked_id(self._name, text)
-
-
-def _listed(value: object) -> object:
-    """Tuples as lists, at any depth: that much alike may be the same key."""
-    match value:
-        case list() | tuple():
-            return [_listed(part) for part in value]
-        case dict():
-            return {name: _listed(part) for name, part in value.items()}
-        case _:
-            return value
-
-
-def _name(loader: Callable[..., Any]) -> str:
+def shown_name(loader: Callable[..., Any]) -> str:
     """A partial has none."""
     return getattr(loader, "__qualname__", repr(loader)).rpartition("<locals>.")[2]
 
@@ -276,6 +212,7 @@ class Spec(Generic[K, V]):
         load_timeout: Duration,
         by_id: bool = True,
         in_thread: bool = False,
+        held: Callable[[K], K] | None = None,
     ) -> None:
         if tags is not None and not callable(tags):
             raise ConfigError(f"{kind}: tags is a function of the key, not {shown(tags)}")
@@ -296,6 +233,8 @@ class Spec(Generic[K, V]):
         """A key that is made of its id alone can be loaded."""
         self.in_thread = in_thread
         """E20: its loaders are `def` functions, which would hold the event loop."""
+        self.held = held
+        """E19: a key as memory holds it, without what only its load needs."""
 
     def tags_of(self, key: K) -> tuple[str, ...]:
         """E8: the key's tags, or what their function raised, or what is wrong with them."""

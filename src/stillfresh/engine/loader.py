@@ -22,7 +22,7 @@ from stillfresh.engine.model import Dropped, Private
 from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import Absent
 from stillfresh.engine.threads import LoaderThreads
-from stillfresh.errors import LoadFailed, StoreError, error_text
+from stillfresh.errors import BadValue, LoadFailed, StoreError, error_text
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, Lease, Record, Store
 
@@ -246,10 +246,13 @@ class Loader(Generic[K, V]):
                     private = result if isinstance(result, Private) else None
                     is_kept = private is None or private.is_noted or it.seen is not None
                     results[it.id] = LoadResult(copy, is_kept=is_kept, private=private)
-            except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
-                error = LoadFailed(f"the value cannot be stored: {error_text(exc)}")
+            except Exception as exc:  # noqa: BLE001 (E19: the loader's mistake, and no cooldown)
+                why = f"the value cannot be stored: {error_text(exc)}"
+                what = "return what the annotation says, or give codec="
+                error = BadValue(f"{self._spec.kind} {it.key!r}: {why}; {what}")
                 error.__cause__ = exc
-                results[it.id] = self._failed(it, error)
+                results[it.id] = LoadResult(error=error)
+                self._counts.failed += 1
         return results
 
     def _failed(
@@ -274,7 +277,8 @@ class Loader(Generic[K, V]):
 
     def _log(self, results: Mapping[str, LoadResult[V]]) -> None:
         """E7: once for a batch."""
-        errors = [it.error for it in results.values() if it.failure is not None]
+        told = [it for it in results.values() if it.failure or isinstance(it.error, BadValue)]
+        errors = [it.error for it in told]
         if errors:
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
             logger.warning("%s%s", of, errors[0])

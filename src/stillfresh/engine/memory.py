@@ -273,9 +273,10 @@ class Memory(Generic[K, V]):
             copy = Copy(copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark)
         entry = self.entries.get(key)
         if entry is None:
+            full, key = key, key if self._spec.held is None else self._spec.held(key)
             entry = self.entries[key] = MemoryEntry(key, copy, answer, until, stands, bucket)
             if self._spec.tags is not None:
-                entry.tags = self._spec.possible_tags(key)
+                entry.tags = self._spec.possible_tags(full)
                 self._tagged.add(key, entry.tags)
             if len(self._ring) < self._spec.max_entries:
                 self._ring.append(entry)

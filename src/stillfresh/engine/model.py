@@ -1,18 +1,17 @@
-"""What goes in and out of the engine: answers, what a loader may say, and values as bytes (E11).
+"""What goes in and out of the engine: answers, and what a loader may say (E8).
 
-Pure data: no clock is read here but through an answer's own `age`. Never pickle: a cache file must
-not be able to run code.
+Pure data: no clock is read here but through an answer's own `age`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, StrEnum
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, cast
 
-from msgspec import Struct, msgpack
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stillfresh.durations import Duration, seconds
-from stillfresh.errors import ConfigError, LoadFailed, StillfreshError
+from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.freshness import Verdict, age_of
 
 V = TypeVar("V")
@@ -145,21 +144,6 @@ class Codec(Protocol[V]):
 
     def decode(self, data: bytes, /) -> V:
         """The value that `encode` was given."""
-
-
-class MsgpackCodec(Generic[V]):
-    """Typed msgpack."""
-
-    def __init__(self, of: Any, resource: str) -> None:  # noqa: ANN401 (a type form)
-        try:
-            self._decoder: msgpack.Decoder[V] = msgpack.Decoder(of)
-        except TypeError as exc:
-            raise ConfigError(
-                f"{resource}: cannot store values of type {of!r} ({exc}); "
-                f"annotate a type that msgspec knows, or give codec="
-            ) from exc
-        self.encode = msgpack.Encoder().encode
-        self.decode = self._decoder.decode
 
 
 Outcome = Answer[V] | LoadFailed

@@ -32,7 +32,7 @@ from stillfresh.engine.flight import (
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private
 from stillfresh.engine.rules import FOR_EVER, NOTHING
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import BadValue, LoadFailed
 from stillfresh.stores.contract import Copy, Failure, Record
 
 K = TypeVar("K", bound=Hashable)
@@ -200,7 +200,7 @@ class Waiter(Generic[K, V]):
 
     def settle(self, key: K, outcome: Outcome[V]) -> None:
         if self.fallbacks and isinstance(outcome, LoadFailed) and key in self.fallbacks:
-            outcome = self.fallbacks[key](outcome)
+            outcome = outcome if isinstance(outcome, BadValue) else self.fallbacks[key](outcome)
         self.outcomes[key] = outcome
         self.missing -= 1
         if self.missing == 0 or self.each:

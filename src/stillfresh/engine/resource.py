@@ -1,19 +1,20 @@
-"""The public face of what is cached: `Resource` for batched loaders, `Function` for cached ones.
+"""The public face of what is cached: `Resource` for batched loaders, and handles of entries.
 
 The hit is written out twice, in `get` and in the call: one lookup, one clock reading, one addition
 (E14). Everything else is in `core.py`.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
+from functools import update_wrapper
+from typing import Any, Generic, NoReturn, TypeVar, Unpack
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.blocks import is_past
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import Explanation
-from stillfresh.engine.keys import MAX_KEY, Call, Signature, checked_text
-from stillfresh.engine.memory import MemoryEntry
+from stillfresh.engine.keys import MAX_KEY, checked_text
 from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, all_answered
 from stillfresh.engine.put import Change
 from stillfresh.engine.rules import FOR_EVER
@@ -22,16 +23,24 @@ from stillfresh.errors import ConfigError, LoadFailed, shown
 
 K = TypeVar("K", bound=str | int)
 V = TypeVar("V")
-P = ParamSpec("P")
 
 
-def _refuse_method(
-    self: "Resource[Any, Any] | Function[Any, Any]", owner: type, name: str
-) -> NoReturn:
-    raise ConfigError(
-        f"{self._core.spec.kind}: {owner.__name__}.{name} is a method; decorate a function "
-        f"instead, or decorate in __init__: self.{name} = cache.cached(...)(self._load)"
-    )
+def like_function(
+    face: Any,  # noqa: ANN401 (its class has no such attributes)
+    function: Callable[..., object],
+    signature: inspect.Signature,
+) -> None:
+    """E19: of the function's name, and a coroutine function if the call of the face is one.
+
+    `inspect` believes an object that has all attributes of a function, from Python 3.11 on.
+    """
+    update_wrapper(face, function, updated=())
+    for name, value in getattr(function, "__dict__", {}).items():
+        if not hasattr(face, name):  # its `__dict__` is not touched: that would slow down a hit
+            setattr(face, name, value)
+    face.__signature__ = signature
+    face.__code__ = type(face).__call__.__code__
+    face.__defaults__ = face.__kwdefaults__ = None
 
 
 class Handle(Generic[V]):
@@ -79,6 +88,9 @@ class Handle(Generic[V]):
 class Resource(Generic[K, V]):
     """What `@cache.batched` makes of a loader of many keys."""
 
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, core: Core[K, V], clock: Clock) -> None:
         self._core = core
         self._clock = clock
@@ -100,7 +112,7 @@ class Resource(Generic[K, V]):
             if clock() < entry.until and (answer := entry.answer).found:
                 entry.hits += 1
                 return answer.value
-        return _found(self._core.glance(key) or await self._get(key), key)
+        return found(self._core.glance(key) or await self._get(key), key)
 
     async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """The answer, from memory, the store or a load.
@@ -247,56 +259,11 @@ class Resource(Generic[K, V]):
             pass
         return ConfigError(f"{self._core.spec.kind}: {shown(keys)} cannot be hashed")
 
-    __set_name__ = _refuse_method
-
-
-class Function(Generic[P, V]):
-    """What `@cache.cached` makes of an async function."""
-
-    def __init__(self, core: Core[Call[P], V], signature: Signature[P], clock: Clock) -> None:
-        self._core = core
-        self._resource: Resource[Any, V] = Resource(core, clock)
-        self._signature = signature
-        self._clock = clock
-        core.faces.append(self)
-        self.stand_back(back=core.owner.blocks > 0)
-
-    def stand_back(self, *, back: bool) -> None:
-        """E22: while a block of `bypassed()` is open the core answers all reads."""
-        self._entries = {} if back else self._core.memory.entries
-        self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
-
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
-        try:
-            entry = None if kwargs else self._by_arguments.get(args)
-        except TypeError:  # an unhashable argument: `get` names it by its value
-            entry = None
-        if entry is not None:
-            clock = self._clock
-            if clock() < entry.until and (answer := entry.answer).found:
-                entry.hits += 1
-                return answer.value
-        return _found(await self.get(*args, **kwargs), args)
-
-    async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
-        """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
-        call = self._signature.call(*args, **kwargs)
-        entry = self._entries.get(call)
-        if entry is None or self._clock() >= entry.until:
-            return await self._resource.get(call)
-        entry.hits += 1
-        if not kwargs and self._signature.is_plain:  # next time they lead straight to the entry
-            if len(self._by_arguments) >= self._core.spec.max_entries:
-                self._by_arguments.clear()
-            self._by_arguments[args] = entry
-        return entry.answer
-
-    def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
-        """One entry's handle."""
-        return Handle(self._resource, self._signature.call(*args, **kwargs))
-
-    __set_name__ = _refuse_method
+    def __set_name__(self, owner: type, name: str) -> NoReturn:
+        raise ConfigError(
+            f"{self._core.spec.kind}: {owner.__name__}.{name} is a method; decorate a function "
+            f"instead, or decorate in __init__: self.{name} = cache.batched(...)(self._load)"
+        )
 
 
 def _limit(max_age: Duration | None) -> float:
@@ -326,13 +293,13 @@ def _flat(keys: Iterable[K | Iterable[K]]) -> Iterator[K]:
 def _raised(outcome: Outcome[V]) -> Answer[V]:
     """A failure is raised anew for each who waited, so that tracebacks do not pile up on one."""
     if isinstance(outcome, LoadFailed):
-        error = LoadFailed(*outcome.args)
+        error = type(outcome)(*outcome.args)
         error.retry_at = outcome.retry_at
         raise error from outcome.__cause__
     return outcome
 
 
-def _found(answer: Answer[V], key: object) -> V:
+def found(answer: Answer[V], key: object) -> V:
     if not answer.found:
         raise KeyError(key)
     return answer.value

@@ -14,7 +14,7 @@ import anyio
 from fastapi import Request
 from starlette.types import Message, Scope
 
-from stillfresh.engine.keys import Call
+from stillfresh.engine import Call
 from stillfresh.engine.loader import is_cancelled
 from stillfresh.errors import LoadFailed
 

@@ -18,8 +18,18 @@ from stillfresh.contrib.fastapi.parameters import KeyRule, Per, kept_type, typed
 from stillfresh.contrib.fastapi.replay import MARK, Replay, RouteLoad
 from stillfresh.contrib.fastapi.values import RouteValues
 from stillfresh.durations import Duration
-from stillfresh.engine import Answer, Cache, Codec, Core, Dropped, Handle, Private, Resource
-from stillfresh.engine.keys import Call, Spec, checked_id, terms_of
+from stillfresh.engine import (
+    Answer,
+    Cache,
+    Call,
+    Codec,
+    Core,
+    Dropped,
+    Handle,
+    Private,
+    Resource,
+)
+from stillfresh.engine.keys import Spec, checked_id, terms_of
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError
 from stillfresh.http.freshness import cache_status, pause_after, status_of
 

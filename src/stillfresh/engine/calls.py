@@ -1,0 +1,257 @@
+"""One call of a cached function, one key: which arguments count, and as which text (E15, E19).
+
+Pure: a signature and arguments in, the key of the call out, or a `ConfigError` that says what to
+write instead.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, Final, Generic, ParamSpec
+
+import msgspec
+
+from stillfresh.checks import checked_function
+from stillfresh.engine.keys import checked_id, hints_of, plain_type, shown_name, value_type
+from stillfresh.errors import ConfigError, shown
+
+P = ParamSpec("P")
+
+TOO_DEEP: Final = "it holds itself, or is nested too deeply"
+
+
+class Call(Generic[P]):
+    """One call of a cached function: equal if its key is."""
+
+    __slots__ = ("args", "id", "kwargs")
+
+    def __init__(self, id_: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.id = id_
+        self.args = args
+        self.kwargs = kwargs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return self.id
+
+    def bare(self) -> "Call[P]":
+        """Without the arguments: an entry in memory keeps no session or object alive."""
+        return Call(self.id, (), {})
+
+
+class Signature(Generic[P]):
+    """Binds arguments with their defaults, so that one call has one key."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[P, Any],
+        key: Callable[..., object] | None = None,
+        ignore: Iterable[str] = (),
+    ) -> None:
+        hints, parameters = hints_of(name, function)
+        self._name = name
+        self._signature = inspect.signature(function)
+        self._key = key if key is None else checked_function(f"{name}: key=", key)
+        self._ignored = _ignored(name, function, ignore, [it.name for it in parameters])
+        if key is not None and self._ignored:
+            raise ConfigError(
+                f"{name}: key= and ignore= are both given; key= names what counts already, "
+                f"so leave ignore= out"
+            )
+        if inspect.iscoroutinefunction(key):
+            raise ConfigError(f"{name}: key= is async; write a plain function of the arguments")
+        self.is_whole = key is None and not self._ignored
+        """Every argument counts."""
+        first = parameters[0].name if parameters else ""
+        self.is_method = first == "self" and (key is not None or first in self._ignored)
+        _refuse_method(name, function, "" if self.is_method else first)
+        self._types = {
+            parameter.name: of
+            for parameter in (parameters if key is None else ())
+            if (of := plain_type(hints.get(parameter.name))) in (str, int)
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            and parameter.name not in self._ignored
+        }
+        said = hints.get("return", Any)
+        self.value_type = value_type(said)
+        self.is_plain = self.is_whole and len(self._types) == len(parameters)
+        """Every argument is a str or an int, so equal arguments are the same arguments."""
+        self.shown = self._signature
+        """As callers see it: they never get a `Loaded`."""
+        if self.value_type is not said:
+            self.shown = self._signature.replace(return_annotation=self.value_type)
+
+    def check_in(self, owner: type, name: str) -> None:
+        """In a class without `self`: it would not be bound as the reader expects."""
+        if not self.is_method:
+            raise ConfigError(
+                f"{self._name}: {owner.__name__}.{name} is a method without self; write "
+                f"@staticmethod above @cache.cached(...), or a first parameter self and "
+                f"ignore=('self',)"
+            )
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
+        """The entry that these arguments name."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{self._name}{self._signature}: {exc}") from None
+        bound.apply_defaults()
+        arguments = bound.arguments
+        for name, of in self._types.items():
+            value = arguments[name]
+            if not isinstance(value, of) or isinstance(value, bool):
+                raise ConfigError(
+                    f"{self._name}: {name} is {of.__name__}, not {type(value).__name__} "
+                    f"({shown(value)})"
+                )
+        if self._key is not None:
+            return Call(
+                self._own_id(self._key(*bound.args, **bound.kwargs)), bound.args, bound.kwargs
+            )
+        counted = arguments
+        if self._ignored:
+            counted = {it: arguments[it] for it in arguments if it not in self._ignored}
+        id_ = self._id(counted)
+        if not self.is_plain:
+            # A load may begin later: it is of what was asked for, whatever is changed since.
+            arguments.update({name: deepcopy(value) for name, value in counted.items()})
+        return Call(id_, bound.args, bound.kwargs)
+
+    def _id(self, arguments: Mapping[str, Any]) -> str:
+        if self.is_plain:
+            try:
+                return checked_id(
+                    self._name, msgspec.json.encode(list(arguments.values())).decode()
+                )
+            except (TypeError, ValueError, OverflowError):
+                pass  # what is wrong is said below, by name
+        texts = (self._text(name, value) for name, value in arguments.items())
+        return checked_id(self._name, f"[{','.join(texts)}]")
+
+    def _text(self, name: str, value: object) -> str:
+        try:
+            return key_text(value)
+        except RecursionError:
+            why = TOO_DEEP
+        except (TypeError, ValueError) as exc:
+            why = str(exc)
+        raise ConfigError(
+            f"{self._name}: the argument {name} is a {type(value).__name__} ({shown(value)}), "
+            f"which cannot be part of a key: {why}. Write ignore=({name!r},) if it does not "
+            f"count, or key="
+        )
+
+    def _own_id(self, key: object) -> str:
+        try:
+            if isinstance(key, str | int | tuple) and not isinstance(key, bool):
+                return checked_id(self._name, key_text(key))
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ConfigError(f"{self._name}: key= returned {shown(key)}: {exc}") from None
+        raise ConfigError(
+            f"{self._name}: key= returned {shown(key)}, a {type(key).__name__}; "
+            f"return a str, an int, or a tuple of what counts"
+        )
+
+
+def key_text(value: object) -> str:
+    """The value as text, the same in every process: equal if type and content are.
+
+    Lists and tuples are alike, as sets and frozensets are; the order of sets and dicts is no part
+    of it. TypeError for a type that has no text which says all of it.
+    """
+    of = type(value)
+    if of is str or of is bool or value is None:
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, Enum):
+        return f"{_type_name(of)}.{value.name or value.value}"
+    for base, write in WRITTEN.items():
+        if isinstance(value, base):
+            return write(value)
+    if (parts := _fields(value)) is not None:
+        said = (f"{name}={key_text(part)}" for name, part in parts.items())
+        return f"{_type_name(of)}({','.join(said)})"
+    try:
+        text = msgspec.json.encode(value, order="deterministic").decode()
+    except TypeError:
+        raise TypeError(f"the type {_type_name(of)} has no text that says all of it") from None
+    return f"{_type_name(of)}({text})"
+
+
+def _listed(value: Iterable[object]) -> str:
+    return f"[{','.join(map(key_text, value))}]"
+
+
+def _mapped(value: Mapping[object, object]) -> str:
+    items = (f"{key_text(name)}:{key_text(part)}" for name, part in value.items())
+    return f"{{{','.join(sorted(items))}}}"
+
+
+def _sorted(value: Iterable[object]) -> str:
+    return f"set({','.join(sorted(map(key_text, value)))})"
+
+
+WRITTEN: Final[Mapping[type, Callable[[Any], str]]] = {
+    int: int.__repr__,
+    float: float.__repr__,  # NaN as well, which JSON has not
+    str: lambda text: msgspec.json.encode(str.__str__(text)).decode(),
+    list: _listed,
+    tuple: _listed,
+    dict: _mapped,
+    set: _sorted,
+    frozenset: _sorted,
+}
+"""What has no name of a type in its text: what is equal to it is as good."""
+
+
+def _fields(value: object) -> dict[str, object] | None:
+    """Of a dataclass (those that its equality looks at), a struct, or a Pydantic model."""
+    of = type(value)
+    if is_dataclass(value):
+        return {it.name: getattr(value, it.name) for it in fields(value) if it.compare}
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if isinstance(names := getattr(of, "model_fields", None), dict):
+        extra = getattr(value, "model_extra", None) or {}
+        return {name: getattr(value, name) for name in names} | dict(sorted(extra.items()))
+    return None
+
+
+def _type_name(of: type) -> str:
+    return f"{of.__module__}.{of.__qualname__}".removeprefix("builtins.")
+
+
+def _ignored(
+    name: str, function: Callable[..., Any], ignore: Iterable[str], known: list[str]
+) -> frozenset[str]:
+    if isinstance(ignore, str) or not isinstance(ignore, Iterable):
+        raise ConfigError(f"{name}: ignore= takes many names; write ignore=({ignore!r},)")
+    for given in (ignored := tuple(ignore)):
+        if given not in known:
+            raise ConfigError(
+                f"{name}: ignore= names {shown(given)}, which is no parameter of "
+                f"{shown_name(function)}; it has {', '.join(known) or 'none'}"
+            )
+    return frozenset(ignored)
+
+
+def _refuse_method(name: str, function: Callable[..., Any], first: str) -> None:
+    """`first`: the parameter that a class or an object would be given as."""
+    if first == "self":
+        raise ConfigError(
+            f"{name}: {shown_name(function)} is a method; write ignore=('self',) if all instances "
+            f"share their entries, or say what of self counts: key=lambda self, x: (self.id, x)"
+        )
+    if first == "cls":
+        raise ConfigError(
+            f"{name}: {shown_name(function)} is a class method; write @staticmethod above "
+            f"@cache.cached(...), and no cls"
+        )

@@ -1,0 +1,115 @@
+"""Values as bytes: the codec of a resource, chosen by its loader's annotation (E11, E19).
+
+msgspec's msgpack, or Pydantic's JSON if a type of Pydantic's occurs anywhere in the
+annotation; only then is Pydantic imported. Never pickle: a cache file must not be able to run code.
+"""
+
+import typing
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from importlib import import_module
+from inspect import signature
+from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct, msgpack
+from msgspec.inspect import CustomType, type_info
+
+from stillfresh.engine.model import Codec
+from stillfresh.errors import ConfigError
+
+V = TypeVar("V")
+
+ADVICE: Final = "annotate a type that msgspec or Pydantic knows, or give codec="
+SECRETS: Final = {"SecretStr", "SecretBytes", "Secret"}
+
+
+class MsgpackCodec(Generic[V]):
+    """Typed msgpack."""
+
+    def __init__(self, of: Any, resource: str) -> None:  # noqa: ANN401 (a type form)
+        try:
+            self._decoder: msgpack.Decoder[V] = msgpack.Decoder(of)
+            custom = next(_custom(type_info(of), set()), None)
+        except TypeError as exc:
+            raise ConfigError(f"{resource}: {_refused(of)} ({exc}); {ADVICE}") from exc
+        if custom is not None:
+            raise ConfigError(f"{resource}: {_refused(of)}: it holds a {custom!r}; {ADVICE}")
+        self.encode = msgpack.Encoder().encode
+        self.decode = self._decoder.decode
+
+
+class PydanticCodec(Generic[V]):
+    """JSON by Pydantic, by the names of the fields, whatever aliases they have elsewhere."""
+
+    def __init__(self, of: Any, resource: str) -> None:  # noqa: ANN401 (a type form)
+        try:
+            adapter = import_module("pydantic").TypeAdapter(of)
+        except Exception as exc:
+            raise ConfigError(f"{resource}: {_refused(of)} ({exc}); {ADVICE}") from exc
+        if secret := next((it for it in types_in(of) if it.__name__ in SECRETS), None):
+            said = f"it holds a {secret.__name__}, which Pydantic writes as asterisks"
+            raise ConfigError(f"{resource}: {_refused(of)}: {said}; give codec=")
+        if "by_name" not in signature(adapter.validate_json).parameters:
+            raise ConfigError(f"{resource}: {_refused(of)}: it takes Pydantic 2.11 or newer")
+        self._adapter = adapter
+
+    def encode(self, value: V, /) -> bytes:
+        """A value of another type is refused, not written with a warning."""
+        data: bytes = self._adapter.dump_json(
+            value, by_alias=False, round_trip=True, warnings="error"
+        )
+        return data
+
+    def decode(self, data: bytes, /) -> V:
+        """Validated."""
+        value: V = self._adapter.validate_json(data, by_alias=False, by_name=True)
+        return value
+
+
+def codec_for(of: Any, resource: str) -> Codec[Any]:  # noqa: ANN401 (a type form)
+    """The codec of values of this type; ConfigError if there is none."""
+    is_pydantic = any(
+        hasattr(it, "__get_pydantic_core_schema__") or hasattr(it, "__pydantic_core_schema__")
+        for it in types_in(of)
+    )
+    return PydanticCodec(of, resource) if is_pydantic else MsgpackCodec(of, resource)
+
+
+def types_in(of: Any, seen: set[Any] | None = None) -> Iterator[type]:  # noqa: ANN401 (a type form)
+    """Every class that the annotation names, in the fields of its classes too."""
+    seen = set() if seen is None else seen
+    for part in typing.get_args(of):
+        yield from types_in(part, seen)
+    cls = typing.get_origin(of) or of
+    if isinstance(cls, list):  # the parameters of a Callable
+        for part in cls:
+            yield from types_in(part, seen)
+    if not isinstance(cls, type) or cls in seen:
+        return
+    seen.add(cls)
+    yield cls
+    if is_dataclass(cls) or hasattr(cls, "__annotations__"):
+        try:
+            hints = typing.get_type_hints(cls, include_extras=True)
+        except Exception:  # noqa: BLE001 (the codec says what cannot be resolved)
+            return
+        for hint in hints.values():
+            yield from types_in(hint, seen)
+
+
+def _custom(info: object, seen: set[int]) -> Iterator[type]:
+    """The classes in a type that msgspec would leave to a hook; `object` is anything."""
+    if isinstance(info, CustomType):
+        if info.cls is not object:
+            yield info.cls
+    elif isinstance(info, tuple):
+        for part in info:
+            yield from _custom(part, seen)
+    elif isinstance(info, Struct) and id(info) not in seen:
+        seen.add(id(info))
+        for name in info.__struct_fields__:
+            yield from _custom(getattr(info, name), seen)
+
+
+def _refused(of: Any) -> str:  # noqa: ANN401 (a type form)
+    return f"cannot store values of type {of!r}"

@@ -1,0 +1,116 @@
+"""What `@cache.cached` makes of an async function: still a function, whose calls are entries (E19).
+
+The hit is written out in the call: one lookup, one clock reading, one addition (E14).
+"""
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from stillfresh.clock import Clock
+from stillfresh.engine.calls import Call, Signature
+from stillfresh.engine.core import Core
+from stillfresh.engine.memory import MemoryEntry
+from stillfresh.engine.model import Answer
+from stillfresh.engine.resource import Handle, Resource, found, like_function
+
+V = TypeVar("V")
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+
+class Function(Generic[P, V]):
+    """What `@cache.cached` makes of an async function."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __init__(
+        self,
+        core: Core[Call[P], V],
+        signature: Signature[P],
+        clock: Clock,
+        function: Callable[P, object],
+    ) -> None:
+        self._core = core
+        self._resource: Resource[Any, V] = Resource(core, clock)
+        self.signature = signature
+        self._clock = clock
+        core.faces.append(self)
+        self.stand_back(back=core.owner.blocks > 0)
+        like_function(self, function, signature.shown)
+
+    def stand_back(self, *, back: bool) -> None:
+        """E22: while a block of `bypassed()` is open the core answers all reads."""
+        self._entries = {} if back else self._core.memory.entries
+        self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
+        try:
+            entry = None if kwargs else self._by_arguments.get(args)
+        except TypeError:  # an unhashable argument: `get` names it by its value
+            entry = None
+        if entry is not None:
+            clock = self._clock
+            if clock() < entry.until and (answer := entry.answer).found:
+                entry.hits += 1
+                return answer.value
+        return found(await self.get(*args, **kwargs), args)
+
+    async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
+        """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
+        call = self.signature.call(*args, **kwargs)
+        entry = self._entries.get(call)
+        if entry is None or self._clock() >= entry.until:
+            return await self._resource.get(call)
+        entry.hits += 1
+        if not kwargs and self.signature.is_plain:  # next time they lead straight to the entry
+            if len(self._by_arguments) >= self._core.spec.max_entries:
+                self._by_arguments.clear()
+            self._by_arguments[args] = entry
+        return entry.answer
+
+    def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
+        """One entry's handle."""
+        return Handle(self._resource, self.signature.call(*args, **kwargs))
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.signature.check_in(owner, name)
+
+    @overload
+    def __get__(self, obj: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "Function[Concatenate[S, Q], V]", obj: S, owner: type | None = None
+    ) -> "Function[Q, V]": ...
+
+    def __get__(self, obj: Any, owner: type | None = None) -> "Function[Any, V]":
+        """As a method is bound; as a function where it is none."""
+        return self if obj is None or not self.signature.is_method else Bound(self, obj)
+
+
+class Bound(Function[Q, V]):
+    """A cached method of one object: the same function, given that object first."""
+
+    def __init__(self, function: "Function[Any, V]", obj: object) -> None:
+        bind(self, function, obj)
+        self.__func__, self.__self__ = function, obj
+
+    async def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> V:
+        return await self.__func__(self.__self__, *args, **kwargs)
+
+    async def get(self, *args: Q.args, **kwargs: Q.kwargs) -> Answer[V]:
+        return await self.__func__.get(self.__self__, *args, **kwargs)
+
+    def of(self, *args: Q.args, **kwargs: Q.kwargs) -> Handle[V]:
+        return self.__func__.of(self.__self__, *args, **kwargs)
+
+
+def bind(bound: Any, function: Any, obj: object) -> None:  # noqa: ANN401 (faces of any kind)
+    """Give a bound face all that the function's own face has, and the signature without self."""
+    bound.__dict__.update(function.__dict__)
+    del bound.__signature__
+    bound.__wrapped__ = MethodType(function.__wrapped__, obj)

@@ -1,0 +1,265 @@
+"""E19: values of Pydantic's and msgspec's types, by the annotation; and values that are none."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+import pydantic
+import pydantic.dataclasses
+import pytest
+import typing_extensions
+
+from stillfresh import Cache, ConfigError, LoadFailed, Policy, Verdict
+from stillfresh.engine.codecs import MsgpackCodec, PydanticCodec, codec_for
+from stillfresh.stores.contract import Ask, Copy, Lease
+from stillfresh.testing import ManualClock
+from tests.kit.engine import Sleeper, idle, outcome
+
+T = TypeVar("T")
+
+
+class User(pydantic.BaseModel):
+    name: str
+    age: int = 0
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int = 9
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"] = "dog"
+
+
+class Aliased(pydantic.BaseModel, extra="forbid"):
+    name: str = pydantic.Field(alias="userName", serialization_alias="shownName")
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def shout(self) -> str:
+        return self.name.upper()
+
+
+class Account(pydantic.BaseModel):
+    password: pydantic.SecretStr
+
+
+class Numbers(pydantic.RootModel[list[int]]):
+    pass
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    age: int
+
+
+@dataclass
+class Team:
+    lead: User
+    others: list[User]
+
+
+@dataclass
+class Page(Generic[T]):
+    items: list[T]
+
+
+@dataclass
+class Tree:
+    value: int
+    below: "list[Tree]"
+
+
+class Row(typing_extensions.TypedDict):
+    user: User
+
+
+class Pair(NamedTuple):
+    user: User
+    age: int
+
+
+class Struct(msgspec.Struct):
+    user: User
+
+
+class Odd:
+    pass
+
+
+@dataclass
+class Holder:
+    odd: Odd
+
+
+PYDANTIC: list[tuple[Any, Any]] = [
+    (User, User(name="ann", age=5)),
+    (list[User], [User(name="ann")]),
+    (dict[str, User], {"a": User(name="ann")}),
+    (User | None, None),
+    (User | int, User(name="ann")),
+    (Cat | Dog, Dog()),
+    (Annotated[Cat | Dog, pydantic.Field(discriminator="kind")], Cat(lives=3)),
+    (Team, Team(User(name="ann"), [User(name="bob")])),
+    (Page[User], Page([User(name="ann")])),
+    (Row, {"user": User(name="ann")}),
+    (Pair, Pair(User(name="ann"), 5)),
+    (tuple[User, ...], (User(name="ann"),)),
+    (Aliased, Aliased(userName="ann")),
+    (Numbers, Numbers([1, 2])),
+    (Checked, Checked(5)),
+]
+
+
+class TestE19Values:
+    @pytest.mark.parametrize(("of", "value"), PYDANTIC, ids=lambda it: str(it)[:40])
+    def test_pydantic_wherever_it_stands(self, of: Any, value: Any) -> None:
+        """What comes back is what was stored, of the same types."""
+        codec = codec_for(of, "user")
+        assert isinstance(codec, PydanticCodec)
+        back = codec.decode(codec.encode(value))
+        assert back == value
+        assert type(back) is type(value)
+
+    @pytest.mark.parametrize(
+        "of", [int, list[str], dict[str, int | None], Any, object, Tree, Mapping[str, object]]
+    )
+    def test_the_rest_is_msgspec_s(self, of: Any) -> None:
+        """Types that hold themselves as well; `object` is anything."""
+        assert isinstance(codec_for(of, "user"), MsgpackCodec)
+
+    @pytest.mark.parametrize(
+        ("of", "says"),
+        [
+            (Odd, "it holds a <class 'tests.engine.test_codecs.Odd'>"),
+            (list[Odd], "it holds a <class 'tests.engine.test_codecs.Odd'>"),
+            (Holder, "it holds a <class 'tests.engine.test_codecs.Odd'>"),
+            (complex | None, "it holds a <class 'complex'>"),
+            (list[Odd | complex], "not contain more than one custom type"),
+            (Struct, "Struct"),
+            (dict[str, User | Odd], "Odd"),
+            (Account, "it holds a SecretStr, which Pydantic writes as asterisks; give codec="),
+        ],
+    )  # fmt: skip
+    def test_a_type_that_no_codec_supports(self, of: Any, says: str) -> None:
+        """Refused where it is declared: names the resource, the type, and `codec=`."""
+
+        async def load(keys: list[str]) -> Any:
+            raise NotImplementedError
+
+        load.__annotations__["return"] = dict[str, of]
+        with pytest.raises(ConfigError) as caught:
+            Cache("memory://").batched("user", fresh_for=1)(load)
+        said = str(caught.value)
+        assert said.startswith("user: cannot store values of type ")
+        assert says in said
+        assert "codec=" in said
+
+    def test_pydantic_is_imported_for_its_own_types_only(self) -> None:
+        """A program without it does not pay for it."""
+        script = (
+            "import sys; from stillfresh import Cache\n"
+            "@Cache('memory://').cached('a', fresh_for=1)\n"
+            "async def a(x: int) -> dict[str, list[int]]: ...\n"
+            "assert 'pydantic' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+    async def test_through_every_store(self, cache: Cache) -> None:
+        """A model, not a dict; also where memory does not have it."""
+
+        @cache.cached("user", fresh_for=60)
+        async def user(name: str) -> User | None:
+            return User(name=name) if name else None
+
+        for _ in range(2):
+            assert await user("ann") == User(name="ann")
+            assert await user("") is None
+            user._core.memory.clear()
+
+    async def test_a_stored_value_of_another_shape_is_a_miss(
+        self, url: str, clock: ManualClock
+    ) -> None:
+        """E11: an older release wrote it; validated, not believed."""
+        async with Cache(url, clock=clock) as cache:
+
+            @cache.batched("user", fresh_for=60)
+            async def users(names: list[str]) -> dict[str, User]:
+                return {name: User(name=name) for name in names}
+
+            lease = (await cache._store.acquire("user", [Ask("ann")], 5))["ann"]
+            assert isinstance(lease, Lease)
+            copy = Copy(lease.token, clock(), Policy(30), b'{"name": ["another"]}')
+            assert await cache._store.publish("user", {"ann": (lease, copy)}) == set()
+            assert await users("ann") == User(name="ann")
+
+
+class TestE19BadValues:
+    async def test_is_the_loaders_mistake(self, cache: Cache, caplog: Any) -> None:
+        """Raised as such to all that waited, with no cooldown and no lease left."""
+        calls: list[str] = []
+
+        @cache.cached("user", fresh_for=60)
+        async def user(name: str) -> User:
+            calls.append(name)
+            return {"name": name}  # type: ignore[return-value]
+
+        for _ in range(2):
+            with pytest.raises(
+                ConfigError, match=r"user \['?\"ann\"'?\]: the value cannot be stored"
+            ):
+                await user("ann")
+        assert calls == ["ann", "ann"]
+        stats = await cache.stats()
+        assert stats.store is not None
+        assert stats.store.leases == 0
+        assert (stats.resources["user"].failed, stats.resources["user"].failing) == (2, 0)
+        assert "return what the annotation says, or give codec=" in caplog.text
+
+    async def test_can_be_caught_as_a_failed_load(self, cache: Cache) -> None:
+        """Code that handles those handles this."""
+
+        @cache.batched("count", fresh_for=60)
+        async def counts(keys: list[str]) -> dict[str, int]:
+            return dict.fromkeys(keys, "many")  # type: ignore[arg-type]
+
+        error = await outcome(counts("a"))
+        assert isinstance(error, LoadFailed)
+        assert isinstance(error, ConfigError)
+        assert isinstance(error.__cause__, msgspec.ValidationError)
+
+    async def test_one_of_many_fails_alone(self, cache: Cache) -> None:
+        """`get_many` has it in that answer's `error`."""
+
+        @cache.batched("count", fresh_for=60)
+        async def counts(keys: list[str]) -> dict[str, int]:
+            return {key: 1 if key == "a" else "many" for key in keys}  # type: ignore[misc]
+
+        found = await counts.get_many(["a", "b"])
+        assert found["a"].value == 1
+        assert isinstance(found["b"].error, ConfigError)
+
+    async def test_an_old_copy_does_not_hide_it(
+        self, url: str, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """EXPIRED: the caller that waited is told; STALE: it is served, and the log says it."""
+        value: Any = 1
+        async with Cache(url, clock=clock, sleep=sleeper) as cache:
+
+            @cache.cached("count", fresh_for=10, stale_for=10, error_for=100)
+            async def count(of: str) -> int:
+                return value  # type: ignore[no-any-return]
+
+            assert await count("a") == 1
+            value = "many"
+            clock.advance(15)
+            assert (await count.get("a")).verdict is Verdict.STALE
+            await idle(cache)
+            clock.advance(10)
+            assert isinstance(await outcome(count("a")), ConfigError)
+            value = 2
+            assert await count("a") == 2

@@ -1,0 +1,88 @@
+"""E19 for code without an event loop: functions, methods, keys and versions as `Cache` has them."""
+
+import inspect
+
+import pydantic
+import pytest
+
+from stillfresh import ConfigError, Origin, SyncCache
+
+
+class Report(pydantic.BaseModel):
+    year: int
+
+
+class Session:
+    """No part of any key."""
+
+
+@pytest.fixture
+def memory() -> SyncCache:
+    return SyncCache("memory://")
+
+
+class TestE19Sync:
+    def test_is_what_it_was(self, memory: SyncCache) -> None:
+        """And no coroutine function, as it is none."""
+
+        def report(year: int) -> Report:
+            """A year's report."""
+            return Report(year=year)
+
+        def prices(skus: list[str]) -> dict[str, int]:
+            """Many."""
+            return dict.fromkeys(skus, 1)
+
+        cached = memory.cached("report", fresh_for=60)(report)
+        batched = memory.batched("price", fresh_for=60, version="2")(prices)
+        assert (cached.__name__, cached.__doc__) == ("report", "A year's report.")
+        assert inspect.signature(cached) == inspect.signature(report)
+        assert (batched.__name__, str(inspect.signature(batched))) == (
+            "prices",
+            "(key: str) -> int",
+        )
+        assert not inspect.iscoroutinefunction(cached)
+        with memory:
+            assert cached(2026) == Report(year=2026)
+            assert batched("a") == 1
+            assert set(memory.stats().resources) == {"report", "price_v2"}
+
+    def test_what_counts(self, memory: SyncCache) -> None:
+        """`ignore=` and `key=`, and the refusals of `Cache`."""
+        calls: list[Session] = []
+
+        @memory.cached("report", fresh_for=60, ignore=("db",))
+        def report(year: int, db: Session) -> int:
+            calls.append(db)
+            return year
+
+        @memory.cached("total", fresh_for=60, key=lambda year, _: year)
+        def total(year: int, db: Session) -> int:
+            calls.append(db)
+            return year
+
+        one, other = Session(), Session()
+        with memory:
+            for cached in (report, total):
+                assert [cached(1, one), cached(1, other)] == [1, 1]
+                assert cached.get(1, other).origin is Origin.MEMORY
+        assert calls == [one, one]
+        with pytest.raises(ConfigError, match="no parameter of"):
+            memory.cached("other", fresh_for=1, ignore=("dv",))(lambda db: db)
+
+    def test_a_method(self, memory: SyncCache) -> None:
+        """Bound as any other."""
+
+        class Shop:
+            @memory.cached("price", fresh_for=60, ignore=("self",))
+            def price(self, sku: str) -> int:
+                return len(sku)
+
+        shop = Shop()
+        with memory:
+            assert [shop.price("a"), Shop.price(shop, "a")] == [1, 1]
+            assert Shop().price.get("a").origin is Origin.MEMORY
+            shop.price.of("a").invalidate()
+            assert shop.price("a") == 1
+            assert memory.stats().resources["price"].loads == 2
+        assert str(inspect.signature(shop.price)) == "(sku: str) -> int"
