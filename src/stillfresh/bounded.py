@@ -1,10 +1,11 @@
 """What keeps memory and the turns of the event loop bounded (E8, E28).
 
-A dict with a limit, an index that leads to the tagged keys alone, and long work in slices.
+A dict with a limit, room for a number of bytes, an index that leads to the tagged keys alone, and
+long work in slices.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Generic, Self, TypeVar
 
@@ -13,22 +14,72 @@ V = TypeVar("V")
 
 SLICE: Final = 1_000
 """Items of a microsecond or ten each."""
+BESIDE: Final = 500
+"""Bytes that a key, its times and its place take beside a value, about (E23)."""
 
 
 class BoundedDict(dict[K, V]):
-    """At most `most` keys: `note` makes its key the newest, and drops the oldest one too many."""
+    """At most `most` keys: `note` makes its key the newest, and drops the oldest one too many.
 
-    __slots__ = ("_most",)
+    With a `size` also at most `most_bytes` of values; such a dict changes by `note` alone.
+    """
 
-    def __init__(self, most: int) -> None:
+    __slots__ = ("_bytes", "_most", "_most_bytes", "_size")
+
+    def __init__(
+        self, most: int, most_bytes: int = 0, size: Callable[[V], int] = lambda _: 0
+    ) -> None:
         super().__init__()
         self._most = most
+        self._most_bytes = most_bytes
+        self._size = size
+        self._bytes = 0
 
     def note(self, key: K, value: V) -> None:
-        self.pop(key, None)
+        if key in self:
+            self._bytes -= self._size(self.pop(key))
         self[key] = value
-        if len(self) > self._most:
-            del self[next(iter(self))]
+        self._bytes += self._size(value)
+        while len(self) > self._most or self._bytes > self._most_bytes:
+            self._bytes -= self._size(self.pop(next(iter(self))))
+
+
+class Room:
+    """E23: the bytes `held`. Past `most`, what was used least goes until 90 % of it is held.
+
+    The owner adds and subtracts, and calls `shrink` when there is too much. `free` drops some: no
+    more than a slice, which is one turn of the loop, and nothing once there `is_enough`. It returns
+    False if nothing may go.
+    """
+
+    def __init__(self, most: int | None, free: Callable[[], bool]) -> None:
+        self.held = 0
+        self.limit(most)
+        self._free = free
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """On which slices follow each other."""
+
+    def limit(self, most: int | None) -> None:
+        self.most = float("inf") if most is None else float(most)
+        self.largest = 0.9 * self.most
+        """More than this is never kept in one piece: everything else would go for it."""
+
+    @property
+    def is_enough(self) -> bool:
+        return self.held <= self.largest
+
+    def shrink(self) -> None:
+        """Soon, on the loop that runs, unless it is being done."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop = loop
+            loop.call_soon(self._slice)
+
+    def _slice(self) -> None:
+        loop = self._loop
+        if loop is not None and not self.is_enough and self._free() and not self.is_enough:
+            loop.call_soon(self._slice)
+        else:
+            self._loop = None
 
 
 class TagIndex(Generic[K]):

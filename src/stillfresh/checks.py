@@ -3,11 +3,19 @@
 Pure: a value in, the same value out, or a `ConfigError`.
 """
 
-from typing import TypeGuard, TypeVar
+import re
+from typing import Final, TypeGuard, TypeVar
 
 from stillfresh.errors import ConfigError, shown
 
 T = TypeVar("T")
+
+BYTES_PER_UNIT: Final = {"b": 1} | {
+    f"{letter}{unit}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for unit, base in (("b", 1000), ("ib", 1024))
+}
+SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([kmgt]?i?b)?", re.IGNORECASE)
 
 
 def is_whole(value: object, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
@@ -25,6 +33,18 @@ def checked_whole(
         bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
         raise ConfigError(f"{name}: must be a whole number {bounds}{or_else}, not {shown(value)}")
     return value
+
+
+def checked_bytes(name: str, value: object, least: int = 1) -> int:
+    """Bytes, from a whole number or text such as "2GB" (1000 x 1000 x 1000) or "64KiB" (1024)."""
+    size = value
+    if isinstance(value, str) and (found := SIZE.fullmatch(value)):
+        unit = BYTES_PER_UNIT.get((found[2] or "B").lower())
+        size = value if unit is None else int(float(found[1]) * unit)
+    if not is_whole(size, least):
+        allowed = "a whole number of bytes, or text such as '500MB', '2GB' or '64KiB'"
+        raise ConfigError(f"{name}: must be {allowed}, at least {least:,}, not {shown(value)}")
+    return size
 
 
 def checked_flag(name: str, value: object) -> bool:

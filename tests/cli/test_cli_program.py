@@ -161,7 +161,7 @@ class TestG10Errors:
             ("sqlite:///{dir}/text.db", 1, "is not a SQLite file, or is corrupt"),
             ("{dir}/text.db", 1, "is not a SQLite file, or is corrupt"),
             ("sqlite:///{dir}/foreign.db", 2, "is another application's SQLite file"),
-            ("sqlite:///{dir}/none.db?mode=rw", 2, "its only option is ?tenant="),
+            ("sqlite:///{dir}/none.db?mode=rw", 2, "its options are ?max_bytes="),
             ("ftp://host/x", 2, "not a store's address"),
             ("", 2, "not a store's address"),
             ("redis://[", 2, "not a store's address"),

@@ -11,7 +11,8 @@ import pytest
 from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
 from stillfresh.bounded import SLICE
 from stillfresh.stores.contract import Ask, Copy, Failure, Record
-from stillfresh.stores.memory import MemoryRow, MemoryStore
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.memory_rows import MemoryRow
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until, version
 from tests.kit.held_store import SteppedStore, cache_on
@@ -251,16 +252,16 @@ class TestE28Slices:
         assert not many._core.watcher._leaving
 
     async def test_a_place_in_full_memory(self, cache: Cache, upstream: Upstream) -> None:
-        """Where every entry was read, the hand passes over so many, not over all."""
+        """Where every entry was read, so many are passed over, not all."""
         size = SLICE + 500
         prices = declare(cache, upstream, max_entries=size, max_batch=size)
         keys = [str(number) for number in range(size)]
         for _ in range(2):
             await prices.get_many(keys)
         await prices.get("new")
-        ring = prices._core.memory._ring
-        passed = sum(not entry.marked and not entry.hits for entry in ring)
-        assert (len(ring), passed) == (size, SLICE + 1)
+        entries = prices._core.memory.entries.values()
+        passed = sum(not entry.marked and not entry.hits for entry in entries)
+        assert (len(entries), passed) == (size, SLICE + 1)
 
     async def test_closing_while_another_is_declared(
         self, cache: Cache, many: Resource[str, Price]

@@ -21,7 +21,8 @@ from stillfresh.feed.rows import Writes
 from stillfresh.live import Connection
 from stillfresh.stores import memory
 from stillfresh.stores.contract import Lease
-from stillfresh.stores.memory import MemoryRow, MemoryStore
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.stores.memory_rows import MemoryRow
 from stillfresh.testing import Promise
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import Asking
@@ -265,7 +266,7 @@ def a_watcher_sleeps_on_after_a_load_landed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.BOUND, "from_memory")
 def memory_forgets_its_limit(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Memory, "_replace", lambda self, entry: self._ring.append(entry))
+    patch.setattr(Memory, "_drop_one", lambda _: None)
 
 
 @mutant(Promise.BOUND, "over_a_network")

@@ -126,12 +126,14 @@ def _inspected(address: str, seen: Inspected) -> dict[str, Any]:
 
 def _sizes(stats: StoreStats) -> dict[str, int]:
     """Also what one kind of store counts besides: a feed its topics and comments."""
-    return {name: value for name, value in structs.asdict(stats).items() if name != "costs"}
+    named = structs.asdict(stats).items()
+    return {name: value for name, value in named if name != "costs" and value is not None}
 
 
 def _print_summary(address: str, seen: Inspected) -> None:
     sizes = {name: f"{number:,}" for name, number in _sizes(seen.stats).items()}
-    sizes["bytes"] = size_text(seen.stats.bytes)
+    sized = {"bytes", "held", "evicted"} & sizes.keys()
+    sizes |= {name: size_text(getattr(seen.stats, name)) for name in sized}
     print_table(("", ""), [("store", without_password(address)), *sizes.items()])
     if seen.kinds:
         click.echo()

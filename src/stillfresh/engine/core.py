@@ -44,6 +44,9 @@ class Core(Puts[K, V]):
     def open(self, runtime: Runtime) -> None:
         self.begin_anew(runtime)
         self.loads = Loads(self, runtime)
+        if (memory := self.memory).is_private:  # E23
+            memory.room.limit(self.spec.max_bytes or runtime.store.max_bytes)
+            runtime.store.before_evicting(self.spec.kind, lambda id_: memory.keeps(self.key(id_)))
 
     def close(self) -> None:
         """Nothing is served from memory any more, and nobody waits for ever."""
@@ -143,6 +146,7 @@ class Core(Puts[K, V]):
         return self.memory.counts.stats(
             self.memory.now(),
             entries=len(self.memory.entries),
+            bytes=self.memory.room.held,
             loading=len(self.queue.flights),
             queued=self.queue.not_begun(),
             watched=len(self.watcher.watches),

@@ -31,9 +31,11 @@ COUNTERS: Final = (
     ("leases_won", "Leases that were granted."),
     ("leases_denied", "Leases that were not."),
     ("store_errors", "Steps that the store failed."),
+    ("evicted_bytes", "Bytes of the values that memory dropped to make room."),
 )
 GAUGES: Final = (
     ("entries", "Decoded values in memory."),
+    ("bytes", "Bytes that those values take, as they are stored, and a constant for each."),
     ("loading", "Keys being loaded or waited for."),
     ("queued", "Keys whose load has not begun."),
     ("watched", "Keys that somebody watches."),
@@ -62,7 +64,9 @@ class ResourceStats:
     leases_won: int
     leases_denied: int
     store_errors: int
+    evicted_bytes: int
     entries: int
+    bytes: int
     loading: int
     queued: int
     watched: int
@@ -111,7 +115,7 @@ class Counts:
         self.ages = [0] * (len(AGE_BUCKETS) + 1)
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
-        self.store_errors = 0
+        self.store_errors = self.evicted_bytes = 0
         self.slow_reported = False
         self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
         """Ids whose last load failed. For people who look at the whole of it: the store alone

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from stillfresh.checks import checked_whole
+from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import Codec, Loaded, OwnTerms
 from stillfresh.engine.rules import Terms, absent_believed_for
@@ -207,6 +207,7 @@ class Spec(Generic[K, V]):
         max_batch: int,
         concurrency: int,
         max_entries: int,
+        max_bytes: int | str | None = None,
         memory_for: Duration,
         lease_for: Duration,
         load_timeout: Duration,
@@ -226,6 +227,9 @@ class Spec(Generic[K, V]):
         self.max_batch = checked_whole(f"{kind}: max_batch", max_batch)
         self.concurrency = checked_whole(f"{kind}: concurrency", concurrency)
         self.max_entries = checked_whole(f"{kind}: max_entries", max_entries)
+        if max_bytes is not None:
+            max_bytes = checked_bytes(f"{kind}: max_bytes", max_bytes)
+        self.max_bytes = max_bytes
         self.memory_for = seconds(memory_for, name=f"{kind}: memory_for")
         self.lease_for = seconds(lease_for, name=f"{kind}: lease_for", positive=True)
         self.load_timeout = seconds(load_timeout, name=f"{kind}: load_timeout", positive=True)

@@ -1,19 +1,18 @@
-"""Memory in front of a store: decoded entries, a bounded number of them, and their answers (E9).
+"""Memory in front of a store: decoded entries and their answers, a bounded number (E9, E23).
 
-CLOCK: when it is full a hand goes round, passes over what was read since its last round, and
-takes the first that was not. A hit already counts on the entry (E12), and that count is the mark:
-nothing moves on a hit.
+A hit counts on the entry (E12), and that count is the mark by which others go first: nothing moves
+on a hit. Which go, and when, is in `evicting.py`.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from stillfresh.bounded import SLICE, TagIndex, sliced
+from stillfresh.bounded import BESIDE
 from stillfresh.clock import Clock
-from stillfresh.engine.explain import Counts
+from stillfresh.engine.evicting import Evicting
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Origin
 from stillfresh.engine.rules import NOTHING, Outlook, Serve, age_bucket, outlook_of, verdict_of
@@ -44,13 +43,20 @@ class MemoryEntry(Generic[K, V]):
         "hits",
         "key",
         "marked",
+        "size",
         "stands",
         "tags",
         "until",
     )
 
     def __init__(  # noqa: PLR0917 (made for each key that is loaded)
-        self, key: K, copy: Copy, answer: Answer[V], until: float, stands: float, bucket: int
+        self,
+        key: K,
+        copy: Copy,
+        answer: Answer[V],
+        until: float,
+        stands: float,
+        bucket: int,
     ) -> None:
         self.key = key
         self.copy = copy
@@ -63,23 +69,20 @@ class MemoryEntry(Generic[K, V]):
         self.hits = self.edition = 0
         """`edition`: another one whenever the answer was changed, or taken away."""
         self.marked = False
+        self.size = 0
+        """E23: the bytes that it counts for."""
         self.tags: Sequence[str | None] = ()
 
 
-class Memory(Generic[K, V]):
+class Memory(Evicting[K, V]):
     """The entries of one resource: decodes, counts and keeps; decides nothing about loads."""
 
     def __init__(self, spec: Spec[K, V], clock: Clock, *, private: bool) -> None:
-        self.entries: dict[K, MemoryEntry[K, V]] = {}
-        self.counts = Counts()
+        super().__init__(spec.max_bytes)
         self.now = clock
         self._spec = spec
         self.stand_before(private=private)
         self._outlook: Outlook | None = None
-        self._tagged: TagIndex[K] = TagIndex()
-        self._ring: list[MemoryEntry[K, V]] = []
-        self._hand = 0
-        self._left: list[tuple[list[MemoryEntry[K, V]], TagIndex[K]]] = []
 
     def stand_before(self, *, private: bool) -> None:
         """E9: nobody else can change a private store, so memory need not ask it."""
@@ -256,7 +259,7 @@ class Memory(Generic[K, V]):
         except Exception:  # noqa: BLE001 (a codec may raise anything)
             return False, None
 
-    def put(  # noqa: PLR0917 (called for each key that is loaded)
+    def put(  # noqa: C901, PLR0917 (called for each key that is loaded)
         self,
         key: K,
         copy: Copy,
@@ -264,62 +267,56 @@ class Memory(Generic[K, V]):
         until: float = NEVER,
         stands: float = NEVER,
         bucket: int = 0,
+        size: int = BESIDE,
     ) -> None:
-        """Keep the copy and the answer; an entry that is there is changed.
+        """Keep the copy and the answer, if there is room; an entry that is there is changed.
 
-        Without the bytes, unless they are those that the private store holds.
+        Without the bytes, unless they are those that the private store holds. `size`: of a value
+        that was not read, where there is no entry.
         """
+        entry = self.entries.get(key)
+        if isinstance(copy.value, bytes):
+            size = BESIDE + len(copy.value)
+        elif entry is not None and copy.value is UNREAD:
+            size = entry.size
+        if size > self.room.largest:
+            self.drop(key)
+            return
         if not self.is_private and copy.value is not None and copy.value is not UNREAD:
             copy = Copy(copy.generation, copy.fetched_at, copy.policy, UNREAD, copy.mark)
-        entry = self.entries.get(key)
         if entry is None:
+            if len(self.entries) >= self._spec.max_entries:
+                self._drop_one()
             full, key = key, key if self._spec.held is None else self._spec.held(key)
             entry = self.entries[key] = MemoryEntry(key, copy, answer, until, stands, bucket)
             if self._spec.tags is not None:
                 entry.tags = self._spec.possible_tags(full)
                 self._tagged.add(key, entry.tags)
-            if len(self._ring) < self._spec.max_entries:
-                self._ring.append(entry)
-            else:
-                self._replace(entry)
-            return
-        self.fold(entry)
-        entry.marked = True
-        entry.until = NEVER  # E20: a thread that reads it meanwhile takes nothing half changed
-        entry.copy, entry.answer, entry.bucket = copy, answer, bucket
-        entry.until, entry.stands = until, stands
-        entry.edition += 1
+        else:
+            self.fold(entry)
+            entry.marked = True
+            entry.until = NEVER  # E20: a thread that reads it meanwhile takes nothing half changed
+            entry.copy, entry.answer, entry.bucket = copy, answer, bucket
+            entry.until, entry.stands = until, stands
+            entry.edition += 1
+        room = self.room
+        room.held += size - entry.size
+        entry.size = size
+        if room.held > room.most:
+            room.shrink()
 
     def drop(self, key: K) -> None:
         """Nothing is served from this entry any more, by whoever still holds it."""
         if (entry := self.entries.pop(key, None)) is not None:
             self._tagged.remove(key, entry.tags)
+            self.room.held -= entry.size
             self._end(entry)
 
     def _end(self, entry: MemoryEntry[K, V]) -> None:
         self.fold(entry)
         entry.until = NEVER
         entry.edition += 1
-        entry.answer = entry.copy = None  # type: ignore[assignment]  # the ring keeps the rest
-
-    def tagged(self, tag: str) -> set[K]:
-        """E8: the entries that have this tag, or may have it."""
-        return {*self._tagged.keys(tag), *self._tagged.keys(None)}
-
-    def clear(self) -> None:
-        """Serve nothing of this any more; `freed` lets go of it, bit by bit."""
-        self._left.append((self._ring, self._tagged))
-        self.entries.clear()
-        self._ring, self._tagged, self._hand = [], TagIndex(), 0
-
-    def freed(self) -> Iterator[None]:
-        """One entry at each step; its hits are counted."""
-        for ring, tagged in self._left:
-            while ring:
-                self._end(ring.pop())
-                yield
-            yield from tagged.freed()
-        self._left.clear()
+        entry.answer = entry.copy = None  # type: ignore[assignment]
 
     def fold(self, entry: MemoryEntry[K, V]) -> None:
         """Hand the entry's hits over to the counts."""
@@ -329,22 +326,3 @@ class Memory(Generic[K, V]):
             counts.reads[answer.origin][answer.verdict] += hits
             counts.ages[entry.bucket] += hits
             entry.marked = True
-
-    async def fold_all(self) -> None:
-        async for entries in sliced(self._ring):
-            for entry in entries:
-                self.fold(entry)
-
-    def _replace(self, entry: MemoryEntry[K, V]) -> None:
-        """Memory is full: into the place of the next that was not read since, or soon of any."""
-        for left in range(SLICE, -1, -1):
-            self._hand = (self._hand + 1) % len(self._ring)
-            other = self._ring[self._hand]
-            if self.entries.get(other.key) is not other:
-                break
-            self.fold(other)
-            if not other.marked or not left:
-                self.drop(other.key)
-                break
-            other.marked = False
-        self._ring[self._hand] = entry

@@ -286,7 +286,8 @@ class Reads(Generic[K, V]):
             question.task.add_done_callback(looked_at)
         question.add(texts.values(), known)
         entries = self.memory.entries
-        pinned = {key: (entry.copy, entry.answer) for key in texts if (entry := entries.get(key))}
+        held_in = [entry for key in texts if (entry := entries.get(key))]
+        pinned = {entry.key: (entry.copy, entry.answer, entry.size) for entry in held_in}
         with self.step(texts) as step:
             try:
                 records = await asyncio.shield(question.task)
@@ -299,7 +300,8 @@ class Reads(Generic[K, V]):
                     held.pop(texts[key], None)
         self._check_open(runtime)
         for key in pinned.keys() - entries.keys() - step.dirty:
-            self.memory.put(key, *pinned[key])  # pushed out while the store was asked
+            copy, answer, size = pinned[key]  # pushed out while the store was asked
+            self.memory.put(key, copy, answer, size=size)
         clean = (id_ for key, id_ in texts.items() if key not in step.dirty)
         return {id_: records[id_] for id_ in clean if id_ in records}
 

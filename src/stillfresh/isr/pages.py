@@ -84,6 +84,7 @@ class PageCache:
         wait: Duration = "7s",
         memory_for: Duration = 0,
         max_entries: int = 10_000,
+        max_bytes: int | str | None = None,
         lease_for: Duration = "5s",
         render_timeout: Duration = "30s",
         store_timeout: Duration = "1s",
@@ -112,6 +113,7 @@ class PageCache:
             max_batch=1,
             concurrency=CONCURRENCY,
             max_entries=max_entries,
+            max_bytes=max_bytes,
             memory_for=memory_for,
             lease_for=lease_for,
             load_timeout=render_timeout,
@@ -120,7 +122,9 @@ class PageCache:
         named = for_tenant(store_for(store, clock), tenant)
         chosen: Store = PageStore(named, terms.policy, self.store_timeout, spec.lease_for)
         if is_private:
-            chosen = MemoryStore(clock=clock, max_copies=spec.max_entries)
+            chosen = MemoryStore(
+                clock=clock, max_copies=spec.max_entries, max_bytes=named.max_bytes
+            )
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace)
         self.core: Core[PageKey, Stored] = self.cache.declare(
             spec, lambda key: key.id, PageKey, private=is_private

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
+from stillfresh.bounded import BoundedDict
+
 Holds: TypeAlias = Callable[[], bool]
 """True if the app would give the same answer now; it is then counted as given."""
 MOST_HEADS: Final = 2_048
@@ -27,19 +29,11 @@ class KeptAnswer(NamedTuple):
     holds: Holds
 
 
-class Hits(dict[bytes, KeptAnswer]):
+class Hits(BoundedDict[bytes, KeptAnswer]):
     """The kept answers of one server, by request head; the oldest make room."""
 
-    _most, _most_bytes = MOST_HEADS, MOST_BYTES
-    _size = 0
-
-    def note(self, head: bytes, kept: KeptAnswer) -> None:
-        if (before := self.pop(head, None)) is not None:
-            self._size -= len(before.text)
-        self[head] = kept
-        self._size += len(kept.text)
-        while len(self) > self._most or self._size > self._most_bytes:
-            self._size -= len(self.pop(next(iter(self))).text)
+    def __init__(self) -> None:
+        super().__init__(MOST_HEADS, MOST_BYTES, lambda kept: len(kept.text))
 
 
 class Recorder:

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., object])
 
-WALKED: Final = 1_000
-"""Entries that a walk reads together."""
+WALKED: Final = 1_000  # entries that a walk reads together
 MOST_LISTED: Final = 10_000
-"""Entries in one answer: a listing is turned page by page."""
+"""Entries in one page of a listing."""
 
 
 class Mark(IntEnum):
@@ -89,11 +88,8 @@ class Ask(Struct, frozen=True, gc=False):
     id: str
     seen: str | None = None
     tags: tuple[str, ...] = ()
-    """Recorded with the lease, so that an invalidation by tag reaches the load under way.
-
-    The tags of the last lease are the tags of the entry, also of the copy that is there:
-    where deployments name other tags for one id, the one that leased it last decides.
-    """
+    """Recorded with the lease, so that an invalidation by tag reaches the load under way. The tags
+    of the last lease are those of the entry, also of the copy that is there."""
     failures: int | None = None
     """How many loads in a row had failed as the asker saw it (0: none); None: whatever failed."""
     take_over: bool = False
@@ -157,10 +153,12 @@ class StoreStats(Struct, frozen=True, gc=False):
     bytes: int
     costs: Costs | None = None
     """None where nobody is paid."""
+    held: int | None = None
+    evicted: int | None = None
+    """E23: bytes that the copies count for, and bytes that went to make room; None: not bounded."""
 
 
-Generations: TypeAlias = Mapping[str, str] | None
-"""Those that a reader has, by id."""
+Generations: TypeAlias = Mapping[str, str] | None  # those that a reader has, by id
 
 
 class Store(ABC):
@@ -175,6 +173,8 @@ class Store(ABC):
     """It is bound to no event loop: it stays open when its cache's loop ends without a close."""
     needs_eviction: bool = True
     """False: its server sweeps by itself, and `evict` runs only on request."""
+    max_bytes: int | None = None
+    """E23: past it the copies that were used least recently go; None: they are not bounded."""
     tenant: str | None = None
     """I17: the tenant whose entries alone it reads and writes."""
     shapes: "dict[str, Shape] | None" = None
@@ -275,6 +275,10 @@ class Store(ABC):
             yield page
             after = page[-1].kind, page[-1].id
 
+    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
+        """E23, a store of one process: ask `keeps` before an id goes; True: memory used it."""
+        del kind, keeps
+
     def for_tenant(self, tenant: str) -> "Store | None":
         """I17: the store of the tenant's own partitions; None: it has none, and is wrapped."""
         del tenant
@@ -311,11 +315,9 @@ class WrappedStore(Store):
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
-        self.reads_inline = inner.reads_inline
-        self.outlives_loops = inner.outlives_loops
-        self.needs_eviction = inner.needs_eviction
-        self.tenant = inner.tenant
-        self.shapes = inner.shapes
+        self.reads_inline, self.outlives_loops = inner.reads_inline, inner.outlives_loops
+        self.needs_eviction, self.max_bytes = inner.needs_eviction, inner.max_bytes
+        self.tenant, self.shapes = inner.tenant, inner.shapes
 
     async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         """`work` calls the method of that name of the store inside."""
@@ -326,6 +328,9 @@ class WrappedStore(Store):
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         return self.inner.read_now(kind, ids, known)
+
+    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
+        self.inner.before_evicting(kind, keeps)
 
     def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
         return self.inner.walk(kind)

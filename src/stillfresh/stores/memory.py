@@ -2,23 +2,23 @@
 
 Every step on one key is a few lines without an `await`, so on one event loop it is atomic as it
 stands. What walks over many keys does it in slices, and counts are kept, not made (E28).
+Where bytes are bounded (E23), copies go in the order of CLOCK, as in the memory in front.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from secrets import token_hex
-from typing import Final, TypeAlias
+from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from stillfresh.bounded import SLICE, TagIndex, sliced
+from stillfresh.bounded import BESIDE, SLICE, Room, sliced
+from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.clock import Clock
-from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.errors import NotOpen
 from stillfresh.freshness import is_lease_over, is_over
 from stillfresh.stores.contract import (
-    UNREAD,
     Ask,
     Copy,
     Entry,
@@ -34,119 +34,20 @@ from stillfresh.stores.contract import (
     checked_limit,
     is_listed,
 )
+from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
 
 __all__ = ["MemoryStore"]
 
 MAX_COPIES: Final = 100_000
-PART: Final = 65_536
-"""Rows in one dict, about: it grows in one step of 4 ms, a dict of a million in one of 50 ms."""
-
-Key: TypeAlias = tuple[str, str]
-
-
-class MemoryRow(Struct, eq=False, gc=False):
-    """What the contract's Record says, and the token that only the holder may know."""
-
-    copy: Copy | None = None
-    token: str | None = None
-    held_until: float = 0.0
-    failure: Failure | None = None
-    tags: tuple[str, ...] = ()
-
-    def record(self, known: str | None) -> Record:
-        copy = self.copy
-        if copy is not None and copy.generation == known and copy.value is not None:
-            copy = replace(copy, value=UNREAD)
-        return Record(copy, self.held_until if self.token is not None else None, self.failure)
-
-    def entry(self, kind: str, id_: str) -> Entry:
-        if self.copy is None:
-            return Entry(kind, id_, self.record(None))
-        size = None if self.copy.value is None else _size(self.copy)
-        return Entry(kind, id_, self.record(self.copy.generation), size)
-
-    def holds(self, lease: Lease, now: float) -> bool:
-        return self.token == lease.token and not is_over(self.held_until, now)
-
-
-class MemoryRows:
-    """All rows, by kind and id, and what they add up to."""
-
-    def __init__(self, most: int) -> None:
-        self.parts: list[dict[Key, MemoryRow]] = [{} for _ in range(-(-most // PART))]
-        """Each in the order of publication."""
-        self.copies = self.bytes = 0
-        self.leased: dict[Key, MemoryRow] = {}
-        self.tagged: TagIndex[Key] = TagIndex()
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def part(self, key: Key) -> dict[Key, MemoryRow]:
-        return self.parts[hash(key[1]) % len(self.parts)]
-
-    def get(self, key: Key) -> MemoryRow | None:
-        return self.parts[hash(key[1]) % len(self.parts)].get(key)
-
-    def lease(self, key: Key, token: str, until: float, tags: tuple[str, ...]) -> None:
-        row = self.leased[key] = self.part(key).setdefault(key, MemoryRow())
-        if row.tags != tags:
-            self.tagged.remove(key, row.tags)
-            self.tagged.add(key, tags)
-        row.token, row.held_until, row.tags = token, until, tags
-
-    def end_lease(self, key: Key, row: MemoryRow) -> None:
-        row.token = None
-        self.leased.pop(key, None)
-
-    def publish(self, key: Key, lease: Lease, copy: Copy, now: float) -> bool:
-        """S2: the token is the fence; the time only permits a takeover."""
-        part = self.part(key)
-        row = part.get(key)
-        if row is None or not row.holds(lease, now):
-            return False
-        if row.copy is None:
-            self.copies += 1
-        else:
-            self.bytes -= _size(row.copy)
-        self.bytes += _size(copy)
-        row.copy, row.failure, row.token = copy, None, None
-        self.leased.pop(key, None)
-        part[key] = part.pop(key)
-        return True
-
-    def drop(self, key: Key) -> None:
-        if (row := self.part(key).pop(key, None)) is not None:
-            if row.copy is not None:
-                self.copies -= 1
-                self.bytes -= _size(row.copy)
-            self.end_lease(key, row)
-            self.tagged.remove(key, row.tags)
-
-    def items(self) -> Iterator[tuple[Key, MemoryRow]]:
-        """Those of a part as they are when it is reached; each may be gone since."""
-        for part in self.parts:
-            left = list(part.items())
-            while left:  # what is dropped meanwhile is freed slice by slice as well
-                yield left.pop()
-
-    def freed(self) -> Iterator[None]:
-        """Let go of one row or tag at each step, when nobody asks any more."""
-        for part in self.parts:
-            while part:
-                part.popitem()
-                yield
-        yield from self.tagged.freed()
-
-    def oldest(self, number: int) -> list[Key]:
-        """Oldest publication first, as many of each part; a row under lease is somebody's work."""
-        share = -(-number // len(self.parts))
-        idle = ((key for key, row in part.items() if row.token is None) for part in self.parts)
-        return [key for keys in idle for key in islice(keys, share)]
+MOST_COPIES: Final = 10_000_000
+"""However many bytes they may be."""
 
 
 class MemoryStore(Store):
-    """Holds at most `max_copies`: one more drops the oldest that nobody is loading."""
+    """Holds at most `max_copies`, or with `max_bytes` at most so many bytes.
+
+    One more drops the oldest that nobody is loading, or those that were used least recently.
+    """
 
     reads_inline = outlives_loops = True
 
@@ -154,16 +55,24 @@ class MemoryStore(Store):
         self,
         *,
         clock: Clock = time.time,
-        max_copies: int = MAX_COPIES,
+        max_copies: int | None = None,
+        max_bytes: int | str | None = None,
         new_token: Callable[[], str] | None = None,
     ) -> None:
-        if max_copies < 1:
-            raise ConfigError(f"max_copies: must be 1 or more, not {shown(max_copies)}")
         self._clock = clock
-        self._max_copies = max_copies
+        if max_bytes is not None:
+            self.max_bytes = checked_bytes("max_bytes", max_bytes)
+        self._room = Room(self.max_bytes, self._free)
+        if max_copies is None:  # as many as there is room for
+            fit = MAX_COPIES if self.max_bytes is None else self.max_bytes // BESIDE + 1
+            max_copies = min(fit, MOST_COPIES)
+        self._max_copies = checked_whole("max_copies", max_copies)
+        self._keeps: dict[str, Callable[[str], bool]] = {}
+        self._passed = 0
+        """Rows that were looked at since one made room last."""
         numbers = map(f"{token_hex(10)}{{:012x}}".format, count())
         self._new_token = new_token or numbers.__next__
-        self._rows = MemoryRows(max_copies)
+        self._rows = MemoryRows(max_copies, self._room)
         self._open = False
 
     async def open(self) -> None:
@@ -172,7 +81,8 @@ class MemoryStore(Store):
     async def close(self) -> None:
         """What was kept goes: it lived in this process only."""
         self._open = False
-        rows, self._rows = self._rows, MemoryRows(self._max_copies)
+        self._room = Room(self.max_bytes, self._free)
+        rows, self._rows = self._rows, MemoryRows(self._max_copies, self._room)
         async for _ in sliced(rows.freed()):
             pass
 
@@ -180,6 +90,10 @@ class MemoryStore(Store):
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
         rows, known = self._opened(), known or {}
+        if self.max_bytes is not None:
+            for id_ in ids:
+                if (row := rows.get((kind, id_))) is not None:
+                    row.is_used = True
         return {id_: row.record(known.get(id_)) for id_ in ids if (row := rows.get((kind, id_)))}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -266,7 +180,9 @@ class MemoryStore(Store):
     async def stats(self) -> StoreStats:
         now, rows = self._clock(), self._opened()
         live = sum(not is_over(row.held_until, now) for row in rows.leased.values())
-        return StoreStats(rows.copies, live, rows.bytes)
+        held, is_bounded = self._room.held, self.max_bytes is not None
+        bounds = (held, rows.evicted) if is_bounded else (None, None)
+        return StoreStats(rows.copies, live, held, None, *bounds)
 
     async def entries(
         self,
@@ -293,15 +209,38 @@ class MemoryStore(Store):
         if row.copy is None and row.token is None and row.failure is None:
             self._rows.drop(key)
 
+    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
+        self._keeps[kind] = keeps
+
+    def _free(self) -> bool:
+        """Look at a slice of the first in line; what was used since then is now the last."""
+        rows, now, used = self._rows, self._clock(), list[Key]()
+        for key, row in rows.first(SLICE):
+            if self._room.is_enough:
+                return True
+            is_held = row.token is not None and not is_over(row.held_until, now)
+            if row.copy is None or is_held or self._was_used(key, row):
+                used += [key] if row.copy is not None and not is_held else []
+                rows.move_to_end(key)
+                self._passed += 1
+            else:
+                rows.evict(key)
+                self._passed = 0
+        if self._passed >= SLICE and used:  # nothing but what is in use
+            rows.evict(used[0])
+            self._passed = 0
+        return self._passed <= len(rows)
+
+    def _was_used(self, key: Key, row: MemoryRow) -> bool:
+        was_used, row.is_used = row.is_used, False
+        keeps = self._keeps.get(key[0])
+        return was_used or (keeps is not None and keeps(key[1]))
+
     def _shrink(self) -> None:
         """Some more than asked for: finding the oldest walks over what was dropped."""
         if (over := len(self._rows) - self._max_copies) > 0:
             for key in self._rows.oldest(over + min(self._max_copies // 100, SLICE)):
                 self._rows.drop(key)
-
-
-def _size(copy: Copy) -> int:
-    return len(copy.value) if isinstance(copy.value, bytes) else 0
 
 
 def _is_gone(row: MemoryRow, before: float) -> bool:

@@ -4,7 +4,7 @@ A store without partitions of its own for tenants is wrapped: ids and tags stand
 `TENANT#<tenant>#`.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
@@ -136,6 +136,14 @@ class TenantStore(WrappedStore):
     async def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
         async for page in self.inner.walk(kind):
             yield self._own(page)
+
+    def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
+        prefix = self._prefix
+
+        def asked(id_: str) -> bool:
+            return id_.startswith(prefix) and keeps(id_.removeprefix(prefix))
+
+        self.inner.before_evicting(kind, asked)
 
     def _own(self, entries: Iterable[Entry]) -> list[Entry]:
         own = [entry for entry in entries if entry.id.startswith(self._prefix)]

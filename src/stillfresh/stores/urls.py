@@ -1,6 +1,7 @@
 """From an address to a store: `memory://`, `sqlite:///path`, `redis://…`, `dynamodb://…`.
 
-Each store is imported when it is named. Behind any of them `?tenant=acme` names a tenant (I17).
+Each store is imported when it is named. Behind any of them `?tenant=acme` names a tenant (I17),
+behind the first two `?max_bytes=2GB` a limit (E23).
 """
 
 import time
@@ -14,10 +15,12 @@ from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.tenants import checked_tenant, for_tenant
 
 ALLOWED: Final = (
-    "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one), "
+    "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one; behind either "
+    "?max_bytes=2GB for a limit), "
     "redis://host:6379/0 (also rediss://, valkey://, valkeys://, redis+cluster://, "
     "redis+sentinel://) or dynamodb://table?bucket=name"
 )
+UNBOUNDED: Final = "max_bytes is for memory:// and sqlite:// only;"
 REDIS: Final = {
     scheme + several
     for scheme in ("redis", "rediss", "valkey", "valkeys")
@@ -64,17 +67,21 @@ def split_tenant(url: str) -> tuple[str, str | None]:
 
 def _bare(url: str, clock: Clock) -> Store:
     parts = urlsplit(url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
     if parts.scheme in REDIS:
+        if "max_bytes" in dict(options):
+            raise _refused(url, f"{UNBOUNDED} set maxmemory and maxmemory-policy of the server")
         return _redis(url, clock)
-    if parts.query or parts.fragment:
-        raise _refused(url, f"its only option is ?tenant=NAME; write {ALLOWED}")
+    if parts.fragment or options[1:] or [name for name, _ in options] not in ([], ["max_bytes"]):
+        raise _refused(url, f"its options are ?max_bytes=2GB and ?tenant=NAME; write {ALLOWED}")
+    max_bytes = options[0][1] if options else None
     root, path = parts.path[:1], unquote(parts.path[1:])
     if parts.scheme == "memory" and not parts.netloc and parts.path in {"", "/"}:
-        return MemoryStore(clock=clock)
+        return MemoryStore(clock=clock, max_bytes=max_bytes)
     if parts.scheme == "sqlite" and not parts.netloc and root == "/" and path and "\0" not in path:
         from stillfresh.stores.sqlite import SqliteStore  # noqa: PLC0415 (only when named)
 
-        return SqliteStore(path, clock=clock)
+        return SqliteStore(path, clock=clock, max_bytes=max_bytes)
     raise _refused(url)
 
 
@@ -96,6 +103,8 @@ def dynamodb_options(url: str) -> dict[str, str]:
     parts = urlsplit(url)
     found = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(found)
+    if "max_bytes" in options:
+        raise _refused(url, f"{UNBOUNDED} give the bucket a lifecycle rule, and run cache.evict()")
     if len(options) < len(found) or not options.keys() <= set(DYNAMODB_OPTIONS):
         raise _refused(url, f"takes each once, behind ?: {', '.join(DYNAMODB_OPTIONS)}")
     is_plain = parts.path in {"", "/"} and not parts.fragment and "@" not in parts.netloc

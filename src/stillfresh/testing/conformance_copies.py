@@ -1,5 +1,6 @@
 """What a store keeps: copies, marks, tags, failures, and how they are listed (S1)."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -155,6 +156,22 @@ class CopyConformance(ConformanceKit):
         stats = await store.stats()
         assert (before, stats.copies, stats.leases) == (0, 2, 1)
         assert stats.bytes > 0
+
+    async def test_keeps_to_its_bytes(self, store: Store) -> None:
+        """E23: past `max_bytes` the least recently used go, in a while; what is leased stays."""
+        if (most := store.max_bytes) is None:
+            return
+        leased, *others, last = (f"{number:03}" for number in range(30))
+        await self.published(store, leased, b"x" * (most // 10))
+        await self.lease(store, leased, (await self.kept(store, leased)).generation)
+        for id_ in (*others, last):
+            await self.published(store, id_, b"x" * (most // 10))
+        for _ in range(1_000):
+            if ((await store.stats()).held or 0) <= most:
+                break
+            await asyncio.sleep(0.001)
+        assert (await store.stats()).evicted
+        assert set(await store.read(KIND, [leased, others[0], last])) == {leased, last}
 
     async def publish_all(self, store: Store, kind: str, ids: Sequence[str]) -> None:
         """A copy of each, which had none."""

@@ -209,6 +209,8 @@ class Gauge:
             return ASKED_EVERY
         is_paid = stats.costs is not None
         told = {"copies": stats.copies, "leases": stats.leases, "bytes": stats.bytes}
+        bounds = {"held": stats.held, "evicted": stats.evicted}
+        told |= {name: number for name, number in bounds.items() if number is not None}
         self._last = {**told, "is_paid": is_paid}
         pause = PAID_EVERY if is_paid else ASKED_EVERY
         return max(pause, SHARE * (self._ticks() - began))

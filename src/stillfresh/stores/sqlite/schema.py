@@ -39,6 +39,18 @@ KINDS: Final = """
     SELECT substr(name, 1, length(name) - 4) FROM sqlite_schema
     WHERE type = 'table' AND name GLOB '*_ttl' ORDER BY name
 """
+HELD: Final = "stillfresh_held"
+"""E23: what the copies of each kind take, in a file that somebody opened with a limit."""
+CREATE_HELD: Final = """
+    CREATE TABLE IF NOT EXISTS stillfresh_held(
+        kind TEXT PRIMARY KEY NOT NULL,
+        bytes INTEGER NOT NULL,
+        evicted INTEGER NOT NULL DEFAULT 0
+    ) WITHOUT ROWID
+"""
+SELECT_HELD: Final = """
+    SELECT coalesce(sum(bytes), 0), coalesce(sum(evicted), 0) FROM stillfresh_held
+"""
 
 _KIND: Final = re.compile(r"(?!sqlite_|stillfresh_)[a-z][a-z0-9_]*(?<!_ttl)")
 _MARKS: Final = tuple(Mark)

@@ -33,8 +33,10 @@ from stillfresh.stores.sqlite.schema import (
     BEGIN_FILE,
     DELETE_TAGS,
     HAS_TABLE,
+    HELD,
     INSERT_TAG,
     KINDS,
+    SELECT_HELD,
     SELECT_TAG,
     VERSION,
     Row,
@@ -291,4 +293,6 @@ def count_slice(
         if size == 0:
             end = kind, last
             break
-    return StoreStats(copies, leases, bytes_of(connection)), end
+    is_bounded = connection.execute(HAS_TABLE, (HELD,)).get is not None
+    bounds = connection.execute(SELECT_HELD).get if is_bounded else (None, None)
+    return StoreStats(copies, leases, bytes_of(connection), None, *bounds), end

@@ -13,7 +13,9 @@ from secrets import token_hex
 from typing import Any, Final, TypeVar, cast
 
 import apsw
+from msgspec.structs import replace
 
+from stillfresh.checks import checked_bytes
 from stillfresh.clock import Clock
 from stillfresh.errors import ConfigError, NotOpen, shown
 from stillfresh.stores.contract import (
@@ -29,6 +31,7 @@ from stillfresh.stores.contract import (
     checked_limit,
 )
 from stillfresh.stores.sqlite import steps
+from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.database import Identity, identity_of
 from stillfresh.stores.sqlite.schema import Row, record_of
@@ -61,10 +64,11 @@ class SqliteStore(Store):
         new_token: Callable[[], str] = lambda: token_hex(16),
         patience: float = PATIENCE,
         layout: steps.Layout = steps.OWN,
+        max_bytes: int | str | None = None,
     ) -> None:
         """`patience`: seconds that a step waits for another process that is writing.
 
-        `layout`: for a file whose values are rows of another design.
+        `layout`: for a file whose values are rows of another design; its bytes are not bounded.
         """
         if fspath(path) in {"", ":memory:"}:
             raise ConfigError(
@@ -82,6 +86,11 @@ class SqliteStore(Store):
         self._clock = clock
         self._new_token = new_token
         self._counted: tuple[float, StoreStats] | None = None
+        self._bounds: FileBounds | None = None
+        self._write_uses_at, self._is_shrinking = 0.0, False
+        if max_bytes is not None:
+            self.max_bytes = checked_bytes("max_bytes", max_bytes)
+            self._bounds = FileBounds(self.max_bytes, layout, clock)
 
     async def open(self) -> None:
         if self._writer is not None and self._writer.is_stopping:
@@ -98,6 +107,7 @@ class SqliteStore(Store):
 
     async def close(self) -> None:
         """Waits for what is queued; the last to close leaves no log behind."""
+        self._write_uses()
         self._execute = _closed
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -132,6 +142,8 @@ class SqliteStore(Store):
     def _is_replaced(self) -> bool:
         """Another process may have set the file aside and begun a new one: then open that."""
         self._look_at = time.monotonic() + LOOK_EVERY
+        if self._look_at > self._write_uses_at:
+            self._write_uses()
         is_replaced = self._reader is not None and identity_of(self._path) != self._identity
         if is_replaced:
             self._opened().wake()
@@ -157,7 +169,11 @@ class SqliteStore(Store):
         except FAILED as exc:
             self._cannot_read(exc)
             return {}
-        return {} if row is None else {id_: record_of(row, generation)}
+        if row is None:
+            return {}
+        if self._bounds is not None:
+            self._bounds.note(kind, ids)
+        return {id_: record_of(row, generation)}
 
     def _read_many(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str]
@@ -169,6 +185,8 @@ class SqliteStore(Store):
         except FAILED as exc:
             self._cannot_read(exc)
             return {}
+        if self._bounds is not None:
+            self._bounds.note(kind, [row[12] for row in rows])
         return {row[12]: record_of(row[:12], row[13]) for row in rows}
 
     def _select(self, kind: str, asked: Sequence[tuple[str, str | None]]) -> list[Row]:
@@ -186,9 +204,37 @@ class SqliteStore(Store):
         return await self.run(job, urgent=False)
 
     async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
-        return await self.run(
-            lambda file: self._tables(kind).publish(file, copies, self._clock()), urgent=False
-        )
+        def job(file: apsw.Connection) -> set[str]:
+            tables, bounds = self._tables(kind), self._bounds
+            if bounds is None:
+                return tables.publish(file, copies, self._clock())
+            bounds.count(file, kind)
+            superseded = tables.publish(file, copies, self._clock())
+            kept = {id_: copy for id_, (_, copy) in copies.items() if id_ not in superseded}
+            if bounds.published(file, kind, kept):
+                self._shrink_soon()
+            return superseded
+
+        return await self.run(job, urgent=False)
+
+    def _shrink_soon(self) -> None:
+        """E23: in slices, each a job of its own, between which others pass."""
+        bounds, writer = self._bounds, self._writer
+
+        def job(file: apsw.Connection) -> None:
+            self._is_shrinking = False
+            if bounds is not None and bounds.shrink(file):
+                self._shrink_soon()
+
+        if writer is not None and not self._is_shrinking:
+            self._is_shrinking = writer.put(job)
+
+    def _write_uses(self) -> None:
+        """E23: the notes of readers, in groups; what cannot be written now is forgotten."""
+        self._write_uses_at = time.monotonic() + WRITTEN_EVERY
+        if self._bounds is not None and self._writer is not None:
+            for job in self._bounds.uses():
+                self._writer.put(job)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         return await self.run(
@@ -233,7 +279,8 @@ class SqliteStore(Store):
         is_large = after is not None
         while after is not None:
             more, after = await self.run(partial(job, after=after), writes=False)
-            stats = StoreStats(stats.copies + more.copies, stats.leases + more.leases, more.bytes)
+            copies, leases = stats.copies + more.copies, stats.leases + more.leases
+            stats = replace(more, copies=copies, leases=leases)
         self._counted = (now, stats) if is_large else None
         return stats
 

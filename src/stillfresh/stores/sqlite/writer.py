@@ -121,6 +121,14 @@ class Writer:
             raise
         return await future
 
+    def put(self, job: Callable[[apsw.Connection], object]) -> bool:
+        """Done some time, if it can be: nobody waits for it. False if it cannot be queued now."""
+        try:
+            self._put(Work(job, urgent=False))
+        except (NotOpen, StoreError):
+            return False
+        return True
+
     def _away(self) -> StoreError:
         return StoreError(
             f"{self._path}: another process keeps it locked for writing; "

@@ -1,0 +1,106 @@
+"""What goes when memory in front of a store is full, or closed (E9, E23, E28).
+
+CLOCK: entries are looked at in turn. One that was read since the last time goes to the end of the
+line, the first that was not is dropped. Long work is done in slices.
+"""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from stillfresh.bounded import SLICE, Room, TagIndex, sliced
+from stillfresh.engine.explain import Counts
+
+if TYPE_CHECKING:
+    from stillfresh.engine.memory import MemoryEntry
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Evicting(ABC, Generic[K, V]):
+    """The entries of one resource, in line, and the room that they take."""
+
+    def __init__(self, most: int | None) -> None:
+        """`most`: bytes."""
+        self.entries: OrderedDict[K, MemoryEntry[K, V]] = OrderedDict()
+        self.room = Room(most, self._free)
+        self.counts = Counts()
+        self._tagged: TagIndex[K] = TagIndex()
+        self._left: list[tuple[list[MemoryEntry[K, V]], TagIndex[K]]] = []
+
+    @abstractmethod
+    def drop(self, key: K) -> None:
+        """Nothing is served from this entry any more."""
+
+    @abstractmethod
+    def fold(self, entry: "MemoryEntry[K, V]") -> None:
+        """Hand the entry's hits over to the counts, and mark it as read if there were any."""
+
+    @abstractmethod
+    def _end(self, entry: "MemoryEntry[K, V]") -> None:
+        """Let go of its value."""
+
+    def tagged(self, tag: str) -> set[K]:
+        """E8: the entries that have this tag, or may have it."""
+        return {*self._tagged.keys(tag), *self._tagged.keys(None)}
+
+    def clear(self) -> None:
+        """Serve nothing of this any more; `freed` lets go of it, bit by bit."""
+        self._left.append((list(self.entries.values()), self._tagged))
+        self.entries.clear()
+        self._tagged, self.room.held = TagIndex(), 0
+
+    def freed(self) -> Iterator[None]:
+        """One entry at each step; its hits are counted."""
+        for left, tagged in self._left:
+            while left:
+                self._end(left.pop())
+                yield
+            yield from tagged.freed()
+        self._left.clear()
+
+    async def fold_all(self) -> None:
+        async for entries in sliced(list(self.entries.values())):
+            for entry in entries:
+                self.fold(entry)
+
+    def keeps(self, key: K) -> bool:
+        """E23: a private store asks before it drops a copy that was not read; memory follows it."""
+        if (entry := self.entries.get(key)) is None:
+            return False
+        was_read = self._was_read(entry)
+        if not was_read:
+            self.drop(key)
+        return was_read
+
+    def _was_read(self, entry: "MemoryEntry[K, V]") -> bool:
+        """True if it was since this was last asked; then it is now the last in line."""
+        self.fold(entry)
+        was_read, entry.marked = entry.marked, False
+        if was_read:
+            self.entries.move_to_end(entry.key)
+        return was_read
+
+    def _drop_next(self, *, is_any: bool) -> bool:
+        """The first in line, unless it was read; True if it was dropped."""
+        entry = next(iter(self.entries.values()))
+        if self._was_read(entry) and not is_any:
+            return False
+        self.counts.evicted_bytes += entry.size
+        self.drop(entry.key)
+        return True
+
+    def _drop_one(self) -> None:
+        """The first that was not read, of a slice, or else any."""
+        left = SLICE
+        while not self._drop_next(is_any=not left):
+            left -= 1
+
+    def _free(self) -> bool:
+        for left in range(SLICE, -1, -1):
+            if not self.entries or self.room.is_enough:
+                break
+            self._drop_next(is_any=not left)
+        return bool(self.entries)

@@ -1,0 +1,164 @@
+"""E23: what the copies of a file take, and which of them go when that is too much.
+
+The first process that opens a file with a limit adds to it, for each kind, triggers that count what
+any process writes, and a column and an index of when a copy was last used. A read writes nothing:
+it is noted in memory, and notes are written together, each copy's at most once a minute.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from heapq import merge
+from itertools import islice
+from typing import Final
+
+import apsw
+
+from stillfresh.clock import Clock
+from stillfresh.stores.contract import Copy
+from stillfresh.stores.sqlite.schema import CREATE_HELD, SELECT_HELD, Row
+from stillfresh.stores.sqlite.steps import Layout, at_most
+
+WRITTEN_EVERY: Final = 60.0
+"""Seconds for which notes are gathered; a use is known as exactly as that."""
+MOST_NOTED: Final = 100_000
+"""Copies whose use is noted in that time: writing so many notes takes half a second in all."""
+SLICE: Final = 200
+"""Copies that one step drops, or whose use it writes."""
+SLICE_BYTES: Final = 4_000_000
+"""Bytes that one step drops: the pages of long values are visited one by one."""
+
+_USED: Final = "max(coalesce(last_used_at, 0), coalesce(last_updated_at, 0))"
+_SIZE: Final = "(200 + 3 * octet_length({row}id) + coalesce(octet_length({row}value), 0))"
+"""A value, and about what its rows in tables and indexes take beside it."""
+_ROWS: Final = {"size": "", "new": "NEW.", "old": "OLD."}
+_TEXTS: Final = {
+    "is_counted": "SELECT 1 FROM stillfresh_held WHERE kind = '{kind}'",
+    "begin": """
+        ALTER TABLE "{kind}_ttl" ADD COLUMN last_used_at INTEGER;
+        CREATE INDEX "stillfresh_{kind}_used" ON "{kind}_ttl"({used}) WHERE generation IS NOT NULL;
+        INSERT INTO stillfresh_held(kind, bytes)
+            SELECT '{kind}', coalesce(sum({size}), 0) FROM "{kind}";
+        CREATE TRIGGER "stillfresh_{kind}_more" AFTER INSERT ON "{kind}" BEGIN
+            UPDATE stillfresh_held SET bytes = bytes + {new} WHERE kind = '{kind}'; END;
+        CREATE TRIGGER "stillfresh_{kind}_other" AFTER UPDATE ON "{kind}" BEGIN
+            UPDATE stillfresh_held SET bytes = bytes + {new} - {old} WHERE kind = '{kind}'; END;
+        CREATE TRIGGER "stillfresh_{kind}_less" AFTER DELETE ON "{kind}" BEGIN
+            UPDATE stillfresh_held SET bytes = bytes - {old} WHERE kind = '{kind}'; END;
+    """,
+    "oldest": """
+        SELECT {used}, '{kind}', id, (SELECT {size} FROM "{kind}" c WHERE c.id = t.id)
+        FROM "{kind}_ttl" t INDEXED BY "stillfresh_{kind}_used"
+        WHERE generation IS NOT NULL AND coalesce(lease_expires_at, 0) <= ? ORDER BY {used}
+    """,
+    "use": 'UPDATE "{kind}_ttl" SET last_used_at = ? WHERE id = ? AND generation IS NOT NULL',
+    "evicted": "UPDATE stillfresh_held SET evicted = evicted + ? WHERE kind = '{kind}'",
+}
+
+
+@cache
+def _sql(name: str, kind: str) -> str:
+    sizes = {name: _SIZE.format(row=row) for name, row in _ROWS.items()}
+    return _TEXTS[name].format(kind=kind, used=_USED, **sizes)
+
+
+class FileBounds:
+    """One process's part. `note` may be called by readers' threads, the rest by the writer's."""
+
+    def __init__(self, most: int, layout: Layout, clock: Clock) -> None:
+        self._most = most
+        self._goal = 0.9 * most
+        self._layout = layout
+        self._clock = clock
+        self._noted: defaultdict[str, set[str]] = defaultdict(set)
+        self._left = MOST_NOTED
+        self._connection: apsw.Connection | None = None
+        self._ready: set[str] = set()
+        """Kinds that are counted in the file of this connection."""
+        self._is_shrinking = False
+
+    def note(self, kind: str, ids: Iterable[str]) -> None:
+        """These copies were read."""
+        noted = self._noted[kind]
+        for id_ in ids:
+            if id_ not in noted and self._left:
+                noted.add(id_)
+                self._left -= 1
+
+    def uses(self) -> list[Callable[[apsw.Connection], None]]:
+        """Jobs that write what was noted since the last time, a slice each."""
+        noted, self._noted, self._left = self._noted, defaultdict(set), MOST_NOTED
+        jobs = list[Callable[[apsw.Connection], None]]()
+        for kind, found in noted.items():
+            ids = iter(list(found))
+            while some := list(islice(ids, SLICE)):
+                jobs.append(lambda file, kind=kind, some=some: self._use(file, kind, some))  # type: ignore[misc]
+        return jobs
+
+    def published(self, connection: apsw.Connection, kind: str, copies: Mapping[str, Copy]) -> bool:
+        """After these were written, in the same transaction; True if more has to go.
+
+        The publisher makes room for twice what it wrote: no backlog can grow.
+        """
+        sizes = {id_: len(it.value) for id_, it in copies.items() if isinstance(it.value, bytes)}
+        if large := {id_: size for id_, size in sizes.items() if size > self._goal}:
+            self._drop(connection, kind, large)  # nothing else has to go for it
+        old = self._clock() - WRITTEN_EVERY
+        self._use(connection, kind, [id_ for id_, it in copies.items() if it.fetched_at < old])
+        return self.shrink(connection, 2 * len(copies) + 8, 2 * sum(sizes.values()))
+
+    def count(self, connection: apsw.Connection, *kinds: str) -> None:
+        """Begin to count these kinds, whose tables are made, unless somebody did so before."""
+        if connection is not self._connection:
+            self._connection, self._ready = connection, set()
+            connection.execute(CREATE_HELD)
+        for kind in kinds:
+            if kind in self._ready:
+                continue
+            self._layout.tables(kind).make(connection)
+            if connection.execute(_sql("is_counted", kind)).get is None:
+                connection.execute(_sql("begin", kind))
+            self._ready.add(kind)
+
+    def shrink(
+        self, connection: apsw.Connection, most: int = SLICE, most_bytes: int = SLICE_BYTES
+    ) -> bool:
+        """Drop so many that were used least recently, if that is needed; True if more has to go."""
+        kinds = self._layout.kinds(connection)
+        self.count(connection, *kinds)
+        held = connection.execute(SELECT_HELD).get[0]
+        self._is_shrinking = held > (self._goal if self._is_shrinking else self._most)
+        if not self._is_shrinking:
+            return False
+        gone, used = (defaultdict[str, dict[str, int]](dict) for _ in range(2))
+        left, room = held - self._goal, max(most_bytes, SLICE_BYTES)
+        for _, kind, id_, size in islice(self._oldest(connection, kinds), min(most, SLICE)):
+            if left <= 0 or room <= 0:
+                break
+            if id_ in self._noted[kind]:
+                used[kind][id_] = size
+                continue
+            gone[kind][id_] = size
+            left, room = left - size, room - size
+        if used and not gone:  # all are in use, and one has to go all the same
+            kind, sizes = next(iter(used.items()))
+            gone[kind] = dict([sizes.popitem()])
+        for kind, ids in used.items():
+            self._use(connection, kind, ids)
+            self._noted[kind].difference_update(ids)
+        for kind, sizes in gone.items():
+            self._drop(connection, kind, sizes)
+        return left > 0 and bool(gone or used)
+
+    def _oldest(self, connection: apsw.Connection, kinds: Iterable[str]) -> Iterable[Row]:
+        now = at_most(self._clock())
+        return merge(*(connection.execute(_sql("oldest", kind), (now,)) for kind in kinds))
+
+    def _use(self, connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
+        self.count(connection, kind)
+        now = at_most(self._clock())
+        connection.executemany(_sql("use", kind), [(now, id_) for id_ in ids])
+
+    def _drop(self, connection: apsw.Connection, kind: str, sizes: Mapping[str, int]) -> None:
+        self._layout.tables(kind).delete(connection, list(sizes))
+        connection.execute(_sql("evicted", kind), (sum(sizes.values()),))

@@ -1,0 +1,224 @@
+"""E23: memory in front of a store holds at most `max_bytes`, and says what it holds."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stillfresh import Cache, ConfigError, Resource, ResourceStats
+from stillfresh.bounded import BESIDE, Room
+from stillfresh.checks import checked_bytes
+from stillfresh.isr import PageCache
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing import ManualClock
+from tests.kit.engine import turns
+
+MOST = 20_000
+
+
+def declare(cache: Cache, **options: object) -> Resource[str, bytes]:
+    """A text for each key: as long as its number says, encoded in a few bytes more."""
+
+    @cache.batched("text", fresh_for=60, stale_for=600, **options)  # type: ignore[arg-type]
+    async def texts(keys: list[str]) -> dict[str, bytes]:
+        return {key: b"x" * int(key.partition("-")[2] or 1000) for key in keys}
+
+    return texts
+
+
+@pytest.fixture
+async def cache(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Cache]:
+    async with Cache(f"sqlite:///{tmp_path}/cache.db", clock=clock) as cache:
+        yield cache
+
+
+async def stats(cache: Cache) -> ResourceStats:
+    return (await cache.stats()).resources["text"]
+
+
+class TestE23Memory:
+    async def test_what_was_not_read_goes_first(self, cache: Cache) -> None:
+        """Past the limit, until nine tenths of it are held; the store keeps them all."""
+        texts = declare(cache, max_bytes="20KB")
+        for number in range(12):
+            await texts(f"{number}")
+        for _ in range(2):
+            await texts.get_many(["0", "1"])
+        await texts("12")
+        assert (await stats(cache)).bytes <= MOST
+        for number in range(13, 40):
+            await texts.get_many(["0", "1"])
+            await texts(f"{number}")
+        await turns()
+        told = await stats(cache)
+        assert 0.8 * MOST < told.bytes <= MOST
+        assert told.evicted_bytes > MOST
+        assert told.bytes == sum(entry.size for entry in texts._core.memory.entries.values())
+        assert texts.peek("0") is not None is not texts.peek("39")
+        assert texts.peek("5") is None
+        assert (await cache.stats()).store.copies == 40  # type: ignore[union-attr]
+
+    async def test_a_value_that_is_too_large_is_never_kept(self, cache: Cache) -> None:
+        """It is served, and nothing goes for it."""
+        texts = declare(cache, max_bytes=MOST)
+        await texts("a")
+        for _ in range(2):
+            assert len(await texts(f"large-{MOST}")) == MOST
+            await turns()
+        assert (texts.peek("a") is not None, texts.peek(f"large-{MOST}")) == (True, None)
+        assert (await stats(cache)).evicted_bytes == 0
+
+    async def test_an_entry_that_grows(self, cache: Cache) -> None:
+        """Counted with its new size; too large by now, it is let go of."""
+        texts = declare(cache, max_bytes=MOST)
+        await texts.put("a", b"x" * 100)
+        small = (await stats(cache)).bytes
+        await texts.put("a", b"x" * 5_100)
+        assert (await stats(cache)).bytes - small in range(4_990, 5_010)
+        await texts.put("a", b"x" * MOST)
+        assert (await stats(cache)).bytes == 0
+
+    async def test_both_limits_hold(self, cache: Cache) -> None:
+        """So many entries, and so many bytes."""
+        texts = declare(cache, max_bytes="1GB", max_entries=3)
+        await texts.get_many([f"{number}" for number in range(10)])
+        told = await stats(cache)
+        assert (told.entries, told.bytes) == (3, 3 * (told.bytes // 3))
+        await texts.invalidate("9")
+        assert (await stats(cache)).bytes == told.bytes // 3 * 2
+
+    async def test_closing_gives_all_room_back(self, tmp_path: Path, clock: ManualClock) -> None:
+        """And it is used again afterwards."""
+        cache = Cache(f"sqlite:///{tmp_path}/cache.db", clock=clock)
+        texts = declare(cache, max_bytes=MOST)
+        for _ in range(2):
+            async with cache:
+                await texts.get_many([f"{number}" for number in range(30)])
+                await turns()
+                assert 0 < (await stats(cache)).bytes <= MOST
+            assert texts._core.memory.room.held == 0
+
+    @pytest.mark.parametrize("wrong", ["2XB", "", "GB", 0, -1, 1.5, True, "1 000", "1e9", "inf"])
+    async def test_a_mistake_is_named(self, cache: Cache, wrong: object) -> None:
+        """At the declaration."""
+        with pytest.raises(ConfigError, match="text: max_bytes: must be a whole number of bytes"):
+            declare(cache, max_bytes=wrong)
+
+    @pytest.mark.parametrize(
+        ("text", "size"),
+        [
+            ("2GB", 2_000_000_000),
+            ("64KiB", 65_536),
+            ("64kib", 65_536),
+            ("500 MB", 500_000_000),
+            ("1.5kB", 1_500),
+            ("7B", 7),
+            ("7", 7),
+            (7, 7),
+            ("1TiB", 2**40),
+        ],
+    )
+    def test_sizes_as_people_write_them(self, text: object, size: int) -> None:
+        """Powers of a thousand; with an i, of 1,024."""
+        assert checked_bytes("max_bytes", text) == size
+
+
+class TestE23PrivateStore:
+    async def test_what_memory_serves_stays_in_the_store(self, clock: ManualClock) -> None:
+        """A hit never asks `memory://`, and counts as a use all the same; both let go at once."""
+        async with Cache(f"memory://?max_bytes={MOST}", clock=clock) as cache:
+            texts = declare(cache)
+            await texts("hot")
+            for number in range(60):
+                await texts("hot")
+                await texts(f"{number}")
+                await turns(2)
+            store = (await cache.stats()).store
+            assert store is not None
+            assert 0 < (store.held or 0) <= MOST
+            assert (store.evicted or 0) > MOST
+            listed = {entry.id for entry in await cache.entries()}
+            assert "hot" in listed
+            assert listed == set(texts._core.memory.entries)
+
+    async def test_for_a_tenant(self, clock: ManualClock) -> None:
+        """Memory is asked by the tenant's own names."""
+        async with Cache(f"memory://?tenant=acme&max_bytes={MOST}", clock=clock) as cache:
+            texts = declare(cache)
+            await texts("hot")
+            for number in range(30):
+                await texts("hot")
+                await texts(f"{number}")
+                await turns(2)
+            assert (
+                {"hot"}
+                < {entry.id for entry in await cache.entries()}
+                < set(map(str, range(30))) | {"hot"}
+            )
+
+    async def test_pages(self, clock: ManualClock) -> None:
+        """An address limits their store, `max_bytes` the memory in front of it."""
+        async with PageCache("memory://?max_bytes=1MB", clock=clock, max_bytes="2MB") as pages:
+            assert isinstance(pages.cache._store, MemoryStore)
+            assert pages.cache._store.max_bytes == 1_000_000
+            assert pages.core.memory.room.most == 2_000_000
+
+
+class TestE23Room:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        steps=st.lists(
+            st.tuples(
+                st.sampled_from(["read", "put", "drop"]), st.integers(0, 9), st.integers(1, 8_000)
+            )
+        )
+    )
+    def test_what_is_held_is_the_sum(self, steps: list[tuple[str, int, int]]) -> None:
+        """After any reads, puts and invalidations; and within the limit when the slices ran."""
+
+        async def run() -> None:
+            async with Cache("memory://") as cache:
+                texts = declare(cache, max_bytes=MOST)
+                for name, number, size in steps:
+                    if name == "read":
+                        await texts(f"{number}")
+                    elif name == "put":
+                        await texts.put(f"{number}", b"x" * size)
+                    else:
+                        await texts.invalidate(f"{number}")
+                await turns(3)
+                memory = texts._core.memory
+                assert memory.room.held == sum(entry.size for entry in memory.entries.values())
+                assert memory.room.held <= MOST
+
+        asyncio.run(run())
+
+    async def test_a_turn_of_the_loop_is_short(self) -> None:
+        """What is over goes slice by slice; when nothing may go, nothing spins."""
+        freed = list[int]()
+
+        def free() -> bool:
+            freed.append(room.held)
+            room.held -= 10
+            return room.held > 50
+
+        room = Room(100, free)
+        room.held = 102
+        room.shrink()
+        room.shrink()
+        assert freed == []
+        await asyncio.sleep(0)
+        assert freed == [102]
+        await turns(3)
+        assert (freed, room.held, room._loop) == ([102, 92], 82, None)
+        room.most, room.largest = 10.0, 9.0
+        room.shrink()
+        await turns()
+        assert (room.held, room._loop) == (42, None)
+
+    def test_an_entry_counts_for_its_bytes_and_a_constant(self) -> None:
+        """Many small values take more than their own bytes."""
+        assert 100 <= BESIDE <= 1_000
