@@ -24,7 +24,6 @@ from stillfresh.engine import (
     Core,
     Explanation,
     Loaded,
-    MemoryEntry,
     Outcome,
     OwnTerms,
     Read,
@@ -82,32 +81,37 @@ class SyncCore(Generic[H, V]):
                 return answer
         return None
 
-    def hits(self, keys: Iterable[H]) -> dict[H, Answer[V]] | None:
-        """The same for many; None if it cannot answer them all."""
-        now, found = self._clock(), dict[H, MemoryEntry[H, V]]()
-        answers: dict[H, Answer[V]] = {}
+    def at_hand(self, key: H) -> Answer[V] | None:
+        """What memory can answer, alone or with a look at a store that is read on the spot."""
+        return self.hit(key) or self.glance(key)
+
+    def glance(self, key: H) -> Answer[V] | None:
+        """The same where memory alone cannot."""
+        try:
+            return self._core.glance(key, on_loop=False)
+        except TypeError:  # as in `hit`
+            return None
+
+    def all_at_hand(self, keys: Iterable[H]) -> tuple[dict[H, Answer[V]], list[H]]:
+        """The answers at hand, and the keys of the others."""
+        found, others = dict[H, Answer[V]](), list[H]()
         for key in keys:
-            if (entry := self._entries.get(key)) is None:
-                return None
-            found[key], answers[key] = entry, entry.answer
-            if now >= entry.until or entry.answer is not answers[key]:
-                return None
-        for entry in found.values():
-            entry.hits += 1
-        return answers
+            if (answer := self.at_hand(key)) is not None:
+                found[key] = answer
+            else:
+                others.append(key)
+        return found, others
 
     def read(self, key: H, load: Callable[[], object], *, anew: bool = False) -> Read[V]:
         """E2 by a loader for this read, a plain function."""
-        if not anew and (answer := self.hit(key)) is not None:
+        if not anew and (answer := self.at_hand(key)) is not None:
             return answer
         return self._run(self._core.read, key, load, anew=anew)
 
     def known(self, keys: Iterable[H]) -> dict[H, Outcome[V]]:
         """What can be said of each without a load; a key that needs one is left out."""
-        listed = list(keys)
-        if (found := self.hits(listed)) is not None:
-            return {**found}
-        return self._run(self._core.known, listed)
+        found, others = self.all_at_hand(keys)
+        return {**found, **self._run(self._core.known, others)} if others else {**found}
 
     def put(self, values: Iterable[tuple[H, object]]) -> None:
         self._run(self._core.put, list(values))
@@ -171,28 +175,41 @@ class SyncResource(Generic[K, V]):
         self._run = run
         self._resource = resource
         self._core = SyncCore(run, core)
-        self._hit = self._core.hit
+        self._hit, self._glance = self._core.hit, self._core.glance
 
     def __call__(self, key: K) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
-        answer = self._hit(key)
+        answer = self._hit(key) or self._glance(key)
         if answer is not None and answer.found:
             return answer.value
         return self._run(self._resource, key)
 
     def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """The answer, from memory, the store or a load; `max_age` as in `Resource.get` (E18)."""
-        if max_age is None and (answer := self._hit(key)) is not None:
+        if max_age is None and (answer := self._hit(key) or self._glance(key)) is not None:
             return answer
         return self._run(self._resource.get, key, max_age)
 
     def get_many(self, keys: Iterable[K], max_age: Duration | None = None) -> dict[K, Answer[V]]:
         """An answer for each; one whose load failed has `error`, and `found` is False."""
-        return self._run(self._resource.get_many, _listed(keys), max_age)
+        found, others = self._split(keys, max_age)
+        if not others:
+            return found
+        loaded = self._run(self._resource.get_many, others, max_age)
+        return found | loaded if found else loaded
 
     def known(self, keys: Iterable[K], *, max_age: Duration | None = None) -> dict[K, Answer[V]]:
         """The answers that memory or the store can give; nothing is loaded or waited for."""
-        return self._run(self._resource.known, _listed(keys), max_age=max_age)
+        found, others = self._split(keys, max_age)
+        return found | self._run(self._resource.known, others, max_age=max_age) if others else found
+
+    def _split(
+        self, keys: Iterable[K], max_age: Duration | None
+    ) -> tuple[dict[K, Answer[V]], Iterable[K]]:
+        """The answers at hand, and the other keys. Somebody's generator runs in its own thread."""
+        if isinstance(keys, str | bytes):  # refused further on (E15)
+            return {}, keys  # type: ignore[return-value]
+        return self._core.all_at_hand(keys) if max_age is None else ({}, list(keys))
 
     def peek(self, key: K) -> Answer[V] | None:
         """What memory holds; no refresh."""
@@ -283,9 +300,3 @@ class SyncBound(SyncFunction[Q, V]):
         bind(self, function, obj)
         self.__func__, self.__self__ = function, obj
         self._call = partial(function._signature.call, obj)  # noqa: SLF001 (its own class)
-
-
-def _listed(keys: Iterable[K]) -> Iterable[K]:
-    """Somebody's generator runs in its own thread; a text is refused further on (E15)."""
-    is_text = isinstance(keys, str | bytes)
-    return keys if is_text else list(keys)

@@ -183,25 +183,29 @@ class Reads(Generic[K, V]):
                 texts[key] = text(key)
         return texts
 
-    def glance(self, key: K) -> Answer[V] | None:
-        """E9, E14: the row is read on the spot; if it has not changed, nor has the answer."""
+    def glance(self, key: K, *, on_loop: bool = True) -> Answer[V] | None:
+        """E9, E14: the row is read on the spot; if it has not changed, nor has the answer.
+
+        In a thread (not `on_loop`) the entry may change meanwhile: then it is not used (E20).
+        """
         entry, runtime = self.memory.entries.get(key), self._runtime
         if entry is None or runtime is None or runtime.read_now is None or self.owner.blocks:
             return None
-        copy, id_, now = entry.copy, self.text(key), runtime.clock()
-        is_right = copy.fetched_at - MAX_SKEW <= now < entry.stands
-        if not is_right or runtime.loop is not asyncio.get_running_loop():
+        answer, copy, id_, now = entry.answer, entry.copy, self.text(key), runtime.clock()
+        is_right = copy is not None and copy.fetched_at - MAX_SKEW <= now < entry.stands
+        if not is_right or (on_loop and runtime.loop is not asyncio.get_running_loop()):
             return None
         try:
             record = runtime.read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_)
-        except StoreError:
+        except (StoreError, NotOpen):
             return None
         if record is None or record.copy is None or record.failure is not None:
             return None
-        if record.copy.generation != copy.generation or record.copy.mark != copy.mark:
+        is_same = record.copy.generation == copy.generation and record.copy.mark == copy.mark
+        if not is_same or entry.answer is not answer:
             return None
         entry.hits += 1
-        return entry.answer
+        return answer
 
     async def known(
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER

@@ -10,7 +10,8 @@ from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final, TypeVar, cast
+from threading import get_ident
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import apsw
 from msgspec.structs import replace
@@ -34,11 +35,13 @@ from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
 from stillfresh.stores.sqlite.database import Identity, identity_of
+from stillfresh.stores.sqlite.readers import SpareReaders
 from stillfresh.stores.sqlite.schema import Row, record_of
 from stillfresh.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 
+Execute: TypeAlias = Callable[[str, Sequence[Any]], apsw.Cursor]
 SLICE: Final = 500
 """Ids that one job of an eviction looks at, so that others' writes pass between them."""
 STRETCH: Final = 2_000
@@ -78,7 +81,11 @@ class SqliteStore(Store):
         self._patience = patience
         self._writer: Writer | None = None
         self._reader: apsw.Connection | None = None
-        self._execute: Callable[[str, Sequence[Any]], apsw.Cursor] = _closed
+        self._execute: Execute = _closed
+        self._home = 0
+        """The thread of the event loop, whose reader it is."""
+        self._spare: SpareReaders | None = None
+        """For other threads."""
         self._identity: Identity | None = None
         self._look_at = 0.0
         self._layout = layout
@@ -110,6 +117,7 @@ class SqliteStore(Store):
         self._write_uses()
         self._execute = _closed
         reader, self._reader = self._reader, None
+        self._read_elsewhere(None)
         if reader is not None:
             reader.close()
         if (writer := self._writer) is not None:
@@ -125,11 +133,17 @@ class SqliteStore(Store):
         old = self._reader
         self._read_from(reader)
         self._identity = self._writer.database.identity
+        self._read_elsewhere(SpareReaders(self._path, self._identity))
         if old is not None:
             abandon(old)
 
+    def _read_elsewhere(self, readers: SpareReaders | None) -> None:
+        old, self._spare = self._spare, readers
+        if old is not None:
+            old.close()
+
     def _read_from(self, reader: apsw.Connection) -> None:
-        self._reader = reader
+        self._reader, self._home = reader, get_ident()
         self._execute = reader.cursor().execute
 
     def _cannot_read(self, exc: Exception) -> None:
@@ -157,15 +171,28 @@ class SqliteStore(Store):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        """In one thread at a time; a file that cannot be trusted any more holds nothing."""
+        """In any thread; a file that cannot be trusted any more holds nothing."""
         if time.monotonic() > self._look_at:
             self._is_replaced()
-        if len(ids) != 1:
-            return self._read_many(kind, ids, known or {})
-        id_ = ids[0]
-        generation = known.get(id_) if known else None
+        if get_ident() == self._home:
+            return self._read(self._execute, kind, ids, known or {})
+        if (spare := self._spare) is None:
+            raise NotOpen("this store is closed")
+        reader = spare.take()
         try:
-            row = self._execute(self._tables(kind).sql.point, (generation, id_)).get
+            return self._read(reader.execute, kind, ids, known or {})
+        finally:
+            spare.give_back(reader)
+
+    def _read(
+        self, execute: Execute, kind: str, ids: Sequence[str], known: Mapping[str, str]
+    ) -> dict[str, Record]:
+        if len(ids) != 1:
+            return self._read_many(execute, kind, ids, known)
+        id_ = ids[0]
+        generation = known.get(id_)
+        try:
+            row = execute(self._tables(kind).sql.point, (generation, id_)).get
         except FAILED as exc:
             self._cannot_read(exc)
             return {}
@@ -176,12 +203,12 @@ class SqliteStore(Store):
         return {id_: record_of(row, generation)}
 
     def _read_many(
-        self, kind: str, ids: Sequence[str], known: Mapping[str, str]
+        self, execute: Execute, kind: str, ids: Sequence[str], known: Mapping[str, str]
     ) -> dict[str, Record]:
         asked = [(id_, known.get(id_)) for id_ in dict.fromkeys(ids)]
         chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
         try:
-            rows = [row for chunk in chunks for row in self._select(kind, chunk)]
+            rows = [row for chunk in chunks for row in self._select(execute, kind, chunk)]
         except FAILED as exc:
             self._cannot_read(exc)
             return {}
@@ -189,12 +216,14 @@ class SqliteStore(Store):
             self._bounds.note(kind, [row[12] for row in rows])
         return {row[12]: record_of(row[:12], row[13]) for row in rows}
 
-    def _select(self, kind: str, asked: Sequence[tuple[str, str | None]]) -> list[Row]:
+    def _select(
+        self, execute: Execute, kind: str, asked: Sequence[tuple[str, str | None]]
+    ) -> list[Row]:
         """Filled up to a power of two with pairs that match nothing: few texts to prepare."""
         size = 1 << (len(asked) - 1).bit_length()
         pairs = [part for pair in asked for part in pair]
         pairs += [None] * (2 * (size - len(asked)))
-        return self._execute(self._tables(kind).sql.many(size), pairs).fetchall()
+        return execute(self._tables(kind).sql.many(size), pairs).fetchall()
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         def job(file: apsw.Connection) -> dict[str, Grant]:

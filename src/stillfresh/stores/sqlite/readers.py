@@ -1,0 +1,100 @@
+"""Connections for reading that threads borrow, each for one read (E20).
+
+They are opened when they are needed, a few of them, by the thread that needs one. What is here
+belongs to one file: when another takes its place, its readers go.
+"""
+
+import time
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+import apsw
+
+from stillfresh.errors import StoreError
+from stillfresh.forks import hold_for_forks
+from stillfresh.stores.sqlite.connection import READ_PATIENCE, abandon, connect_reader, translated
+from stillfresh.stores.sqlite.database import Identity, identity_of
+from stillfresh.stores.sqlite.files import locked, real
+
+MOST: Final = 16
+"""Connections of one process: as many threads read at once."""
+REST: Final = 5.0
+"""Seconds that a fork waits for reads to end."""
+
+
+class SpareReaders:
+    """The idle connections of one file."""
+
+    def __init__(self, path: Path, identity: Identity | None) -> None:
+        self._path = path
+        self._identity = identity
+        self._idle: list[apsw.Connection] = []
+        self._held: list[apsw.Connection] = []
+        self._made = 0
+        self._is_closed = False
+        self._lock = Lock()
+        hold_for_forks(self)
+
+    def take(self) -> apsw.Connection:
+        """For this thread alone, until it is given back. StoreError: there is none to have."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            with self._lock:
+                if self._made >= MOST or self._is_closed:
+                    raise StoreError(f"{self._path}: {MOST} threads read already") from None
+                self._made += 1
+        try:
+            return self._another()
+        except BaseException:
+            self._forget()
+            raise
+
+    def _another(self) -> apsw.Connection:
+        """Under the lock: nobody sets the file aside meanwhile."""
+        path = real(self._path)
+        with translated(path), locked(path, READ_PATIENCE):
+            if identity_of(path) != self._identity:
+                raise StoreError(f"{path}: has been replaced; it is opened anew in a moment")
+            return connect_reader(path)
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._made -= 1
+
+    def give_back(self, reader: apsw.Connection) -> None:
+        self._idle.append(reader)
+        if self._is_closed:
+            self.close()
+
+    def close(self) -> None:
+        """What is still lent is closed when it is given back."""
+        self._is_closed = True
+        while self._idle:
+            try:
+                reader = self._idle.pop()
+            except IndexError:  # another thread closed it
+                return
+            abandon(reader)
+            self._forget()
+
+    def hold(self) -> None:
+        """Before a fork: have all of them, so that no thread is in the middle of a read."""
+        patience = time.monotonic() + REST
+        while len(self._held) < self._made and time.monotonic() < patience:
+            try:
+                self._held.append(self._idle.pop())
+            except IndexError:
+                time.sleep(0.0005)
+
+    def go_on(self) -> None:
+        held, self._held = self._held, []
+        for reader in held:
+            self.give_back(reader)
+
+    def forked(self) -> None:
+        """In the child: the copies go, and with them the parent's locks that SQLite remembers."""
+        self._lock, self._is_closed = Lock(), True
+        while self._held:
+            abandon(self._held.pop())

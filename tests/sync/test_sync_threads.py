@@ -1,0 +1,341 @@
+"""E20: which thread runs a load, and what the others see of it."""
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillfresh import LoadFailed, NotOpen, StillfreshError, SyncCache, Verdict
+from stillfresh.testing import ManualClock
+from tests.kit.engine import Price
+from tests.kit.sync import Calling, PlainUpstream, SyncPrices, declare, held, until
+
+REQUEST: ContextVar[str] = ContextVar("request", default="none")
+
+
+def loading(cache: SyncCache) -> int:
+    return sum(it.loading for it in cache.stats().resources.values())
+
+
+class TestE20CallersRunTheirLoads:
+    def test_a_load_runs_where_the_function_would(self, cache: SyncCache) -> None:
+        """In the caller's thread, with its thread locals and its context variables."""
+        own = threading.local()
+        own.name = "mine"
+
+        @cache.cached("seen", fresh_for="1m")
+        def seen(key: str) -> list[str]:
+            return [threading.current_thread().name, own.name, REQUEST.get()]
+
+        token = REQUEST.set("r1")
+        assert seen("a") == ["MainThread", "mine", "r1"]
+        REQUEST.reset(token)
+
+    def test_many_threads_share_one_load(
+        self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream
+    ) -> None:
+        """One of those that wait runs it, and all get the value."""
+        with held(upstream):
+            calls = [Calling(prices, "a", name=f"caller-{n}") for n in range(8)]
+            until(lambda: cache.stats().resources["price"].coalesced == 7)
+        assert [call.result() for call in calls] == [Price("a", 1)] * 8
+        assert len(upstream.calls) == 1
+        assert upstream.threads[0].startswith("caller-")
+
+    def test_one_thread_loads_the_keys_of_many(
+        self, cache: SyncCache, upstream: PlainUpstream
+    ) -> None:
+        """Keys that wait for their turn become one batch, which one of the threads runs."""
+        prices = declare(cache, upstream, concurrency=1)
+        with held(upstream):
+            first = Calling(prices, "first")
+            assert upstream.asked.acquire(timeout=20)
+            others = [Calling(prices, f"k{n}", name=f"caller-{n}") for n in range(3)]
+            until(lambda: loading(cache) == 4)
+        assert {call.result().sku for call in [first, *others]} == {"first", "k0", "k1", "k2"}
+        assert [sorted(skus) for skus in upstream.loaded] == [["first"], ["k0", "k1", "k2"]]
+        assert upstream.threads[1] in {"caller-0", "caller-1", "caller-2"}
+
+    def test_the_batches_of_one_caller_run_in_its_thread(
+        self, cache: SyncCache, upstream: PlainUpstream
+    ) -> None:
+        """One after another, whatever `concurrency` allows."""
+        prices = declare(cache, upstream, max_batch=2, concurrency=4)
+        assert len(prices.get_many([f"k{n}" for n in range(7)])) == 7
+        assert upstream.threads == ["MainThread"] * 4
+
+    def test_the_pool_takes_the_load_of_a_thread_that_left(self, cache: SyncCache) -> None:
+        """It was interrupted before it came to it; another caller gets the value."""
+        asked, gate = threading.Semaphore(0), threading.Event()
+
+        @cache.batched("slow", fresh_for="1m", max_batch=1)
+        def slow(keys: list[str]) -> dict[str, str]:
+            asked.release()
+            if (name := threading.current_thread().name) == "one":
+                assert gate.wait(20)
+                raise KeyboardInterrupt
+            return dict.fromkeys(keys, name)
+
+        one = Calling(slow.get_many, ["a", "b"], name="one")
+        assert asked.acquire(timeout=20)
+        others = [Calling(slow, key, name="other") for key in "ab"]
+        until(lambda: cache.stats().resources["slow"].coalesced == 2)
+        gate.set()
+        with pytest.raises(KeyboardInterrupt):
+            one.result()
+        with pytest.raises(LoadFailed, match="was interrupted"):
+            others[0].result()
+        assert others[1].result() == "stillfresh-loader"
+
+
+class TestE20Errors:
+    def test_an_exception_fails_the_load_for_all(
+        self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream
+    ) -> None:
+        """Each caller gets its own LoadFailed from the one cause."""
+        upstream.error = ValueError("down")
+        with held(upstream):
+            calls = [Calling(prices, "a") for _ in range(3)]
+            until(lambda: cache.stats().resources["price"].coalesced == 2)
+        errors = []
+        for call in calls:
+            with pytest.raises(LoadFailed, match="ValueError: down") as info:
+                call.result()
+            errors.append(info.value)
+        assert len({id(error) for error in errors}) == 3
+        assert {error.__cause__ for error in errors} == {upstream.error}
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+    def test_an_interrupt_ends_the_thread_that_loads(
+        self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream, error: BaseException
+    ) -> None:
+        """It is raised there, the others fail; the lease is given back, and no cooldown begins."""
+        upstream.error = error
+        with held(upstream):
+            one = Calling(prices, "a")
+            assert upstream.asked.acquire(timeout=20)
+            other = Calling(prices, "a")
+            until(lambda: cache.stats().resources["price"].coalesced == 1)
+        with pytest.raises(type(error)):
+            one.result()
+        with pytest.raises(LoadFailed, match=f"was interrupted: {type(error).__name__}"):
+            other.result()
+        upstream.error = None
+        assert prices("a") == Price("a", 1)
+
+    def test_a_stop_iteration_is_only_an_error(
+        self, prices: SyncPrices, upstream: PlainUpstream
+    ) -> None:
+        """E25: no future takes it as its exception."""
+        upstream.error = StopIteration()
+        with pytest.raises(LoadFailed, match="StopIteration"):
+            prices("a")
+
+    def test_the_others_get_their_time_out_in_time(
+        self, cache: SyncCache, upstream: PlainUpstream
+    ) -> None:
+        """The function does not return; who runs it gets the same error when it does."""
+        prices = declare(cache, upstream, load_timeout="50ms")
+        with held(upstream):
+            one = Calling(prices, "a")
+            assert upstream.asked.acquire(timeout=20)
+            other = Calling(prices, "a")
+            with pytest.raises(LoadFailed, match=r"no answer within 0.05 s \(load_timeout\)"):
+                other.result()
+            assert not one.is_over
+        with pytest.raises(LoadFailed, match="no answer within"):
+            one.result()
+
+    @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+    def test_a_caller_that_is_interrupted_takes_nobody_along(
+        self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream
+    ) -> None:
+        """Ctrl-C while it waits for another thread's load: that goes on."""
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            with held(upstream):
+                other = Calling(prices, "a")
+                assert upstream.asked.acquire(timeout=20)
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                with pytest.raises(KeyboardInterrupt):
+                    prices("a")
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert other.result() == prices("a") == Price("a", 1)
+
+
+class TestE20LoadsInLoads:
+    def test_a_loader_reads_another_key(self, cache: SyncCache) -> None:
+        """In the same thread, with `concurrency` 1 and any depth."""
+
+        @cache.cached("sum_to", fresh_for="1m", concurrency=1)
+        def sum_to(number: int) -> int:
+            return number + sum_to(number - 1) if number else 0
+
+        assert sum_to(20) == 210
+
+    def test_a_loader_that_reads_its_own_key_is_told(self, cache: SyncCache) -> None:
+        """An error that says so, and no hang."""
+
+        @cache.cached("circle", fresh_for="1m")
+        def circle(number: int) -> int:
+            return circle((number + 1) % 3)
+
+        with pytest.raises(LoadFailed, match="its loader waits, in a circle, for itself"):
+            circle(0)
+
+    def test_a_load_waits_for_another_batch_of_its_caller(self, cache: SyncCache) -> None:
+        """Both batches belong to one thread: the inner read runs the second one."""
+
+        @cache.batched("linked", fresh_for="1m", max_batch=1, concurrency=2)
+        def linked(keys: list[int]) -> dict[int, int]:
+            return {key: linked(1) + 1 if key == 0 else 5 for key in keys}
+
+        answers = linked.get_many([0, 1])
+        assert [answers[key].value for key in (0, 1)] == [6, 5]
+
+    def test_threads_that_wait_for_each_other_are_told(self, cache: SyncCache) -> None:
+        """A circle through two threads is found as well."""
+        both = threading.Barrier(2)
+
+        @cache.cached("mutual", fresh_for="1m", error_for=0)
+        def mutual(number: int) -> int:
+            both.wait(20)
+            return mutual(1 - number)
+
+        calls = [Calling(mutual, number) for number in range(2)]
+        errors = 0
+        for call in calls:
+            with pytest.raises(LoadFailed, match="circle"):
+                call.result()
+            errors += 1
+        assert errors == 2
+
+
+class TestE20EventLoops:
+    async def test_a_hit_is_answered_and_a_wait_is_refused(
+        self, address: str, upstream: PlainUpstream
+    ) -> None:
+        """Inside a running loop nothing may hold it; a thread of its own may wait."""
+        cache = SyncCache(address)
+        prices = declare(cache, upstream)
+        with pytest.raises(StillfreshError, match=r"would hold the event loop.*use Cache in async"):
+            prices("a")
+        assert await asyncio.to_thread(prices, "a") == Price("a", 1)
+        assert prices("a") == Price("a", 1)
+        await asyncio.to_thread(cache.close)
+
+    def test_a_function_of_the_key_cannot_read_the_cache(self, cache: SyncCache) -> None:
+        """`tags=` runs on the loop thread, which would wait for itself."""
+
+        @cache.cached("tagged", fresh_for="1m", tags=lambda day: [str(tagged(day))])
+        def tagged(day: str) -> str:
+            return day
+
+        with pytest.raises(LoadFailed, match=r"its tags= failed.*would hold the event loop"):
+            tagged("a")
+
+
+class TestE20Closing:
+    def test_closing_ends_the_callers_and_the_threads(
+        self, address: str, clock: ManualClock, upstream: PlainUpstream
+    ) -> None:
+        """A caller that waits is told, and no thread is left."""
+        before = set(threading.enumerate())
+        SyncCache(address).close()
+        cache = SyncCache(address, clock=clock)
+        prices = declare(cache, upstream)
+        prices("stale")
+        clock.advance(31)
+        assert prices.get("stale").verdict is Verdict.STALE
+        until(lambda: len(upstream.calls) == 2 and not loading(cache))
+        with held(upstream):
+            one = Calling(prices, "a")
+            assert upstream.asked.acquire(timeout=20)
+            other = Calling(prices, "a")
+            until(lambda: cache.stats().resources["price"].coalesced >= 1)
+            cache.close()
+            with pytest.raises((LoadFailed, NotOpen), match="closed"):
+                other.result()
+        with pytest.raises((LoadFailed, NotOpen), match="closed"):
+            one.result()
+        assert set(threading.enumerate()) <= before
+
+    def test_the_last_cache_ends_the_loop_thread(self, upstream: PlainUpstream) -> None:
+        """And the next one starts it again."""
+        one, other = SyncCache("memory://"), SyncCache("memory://")
+        declare(one, upstream)("a")
+        prices = declare(other, upstream)
+        prices("a")
+        one.close()
+        assert prices("b") == Price("b", 1)
+        other.close()
+        assert not [it for it in threading.enumerate() if it.name == "stillfresh-loop"]
+        with other:
+            assert prices("c") == Price("c", 1)
+
+    def test_a_hung_loader_does_not_hold_close(self, upstream: PlainUpstream) -> None:
+        """Closing waits for `grace`, says so, and leaves the daemon thread to itself."""
+        clock = ManualClock(start=1_700_000_000.0)
+        cache = SyncCache("memory://", clock=clock, grace="50ms")
+        prices = declare(cache, upstream)
+        prices("a")
+        clock.advance(31)
+        with held(upstream):
+            prices("a")
+            until(lambda: len(upstream.calls) == 2)
+            cache.close()
+            hung = [it for it in threading.enumerate() if it.name == "stillfresh-loader"]
+            assert [it.daemon for it in hung] == [True]
+        until(lambda: not hung[0].is_alive())
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+class TestE6Threads:
+    @pytest.mark.parametrize("place", ["memory", "sqlite", "memory_for"])
+    def test_nobody_is_served_what_was_invalidated_before(
+        self, place: str, tmp_path: Path, upstream: PlainUpstream
+    ) -> None:
+        """Once `invalidate` has returned in any thread, no thread sees the old value as fresh."""
+        address = "memory://" if place == "memory" else f"sqlite:///{tmp_path}/cache.db"
+        options: dict[str, Any] = {"memory_for": "1h"} if place == "memory_for" else {}
+        floor, over, reads = 1, threading.Event(), [0] * 4
+
+        def read(number: int, prices: SyncPrices) -> None:
+            while not over.is_set():
+                least = floor
+                answer = prices.get("a")
+                assert answer.value.version >= least, (answer, least)
+                assert answer.found
+                reads[number] += 1
+
+        with SyncCache(address) as cache:
+            prices = declare(cache, upstream, **options)
+            readers = [Calling(read, number, prices) for number in range(4)]
+            for version in range(2, 60):
+                upstream.version = version
+                prices.invalidate("a")
+                floor = version
+                least = sum(reads) + 8
+                until(lambda least=least: sum(reads) >= least)  # type: ignore[misc]
+            over.set()
+            for reader in readers:
+                reader.result()
