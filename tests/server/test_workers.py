@@ -24,6 +24,7 @@ from tests.kit.serve import CLI, Proxy
 COUNT = 3
 FRESH = "?cache-control=max-age%3D600"
 READS = re.compile(r'stillfresh_reads_total\{resource="page",.*\} (\d+)')
+ENTRIES = re.compile(r'stillfresh_entries\{resource="page"\} (\d+)')
 
 
 def until(holds: Callable[[], bool]) -> bool:
@@ -58,17 +59,27 @@ class Gateway:
 
     def connection(self, worker: int) -> http.client.HTTPConnection:
         """One that this worker has accepted: the others cannot, for the moment."""
+        made = http.client.HTTPConnection("127.0.0.1", self.port)
+        self._stack.callback(made.close)
         others = [pid for pid in self.workers() if pid != worker]
+        assert until(lambda: self._is_accepted(made, others))
+        assert made.sock is not None
+        made.sock.settimeout(20)
+        return made
+
+    def _is_accepted(self, made: http.client.HTTPConnection, others: list[int]) -> bool:
+        """Not yet, if it waits for one of the others, which may be just opening the store."""
         for pid in others:
             os.kill(pid, signal.SIGSTOP)
+        made.close()
+        made.timeout = 0.5
         try:
-            made = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-            self._stack.callback(made.close)
-            assert until(lambda: get(made, "/healthz") == '{"status":"alive"}')
+            return get(made, "/healthz") == '{"status":"alive"}'
+        except TimeoutError:
+            return False
         finally:
             for pid in others:
                 os.kill(pid, signal.SIGCONT)
-        return made
 
     def connections(self) -> list[http.client.HTTPConnection]:
         return [self.connection(worker) for worker in self.workers()]
@@ -174,12 +185,24 @@ class TestG14OneMetrics:
             get(connection, f"/killed{FRESH}")
         told = reads(connections)
         os.kill(before[1], signal.SIGKILL)
-        assert reads([connections[0], connections[2]]) == told
         assert until(lambda: len(set(gateway.workers()) - set(before)) == 1)
+        assert reads([connections[0], connections[2]]) == told
         assert len(gateway.workers()) == COUNT  # nor is there a zombie
         (new,) = set(gateway.workers()) - set(before)
         assert reads([gateway.connection(new)]) == told
         assert f"(process {before[1]}) ended by signal 9; another one starts" in gateway.proxy.log()
+
+    def test_what_a_dead_worker_held_is_gone(self, gateway: Gateway) -> None:
+        """Of the pages in memory, those of the living count."""
+        connections, workers = gateway.connections(), gateway.workers()
+        for number in range(50):
+            get(connections[0], f"/held{number}{FRESH}")
+        reads(connections)
+        before = int(ENTRIES.findall(get(connections[2], "/metrics"))[0])
+        os.kill(workers[0], signal.SIGKILL)
+        assert until(
+            lambda: int(ENTRIES.findall(get(connections[2], "/metrics"))[0]) <= before - 50
+        )
 
     def test_a_worker_that_hangs_keeps_nobody_waiting(self, gateway: Gateway) -> None:
         """SIGSTOP: its numbers are those that it told last."""
@@ -229,7 +252,7 @@ class TestG17Ending:
             gateway = Gateway(stack, tmp_path)
             slow, answers = gateway.connection(gateway.workers()[2]), list[str]()
             asking = threading.Thread(
-                target=lambda: answers.append(get(slow, f"/slow{FRESH}&takes=1"))
+                target=lambda: answers.append(get(slow, f"/slow{FRESH}&takes=2"))
             )
             asking.start()
             assert until(lambda: gateway.proxy.count("/slow") == 1)
@@ -237,6 +260,7 @@ class TestG17Ending:
             os.kill(workers[0], signal.SIGSTOP)  # it ends all the same
             gateway.proxy.process.send_signal(signal.SIGTERM)
             assert until(lambda: is_closed(gateway.port))
+            assert answers == []
             asking.join()
             assert gateway.proxy.process.wait(20) == 0
             assert (answers, gateway.proxy.log()) == (["/slow 1"], "")
