@@ -265,6 +265,24 @@ class TestG17Ending:
             assert gateway.proxy.process.wait(20) == 0
             assert (answers, gateway.proxy.log()) == (["/slow 1"], "")
 
+    def test_a_second_ctrl_c_is_not_kept_waiting(self, tmp_path: Path) -> None:
+        """A request under way is answered with 503, and nothing is said of it."""
+        with ExitStack() as stack:
+            gateway = Gateway(stack, tmp_path)
+            slow, answers = gateway.connection(gateway.workers()[1]), list[str]()
+            asking = threading.Thread(
+                target=lambda: answers.append(get(slow, f"/slow{FRESH}&takes=60"))
+            )
+            asking.start()
+            assert until(lambda: gateway.proxy.count("/slow") == 1)
+            gateway.proxy.process.send_signal(signal.SIGINT)
+            assert until(lambda: is_closed(gateway.port))
+            gateway.proxy.process.send_signal(signal.SIGINT)
+            assert gateway.proxy.process.wait(20) == 0
+            asking.join()
+            assert [json.loads(it)["code"] for it in answers] == ["ending"]
+            assert gateway.proxy.log() == ""
+
     def test_no_worker_outlives_its_parent(self, tmp_path: Path) -> None:
         """SIGKILL to the parent: the workers notice, and let the port go."""
         with ExitStack() as stack:

@@ -105,9 +105,8 @@ def finished(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, tell)
         except asyncio.CancelledError:
-            if scope["type"] == "lifespan":
-                raise
-            if scope["type"] == "http" and not is_begun:  # else it is cut, as the client sees
+            # Else it is cut, as the client sees; a lifespan only where nobody waits for its end.
+            if scope["type"] == "http" and not is_begun:
                 headers = {"cache-control": "no-store", "retry-after": "5"}
                 ending = JSONResponse(ENDING, 503, headers, "application/problem+json")
                 await ending(scope, receive, tell)
