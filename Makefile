@@ -93,7 +93,7 @@ $(VENV)/.dev: $(VENV)/.core requirements/dev.txt
 	@$(UV) --requirement requirements/dev.txt
 	@touch $@
 
-$(VENV)/.servers: $(VENV)/.dev scripts/servers requirements/servers.txt
+$(VENV)/.servers: $(VENV)/.dev scripts/servers scripts/django_tests requirements/servers.txt
 	@scripts/servers $(VENV)
 	@touch $@
 

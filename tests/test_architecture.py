@@ -41,9 +41,9 @@ LAYERS = [
     {"coordinator", "feed", "waiting", "isr"},
     {"live", "server"},
     {"web"},
-    {"contrib"},
     {"demo"},
     {"cli"},
+    {"contrib"},
     {"__main__"},
 ]
 """From the bottom up: a part may import itself and what stands in a line above its own."""

@@ -127,6 +127,9 @@ class SyncCore(Generic[H, V]):
     def delete(self, keys: Iterable[H]) -> None:
         self._run(self._core.delete, list(keys))
 
+    def clear(self) -> None:
+        self._run(self._core.clear)
+
     def invalidate(self, keys: Iterable[H], *, soft: bool = False) -> None:
         self._run(self._core.invalidate, list(keys), soft=soft)
 

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import django
 import pytest
 from django.conf import settings
 from fastapi import BackgroundTasks, FastAPI
@@ -16,6 +15,7 @@ from starlette.routing import Route as Path
 
 from stillfresh.isr import IsrMiddleware, PageCache
 from tests.kit.isr import Visitor
+from tests.kit.shop import configure
 
 ROUTES = {"/pricing": "60s", "/stream": "60s", "/broken": "60s"}
 
@@ -73,9 +73,7 @@ def django_app(count: Counter, pages: PageCache) -> Any:
         return HttpResponse(count.page())
 
     urls = type("Urls", (), {"urlpatterns": [path("pricing", pricing)]})
-    if not settings.configured:
-        settings.configure(ALLOWED_HOSTS=["example.com"], ROOT_URLCONF=urls, SECRET_KEY="x")  # noqa: S106
-        django.setup()
+    configure()
     settings.ROOT_URLCONF = urls
     from django.urls import clear_url_caches  # noqa: PLC0415
 

@@ -118,6 +118,12 @@ class Core(Puts[K, V]):
             await runtime.store.delete(self.spec.kind, list(texts.values()))
         self.memory.counts.mended(texts.values())
 
+    async def clear(self) -> None:
+        """Forget every entry of this resource."""
+        runtime = await self.ready()
+        async for page in runtime.store.walk(self.spec.kind):
+            await self.delete([self.key(entry.id) for entry in page])
+
     def tagged(self, tag: str) -> set[K]:
         """E8: what is under way or in memory and has this tag, or cannot say."""
         if self.spec.tags is None:

@@ -1,0 +1,11 @@
+"""The Django app: it has a management command and no models."""
+
+from django.apps import AppConfig
+
+
+class StillfreshConfig(AppConfig):
+    """`"stillfresh.contrib.django"` in INSTALLED_APPS."""
+
+    name = "stillfresh.contrib.django"
+    label = "stillfresh"
+    verbose_name = "stillfresh"

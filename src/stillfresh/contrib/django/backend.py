@@ -1,0 +1,346 @@
+"""The cache backend: Django's cache API over one resource of a SyncCache (E2, E17, E20).
+
+Values are kept as bytes and decoded for each caller, since Django code changes what it is given.
+`get` sees what is fresh; only `get_or_set` and pages are served what is stale.
+"""
+
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from threading import get_ident
+from typing import Any, Final, TypeVar
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
+from django.db import connections
+from django.utils.timezone import get_current_timezone
+from django.utils.timezone import override as override_zone
+from django.utils.translation import get_language
+from django.utils.translation import override as override_language
+
+from stillfresh.contrib.django.shared import SharedCache, TaggedKey, shared
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded
+from stillfresh.engine.keys import checked_tags
+from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Verdict
+
+T = TypeVar("T")
+
+NEVER_ENDS: Final = 100 * 365 * 86_400.0
+"""Seconds that an entry without a timeout is fresh for."""
+MISSING: Final = object()
+
+
+class OtherTags(Exception):
+    """The entry has other tags than its lease would get."""
+
+
+def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """The same for a coroutine. Not in Django's one thread for the ORM: these need not queue."""
+
+    async def awaited(*args: Any, **kwargs: Any) -> T:
+        result: T = await sync_to_async(method, thread_sensitive=False)(*args, **kwargs)
+        return result
+
+    return awaited
+
+
+class StillfreshCache(BaseCache):
+    """`"BACKEND": "stillfresh.contrib.django.StillfreshCache"`; LOCATION is a store's address."""
+
+    def __init__(self, location: str, params: dict[str, Any]) -> None:
+        super().__init__(params)
+        given = params.get("OPTIONS", {})
+        self._shared: SharedCache = shared(location, given)
+        self._core = self._shared.core
+        self.location = location
+        self.name: str = self._shared.options["NAME"]
+        self._stale_for = seconds(given.get("STALE_FOR", 0), name="OPTIONS['STALE_FOR']")
+        self._error_for = seconds(given.get("ERROR_FOR", 0), name="OPTIONS['ERROR_FOR']")
+
+    # --- what is there
+
+    def get(self, key: str, default: Any = None, version: int | None = None) -> Any:
+        key = self.make_and_validate_key(key, version=version)
+        answer = self._core.hit(key)
+        return self._value(self._core.known([key]).get(key) if answer is None else answer, default)
+
+    def get_many(self, keys: Iterable[str], version: int | None = None) -> dict[str, Any]:
+        names = {self.make_and_validate_key(key, version=version): key for key in keys}
+        known = self._core.known(list(names)) if names else {}
+        values = {name: self._value(known.get(key), MISSING) for key, name in names.items()}
+        return {name: value for name, value in values.items() if value is not MISSING}
+
+    def _value(self, answer: object, default: Any) -> Any:
+        """What cannot be decoded, since another release wrote it, is not there (E11)."""
+        if not isinstance(answer, Answer) or not _is_there(answer):
+            return default
+        return self._shared.decoded(answer.value, default)
+
+    # --- what is changed
+
+    def set(
+        self,
+        key: str,
+        value: Any,
+        timeout: Any = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        *,
+        tags: Sequence[str] = (),
+    ) -> None:
+        self.set_many({key: value}, timeout, version, tags=tags)
+
+    def set_many(
+        self,
+        data: Mapping[str, Any],
+        timeout: Any = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        *,
+        tags: Sequence[str] = (),
+    ) -> list[str]:
+        names = {self._key(key, version, tags): value for key, value in data.items()}
+        if not self._seconds(timeout):
+            self._core.delete(names)
+        elif names:
+            loaded = {key: self.loaded(it, timeout, tags) for key, it in names.items()}
+            self._core.put(loaded.items())
+        return []
+
+    def add(
+        self, key: str, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None
+    ) -> bool:
+        """Atomic: of many that add at once, one is told that it did."""
+        loaded, added = self.loaded(value, timeout), False
+
+        def change(answer: Answer[bytes] | None) -> object:
+            nonlocal added
+            added = not _is_there(answer)
+            return loaded if added else LEAVE
+
+        self._core.update(self.make_and_validate_key(key, version=version), change)
+        return added
+
+    def touch(self, key: str, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
+        fresh_for, touched = self._seconds(timeout), False
+
+        def change(answer: Answer[bytes] | None) -> object:
+            nonlocal touched
+            touched = _is_there(answer)
+            if answer is None or not touched:
+                return LEAVE
+            return self._on_terms(answer.value, fresh_for) if fresh_for else DELETE
+
+        self._amend(key, version, change)
+        return touched
+
+    def incr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
+        """Atomic across threads, processes and machines; the timeout goes on."""
+        result: Any = None
+
+        def change(answer: Answer[bytes] | None) -> object:
+            nonlocal result
+            value = self._value(answer, MISSING)
+            if answer is None or value is MISSING:
+                raise ValueError(f"Key '{key}' not found")
+            result = value + delta
+            return Amended(self._shared.encoded(result, self._shared.tags(answer.value)))
+
+        self._amend(key, version, change)
+        return result
+
+    def delete(self, key: str, version: int | None = None) -> bool:
+        """Of many that delete at once, one is told that it did."""
+        deleted = False
+
+        def change(answer: Answer[bytes] | None) -> object:
+            nonlocal deleted
+            deleted = _is_there(answer)
+            return LEAVE if answer is None else DELETE
+
+        self._core.update(self.make_and_validate_key(key, version=version), change)
+        return deleted
+
+    def delete_many(self, keys: Iterable[str], version: int | None = None) -> None:
+        if names := [self.make_and_validate_key(key, version=version) for key in keys]:
+            self._core.delete(names)
+
+    def clear(self) -> None:
+        """All entries of this LOCATION and OPTIONS['NAME'], whatever their prefix and version."""
+        self._core.clear()
+
+    def invalidate_tag(self, tag: str, *, soft: bool = False) -> int:
+        """Every entry that was stored with this tag is wrong from now on (soft: stale)."""
+        return len(self._shared.cache.invalidate_tag(tag, soft=soft))
+
+    def close(self, **_: object) -> None:
+        """At the end of each request. The store stays open for the next one, until exit."""
+
+    def _amend(
+        self,
+        key: str,
+        version: int | None,
+        change: Callable[[Answer[bytes] | None], object],
+    ) -> None:
+        """The entry keeps its tags: a lease records those of the key that asks for it."""
+        tags: tuple[str, ...] = ()
+
+        def checked(answer: Answer[bytes] | None) -> object:
+            nonlocal tags
+            there = () if answer is None else self._shared.tags(answer.value)
+            if there != tags:
+                tags = there
+                raise OtherTags
+            return change(answer)
+
+        while True:
+            try:
+                self._core.update(self._key(key, version, tags), checked)
+            except OtherTags:
+                continue
+            return
+
+    # --- what is made when it is needed
+
+    def get_or_set(
+        self,
+        key: str,
+        default: Any,
+        timeout: Any = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        *,
+        tags: Sequence[str] = (),
+        stale_for: Duration | None = None,
+        error_for: Duration | None = None,
+    ) -> Any:
+        """The value there is; else that of `default`, called once for all threads and processes.
+
+        It is called in this thread. What is stale is returned at once, and `default` is called in
+        the background. Within `error_for` the old value is returned if `default` raises.
+        """
+        made: Any = MISSING
+
+        def load() -> Loaded[bytes]:
+            nonlocal made
+            made = default() if callable(default) else default
+            return self.loaded(made, timeout, tags, stale_for, error_for)
+
+        value = self.read(key, load, version=version, tags=tags)
+        if value is MISSING:  # it was made and cannot be kept, or may not be made yet
+            loaded = load() if made is MISSING else None
+            value = made
+            if loaded is not None:
+                self.put(key, loaded, version=version, tags=tags)
+        return value
+
+    def read(
+        self,
+        key: str,
+        load: Callable[[], object],
+        *,
+        version: int | None = None,
+        tags: Sequence[str] = (),
+    ) -> Any:
+        """E2 with this loader; what it raises is raised here, as it would be without a cache.
+
+        MISSING: the loader's value is private, or no load may begin since the last one failed.
+        """
+        answer = self._core.read(self._key(key, version, tags), in_background(load))
+        if isinstance(answer, LoadFailed) and answer.__cause__ is not None:
+            raise answer.__cause__
+        if isinstance(answer, Answer) and answer.found:
+            return self._shared.decoded(answer.value, MISSING)
+        return MISSING
+
+    def put(
+        self,
+        key: str,
+        loaded: Loaded[bytes],
+        *,
+        version: int | None = None,
+        tags: Sequence[str] = (),
+    ) -> None:
+        self._core.put([(self._key(key, version, tags), loaded)])
+
+    def loaded(
+        self,
+        value: object,
+        timeout: Any,
+        tags: Sequence[str] = (),
+        stale_for: Duration | None = None,
+        error_for: Duration | None = None,
+    ) -> Loaded[bytes]:
+        """Encoded, on its terms. TypeError if it cannot be stored."""
+        data = self._shared.encoded(value, checked_tags("tags", tags))
+        return self._on_terms(data, self._seconds(timeout), stale_for, error_for)
+
+    def _key(self, key: str, version: int | None, tags: Sequence[str]) -> str:
+        name: str = self.make_and_validate_key(key, version=version)
+        return TaggedKey(name, checked_tags("tags", tags)) if tags else name
+
+    def _seconds(self, timeout: Any) -> float:
+        """0: over at once."""
+        if timeout is DEFAULT_TIMEOUT:
+            timeout = self.default_timeout
+        return NEVER_ENDS if timeout is None else min(max(0.0, float(timeout)), NEVER_ENDS)
+
+    def _on_terms(
+        self,
+        data: bytes,
+        fresh_for: float,
+        stale_for: Duration | None = None,
+        error_for: Duration | None = None,
+    ) -> Loaded[bytes]:
+        return Loaded(
+            data,
+            fresh_for=fresh_for,
+            stale_for=self._stale_for if stale_for is None else stale_for,
+            error_for=self._error_for if error_for is None else error_for,
+        )
+
+    # --- the same for code on an event loop, which must not wait
+
+    async def aget(self, key: str, default: Any = None, version: int | None = None) -> Any:
+        """From memory on the spot."""
+        answer = self._core.hit(self.make_and_validate_key(key, version=version))
+        if answer is not None:
+            return self._value(answer, default)
+        return await _awaited(self.get)(key, default, version)
+
+    aget_many = _awaited(get_many)
+    aset = _awaited(set)  # noqa: A003 (the method)
+    aset_many = _awaited(set_many)
+    aadd = _awaited(add)
+    atouch = _awaited(touch)
+    aincr = _awaited(incr)
+    adelete = _awaited(delete)
+    adelete_many = _awaited(delete_many)
+    aclear = _awaited(clear)
+
+    async def aget_or_set(self, key: str, default: Any, *args: Any, **kwargs: Any) -> Any:
+        """Where Django runs code that uses the ORM; `default` may be a coroutine function."""
+        if iscoroutinefunction(default):
+            default = async_to_sync(default)
+        return await sync_to_async(self.get_or_set)(key, default, *args, **kwargs)
+
+
+def _is_there(answer: Answer[bytes] | None) -> bool:
+    """Past its timeout, or invalidated, it is not."""
+    return answer is not None and answer.found and answer.verdict is Verdict.FRESH
+
+
+def in_background(load: Callable[[], T]) -> Callable[[], T]:
+    """As `load`; in another thread, with this one's language and time zone.
+
+    That thread is no request's: the database connections that it opened are closed.
+    """
+    caller, language, zone = get_ident(), get_language(), get_current_timezone()
+
+    def loaded() -> T:
+        if get_ident() == caller:
+            return load()
+        try:
+            with override_language(language), override_zone(zone):
+                return load()
+        finally:
+            connections.close_all()
+
+    return loaded

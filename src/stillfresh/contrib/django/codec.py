@@ -1,0 +1,240 @@
+"""What Django stores, as bytes that cannot run code: plain data, responses, model instances (E11).
+
+msgpack holds text, numbers, lists, and dicts whose keys are text. Every other type has an extension
+of its own, in the table below: what is not there can be neither stored nor made of what is read. A
+model's class is looked up in Django's registry of apps; nothing is imported by a stored name.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from functools import cached_property
+from http.cookies import Morsel, SimpleCookie
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import django.http
+from django.apps import apps
+from django.db.models import Model, QuerySet
+from django.db.models.fields.files import FieldFile
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.functional import Promise
+from django.utils.functional import cached_property as django_cached_property
+from django.utils.safestring import SafeString
+from msgspec import msgpack
+
+Plain: TypeAlias = Any
+"""What msgpack holds by itself."""
+
+LEAVES: Final = frozenset({type(None), bool, float, str, bytes})
+INT64: Final = range(-(2**63), 2**64)
+COMPUTED: Final = (property, cached_property, django_cached_property)
+RESPONSES: Final = {
+    name: it
+    for name, it in vars(django.http).items()
+    if isinstance(it, type) and issubclass(it, HttpResponse)
+}
+"""What a response can come back as; one of another class is the nearest of these."""
+ADVICE: Final = (
+    "Store plain data (text, numbers, lists, tuples, sets, dicts, dates, Decimal, UUID), "
+    "a response or a model instance; or give this cache a codec of its own in OPTIONS['CODEC']"
+)
+
+_packed = msgpack.Encoder().encode
+
+
+class DjangoCodec:
+    """From a value to bytes, and to a value that is equal, of the same type, and nobody else's."""
+
+    def encode(self, value: object) -> bytes:
+        """TypeError, which names the type, if it cannot be stored."""
+        try:
+            return _packed(Encoding().plain(value))
+        except RecursionError:
+            said = f"a {type(value).__name__} cannot be cached: it contains itself. {ADVICE}"
+            raise TypeError(said) from None
+
+    def decode(self, data: bytes) -> Any:
+        """Raises anything for bytes that `encode` did not make."""
+        return _unpacked(data)
+
+
+class Encoding:
+    """One value on its way to bytes."""
+
+    def __init__(self) -> None:
+        self._path: list[Model] = []
+        """The instances that the one at hand is a relation of."""
+
+    def plain(self, value: Any) -> Plain:
+        kind = type(value)
+        if kind in LEAVES or (kind is int and value in INT64):
+            return value
+        if kind is list:
+            return self.plain_list(value)
+        if kind is dict and all(type(key) is str for key in value):
+            return {key: self.plain(it) for key, it in value.items()}
+        if (extension := _extension_of(kind)) is not None:
+            return msgpack.Ext(extension.code, _packed(extension.parts(self, value)))
+        if isinstance(value, Promise):
+            return str(value)
+        if isinstance(value, QuerySet):
+            return self.plain_list(value)
+        raise TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be cached. {ADVICE}")
+
+    def plain_list(self, value: Any) -> Plain:
+        return [self.plain(it) for it in value]
+
+    def pairs(self, value: dict[Any, Any]) -> Plain:
+        return [[self.plain(key), self.plain(it)] for key, it in value.items()]
+
+    def response(self, value: Any) -> Plain:
+        if not isinstance(value, HttpResponse):
+            raise TypeError(f"a {type(value).__name__} cannot be cached: it is sent in a stream")
+        known = next(it.__name__ for it in type(value).__mro__ if RESPONSES.get(it.__name__) is it)
+        status = [value.status_code, value._reason_phrase, value._charset]
+        headers = [list(it) for it in value.headers.items()]
+        return [known, *status, headers, self.plain(value.cookies), value.content]
+
+    def instance(self, value: Any) -> Plain:
+        """Its fields, what it was annotated with, and the related instances that it has loaded."""
+        of, state, held = type(value), value._state, value.__dict__
+        fields = [it.attname for it in of._meta.concrete_fields if it.attname in held]
+        others = held.keys() - set(fields)
+        more = sorted(it for it in others if not it.startswith("_") and not _is_computed(of, it))
+        self._path.append(value)
+        try:
+            related = {
+                name: self.plain(it)
+                for name, it in state.fields_cache.items()
+                if not any(it is other for other in self._path)
+            }
+            own = {name: self.plain(_file_name(held[name])) for name in fields}
+            values = [own, {name: self.plain(held[name]) for name in more}, related]
+        finally:
+            self._path.pop()
+        return [of._meta.label_lower, state.db, state.adding, *values]
+
+
+class Extension(NamedTuple):
+    """One type beyond msgpack's."""
+
+    code: int
+    """Never used for anything else: it is in the stored bytes."""
+    parts: Callable[[Encoding, Any], Plain]
+    made: Callable[[Any], Any]
+
+
+def _is_computed(of: type, name: str) -> bool:
+    return isinstance(getattr(of, name, None), COMPUTED)
+
+
+def _file_name(value: object) -> object:
+    return value.name if isinstance(value, FieldFile) else value
+
+
+def _zone(at: Any) -> Plain:
+    """A name, or seconds from UTC."""
+    zone = at.tzinfo
+    if zone is None or isinstance(zone, ZoneInfo):
+        return None if zone is None else zone.key
+    if (offset := at.utcoffset()) is None:
+        raise TypeError(f"a time in the zone {zone!r} cannot be cached: it is not a fixed one")
+    return offset.total_seconds()
+
+
+def _zone_of(plain: Plain) -> tzinfo | None:
+    if plain is None or isinstance(plain, str):
+        return None if plain is None else ZoneInfo(plain)
+    return timezone(timedelta(seconds=plain)) if plain else UTC
+
+
+def _moment(_: Encoding, value: Any) -> Plain:
+    return [value.replace(tzinfo=None).isoformat(), value.fold, _zone(value)]
+
+
+def _moment_of(of: Any, parts: Any) -> Any:
+    text, fold, zone = parts
+    return of.fromisoformat(text).replace(fold=fold, tzinfo=_zone_of(zone))
+
+
+def _cookies(_: Encoding, value: SimpleCookie) -> Plain:
+    return [[key, it.value, it.coded_value, dict(it)] for key, it in value.items()]
+
+
+def _cookies_of(parts: Any) -> SimpleCookie:
+    cookies: SimpleCookie = SimpleCookie()
+    for key, value, coded, attributes in parts:
+        morsel: Morsel[str] = Morsel()
+        morsel.set(key, value, coded)
+        morsel.update(attributes)
+        dict.__setitem__(cookies, key, morsel)
+    return cookies
+
+
+def _response_of(parts: Any) -> HttpResponse:
+    name, status, reason, charset, headers, cookies, content = parts
+    response: Any = object.__new__(RESPONSES[name])
+    HttpResponse.__init__(response, content, status=status, reason=reason, charset=charset)
+    del response["Content-Type"]
+    for field, value in headers:
+        response[field] = value
+    response.cookies = cookies
+    return response
+
+
+def _instance_of(parts: Any) -> Model:
+    """A field that was deferred, or is new since, is loaded when it is asked for."""
+    label, database, adding, own, more, related = parts
+    model = apps.get_model(label)
+    fields = [it.attname for it in model._meta.concrete_fields if it.attname in own]
+    if len(fields) < len(own):
+        raise LookupError(f"{label} has no such fields any more: {own.keys() - set(fields)}")
+    instance = model.from_db(database, fields, [own[name] for name in fields])
+    instance._state.adding = adding
+    instance._state.fields_cache.update(related)
+    instance.__dict__.update(more)
+    return instance
+
+
+def _items(encoding: Encoding, value: Any) -> Plain:
+    return encoding.plain_list(value)
+
+
+TABLE: Final[dict[type, Extension]] = {
+    tuple: Extension(1, _items, tuple),
+    set: Extension(2, _items, set),
+    frozenset: Extension(3, _items, frozenset),
+    dict: Extension(4, Encoding.pairs, dict),
+    int: Extension(5, lambda _, it: hex(it), lambda it: int(it, 16)),
+    datetime: Extension(6, _moment, lambda it: _moment_of(datetime, it)),
+    date: Extension(7, lambda _, it: it.isoformat(), date.fromisoformat),
+    time: Extension(8, _moment, lambda it: _moment_of(time, it)),
+    timedelta: Extension(
+        9, lambda _, it: [it.days, it.seconds, it.microseconds], lambda it: timedelta(*it)
+    ),
+    Decimal: Extension(10, lambda _, it: str(it), Decimal),
+    UUID: Extension(11, lambda _, it: it.bytes, lambda it: UUID(bytes=it)),
+    SafeString: Extension(12, lambda _, it: str.__str__(it), SafeString),
+    SimpleCookie: Extension(13, _cookies, _cookies_of),
+    HttpResponseBase: Extension(14, Encoding.response, _response_of),
+    Model: Extension(15, Encoding.instance, _instance_of),
+}
+_BY_CODE: Final = {it.code: it.made for it in TABLE.values()}
+
+
+def _extension_of(kind: type) -> Extension | None:
+    """Of exactly this type; of a response or a model also of a subclass."""
+    if kind in TABLE:
+        return TABLE[kind]
+    base = next((it for it in (HttpResponseBase, Model) if issubclass(kind, it)), None)
+    return None if base is None else TABLE[base]
+
+
+def _made(code: int, data: memoryview) -> Any:
+    return _BY_CODE[code](_unpacked(data))
+
+
+_unpacked = msgpack.Decoder(ext_hook=_made).decode

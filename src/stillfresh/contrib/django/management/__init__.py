@@ -1,0 +1,3 @@
+"""Where Django looks for commands."""
+
+__all__: list[str] = []

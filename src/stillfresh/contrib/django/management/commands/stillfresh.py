@@ -1,0 +1,51 @@
+"""`manage.py stillfresh`: the commands of `stillfresh` for a cache of settings.CACHES (G10)."""
+
+from argparse import REMAINDER, ArgumentParser
+from typing import Any
+
+from django.core.cache import caches
+from django.core.management.base import BaseCommand, CommandError
+
+from stillfresh.contrib.django.backend import StillfreshCache
+
+
+class StillfreshCommand(BaseCommand):
+    """Looks into a cache, invalidates by tag, drops what is over, or clears it."""
+
+    help = "Look into a stillfresh cache, invalidate entries by tag, evict what is over, or clear."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--cache", default="default", help="An alias of CACHES.")
+        parser.add_argument("action", choices=["inspect", "invalidate", "evict", "clear"])
+        more = "Tags to invalidate, or options as `stillfresh inspect` and `evict` take them."
+        parser.add_argument("more", nargs=REMAINDER, help=more)
+
+    def handle(self, *, cache: str, action: str, more: list[str], **_: Any) -> None:
+        backend = caches[cache]
+        if not isinstance(backend, StillfreshCache):
+            raise CommandError(f"CACHES[{cache!r}] is no StillfreshCache")
+        if action == "clear":
+            backend.clear()
+            self.stdout.write(f"{cache}: cleared")
+            return
+        if action == "invalidate":
+            if not more:
+                raise CommandError("name the tags: manage.py stillfresh invalidate shop.product:7")
+            more = [word for tag in more for word in ("--tag", tag)]
+        if action == "inspect":
+            more = ["--kind", backend.name, *more]
+        self._run([action, backend.location, *more])
+
+    @staticmethod
+    def _run(arguments: list[str]) -> None:
+        from stillfresh.cli import main  # noqa: PLC0415 (needs the extra `cli`)
+
+        try:
+            main(arguments)
+        except SystemExit as exc:
+            if exc.code:
+                raise CommandError("stillfresh could not do it", returncode=exc.code) from None
+
+
+Command = StillfreshCommand
+"""The name that Django looks for."""

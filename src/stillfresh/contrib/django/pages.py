@@ -1,0 +1,185 @@
+"""Pages: `cache_page` and a middleware that serve stale pages, and render each one once (E2, E5).
+
+What may be cached, for how long and under which key is for Django's own cache middleware to say: an
+`PageExchange` stands where it expects a cache.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import wraps
+from threading import get_ident
+from typing import Any
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.core.cache import caches
+from django.http import HttpRequest, HttpResponse
+from django.middleware.cache import CacheMiddleware
+
+from stillfresh.contrib.django.backend import MISSING, StillfreshCache
+from stillfresh.durations import Duration
+from stillfresh.engine import Loaded, Private
+from stillfresh.errors import ConfigError
+
+Tags = Sequence[str] | Callable[..., Sequence[str]]
+"""Of a page; or a function of the request and the view's arguments."""
+
+
+class ServerSideError(Exception):
+    """The view answered with a 5xx status: no reason to forget the page there is."""
+
+
+class PageMiddleware(CacheMiddleware):
+    """In place of Django's two cache middlewares, first in MIDDLEWARE."""
+
+    async_capable = False
+    stale_for: Duration | None = None
+    error_for: Duration | None = None
+    standing_in: Any = None
+    """What Django's rules ask in place of the cache."""
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.respond(request, self.get_response)
+
+    def respond(
+        self,
+        request: HttpRequest,
+        view: Callable[[HttpRequest], HttpResponse],
+        tags: Sequence[str] = (),
+    ) -> HttpResponse:
+        """The page, fresh or stale; rendered here if there is none."""
+        exchange = PageExchange(self, request, view, tags)
+        rules = self.on(exchange)
+        if (found := rules.process_request(request)) is not None:
+            return found
+        if exchange.response is not None:
+            return exchange.response
+        return rules.process_response(request, view(request))
+
+    def on(self, standing_in: object) -> "PageMiddleware":
+        rules = copy(self)
+        rules.standing_in = standing_in
+        return rules
+
+    @property
+    def cache(self) -> Any:
+        return self.standing_in
+
+    @property
+    def backend(self) -> StillfreshCache:
+        cache = caches[self.cache_alias]
+        if not isinstance(cache, StillfreshCache):
+            raise ConfigError(
+                f"CACHES[{self.cache_alias!r}]: pages that may be stale need the backend "
+                f"stillfresh.contrib.django.StillfreshCache, not {type(cache).__name__}"
+            )
+        return cache
+
+
+class PageExchange:
+    """One request for a page. Django's rules take it for their cache."""
+
+    def __init__(
+        self,
+        rules: PageMiddleware,
+        request: HttpRequest,
+        view: Callable[[HttpRequest], HttpResponse],
+        tags: Sequence[str],
+    ) -> None:
+        self.response: HttpResponse | None = None
+        """What the view answered, if this request had to ask it."""
+        self._rules = rules
+        self._backend = rules.backend
+        self._request = request
+        self._view = view
+        self._tags = tags
+        self._thread = get_ident()
+
+    def get(self, key: str) -> Any:
+        """A page, or the headers that pages of its address vary on."""
+        if self._request.method != "GET":
+            return self._backend.get(key)
+        if self.response is not None:
+            return None
+        try:
+            found = self._backend.read(key, lambda: self._load(key), tags=self._tags_of(key))
+        except ServerSideError:
+            return None
+        return None if found is MISSING else found
+
+    def set(self, key: str, value: object, timeout: float) -> None:
+        self._backend.put(key, self._loaded(key, value, timeout), tags=self._tags_of(key))
+
+    def _load(self, key: str) -> object:
+        """Ask the view; keep all that Django's rules say of its answer, and return this key's."""
+        is_own = get_ident() == self._thread
+        request = self._request if is_own else copy(self._request)
+        request._cache_update_cache = True
+        response = self._view(request)
+        if callable(getattr(response, "render", None)):
+            response = response.render()
+        if is_own:
+            self.response = response
+        if response.status_code >= 500:
+            raise ServerSideError(f"the view answered with status {response.status_code}")
+        kept = Kept()
+        self._rules.on(kept).process_response(request, response)
+        own = kept.pop(key, None)
+        for other, (value, timeout) in kept.items():
+            self.set(other, value, timeout)
+        return Private(None, is_noted=False) if own is None else self._loaded(key, *own)
+
+    def _loaded(self, key: str, value: object, timeout: float) -> Loaded[bytes]:
+        """The headers of an address outlive its pages, so that they are learned only once."""
+        rules, backend = self._rules, self._backend
+        loaded = backend.loaded(
+            value, timeout, self._tags_of(key), rules.stale_for, rules.error_for
+        )
+        if not isinstance(value, HttpResponse):
+            loaded.fresh_for += 1 + max(loaded.stale_for or 0, loaded.error_for or 0)
+        return loaded
+
+    def _tags_of(self, key: str) -> Sequence[str]:
+        return () if ".cache_header." in key else self._tags
+
+
+class Kept(dict[str, tuple[Any, float]]):
+    """What Django's rules want to keep of one answer, and for how many seconds."""
+
+    def set(self, key: str, value: object, timeout: float) -> None:
+        self[key] = value, timeout
+
+
+def cache_page(
+    timeout: float,
+    *,
+    cache: str | None = None,
+    key_prefix: str | None = None,
+    stale_for: Duration | None = None,
+    error_for: Duration | None = None,
+    tags: Tags = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Django's `cache_page`; past the timeout a page is served for `stale_for` and renewed behind.
+
+    For `error_for` it is served if the view fails.
+    """
+
+    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        is_async = iscoroutinefunction(view)
+        called = async_to_sync(view) if is_async else view
+        pages = PageMiddleware(
+            called, page_timeout=timeout, cache_alias=cache, key_prefix=key_prefix
+        )
+        pages.stale_for, pages.error_for = stale_for, error_for
+
+        @wraps(view)
+        def cached(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            own = tags(request, *args, **kwargs) if callable(tags) else tags
+            return pages.respond(request, lambda it: called(it, *args, **kwargs), own)
+
+        @wraps(view)
+        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            return await sync_to_async(cached)(request, *args, **kwargs)
+
+        return awaited if is_async else cached
+
+    return decorate

@@ -1,0 +1,146 @@
+"""What all threads and aliases of one LOCATION share: the cache, its resource, values as bytes.
+
+Django makes a backend object for each thread and alias. The cache behind them is one.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping
+from threading import Lock
+from typing import Any, Final, NoReturn, TypeVar
+
+from django.utils.module_loading import import_string
+from msgspec import msgpack
+
+from stillfresh.contrib.django.codec import DjangoCodec
+from stillfresh.engine import Codec, Spec, terms_of
+from stillfresh.engine.keys import checked_kind
+from stillfresh.errors import ConfigError, shown
+from stillfresh.loop_thread import PROCESS
+from stillfresh.sync import SyncCache
+
+T = TypeVar("T")
+
+TAGGED: Final = b"\xc1"
+"""No msgpack value begins with it."""
+SHARED: Final = {
+    "NAME": "django",
+    "MEMORY_FOR": 0,
+    "MAX_ENTRIES": 1_000,
+    "CONCURRENCY": 32,
+    "LOAD_TIMEOUT": "10m",
+    "CODEC": None,
+}
+"""Options, with their defaults, on which all aliases of a LOCATION and NAME agree."""
+OWN: Final = ("STALE_FOR", "ERROR_FOR")
+
+
+class TaggedKey(str):
+    """A key, and the tags that its entry gets."""
+
+    __slots__ = ("tags",)
+
+    def __new__(cls, name: str, tags: tuple[str, ...]) -> "TaggedKey":
+        key = super().__new__(cls, name)
+        key.tags = tags
+        return key
+
+    tags: tuple[str, ...]
+
+
+class BlockingCache(SyncCache):
+    """Also called on an event loop, where it holds the loop, as every Django backend does.
+
+    A template rendered by an async view reads its fragments that way.
+    """
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return PROCESS.enter(self).run(work)
+
+
+class Bytes:
+    """Values of the resource: as they are."""
+
+    @staticmethod
+    def encode(value: bytes) -> bytes:
+        return value
+
+    decode = encode
+
+
+class SharedCache:
+    """One resource of one cache, and the codec of its values."""
+
+    def __init__(self, location: str, options: Mapping[str, Any]) -> None:
+        name = checked_kind(options["NAME"])
+        self.options = options
+        self.cache = BlockingCache(location)
+        self.codec: Codec[Any] = _codec(options["CODEC"])
+        spec: Spec[str, bytes] = Spec(
+            name,
+            _no_loader,
+            Bytes,
+            lambda key: key.tags if isinstance(key, TaggedKey) else (),
+            terms_of(name, 0, 0, 0, 0),
+            max_batch=1,
+            concurrency=options["CONCURRENCY"],
+            max_entries=options["MAX_ENTRIES"],
+            memory_for=options["MEMORY_FOR"],
+            lease_for="5s",
+            load_timeout=options["LOAD_TIMEOUT"],
+            by_id=False,
+            in_thread=True,
+        )
+        self.core = self.cache.declare(spec, str.__str__, str)
+
+    def encoded(self, value: object, tags: tuple[str, ...] = ()) -> bytes:
+        """With its tags, so that whoever changes the entry later knows them."""
+        data = self.codec.encode(value)
+        return TAGGED + _packed((tags, data)) if tags or data.startswith(TAGGED) else data
+
+    def decoded(self, data: bytes, default: object) -> Any:
+        """The default, if another release or another codec wrote it."""
+        try:
+            return self.codec.decode(_unpacked(data[1:])[1] if data.startswith(TAGGED) else data)
+        except Exception:  # noqa: BLE001 (a codec may raise anything)
+            return default
+
+    def tags(self, data: bytes) -> tuple[str, ...]:
+        return _unpacked(data[1:])[0] if data.startswith(TAGGED) else ()
+
+
+_packed = msgpack.Encoder().encode
+_unpacked = msgpack.Decoder(tuple[tuple[str, ...], bytes]).decode
+_caches: dict[tuple[str, str], SharedCache] = {}
+_lock = Lock()
+
+
+def shared(location: str, given: Mapping[str, Any]) -> SharedCache:
+    """What the backends of this LOCATION and NAME share. Nothing is opened here."""
+    if unknown := sorted(given.keys() - SHARED.keys() - set(OWN)):
+        names = ", ".join([*SHARED, *OWN])
+        raise ConfigError(f"CACHES: there is no OPTIONS[{unknown[0]!r}]; there are {names}")
+    options = {**SHARED, **{name: it for name, it in given.items() if name in SHARED}}
+    with _lock:
+        there = _caches.get(name := (location, options["NAME"]))
+        if there is None:
+            there = _caches[name] = SharedCache(location, options)
+    for option, value in options.items():
+        if value != there.options[option]:
+            raise ConfigError(
+                f"CACHES: OPTIONS[{option!r}] is {shown(value)} in one alias and "
+                f"{shown(there.options[option])} in another of the same LOCATION; "
+                f"write the same in both, or give one of them a NAME of its own"
+            )
+    return there
+
+
+def _codec(given: object) -> Codec[Any]:
+    """A codec, or where it can be imported from."""
+    if given is None:
+        return DjangoCodec()
+    found: Any = import_string(given) if isinstance(given, str) else given
+    codec: Codec[Any] = found() if isinstance(found, type) else found
+    return codec
+
+
+def _no_loader(_: list[str]) -> NoReturn:
+    raise TypeError("each read brings its own loader")

@@ -1,0 +1,388 @@
+"""Django's cache API on the stores: E2, E5, E17, E20 as Django code sees them.
+
+Django's own tests of a backend are run by test_django_suite.py; here is what they do not ask.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillfresh import ConfigError
+from stillfresh.testing import ManualClock
+from tests.kit import shop
+from tests.kit.servers.valkey import Server
+
+shop.configure()
+
+from django.core.cache import caches  # noqa: E402 (after settings)
+from django.db import connection, connections  # noqa: E402
+from django.utils import translation  # noqa: E402
+
+from stillfresh.contrib.django import shared  # noqa: E402
+
+THREADS = 16
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1_700_000_000.0)
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        server: Server = request.getfixturevalue("valkey")
+        return server.url()
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/cache.db"
+
+
+@pytest.fixture
+def cache(url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Stale for a minute; kept against failures for ten."""
+    with shop.cache_on(url, clock, monkeypatch, STALE_FOR=60, ERROR_FOR=600) as cache:
+        yield cache
+
+
+class Maker:
+    """A callable for `get_or_set`: counts, and can be held up or fail."""
+
+    def __init__(self) -> None:
+        self.calls: list[threading.Thread] = []
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.ended = threading.Semaphore(0)
+        self.languages: list[str | None] = []
+
+    def __call__(self) -> int:
+        self.calls.append(threading.current_thread())
+        self.languages.append(translation.get_language())
+        try:
+            self.gate.wait(30)
+            if self.error is not None:
+                raise self.error
+            return len(self.calls)
+        finally:
+            self.ended.release()
+
+
+@pytest.fixture
+def make() -> Maker:
+    return Maker()
+
+
+def together(work: Callable[[int], Any]) -> list[Any]:
+    """Sixteen threads at once, each with a backend object of its own."""
+    start = threading.Barrier(THREADS)
+
+    def one(number: int) -> Any:
+        start.wait(30)
+        return work(number)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(one, range(THREADS)))
+
+
+class TestE20Values:
+    def test_each_caller_has_its_own(self, cache: Any) -> None:
+        """Django code changes what it is given; what is cached stays as it was."""
+        cache.set("a", [1])
+        cache.get("a").append(2)
+        cache.get_or_set("a", [9]).append(3)
+        assert cache.get("a") == [1]
+
+    def test_what_cannot_be_read_is_not_there(self, cache: Any) -> None:
+        """E11: another release wrote it; it is made anew."""
+        for key in "ab":
+            cache.put(key, cache._on_terms(b"\xc7\x00\x63", 60))
+        assert (cache.get("a", "none"), cache.get_many(["a"])) == ("none", {})
+        assert (cache.get_or_set("a", lambda: 1), cache.get("a")) == (1, 1)
+        assert cache.add("b", 2) is False  # it is there, if one knows how to read it
+
+    def test_a_value_that_cannot_be_stored_is_refused(self, cache: Any) -> None:
+        """With the type's name, by every way in; nothing is stored and no load has failed."""
+        ways: list[Callable[[], object]] = [
+            lambda: cache.set("a", object()),
+            lambda: cache.set_many({"a": object()}),
+            lambda: cache.add("a", object()),
+            lambda: cache.get_or_set("a", object),
+        ]
+        for way in ways:
+            with pytest.raises(TypeError, match=r"a builtins\.object cannot be cached"):
+                way()
+        assert cache.get_or_set("a", 1) == 1
+
+    def test_another_codec(
+        self, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By its dotted name; its bytes may begin with anything."""
+        codec = f"{__name__}.Upper"
+        with shop.cache_on(url, clock, monkeypatch, CODEC=codec, NAME="upper") as cache:
+            cache.set("a", "text", tags=["t"])
+            cache.set("b", "text")
+            assert (cache.get("a"), cache.get("b")) == ("TEXT", "TEXT")
+
+
+class Upper:
+    """A codec of somebody's own."""
+
+    def encode(self, value: str) -> bytes:
+        return b"\xc1" + value.encode()
+
+    def decode(self, data: bytes) -> str:
+        return data[1:].decode().upper()
+
+
+class TestE20Stale:
+    def test_get_sees_what_is_fresh(self, cache: Any, clock: ManualClock) -> None:
+        """A copy past its timeout is a miss, though `get_or_set` may serve it."""
+        cache.set("a", 1, 10)
+        clock.advance(11)
+        assert (cache.get("a"), cache.get_many(["a"]), "a" in cache) == (None, {}, False)
+        assert (cache.touch("a"), cache.add("a", 2)) == (False, True)
+
+    def test_is_served_at_once_and_made_behind(
+        self, cache: Any, clock: ManualClock, make: Maker
+    ) -> None:
+        """By another thread, in the caller's language; its database connections are closed."""
+        opened: list[Any] = []
+
+        def query() -> int:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+            opened.append(connections["default"])
+            return make()
+
+        assert cache.get_or_set("a", query, 10) == 1
+        clock.advance(11)
+        make.gate.clear()
+        with translation.override("de"):
+            assert [cache.get_or_set("a", query, 10) for _ in range(3)] == [1, 1, 1]
+        make.gate.set()
+        make.ended.acquire()
+        assert make.ended.acquire(timeout=30)
+        eventually(lambda: cache.get("a") == 2)
+        assert make.calls[0] is threading.current_thread() is not make.calls[1]
+        assert (len(make.calls), make.languages[1]) == (2, "de")
+        eventually(lambda: opened[1].connection is None)
+        assert opened[0].connection is not None
+        connections.close_all()
+
+    def test_errors_are_served_the_old_value(
+        self, cache: Any, clock: ManualClock, make: Maker
+    ) -> None:
+        """For ERROR_FOR, and then it is raised."""
+        cache.get_or_set("a", make, 10)
+        make.error = KeyError("upstream")
+        clock.advance(100)
+        assert cache.get_or_set("a", make, 10) == 1
+        clock.advance(1000)
+        with pytest.raises(KeyError, match="upstream"):
+            cache.get_or_set("a", make, 10)
+
+    def test_terms_of_one_call(self, cache: Any, clock: ManualClock, make: Maker) -> None:
+        """`stale_for` and `error_for` of a call are those of its entry."""
+        cache.get_or_set("a", make, 10, stale_for=0, error_for=0)
+        clock.advance(11)
+        assert cache.get_or_set("a", make, 10) == 2
+        assert make.calls == [threading.current_thread()] * 2
+
+
+class TestE5OneCall:
+    def test_of_sixteen_threads(self, cache: Any, make: Maker) -> None:
+        """All are told what it made; it runs in the thread of one of them."""
+        make.gate.clear()
+        timer = threading.Timer(0.2, make.gate.set)
+        timer.start()
+        values = together(lambda _: caches["default"].get_or_set("a", make))
+        timer.join()
+        assert (values, len(make.calls)) == ([1] * THREADS, 1)
+        assert make.calls[0].name.startswith("ThreadPoolExecutor")
+
+    def test_an_error_is_the_callables_own(self, cache: Any, make: Maker) -> None:
+        """Not wrapped, and the next call may try again at once, as without a cache."""
+        make.error = KeyError("upstream")
+        for _ in range(2):
+            with pytest.raises(KeyError, match="upstream"):
+                cache.get_or_set("a", make)
+        make.error = None
+        assert (cache.get_or_set("a", make), cache.get("a")) == (3, 3)
+
+    def test_in_the_callers_transaction(self, cache: Any) -> None:
+        """It sees what the caller has written and not committed."""
+        from django.db import transaction  # noqa: PLC0415
+
+        from tests.kit.shop.models import Label  # noqa: PLC0415
+
+        shop.tables()
+        with transaction.atomic():
+            Label.objects.create(name="new")
+            assert cache.get_or_set("count", Label.objects.count) == 1
+            transaction.set_rollback(True)
+        connections.close_all()
+
+    def test_with_no_timeout_and_one_of_zero(self, cache: Any, clock: ManualClock) -> None:
+        """None: never over; 0: the caller has it, and nobody else."""
+        assert (cache.get_or_set("a", 1, None), cache.get_or_set("b", 2, 0)) == (1, 2)
+        clock.advance(10 * 365 * 86_400)
+        assert (cache.get("a"), cache.get("b")) == (1, None)
+
+
+class TestE17Atomic:
+    def test_counting(self, cache: Any) -> None:
+        """Sixteen threads add to one number; nothing is lost."""
+        cache.set("hits", 0)
+        results = together(lambda _: [caches["default"].incr("hits") for _ in range(3)])
+        assert cache.get("hits") == 3 * THREADS
+        assert len({it for row in results for it in row}) == 3 * THREADS
+
+    def test_one_adds_and_one_deletes(self, cache: Any) -> None:
+        """Of sixteen that try it at once."""
+        assert together(lambda number: caches["default"].add("a", number)).count(True) == 1
+        assert together(lambda _: caches["default"].delete("a")).count(True) == 1
+
+    def test_the_timeout_of_a_counter_goes_on(self, cache: Any, clock: ManualClock) -> None:
+        """`incr` does not renew it; `touch` does."""
+        cache.set("a", 1, 10)
+        cache.set("b", 1, 10)
+        clock.advance(6)
+        cache.incr("a")
+        cache.touch("b", 10)
+        clock.advance(6)
+        assert (cache.get("a"), cache.get("b")) == (None, 1)
+
+
+class TestE8Tags:
+    def test_an_invalidated_entry_is_not_there(self, cache: Any, make: Maker) -> None:
+        """`get` misses, `get_or_set` waits for a new one; entries without the tag stay."""
+        cache.set("a", 1, tags=["shop"])
+        cache.set("b", 2)
+        assert cache.get_or_set("c", make, tags=["shop", "c"]) == 1
+        assert cache.invalidate_tag("shop") == 2
+        assert cache.get_many("abc") == {"b": 2}
+        assert cache.get_or_set("c", make, tags=["shop", "c"]) == 2
+
+    def test_a_changed_entry_keeps_its_tags(self, cache: Any) -> None:
+        """`incr` and `touch` know nothing of them."""
+        cache.set_many({"a": 1, "b": 1}, tags=["shop"])
+        assert (cache.incr("a"), cache.touch("b", 100)) == (2, True)
+        assert cache.invalidate_tag("shop") == 2
+        assert cache.get_many("ab") == {}
+
+    def test_a_load_under_way_is_reached(self, cache: Any, make: Maker) -> None:
+        """What it read before the invalidation is not kept as fresh."""
+        make.gate.clear()
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(cache.get_or_set, "a", make, tags=["shop"])
+            eventually(lambda: make.calls)
+            cache.invalidate_tag("shop")
+            make.gate.set()
+            assert loading.result(30) == 1
+        assert cache.get_or_set("a", make, tags=["shop"]) == 2
+
+
+class TestE20Async:
+    async def test_every_method(self, cache: Any) -> None:
+        """As the sync ones, without holding the loop."""
+        await cache.aset("a", 1)
+        await cache.aset_many({"b": 2, "c": 3})
+        assert [await cache.aget(key) for key in "abcd"] == [1, 2, 3, None]
+        assert await cache.aget_many(["a", "d"]) == {"a": 1}
+        assert [await cache.aadd("a", 5), await cache.aadd("d", 5)] == [False, True]
+        assert [await cache.aincr("a"), await cache.adecr("b", 2)] == [2, 0]
+        assert [await cache.atouch("a"), await cache.atouch("z")] == [True, False]
+        assert [await cache.adelete("a"), await cache.adelete("a")] == [True, False]
+        await cache.adelete_many(["b"])
+        assert [await cache.ahas_key(key) for key in "abcd"] == [False, False, True, True]
+        await cache.aclear()
+        assert await cache.aget_many("abcd") == {}
+
+    async def test_get_or_set_with_either_kind_of_function(self, cache: Any) -> None:
+        """A coroutine function is awaited on the caller's loop."""
+        loops: list[Any] = []
+
+        async def asked() -> str:
+            loops.append(asyncio.get_running_loop())
+            return "value"
+
+        assert await cache.aget_or_set("a", asked) == "value"
+        assert await cache.aget_or_set("b", lambda: "plain") == "plain"
+        assert loops == [asyncio.get_running_loop()]
+
+    async def test_a_sync_method_on_a_loop_works(self, cache: Any) -> None:
+        """As with Django's own backends, it holds the loop: templates of async views do that."""
+        cache.set("a", 1)
+        assert cache.get("a") == 1
+
+    async def test_the_loop_goes_on(self, cache: Any, make: Maker) -> None:
+        """While a callable runs."""
+        make.gate.clear()
+        making = asyncio.create_task(cache.aget_or_set("a", make))
+        while not make.calls:
+            await asyncio.sleep(0.001)
+        make.gate.set()
+        assert await making == 1
+
+
+class TestE20Settings:
+    def test_clear_reaches_its_own_name(
+        self, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others on the same store keep what they have; more than a page of entries is cleared."""
+        with shop.cache_on(url, clock, monkeypatch, NAME="one") as one:
+            two = shared.shared(url, {"NAME": "two"})
+            assert two.core is not one._core
+            other = type(one)(url, {"OPTIONS": {"NAME": "two"}})
+            other.set("a", 1)
+            one.set_many({f"key-{number}": number for number in range(1200)}, 60)
+            one.clear()
+            assert one.get_many(f"key-{number}" for number in range(1200)) == {}
+            assert other.get("a") == 1
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"MAX_ENTRY": 5}, r"there is no OPTIONS\['MAX_ENTRY'\]; there are NAME"),
+            ({"NAME": "Prices!"}, "resource name 'Prices!'"),
+            ({"STALE_FOR": "soon"}, r"OPTIONS\['STALE_FOR'\]: cannot read 'soon'"),
+            ({"MEMORY_FOR": -1}, "memory_for"),
+            ({"MAX_ENTRIES": 0}, "max_entries"),
+        ],
+    )
+    def test_wrong_options_are_named(
+        self, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """When the alias is first used; also those of other backends."""
+        monkeypatch.setattr(shared, "_caches", {})
+        from stillfresh.contrib.django import StillfreshCache  # noqa: PLC0415
+
+        with pytest.raises(ConfigError, match=said):
+            StillfreshCache("memory://", {"OPTIONS": options})
+
+    def test_aliases_of_one_place_agree(self, cache: Any, url: str) -> None:
+        """Two that disagree on what they share are told which option it is."""
+        with pytest.raises(ConfigError, match=r"OPTIONS\['MEMORY_FOR'\] is '1s' in one alias"):
+            type(cache)(url, {"OPTIONS": {"MEMORY_FOR": "1s"}})
+
+    def test_the_end_of_a_request_closes_nothing(self, cache: Any) -> None:
+        """The thread, the file and the connections stay for the next one."""
+        cache.set("a", 1)
+        before = set(threading.enumerate())
+        cache.close()
+        assert cache.get("a") == 1
+        assert set(threading.enumerate()) >= before
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """What another thread does comes when it comes."""
+    waiting = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it never came")

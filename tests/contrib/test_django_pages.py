@@ -1,0 +1,317 @@
+"""Pages in Django: E2 and E5 for views, and invalidation by model (E6, E8)."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillfresh import ConfigError
+from stillfresh.testing import ManualClock
+from tests.contrib.test_django_cache import THREADS, eventually, together
+from tests.kit import shop
+from tests.kit.servers.valkey import Server
+
+shop.configure()
+
+from django.core.management import CommandError, call_command  # noqa: E402 (after settings)
+from django.db import connections, transaction  # noqa: E402
+from django.db.models.signals import m2m_changed, post_delete, post_save  # noqa: E402
+from django.http import HttpResponse  # noqa: E402
+from django.template import engines  # noqa: E402
+from django.template.response import TemplateResponse  # noqa: E402
+from django.test import RequestFactory, override_settings  # noqa: E402
+from django.utils import translation  # noqa: E402
+from django.utils.cache import patch_vary_headers  # noqa: E402
+
+from stillfresh.contrib.django import (  # noqa: E402
+    PageMiddleware,
+    cache_page,
+    invalidate,
+    invalidate_on_change,
+    tag_of,
+)
+from tests.kit.shop.models import Label, Product  # noqa: E402
+
+REQUESTS = RequestFactory()
+SIGNALS = (post_save, post_delete, m2m_changed)
+LOCMEM = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start=1_700_000_000.0)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        server: Server = request.getfixturevalue("valkey")
+        return server.url()
+    return f"sqlite:///{tmp_path}/cache.db"
+
+
+@pytest.fixture(autouse=True)
+def cache(url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with shop.cache_on(url, clock, monkeypatch) as cache:
+        yield cache
+
+
+class Shop:
+    """A view: counts its renders, and answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.renders: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.answer: Callable[[Any], HttpResponse] | None = None
+
+    def __call__(self, request: Any, **_: Any) -> HttpResponse:
+        self.renders.append(f"{threading.current_thread().name} {translation.get_language()}")
+        number = len(self.renders)
+        self.gate.wait(30)
+        return self.answer(request) if self.answer else HttpResponse(f"page {number}")
+
+
+@pytest.fixture
+def view() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+def page(view: Shop) -> Callable[..., Any]:
+    return cache_page(10, stale_for=60, error_for=600)(view)
+
+
+def text(response: HttpResponse) -> str:
+    return str(response.content.decode())
+
+
+class TestE2Pages:
+    def test_is_rendered_once(self, page: Any, view: Shop) -> None:
+        """Then it is served as it was, and says how old it is."""
+        answers = [page(REQUESTS.get("/")) for _ in range(3)]
+        assert [text(it) for it in answers] == ["page 1"] * 3
+        assert ["Age" in it for it in answers] == [False, True, True]
+        assert answers[0]["Cache-Control"] == "max-age=10"
+        assert text(page(REQUESTS.get("/?page=2"))) == "page 2"
+
+    def test_a_stale_page_is_served_and_rendered_behind(
+        self, page: Any, view: Shop, clock: ManualClock
+    ) -> None:
+        """Callers are answered at once; it is rendered once, in the language of the request."""
+        with translation.override("de"):
+            page(REQUESTS.get("/"))
+            clock.advance(11)
+            view.gate.clear()
+            assert [text(page(REQUESTS.get("/"))) for _ in range(3)] == ["page 1"] * 3
+            view.gate.set()
+            eventually(lambda: text(page(REQUESTS.get("/"))) == "page 2")
+        assert len(view.renders) == 2
+        assert view.renders[1].startswith("stillfresh-")
+        assert view.renders[1].endswith(" de")
+
+    def test_a_stampede_is_one_render(self, page: Any, view: Shop) -> None:
+        """Also of a page that nobody has asked for before."""
+        view.gate.clear()
+        timer = threading.Timer(0.2, view.gate.set)
+        timer.start()
+        answers = together(lambda _: page(REQUESTS.get("/")))
+        timer.join()
+        assert ([text(it) for it in answers], len(view.renders)) == (["page 1"] * THREADS, 1)
+
+    def test_a_view_that_fails_leaves_the_page(
+        self, page: Any, view: Shop, clock: ManualClock
+    ) -> None:
+        """By an exception or a 5xx answer; when the page is gone the caller is told."""
+        page(REQUESTS.get("/"))
+        clock.advance(100)
+        view.answer = lambda _: HttpResponse("down", status=503)
+        assert text(page(REQUESTS.get("/"))) == "page 1"
+        clock.advance(1000)
+        assert page(REQUESTS.get("/")).status_code == 503
+        view.answer = lambda request: HttpResponse(request.GET["missing"])
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                page(REQUESTS.get("/other"))
+
+    @pytest.mark.parametrize(
+        "field", [("Cache-Control", "private"), ("Vary", "*"), ("Set-Cookie", "")]
+    )
+    def test_what_is_personal_is_not_kept(
+        self, page: Any, view: Shop, field: tuple[str, str]
+    ) -> None:
+        """By Django's rules; each of many callers gets the answer to its own request."""
+
+        def answer(request: Any) -> HttpResponse:
+            response = HttpResponse(f"for {request.GET['who']}")
+            if field[0] == "Set-Cookie":
+                response.set_cookie("id", request.GET["who"])
+                patch_vary_headers(response, ["Cookie"])
+            else:
+                response[field[0]] = field[1]
+            return response
+
+        view.answer = answer
+        answers = together(lambda number: page(REQUESTS.get("/", {"who": number})))
+        answers += [page(REQUESTS.get("/", {"who": 0}))]
+        assert [text(it) for it in answers] == [f"for {it}" for it in [*range(THREADS), 0]]
+        assert len(view.renders) == THREADS + 1
+
+    def test_pages_vary(self, page: Any, view: Shop) -> None:
+        """On the headers that the view names, and on the language."""
+        view.answer = lambda request: HttpResponse(
+            request.headers["X-Kind"], headers={"Vary": "X-Kind"}
+        )
+        kinds = ["a", "b", "a", "b"]
+        answers = [page(REQUESTS.get("/", headers={"X-Kind": it})) for it in kinds]
+        assert [text(it) for it in answers] == kinds
+        assert len(view.renders) == 2
+
+    def test_other_methods(self, page: Any, view: Shop) -> None:
+        """A POST is the view's; a HEAD is answered from the page of a GET."""
+        page(REQUESTS.post("/"))
+        page(REQUESTS.post("/"))
+        page(REQUESTS.get("/"))
+        assert text(page(REQUESTS.head("/"))) == "page 3"
+        assert len(view.renders) == 3
+
+    def test_a_template_is_rendered_once(self, view: Shop, page: Any) -> None:
+        """With the view, not by the handler of the request."""
+        template = engines["django"].from_string("hello")
+        view.answer = lambda request: TemplateResponse(request, template)
+        assert [text(page(REQUESTS.get("/"))) for _ in range(2)] == ["hello"] * 2
+        assert len(view.renders) == 1
+
+    async def test_an_async_view(self, view: Shop) -> None:
+        """Awaited on its own loop."""
+
+        @cache_page(10)
+        async def page(request: Any) -> HttpResponse:
+            return view(request)
+
+        assert [text(await page(REQUESTS.get("/"))) for _ in range(2)] == ["page 1"] * 2
+
+    def test_a_whole_site(self, view: Shop) -> None:
+        """By a middleware, for CACHE_MIDDLEWARE_SECONDS."""
+        site = PageMiddleware(view)
+        assert [text(site(REQUESTS.get("/"))) for _ in range(2)] == ["page 1"] * 2
+        assert text(site(REQUESTS.get("/two"))) == "page 2"
+
+    def test_another_backend_is_refused(self, page: Any) -> None:
+        """It could not serve what is stale."""
+        with (
+            override_settings(CACHES=LOCMEM),
+            pytest.raises(ConfigError, match=r"pages that may be stale need .* not LocMemCache"),
+        ):
+            page(REQUESTS.get("/"))
+
+
+@pytest.fixture
+def product() -> Iterator[Any]:
+    shop.tables()
+    yield Product.objects.create(name="Lamp")
+    connections.close_all()
+
+
+class TestE8Models:
+    @pytest.fixture(autouse=True)
+    def _connected(self) -> Iterator[None]:
+        """Twice is as once."""
+        before = {it: list(it.receivers) for it in SIGNALS}
+        invalidate_on_change(Product, Label)
+        invalidate_on_change(Product, Label)
+        yield
+        for signal, receivers in before.items():
+            signal.receivers[:] = receivers
+            signal.sender_receivers_cache.clear()
+
+    def test_a_save_and_a_delete(self, cache: Any, product: Any) -> None:
+        """Invalidate what is tagged with the instance, and what is tagged with its model."""
+        other = Product.objects.create(name="Desk")
+        tags = {"one": tag_of(product), "other": tag_of(other), "all": tag_of(Product)}
+
+        def fill() -> None:
+            for key, tag in tags.items():
+                cache.set(key, tag, tags=[tag])
+
+        fill()
+        product.save()
+        assert cache.get_many(tags) == {"other": f"shop.product:{other.pk}"}
+        fill()
+        product.delete()
+        assert list(cache.get_many(tags)) == ["other"]
+
+    def test_after_the_commit(self, cache: Any, product: Any) -> None:
+        """Not before: a reader would load the old row again; and not after a rollback."""
+        cache.set("all", 1, tags=[tag_of(Product)])
+        with transaction.atomic():
+            product.save()
+            assert cache.get("all") == 1
+            transaction.set_rollback(True)
+        assert cache.get("all") == 1
+        with transaction.atomic():
+            product.save()
+        assert cache.get("all") is None
+
+    @pytest.mark.parametrize("way", ["add", "remove", "set", "clear", "reverse"])
+    def test_relations_to_many(self, cache: Any, product: Any, way: str) -> None:
+        """A change of them invalidates both sides."""
+        label = Label.objects.create(name="new")
+        if way in {"remove", "clear"}:
+            product.labels.add(label)
+        cache.set("product", 1, tags=[tag_of(product)])
+        cache.set("labels", 1, tags=[tag_of(Label)])
+        match way:
+            case "reverse":
+                label.product_set.add(product)
+            case "clear":
+                product.labels.clear()
+            case "set":
+                product.labels.set([label])
+            case _:
+                getattr(product.labels, way)(label)
+        assert cache.get_many(["product", "labels"]) == {}
+
+    def test_by_hand(self, cache: Any, product: Any) -> None:
+        """After what sends no signals."""
+        cache.set("all", 1, tags=["shop.product"])
+        Product.objects.update(name="Chair")
+        assert cache.get("all") == 1
+        invalidate(Product)
+        assert cache.get("all") is None
+
+    def test_a_page_with_the_tags_of_its_arguments(self, product: Any, view: Shop) -> None:
+        """`tags` is a function of the request and the view's arguments."""
+        page = cache_page(60, tags=lambda _, pk: [f"shop.product:{pk}"])(view)
+        pages = [text(page(REQUESTS.get(f"/{pk}"), pk=pk)) for pk in (product.pk, 0)]
+        product.save()
+        pages += [text(page(REQUESTS.get(f"/{pk}"), pk=pk)) for pk in (product.pk, 0)]
+        assert pages == ["page 1", "page 2", "page 3", "page 2"]
+
+
+class TestG10ManageCommand:
+    def test_inspect_invalidate_evict_clear(
+        self, cache: Any, url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The commands of `stillfresh`, for the cache of an alias."""
+        with override_settings(CACHES={"default": {"BACKEND": shop.BACKEND, "LOCATION": url}}):
+            cache.set("price", 1, None, tags=["shop.product"])
+            call_command("stillfresh", "inspect", "--limit", "5")
+            assert ":1:price" in capsys.readouterr().out
+            call_command("stillfresh", "invalidate", "shop.product")
+            assert capsys.readouterr().out == "1 entry invalidated\n"
+            assert cache.get("price") is None
+            call_command("stillfresh", "evict")
+            assert "evicted" in capsys.readouterr().out
+            cache.set("price", 2)
+            call_command("stillfresh", "clear")
+            assert cache.get("price") is None
+
+    def test_mistakes(self, cache: Any) -> None:
+        """A cache of another kind, an invalidation of nothing."""
+        with pytest.raises(CommandError, match="name the tags"):
+            call_command("stillfresh", "invalidate")
+        with override_settings(CACHES=LOCMEM), pytest.raises(CommandError, match="no Stillfresh"):
+            call_command("stillfresh", "clear")

@@ -1,0 +1,59 @@
+"""T9: Django's own cache and session tests, from its source distribution, judge the backend."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.processes import ROOT
+from tests.kit.servers.valkey import Server
+
+PAGE = ROOT / "docs" / "conformance.md"
+ROW = re.compile(r"^\| `(\w+\.test_\w+)` \| .{20,} \|$", re.MULTILINE)
+LEAST = 340
+"""Tests that Django 5.2 has for it; fewer were not run."""
+
+
+@pytest.fixture
+def folder() -> Path:
+    """Django's tests; fetched if they are not there yet."""
+    fetch = [str(ROOT / "scripts" / "django_tests"), sys.prefix]
+    found = subprocess.run(fetch, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"Django's source distribution could not be fetched: {found.stderr[-200:]}")
+    return Path(found.stdout.strip())
+
+
+@pytest.mark.timeout(240)
+class TestT9Django:
+    def test_all_of_djangos_tests_pass_but_those_that_are_listed(
+        self, folder: Path, tmp_path: Path, valkey: Server
+    ) -> None:
+        """On three stores at once, for most of the time is theirs to sleep."""
+        urls = ["memory://", f"sqlite:///{tmp_path}/cache.db", valkey.url(timeout="10s")]
+        command = [sys.executable, "-m", "tests.kit.workers.django_suite", str(folder)]
+        running = [
+            subprocess.Popen(
+                [*command, url],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for url in urls
+        ]
+        try:
+            said = [process.communicate(timeout=200) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        listed = set(ROW.findall(PAGE.read_text()))
+        for url, (lines, complaints) in zip(urls, said, strict=True):
+            ended = dict(line.split() for line in lines.splitlines())
+            failed = {name.split(".", 2)[2] for name, how in ended.items() if how == "failed"}
+            assert failed == listed, f"{url}: {failed ^ listed}\n{complaints[-20_000:]}"
+            assert "skipped" not in ended.values()
+            assert len(ended) >= LEAST, complaints

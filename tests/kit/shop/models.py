@@ -1,0 +1,20 @@
+"""Products, and the labels that they have."""
+
+from django.db import models
+
+
+class Label(models.Model):
+    """A product has any number of them."""
+
+    name = models.TextField()
+
+
+class Product(models.Model):
+    """It may be made of another one."""
+
+    name = models.TextField()
+    price = models.DecimalField(max_digits=8, decimal_places=2, default=1)
+    since = models.DateTimeField(null=True)
+    photo = models.FileField(null=True)
+    made_of = models.ForeignKey("Product", models.CASCADE, null=True)
+    labels = models.ManyToManyField(Label)
