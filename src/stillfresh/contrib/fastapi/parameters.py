@@ -74,6 +74,8 @@ class KeyRule:
 
     def _check(self, parameter: inspect.Parameter, ignored: set[str]) -> None:
         name, what = parameter.name, _kind(parameter)
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+            raise ConfigError(f"{self._name}: *{name} has no name in a request; write each one out")
         if what == "form":
             said = "cannot be cached, since it can be read only once; take JSON instead"
             raise ConfigError(f"{self._name}: the form or file {name!r} {said}")
