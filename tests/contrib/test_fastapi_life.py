@@ -9,12 +9,17 @@ import httpx2
 import pytest
 from fastapi import Depends, FastAPI, Request
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 
 from stillfresh import Cache, NotOpen
 from stillfresh.contrib.fastapi import Dashboard, fresh, lifespan
 from tests.kit.serving import served
 
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)
+
+
+class Item(BaseModel):
+    id: int
 
 
 class TestE13Lifespan:
@@ -63,9 +68,9 @@ class TestG6MountedDashboard:
 
         @app.get("/items/{id}")
         @fresh(cache, "10m")
-        async def item(id: int) -> dict[str, int]:  # noqa: A002
+        async def item(id: int) -> Item:  # noqa: A002
             calls.append(id)
-            return {"id": id}
+            return Item(id=id)
 
         async with served(app) as address, httpx2.AsyncClient(base_url=address) as client:
             await client.get("/items/7")

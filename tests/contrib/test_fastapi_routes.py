@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, computed_field
 
 from stillfresh import Cache
 from stillfresh.contrib.fastapi import fresh, lifespan
+from stillfresh.errors import BadValue
 from stillfresh.testing import ManualClock
 
 
@@ -520,6 +521,25 @@ class TestE7RouteFailing:
         async with shop.client() as client:
             told = [await client.get("/items") for _ in range(3)]
         assert [(it.status_code, it.json()) for it in told] == [(404, {"missing": "tea"})] * 3
+
+    async def test_a_value_of_another_type_is_the_functions_mistake(self, shop: Shop) -> None:
+        """500 each time, with an error that says what to do; there is no cooldown."""
+        errors: list[Exception] = []
+
+        @shop.app.exception_handler(Exception)
+        async def noted(request: Request, exc: Exception) -> JSONResponse:
+            errors.append(exc)
+            return JSONResponse(None, 500)
+
+        @shop.app.get("/items")
+        @fresh(shop.cache, "10s")
+        async def items() -> Item:
+            return f"tea {shop.called(0)}"  # type: ignore[return-value]
+
+        async with shop.client() as client:
+            told = [await client.get("/items") for _ in range(2)]
+        assert ([it.status_code for it in told], len(shop.calls)) == ([500, 500], 2)
+        assert [type(it) for it in errors] == [BadValue, BadValue]
 
     async def test_a_store_that_cannot_be_opened_leaves_the_route(self, tmp_path: Any) -> None:
         """The app starts, and its routes work without a cache."""

@@ -5,8 +5,8 @@ and `loader`.
 """
 
 from stillfresh.engine.cache import Cache
-from stillfresh.engine.calls import Call, Signature
-from stillfresh.engine.codecs import MsgpackCodec
+from stillfresh.engine.calls import Call, Signature, key_text
+from stillfresh.engine.codecs import MsgpackCodec, PydanticCodec, codec_for
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import (
     CacheStats,
@@ -65,6 +65,7 @@ __all__ = [
     "OwnLoad",
     "OwnTerms",
     "Private",
+    "PydanticCodec",
     "Read",
     "Resource",
     "ResourceStats",
@@ -75,7 +76,9 @@ __all__ = [
     "Update",
     "Watch",
     "bind",
+    "codec_for",
     "in_caller",
+    "key_text",
     "like_function",
     "prometheus_text",
     "terms_of",

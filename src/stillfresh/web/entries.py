@@ -191,7 +191,9 @@ def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
 
 
 def _json(value: bytes) -> dict[str, Any]:
-    plain = msgspec.json.encode(msgspec.msgpack.decode(value))
+    is_json = len(value) > 1 and value[0] < 0x80  # Pydantic's: in msgpack it is a byte, and no more
+    decode = msgspec.json.decode if is_json else msgspec.msgpack.decode
+    plain = msgspec.json.encode(decode(value))
     text = msgspec.json.format(plain).decode()
     is_cut = len(text) > MOST_SHOWN
     return {"kind": "json", "size": len(value), "text": text[:MOST_SHOWN], "is_cut": is_cut}

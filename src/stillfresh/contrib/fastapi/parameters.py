@@ -9,17 +9,17 @@ import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, get_args, get_origin
 
-import msgspec
 from fastapi import params
 from fastapi.responses import FileResponse, StreamingResponse
 from fastapi.security import SecurityScopes
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from starlette.background import BackgroundTasks
 from starlette.datastructures import UploadFile
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from stillfresh.engine import Call, key_text
+from stillfresh.engine.keys import checked_id
 from stillfresh.errors import ConfigError, shown
 
 Per = str | Iterable[str] | Mapping[str, Callable[[Any], object]]
@@ -95,13 +95,14 @@ class KeyRule:
         """The key says for which caller an answer is."""
         return bool(self._by)
 
-    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments in the key, as plain data; of those in `per`, what its function says."""
+    def call(self, values: Mapping[str, Any]) -> Call[Any]:
+        """The entry that a request is for; by those in `per`, what their functions say."""
         by = self._by
-        given = {it: by[it](values[it]) if it in by else values[it] for it in self._defaults}
-        return self._plain(given)
+        return self._named(
+            {it: by[it](values[it]) if it in by else values[it] for it in self._defaults}
+        )
 
-    def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def named(self, given: Mapping[str, Any]) -> Call[Any]:
         """The same by hand: with defaults, and for those in `per` what its function would say."""
         for unknown in given.keys() - self._defaults.keys():
             there = ", ".join(self._defaults)
@@ -110,27 +111,17 @@ class KeyRule:
         for name, value in whole.items():
             if value is inspect.Parameter.empty:
                 raise ConfigError(f"{self._name}: {name!r} is in the key, and has no default")
-        return self._plain(whole)
+        return self._named(whole)
 
-    def _plain(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _named(self, arguments: dict[str, Any]) -> Call[Any]:
         try:
-            return {name: plain(value) for name, value in arguments.items()}
+            text = ",".join(map(key_text, arguments.values()))
         except (TypeError, ValueError, RecursionError) as exc:
             raise ConfigError(
-                f"{self._name}: the arguments {shown(arguments)} cannot be a key: {exc}; name "
-                f"what is different about one in per="
+                f"{self._name}: the arguments {shown(arguments)} cannot be a key: {exc}; say in "
+                f"per= what counts, as per={{'user': lambda user: user.id}}"
             ) from exc
-
-
-def plain(value: object) -> Any:  # noqa: ANN401 (plain data)
-    """As JSON has it, in one order; a Pydantic model is its fields."""
-    return msgspec.to_builtins(value, order="deterministic", enc_hook=_fields)
-
-
-def _fields(value: object) -> object:
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    raise TypeError(f"{type(value).__name__} is not data")
+        return Call(checked_id(self._name, f"[{text}]"), (), arguments)
 
 
 def _functions(per: Per) -> dict[str, Callable[[Any], object]]:

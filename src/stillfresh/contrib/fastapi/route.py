@@ -6,11 +6,11 @@ the cache. Dependencies run for every request, so a caller without the right to 
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, update_wrapper
+from functools import partial
 from typing import Any, Final, Generic, NoReturn, ParamSpec
 
-import msgspec
 from fastapi import Depends, Request, Response
+from msgspec import Struct
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -28,9 +28,11 @@ from stillfresh.engine import (
     Handle,
     Private,
     Resource,
+    Spec,
+    like_function,
+    terms_of,
 )
-from stillfresh.engine.keys import Spec, checked_id, terms_of
-from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError
+from stillfresh.errors import BadValue, ConfigError, LoadFailed, NotOpen, StoreError
 from stillfresh.http.freshness import cache_status, pause_after, status_of
 
 P = ParamSpec("P")
@@ -40,7 +42,7 @@ EXCHANGE: Final = "stillfresh_exchange"
 Tags = str | Sequence[str] | Callable[..., str | Sequence[str]]
 
 
-class Exchange(msgspec.Struct):
+class Exchange(Struct):
     """What a route needs to know of its request, whatever its function takes."""
 
     request: Request
@@ -116,11 +118,9 @@ class FreshRoute(Generic[P]):
         self._function = function
         self._key_rule = key_rule
         self._values = values
-        update_wrapper(self, function)
-        added = inspect.Parameter(
-            EXCHANGE, inspect.Parameter.KEYWORD_ONLY, default=Depends(exchange)
-        )
-        self.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])
+        of, added = inspect.Parameter, Depends(exchange)
+        seen = [*signature.parameters.values(), of(EXCHANGE, of.KEYWORD_ONLY, default=added)]
+        like_function(self, function, signature.replace(parameters=seen))
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 (its own)
         """The function's answer: what is kept, or what a load brings."""
@@ -128,7 +128,7 @@ class FreshRoute(Generic[P]):
         run = partial(self._run, *args, **kwargs)
         if not isinstance(given, Exchange):
             return await run()
-        call = self._call(self._key_rule.arguments(kwargs))
+        call = self._key_rule.call(kwargs)
         replay = given.request.scope.get(MARK)
         if isinstance(replay, Replay):
             return await replay.run(call, run)
@@ -142,15 +142,7 @@ class FreshRoute(Generic[P]):
 
         Of a parameter in `per`, give what its function returns: the user's id, not the user.
         """
-        return Handle(self._resource, self._call(self._key_rule.named(arguments)))
-
-    def _call(self, arguments: dict[str, Any]) -> Call[Any]:
-        """E15: JSON has fewer numbers than Python: what it cannot give back is named in full."""
-        values = list(arguments.values())
-        text = msgspec.json.encode(values).decode()
-        if msgspec.json.decode(text) != values:
-            text = repr(values)
-        return Call(checked_id(self._core.spec.kind, text), (), arguments)
+        return Handle(self._resource, self._key_rule.named(arguments))
 
     async def _run(self, *args: Any, **kwargs: Any) -> object:  # noqa: ANN401 (the function's)
         """A `def` function runs in FastAPI's threads, as it would without the cache."""
@@ -194,7 +186,7 @@ class FreshRoute(Generic[P]):
 
     def _fail(self, failed: LoadFailed) -> NoReturn:
         """As without the cache; 503 where the function was not called, because of a cooldown."""
-        cause = failed.__cause__
+        cause = failed if isinstance(failed, BadValue) else failed.__cause__
         if isinstance(cause, Dropped):
             cause = cause.__cause__
         if cause is not None:
