@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,6 +21,7 @@ from urllib.parse import urlencode
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import ClientError
+from botocore.loaders import Loader, create_loader
 
 from stillfresh import Clock
 from stillfresh.stores.dynamodb import DynamoStore
@@ -180,6 +182,7 @@ class Aws:
     async def raw(self, table: str) -> "AsyncIterator[Raw]":
         """The bare clients, to see and to do what others do."""
         session, own = get_session(), {"region_name": ENVIRONMENT["AWS_DEFAULT_REGION"]}
+        session.register_component("data_loader", descriptions())
         paths = AioConfig(s3={"addressing_style": "path"})
         async with (
             session.create_client("dynamodb", endpoint_url=self.endpoint, **own) as dynamodb,
@@ -210,6 +213,13 @@ class Aws:
         )
         urllib.request.urlopen(request, timeout=WAIT).close()  # noqa: S310 (our own server)
         return name
+
+
+@cache
+def descriptions() -> Loader:
+    """Of the services: megabytes of JSON, which are read once."""
+    loader: Loader = create_loader()
+    return loader
 
 
 @dataclass(frozen=True)
