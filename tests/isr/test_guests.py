@@ -12,7 +12,7 @@ from http.client import HTTPResponse
 import httpx
 import pytest
 
-from tests.kit.serve import KeptSite, Proxy
+from tests.kit.serve import BRIEF, KeptSite, Proxy
 
 ENDLESS = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -259,7 +259,7 @@ class TestI12PastTheGrace:
     def test_who_waits_is_told(self, site: KeptSite) -> None:
         """503 to who has heard nothing yet, and no traceback for anybody."""
         with ExitStack() as stack:
-            proxy = Proxy(stack, upstream=site.url)
+            proxy = Proxy(stack, upstream=site.url, program=BRIEF)
             paths = ["/never-a", "/never-b"]
             streaming = connected(proxy, b"GET /endless HTTP/1.1\r\nHost: h\r\n\r\n")
             assert streaming.recv(1)

@@ -17,6 +17,14 @@ import httpx
 from tests.kit.processes import ROOT, command
 
 CLI = [sys.executable, "-m", "stillfresh.cli", "serve"]
+IMPATIENT = """
+from stillfresh.cli import main
+from stillfresh.server import listening
+listening.GRACE = 1
+main()
+"""
+BRIEF = [sys.executable, "-c", IMPATIENT, "serve"]
+"""The same, with a second instead of ten for requests under way when it is told to end."""
 
 
 def started(
@@ -37,13 +45,19 @@ def started(
 class Proxy:
     """A site, a cache in front of it, and a client."""
 
-    def __init__(self, stack: ExitStack, *options: str, upstream: str | None = None) -> None:
+    def __init__(
+        self,
+        stack: ExitStack,
+        *options: str,
+        upstream: str | None = None,
+        program: list[str] = CLI,
+    ) -> None:
         self._stack = stack
         if upstream is None:
             upstream = f"http://127.0.0.1:{started(stack, command('upstream'))[1]}"
         self.upstream = upstream
         self._log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        serve = [*CLI, "--upstream", self.upstream, "--port", "0", *options]
+        serve = [*program, "--upstream", self.upstream, "--port", "0", *options]
         self.process, said = started(stack, serve, self._log)
         found = re.match(r"(http://\S+) in front of", said)
         assert found, said + self.log()
