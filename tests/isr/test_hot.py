@@ -9,26 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillfresh.isr import IsrMiddleware, PageCache, Route
+from stillfresh.isr import IsrMiddleware, PageCache
 from stillfresh.isr.model import Stored
-from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, Visitor, in_front
+from tests.kit.page_world import SAYS, PageWorld, changes
 
 Field = tuple[bytes, bytes]
 
-ROUTES = {"/own/*": Route("60s", query=["q"], vary=["x-lang"]), "/said/*": Route(query=None)}
-SAYS = (
-    ("Cache-Control: max-age=30", 'ETag: "a"'),
-    ("Cache-Control: max-age=30", "Vary: Accept-Encoding"),
-    (
-        "Cache-Control: max-age=3, stale-while-revalidate=60",
-        "Vary: Accept-Language, Accept-Encoding",
-    ),
-    ("Cache-Control: max-age=30, public", "Vary: Cookie", "Age: 2"),
-    ("Cache-Control: private, max-age=30",),
-    ("Cache-Control: max-age=30", "Last-Modified: Tue, 14 Nov 2023 22:13:20 GMT"),
-)
 FIELDS: tuple[Field, ...] = (
     (b"accept-encoding", b"gzip"),
     (b"accept-encoding", b"br, gzip;q=0.5"),
@@ -55,15 +43,7 @@ visits = st.tuples(
     st.sampled_from(PATHS),
     st.lists(st.sampled_from(FIELDS), max_size=2).map(tuple),
 )
-events = st.one_of(
-    visits,
-    visits,
-    visits,
-    st.tuples(st.just("advance"), st.sampled_from([0.25, 0.5, 1.0, 2.75, 25.0, 40.0])),
-    st.tuples(st.just("says"), st.sampled_from(SAYS)),
-    st.tuples(st.just("revalidate"), st.sampled_from(["/own/a", "/said/a"])),
-    st.tuples(st.just("purge"), st.sampled_from(["/own/a", "/said/a"])),
-)
+events = st.one_of(visits, visits, visits, changes)
 
 
 def visit(url: str, *fields: Field, plain: int = 2, method: str = "GET") -> tuple[Any, ...]:
@@ -90,31 +70,16 @@ OTHERS = (
 ends before the page that it is one of."""
 
 
-class World:
-    """A site behind its cache, on its own clock."""
+class World(PageWorld):
+    """With or without what is at hand."""
 
     def __init__(self, *, is_hot: bool, is_private: bool) -> None:
-        self.clock = ManualClock(start=1_700_000_000.0)
-        self.site = Site(self.clock)
-        store = "memory://" if is_private else MemoryStore(clock=self.clock)
-        self.pages = PageCache(store, clock=self.clock, dice=lambda: 0.0)
-        self.app = IsrMiddleware(self.site, self.pages, routes=ROUTES)
+        super().__init__(in_memory=is_private)
         if not is_hot:
             self.app._hot.find = lambda *_: None  # type: ignore[method-assign]
 
     async def step(self, what: str, *given: Any) -> object:
-        match what:
-            case "visit":
-                return await self.visits(*given)
-            case "advance":
-                self.clock.advance(*given)
-            case "says":
-                self.site.says(*given[0])
-            case "revalidate":
-                await self.pages.revalidate(*given)
-            case "purge":
-                await self.pages.purge(*given)
-        return None
+        return await (self.visits(*given) if what == "visit" else self.change(what, *given))
 
     async def visits(self, plain: int, method: str, url: str, fields: Sequence[Field]) -> object:
         """After some that ask for the page and nothing more."""
@@ -143,7 +108,7 @@ class World:
             told.append(dict(message))
 
         await self.app(scope, receive, send)
-        while (await self.pages.stats()).resources["page"].loading:
+        while await self.is_loading():
             await asyncio.sleep(0)
         start, body = told
         return start["status"], sorted(start["headers"]), body["body"], self.site.renders
@@ -153,7 +118,7 @@ async def lived(steps: Sequence[tuple[Any, ...]], **options: bool) -> list[objec
     world = World(**options)
     async with world.pages:
         told = [await world.step(*step) for step in steps]
-        return [*told, (await world.pages.stats()).resources["page"].reads]
+        return [*told, await world.reads()]
 
 
 def compare(steps: Sequence[tuple[Any, ...]], *, is_private: bool) -> None:

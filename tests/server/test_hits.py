@@ -9,26 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from stillfresh.isr import IsrMiddleware, PageCache, Route
 from stillfresh.isr.clients import checked_networks
 from stillfresh.isr.edge import Edge
 from stillfresh.server.hits import LONGEST_ANSWER, LONGEST_KEPT_HEAD, MOST_BYTES, MOST_HEADS
 from stillfresh.server.listening import server_config
 from stillfresh.server.protocol import Protocol
-from stillfresh.stores.memory import MemoryStore
-from stillfresh.testing import ManualClock
-from tests.kit.isr import Site
+from tests.kit.page_world import SAYS, PageWorld, Step, changes
 
-ROUTES = {"/own/*": Route("60s", query=["q"], vary=["x-lang"]), "/said/*": Route(query=None)}
-SAYS = (
-    ("Cache-Control: max-age=30", 'ETag: "a"'),
-    ("Cache-Control: max-age=30", "Vary: Accept-Encoding"),
-    ("Cache-Control: max-age=3, stale-while-revalidate=60", "Vary: Accept-Language"),
-    ("Cache-Control: max-age=30, public", "Vary: Cookie", "Age: 2"),
-    ("Cache-Control: private, max-age=30",),
-    ("Cache-Control: max-age=30", "Connection: close"),
-    ("Cache-Control: max-age=30", "Last-Modified: Tue, 14 Nov 2023 22:13:20 GMT"),
-)
 LINES = (
     b"Accept-Encoding: gzip",
     b"accept-encoding: gzip",
@@ -52,7 +39,6 @@ LINES = (
 )
 TARGETS = (b"/own/a", b"/own/a?q=1", b"/own/a?z=1", b"/said/a", b"http://c.example/said/a")
 METHODS = (b"GET", b"GET", b"GET", b"HEAD", b"POST", b"OPTIONS")
-Step = tuple[Any, ...]
 
 
 def head(target: bytes, *lines: bytes, method: bytes = b"GET", version: bytes = b"1.1") -> bytes:
@@ -73,15 +59,7 @@ sent = st.tuples(
     st.integers(1, 4),
     st.sampled_from(["whole", "whole", "together", "split"]),
 )
-steps = st.one_of(
-    sent,
-    sent,
-    sent,
-    st.tuples(st.just("advance"), st.sampled_from([0.25, 0.5, 1.0, 2.75, 25.0, 40.0])),
-    st.tuples(st.just("says"), st.sampled_from(SAYS)),
-    st.tuples(st.just("revalidate"), st.sampled_from(["/own/a", "/said/a"])),
-    st.tuples(st.just("purge"), st.sampled_from(["/own/a", "/said/a"])),
-)
+steps = st.one_of(sent, sent, sent, changes)
 
 
 def again(*heads_: bytes, times: int = 4, how: str = "whole") -> Step:
@@ -116,17 +94,13 @@ class Wire(asyncio.Transport):
     resume_reading = pause_reading
 
 
-class World:
-    """A site behind its cache, as `serve` has it, on its own clock."""
+class World(PageWorld):
+    """As `serve` has it."""
 
     def __init__(self, *, keeps: bool = True, in_memory: bool = True, trusted: str = "") -> None:
-        self.clock = ManualClock(start=1_700_000_000.0)
-        self.site = Site(self.clock)
-        store = "memory://" if in_memory else MemoryStore(clock=self.clock)
-        self.pages = PageCache(store, clock=self.clock, dice=lambda: 0.0)
-        isr = IsrMiddleware(self.site, self.pages, routes=ROUTES)
+        super().__init__(in_memory=in_memory)
         networks = checked_networks([trusted] if trusted else [])
-        self.config = server_config(Edge(isr, host=None, trusted=networks))
+        self.config = server_config(Edge(self.app, host=None, trusted=networks))
         self.config.load()
         self.type: type[Protocol] = self.config.http_protocol_class  # type: ignore[assignment]
         if not keeps:
@@ -141,17 +115,7 @@ class World:
         return protocol, wire
 
     async def step(self, what: str, *given_: Any) -> None:
-        match what:
-            case "send":
-                await self.send(*given_)
-            case "advance":
-                self.clock.advance(*given_)
-            case "says":
-                self.site.says(*given_[0])
-            case "revalidate":
-                await self.pages.revalidate(*given_)
-            case "purge":
-                await self.pages.purge(*given_)
+        await (self.send(*given_) if what == "send" else self.change(what, *given_))
 
     async def learn(self, *requests: bytes) -> None:
         """Rendered, found, found at hand, at a moment between two seconds."""
@@ -184,11 +148,7 @@ class World:
         quiet = 0
         while quiet < 20:
             await asyncio.sleep(0)
-            busy = (await self.pages.stats()).resources["page"].loading
-            quiet = 0 if busy else quiet + 1
-
-    async def reads(self) -> dict[Any, int]:
-        return dict((await self.pages.stats()).resources["page"].reads)
+            quiet = 0 if await self.is_loading() else quiet + 1
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +194,7 @@ class TestI29Hits:
         ],
         in_memory=True,
     )
-    @example(events=[("says", SAYS[5]), again(head(b"/said/a"))], in_memory=True)
+    @example(events=[("says", SAYS[6]), again(head(b"/said/a"))], in_memory=True)
     @example(
         events=[again(head(b"/own/a")), ("revalidate", "/own/a"), again(head(b"/own/a"))],
         in_memory=False,
