@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     error_for: Duration
     concurrency: int
     max_entries: int
+    max_bytes: int | str | None
     memory_for: Duration
     jitter: float
     tags: Callable[..., Sequence[str]] | None

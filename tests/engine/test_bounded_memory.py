@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillfresh import Cache, ConfigError, Resource, ResourceStats
+from stillfresh import Cache, ConfigError, Resource, ResourceStats, SyncCache
 from stillfresh.bounded import BESIDE, Room
 from stillfresh.checks import checked_bytes
 from stillfresh.isr import PageCache
@@ -222,3 +222,20 @@ class TestE23Room:
     def test_an_entry_counts_for_its_bytes_and_a_constant(self) -> None:
         """Many small values take more than their own bytes."""
         assert 100 <= BESIDE <= 1_000
+
+
+class TestE23Sync:
+    def test_a_sync_cache_has_the_same_limit(self, tmp_path: Path) -> None:
+        """Slices run on its loop's thread."""
+        with SyncCache(f"sqlite:///{tmp_path}/cache.db?max_bytes=1MB") as cache:
+
+            @cache.cached("text", fresh_for=60, max_bytes=MOST)
+            def text(number: int) -> bytes:
+                return b"x" * (1_000 + number)
+
+            for number in range(40):
+                assert len(text(number)) == 1_000 + number
+            told = cache.stats()
+            assert 0 < told.resources["text"].bytes <= MOST < told.resources["text"].evicted_bytes
+            assert told.store is not None
+            assert (told.store.held or 0) > 40_000

@@ -68,6 +68,7 @@ def fresh(
     jitter: float = 0.0,
     memory_for: Duration = 0,
     max_entries: int = 10_000,
+    max_bytes: int | str | None = None,
     concurrency: int = 40,
     load_timeout: Duration = "30s",
 ) -> Callable[[Callable[P, Any]], "FreshRoute[P]"]:
@@ -91,6 +92,7 @@ def fresh(
             max_batch=1,
             concurrency=concurrency,
             max_entries=max_entries,
+            max_bytes=max_bytes,
             memory_for=memory_for,
             lease_for="5s",
             load_timeout=load_timeout,
