@@ -63,7 +63,8 @@ class SyncCore(Generic[H, V]):
 
     def stand_back(self, *, back: bool) -> None:
         """E22: while a block of `bypassed()` is open the core answers all reads."""
-        self._entries = {} if back else self._core.memory.entries
+        entries = {} if back else self._core.memory.entries
+        self._entry = entries.get
 
     def hit(self, key: H) -> Answer[V] | None:
         """What memory can answer by itself.
@@ -71,7 +72,7 @@ class SyncCore(Generic[H, V]):
         The loop thread may change the entry meanwhile: it ends `until` first, and sets it last.
         """
         try:
-            entry = self._entries.get(key)
+            entry = self._entry(key)
         except TypeError:  # it cannot be hashed: refused further on (E15)
             return None
         if entry is not None:

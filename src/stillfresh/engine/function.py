@@ -43,7 +43,8 @@ class Function(Generic[P, V]):
 
     def stand_back(self, *, back: bool) -> None:
         """E22: while a block of `bypassed()` is open the core answers all reads."""
-        self._entries = {} if back else self._core.memory.entries
+        entries = {} if back else self._core.memory.entries
+        self._entry = entries.get
         self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
@@ -62,7 +63,7 @@ class Function(Generic[P, V]):
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
         call = self.signature.call(*args, **kwargs)
-        entry = self._entries.get(call)
+        entry = self._entry(call)
         if entry is None or self._clock() >= entry.until:
             return await self._resource.get(call)
         entry.hits += 1

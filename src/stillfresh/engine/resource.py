@@ -99,12 +99,13 @@ class Resource(Generic[K, V]):
 
     def stand_back(self, *, back: bool) -> None:
         """E22: while a block of `bypassed()` is open the core answers all reads."""
-        self._entries = {} if back else self._core.memory.entries
+        entries = {} if back else self._core.memory.entries
+        self._entry = entries.get
 
     async def __call__(self, key: K) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
         try:
-            entry = self._entries.get(key)
+            entry = self._entry(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is not None:
@@ -120,7 +121,7 @@ class Resource(Generic[K, V]):
         `max_age`: for this call an older copy counts as EXPIRED; the call waits for a load (E18).
         """
         try:
-            entry = self._entries.get(key)
+            entry = self._entry(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is not None:
@@ -160,7 +161,7 @@ class Resource(Generic[K, V]):
     def peek(self, key: K) -> Answer[V] | None:
         """What memory holds; no await, no refresh."""
         try:
-            entry = self._entries.get(key)
+            entry = self._entry(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is not None:

@@ -50,7 +50,7 @@ class HotPages:
         self._marks = marks
         self._clock = pages.clock
         self._glance = pages.core.glance
-        self._entries = pages.core.memory.entries
+        self._entry = pages.core.memory.entries.get
         self._most = pages.core.spec.max_entries
         self._known: dict[Line | None, Hot | frozenset[bytes]] = {}
         """By the line of a request; where its headers count, their names, and then by both."""
@@ -122,7 +122,7 @@ class HotPages:
 
     def _step(self, key: PageKey) -> Step | None:
         """None: it is not there, or not one that is served again and again as it is."""
-        entry = self._entries.get(key)
+        entry = self._entry(key)
         if entry is None:
             return None
         answer = entry.answer
