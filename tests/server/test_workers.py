@@ -82,6 +82,8 @@ class Gateway:
                 os.kill(pid, signal.SIGCONT)
 
     def connections(self) -> list[http.client.HTTPConnection]:
+        """One to each, when the one that a test killed is replaced."""
+        assert until(lambda: len(self.workers()) == COUNT)
         return [self.connection(worker) for worker in self.workers()]
 
 
@@ -233,6 +235,7 @@ class TestG14OneMetrics:
         loading = threading.Thread(target=load)
         loading.start()
         try:
+            assert until(lambda: len(gateway.workers()) == COUNT)
             for pid in gateway.workers():
                 looked = len(told) + 3
                 os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """G14: the numbers of several workers, added up."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from random import Random
 from typing import Any
 
@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillfresh.engine import Origin, ResourceStats
-from stillfresh.engine.explain import COUNTERS, GAUGES
+from stillfresh.engine.explain import COUNTERS, GAUGES, Counts
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.freshness import Verdict
+from stillfresh.stores.contract import Failure
 from stillfresh.web.rules_totals import Totals, summed
+from stillfresh.web.serving import PLACE_BY_KIND
 
 COUNTED = ["reads_by_origin", "ages", *(name for name, _ in COUNTERS)]
 HELD = [name for name, _ in GAUGES]
@@ -48,7 +50,9 @@ workers = st.lists(st.tuples(totals, st.booleans()), min_size=1, max_size=4)
 
 
 def total(them: list[tuple[Totals, bool]]) -> Totals:
-    return summed([(msgspec.json.encode(it), is_alive) for it, is_alive in them])
+    found = summed([(msgspec.json.encode(it), is_alive) for it, is_alive in them])
+    assert found is not None
+    return found
 
 
 def flat(value: Any) -> list[int]:
@@ -118,7 +122,22 @@ class TestG14Totals:
         others = {"largest_batch", "max_batch", "retry_at", "error"}
         assert {it.name for it in fields(ResourceStats)} == {*COUNTED, *HELD, *others}
 
+    def test_the_numbers_of_a_kind_fit_into_its_place(self) -> None:
+        """However large they are, and whatever the last error said."""
+        counts = Counts()
+        counts.failed_with("a", Failure(1, 2.0, "\0" * 100_000))
+        numbers: dict[str, Any] = dict.fromkeys([*HELD, *COUNTED[2:]], 2**63)
+        held = {name: 2**63 for name in [*HELD, "max_batch"] if name != "failing"}
+        large = replace(
+            counts.stats(1.0, **held),
+            **numbers,
+            ages=(2**63,) * (len(AGE_BUCKETS) + 1),
+            reads_by_origin={it: dict.fromkeys(Verdict, 2**63) for it in Origin},
+        )
+        assert len(msgspec.json.encode({"a_kind": large})) < PLACE_BY_KIND - 300
+
     def test_a_place_without_a_worker_yet_adds_nothing(self) -> None:
         """It is empty."""
+        assert summed([(b"", True)]) is None
         one = Totals(1.0, {}, {"connections": 1}, {"host": 2})
         assert summed([(b"", False), (msgspec.json.encode(one), True), (b"", True)]) == one

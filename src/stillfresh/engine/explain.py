@@ -20,6 +20,7 @@ from stillfresh.stores.contract import Entry, Failure, Mark, Record, StoreStats
 
 MOST_FAILING: Final = 1_000
 """Keys that are remembered as failing; beyond that the oldest are forgotten."""
+LONGEST_ERROR: Final = 500  # characters that the counts tell
 COUNTERS: Final = (
     ("loads", "Calls of the loader."),
     ("loaded", "Keys asked of the loader."),
@@ -143,7 +144,7 @@ class Counts:
             ages=tuple(self.ages),
             failing=len(failures),
             retry_at=min(pauses, default=None),
-            error=failures[-1].error if failures else None,
+            error=failures[-1].error[:LONGEST_ERROR] if failures else None,
             largest_batch=self.largest_batch,
             **counted,
             **held,

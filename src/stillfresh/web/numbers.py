@@ -24,7 +24,7 @@ from stillfresh.engine import Cache, CacheStats, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
-from stillfresh.web.rules_totals import Resources, Totals, summed
+from stillfresh.web.rules_totals import Resources, Totals, added, summed
 
 if TYPE_CHECKING:
     from stillfresh.server import Worker
@@ -77,18 +77,18 @@ class Numbers:
         self._count_due = -math.inf
         self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._worker: Worker | None = None
-        self._before = b""
+        self._before: Totals | None = None
 
     def share(self, worker: "Worker") -> None:
         """Tell the numbers of all workers from now on, also of those before in this one's place."""
-        self._worker, self._before = worker, worker.board.read(worker.place)
+        self._worker, self._before = worker, summed([(worker.board.read(worker.place), False)])
 
     async def snapshot(self) -> dict[str, Any]:
         """Totals since the start; the page computes rates from them."""
         looked = await asyncio.gather(*(gauge.look() for gauge in self._gauges.values()))
         if (now := self._ticks()) >= self._count_due:
             self._counted, self._count_due = await self._count(), now + COUNTED_EVERY
-        totals = self._totals(self._counted)
+        totals = self._totals(self._own(self._counted))
         return {
             "at": self._clock(),
             "started_at": totals.started_at,
@@ -106,7 +106,7 @@ class Numbers:
 
     async def metrics(self) -> str:
         """Of every resource, for Prometheus; nothing is asked of the stores."""
-        totals = await self.write()
+        totals = self._totals(await self.write())
         kinds = {kind: it for kinds in totals.resources.values() for kind, it in kinds.items()}
         live, connected = totals.live, {"": totals.live["connections"]}
         lines = (
@@ -129,7 +129,7 @@ class Numbers:
                     await self.write()
 
     async def note(self) -> None:
-        totals = await self.write()
+        totals = self._totals(await self.write())
         rows, reads = self._rows(totals), Counter[str]()
         for row in rows:
             reads.update(row["reads"])
@@ -147,17 +147,19 @@ class Numbers:
         self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
 
     async def write(self) -> Totals:
-        """Count now, tell the other workers, and return the totals of all."""
-        return self._totals(await self._count())
+        """Count now, and tell the other workers."""
+        return self._own(await self._count())
 
-    def _totals(self, counted: Resources) -> Totals:
+    def _own(self, counted: Resources) -> Totals:
         bypassed = {} if self._pages is None else self._pages.bypassed()
         own = Totals(self._started_at, counted, self._live(), bypassed)
-        if (worker := self._worker) is None:
-            return own
-        mine = summed([(self._before, False), (msgspec.json.encode(own), True)])
-        worker.board.write(worker.place, msgspec.json.encode(mine))
-        return summed(worker.board.read_all())
+        if self._worker is not None:
+            own = added(self._before, own)
+            self._worker.board.write(self._worker.place, msgspec.json.encode(own))
+        return own
+
+    def _totals(self, own: Totals) -> Totals:
+        return own if self._worker is None else summed(self._worker.board.read_all()) or own
 
     def _rows(self, totals: Totals) -> list[dict[str, Any]]:
         rows = []

@@ -4,6 +4,7 @@ Everything is added up, but for what stands in `NOT_ADDED`. Of a worker that has
 counted stays; what it held at the moment is gone with it.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from functools import reduce
@@ -35,6 +36,7 @@ NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "retry_at": lambda one, other: min(one, other) if one and other else one or other,
     "error": lambda one, other: other or one,
 }
+STATS: Final = [it.name for it in fields(ResourceStats)]
 NOTHING_HELD: Final[Mapping[str, Any]] = {
     **dict.fromkeys((name for name, _ in GAUGES), 0),
     "retry_at": None,
@@ -42,10 +44,11 @@ NOTHING_HELD: Final[Mapping[str, Any]] = {
 }
 
 
-def summed(parts: Iterable[tuple[bytes, bool]]) -> Totals:
+def summed(parts: Iterable[tuple[bytes, bool]]) -> Totals | None:
     """Of encoded totals, each with whether its worker lives; empty ones are of no worker yet."""
     found = [(msgspec.json.decode(text, type=Totals), is_alive) for text, is_alive in parts if text]
-    total: Totals = reduce(added, (it if is_alive else _ended(it) for it, is_alive in found))
+    lasting = (it if is_alive else _ended(it) for it, is_alive in found)
+    total: Totals | None = reduce(added, lasting, None)
     return total
 
 
@@ -59,16 +62,16 @@ def _ended(totals: Totals) -> Totals:
 
 def added(one: Any, other: Any) -> Any:  # noqa: ANN401 (numbers, and what is made of them)
     """Two of the same shape; a key that one of them lacks is the other's."""
+    if isinstance(one, int):
+        return one + other
     if isinstance(one, dict):
         both = {key: added(one[key], other[key]) for key in one.keys() & other.keys()}
         return {**one, **other, **both}
     if isinstance(one, tuple):
-        return tuple(added(*pair) for pair in zip(one, other, strict=True))
+        return tuple(map(operator.add, one, other))
     if isinstance(one, ResourceStats):
-        return ResourceStats(**_by_name(one, other, [it.name for it in fields(one)]))
-    if isinstance(one, Totals):
-        return Totals(**_by_name(one, other, one.__struct_fields__))
-    return one + other
+        return ResourceStats(**_by_name(one, other, STATS))
+    return Totals(**_by_name(one, other, Totals.__struct_fields__)) if one is not None else other
 
 
 def _by_name(one: object, other: object, names: Iterable[str]) -> dict[str, Any]:

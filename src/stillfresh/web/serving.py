@@ -47,7 +47,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         if server.workers == 1:
             _work(_run(settings, listener, listening))
             return
-        board = Board(server.workers, PLACE + PLACE_BY_KIND * len(settings.kinds))
+        size = PLACE + sum(PLACE_BY_KIND + 2 * len(kind.name) for kind in settings.kinds)
+        board = Board(server.workers, size)
         Workers(
             listener,
             board,
