@@ -1,6 +1,7 @@
 """E19: one call, one key: which arguments count, and what is refused with which words."""
 
 import datetime as dt
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -192,7 +193,7 @@ class TestE19Keys:
         texts = {
             subprocess.run(
                 [sys.executable, "-c", script],
-                env={"PYTHONHASHSEED": seed},
+                env={**os.environ, "PYTHONHASHSEED": seed},
                 capture_output=True, text=True, check=True, timeout=60,
             ).stdout
             for seed in ("1", "2")
