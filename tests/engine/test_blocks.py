@@ -11,6 +11,7 @@ import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, Origin, Resource, StillfreshError, Verdict
 from stillfresh.engine import Private
+from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Upstream, declare, outcome, version
 
 PAGE = Path(__file__).parents[2] / "docs" / "testing-your-code.md"
@@ -99,8 +100,13 @@ class TestE22Bypassed:
         assert [(await prices("a")).version, version(await prices.get("a"))] == [1, 1]
         ended.set()
         child = await task
-        over.set()
-        assert await child == [2, 1]
+
+        async def another() -> list[int]:
+            with cache.bypassed():
+                over.set()
+                return await child
+
+        assert await asyncio.create_task(another()) == [2, 1]
 
     async def test_blocks_may_be_nested_and_of_several_caches(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream
@@ -218,6 +224,20 @@ class TestE22Override:
             assert (await prices.get("a")).origin is Origin.MEMORY
         assert list(await prices.known(["a", "b"])) == ["a"]
         assert (await prices("a")).version == 1
+
+    async def test_other_processes_are_heard_again(
+        self, url: str, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """Memory stood before a store of its own; afterwards it asks the shared one."""
+        if url == "memory://":
+            return
+        async with Cache(url, clock=clock) as cache, Cache(url, clock=clock) as other:
+            prices, theirs = declare(cache, upstream), declare(other, upstream)
+            async with cache.override("memory://"):
+                await prices("a")
+            await prices("a")
+            await theirs.put("a", Price("a", 9))
+            assert (await prices("a")).version == 9
 
     async def test_a_store_that_is_not_there_is_not_asked(self, upstream: Upstream) -> None:
         """The point of it: a test needs no server."""
