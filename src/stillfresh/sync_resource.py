@@ -58,6 +58,7 @@ class SyncCore(Generic[H, V]):
         self._run = run
         self._core = core
         self._clock = core.memory.now
+        self.fresh_for = core.fresh_for
         core.faces.append(self)
         self.stand_back(back=core.owner.blocks > 0)
 

@@ -237,6 +237,11 @@ class Reads(Generic[K, V]):
             return None
         return self.memory.serve(key, Serve(copy, verdict), now, unverified=bool(unread))
 
+    def fresh_for(self, key: K) -> float:
+        """Seconds: as its copy in memory says, or else the resource."""
+        entry = self.memory.entries.get(key)
+        return (self.spec.terms if entry is None else entry.copy).policy.fresh_for
+
     def is_full(self, key: K) -> bool:
         """As many loads are under way as may be, none of them this one's."""
         flights = self.queue.flights

@@ -14,12 +14,11 @@ import anyio
 from fastapi import Request
 from starlette.types import Message, Scope
 
+from stillfresh.contrib.routes import MARK
 from stillfresh.engine import Call
 from stillfresh.engine.loader import is_cancelled
 from stillfresh.errors import LoadFailed
 
-MARK: Final = "stillfresh.refresh"
-"""In a scope: the request refreshes a copy, and nobody gets its response."""
 KEPT: Final = frozenset(
     {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"}
     | {"root_path", "headers", "client", "server"}

@@ -15,8 +15,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from stillfresh.contrib.fastapi.parameters import KeyRule, Per, kept_type, typed_signature
-from stillfresh.contrib.fastapi.replay import MARK, Replay, RouteLoad
+from stillfresh.contrib.fastapi.replay import Replay, RouteLoad
 from stillfresh.contrib.fastapi.values import RouteValues
+from stillfresh.contrib.routes import MARK, Tags, freshness_fields, route_spec
 from stillfresh.durations import Duration
 from stillfresh.engine import (
     Answer,
@@ -28,18 +29,15 @@ from stillfresh.engine import (
     Handle,
     Private,
     Resource,
-    Spec,
     like_function,
-    terms_of,
 )
 from stillfresh.errors import BadValue, ConfigError, LoadFailed, NotOpen, StoreError
-from stillfresh.http.freshness import cache_status, pause_after, status_of
+from stillfresh.http.freshness import pause_after
 
 P = ParamSpec("P")
 
 EXCHANGE: Final = "stillfresh_exchange"
 """The parameter that is added to a route."""
-Tags = str | Sequence[str] | Callable[..., str | Sequence[str]]
 
 
 class Exchange(Struct):
@@ -83,20 +81,16 @@ def fresh(
         signature = typed_signature(kind, function)
         key_rule = KeyRule(kind, signature, per, ignore)
         values = RouteValues(kind, kept_type(kind, signature, model), codec)
-        spec: Spec[Call[Any], Any] = Spec(
+        spec = route_spec(
             kind,
-            _loads_nothing,
             values.codec,
             _tagger(kind, key_rule, tags),
-            terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
-            max_batch=1,
+            (fresh_for, stale_for, error_for, jitter),
             concurrency=concurrency,
             max_entries=max_entries,
             max_bytes=max_bytes,
             memory_for=memory_for,
-            lease_for="5s",
             load_timeout=load_timeout,
-            by_id=False,
         )
         core = cache.declare(spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
         return FreshRoute(core, function, signature, key_rule, values)
@@ -197,20 +191,13 @@ class FreshRoute(Generic[P]):
         raise HTTPException(503, headers={"Retry-After": pause}) from failed
 
     def _marked(self, answer: Answer[Any], call: Call[Any], response: Response) -> object:
-        """RFC 9211 and RFC 9111: what the response says of its freshness."""
-        entry, value = self._core.memory.entries.get(call), self._values.served(answer.value)
-        policy = self._core.spec.terms.policy if entry is None else entry.copy.policy
+        """The value, and what the response says of its freshness."""
+        value = self._values.served(answer.value)
         headers = (value if isinstance(value, Response) else response).headers
-        status = cache_status([], status_of(answer, policy.fresh_for - answer.age))
-        headers["age"], headers["cache-status"] = f"{int(answer.age)}", status.decode()
+        headers.update(freshness_fields(answer, self._core.fresh_for(call)))
         if self._key_rule.is_personal:
             headers.setdefault("cache-control", "private, no-cache")
         return value
-
-
-async def _loads_nothing(calls: list[Call[Any]]) -> NoReturn:
-    del calls
-    raise LoadFailed("a route is loaded by its requests; send it one")
 
 
 def _tagger(

@@ -4,51 +4,26 @@ A value is kept by its declared type; a whole response is kept as its bytes, if 
 be shared. No request may be needed here.
 """
 
-from typing import Any, Final, get_origin
+from typing import Any, get_origin
 
 from fastapi import Response
-from msgspec import Struct
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from starlette.responses import FileResponse, StreamingResponse
 
+from stillfresh.contrib.routes import KeptResponse, is_for_all
 from stillfresh.engine import Codec, MsgpackCodec, Private, PydanticCodec, codec_for
 from stillfresh.errors import ConfigError
-from stillfresh.http.fields import directives, values
-
-MAX_BODY: Final = 1_048_576
-"""Bytes of a response that is kept."""
-UNSHARED: Final = {"private", "no-store"}
-
-
-class KeptResponse(Struct, frozen=True):
-    """A response as it was, for any number of callers."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-
-    def response(self) -> Response:
-        """A new one for each caller: what is sent may change it."""
-        response = Response(self.body, self.status)
-        response.raw_headers = list(self.headers)
-        return response
 
 
 def kept_response(response: Response) -> "KeptResponse | Private[Response]":
     """One that only its own caller may have is not kept."""
-    if not _is_for_all(response):
-        return Private(response, is_noted=False)
-    return KeptResponse(200, list(response.raw_headers), bytes(response.body))
-
-
-def _is_for_all(response: Response) -> bool:
     if isinstance(response, StreamingResponse | FileResponse) or response.background is not None:
-        return False
-    headers = tuple(response.raw_headers)
-    said = directives(values(headers, b"cache-control")).keys()
-    is_own = values(headers, b"set-cookie") or not UNSHARED.isdisjoint(said)
-    return response.status_code == 200 and len(response.body) <= MAX_BODY and not is_own
+        return Private(response, is_noted=False)
+    headers, body = list(response.raw_headers), bytes(response.body)
+    if not is_for_all(response.status_code, headers, len(body)):
+        return Private(response, is_noted=False)
+    return KeptResponse(200, headers, body)
 
 
 class RouteCodec:
@@ -86,4 +61,9 @@ class RouteValues:
         return kept_response(value) if self._is_response else Private(value, is_noted=False)
 
     def served(self, value: object) -> object:
-        return value.response() if isinstance(value, KeptResponse) else value
+        """A response is a new one for each caller: what is sent may change it."""
+        if not isinstance(value, KeptResponse):
+            return value
+        response = Response(value.body, value.status)
+        response.raw_headers = list(value.headers)
+        return response
