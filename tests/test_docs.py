@@ -15,6 +15,7 @@ import pytest
 
 import stillfresh
 import stillfresh.contrib.fastapi
+import stillfresh.contrib.flask
 import stillfresh.coordinator
 import stillfresh.demo
 import stillfresh.feed
@@ -37,6 +38,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = (
     stillfresh,
     stillfresh.contrib.fastapi,
+    stillfresh.contrib.flask,
     stillfresh.coordinator,
     stillfresh.demo,
     stillfresh.feed,

@@ -57,7 +57,7 @@ class SyncCore(Generic[H, V]):
     def __init__(self, run: Run, core: Core[H, V]) -> None:
         self._run = run
         self._core = core
-        self._clock = core.memory.now
+        self.now = core.memory.now
         self.fresh_for = core.fresh_for
         core.faces.append(self)
         self.stand_back(back=core.owner.blocks > 0)
@@ -78,7 +78,7 @@ class SyncCore(Generic[H, V]):
             return None
         if entry is not None:
             answer = entry.answer
-            if self._clock() < entry.until and entry.answer is answer:
+            if self.now() < entry.until and entry.answer is answer:
                 entry.hits += 1
                 return answer
         return None

@@ -1,0 +1,22 @@
+"""Flask views that keep their answers fresh: the extension, and `@fresh.view` (E20).
+
+```python
+app.config["STILLFRESH_STORE"] = "sqlite:///app.db"
+fresh = Fresh(app)                                   # or fresh = Fresh(); fresh.init_app(app)
+
+@app.get("/items/<int:id>")
+@fresh.view("10m", stale_for="1h", tags=lambda id: [f"item:{id}"])
+def item(id: int) -> str: ...
+
+@app.put("/items/<int:id>")
+def change(id: int) -> str:
+    fresh.cache.invalidate_tag(f"item:{id}")
+```
+
+Needs `stillfresh[flask]`.
+"""
+
+from stillfresh.contrib.flask.extension import Fresh
+from stillfresh.contrib.flask.view import FreshView
+
+__all__ = ["Fresh", "FreshView"]

@@ -1,0 +1,149 @@
+"""The extension: the cache of each app, from its settings, and the views that are kept in it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, ParamSpec
+from weakref import WeakKeyDictionary
+
+from flask import Flask, has_app_context
+from flask.globals import app_ctx
+
+from stillfresh.contrib.flask.view import FreshView, ViewCore
+from stillfresh.contrib.routes import KeptResponse, Tags, route_spec
+from stillfresh.durations import Duration
+from stillfresh.engine import Call, MsgpackCodec
+from stillfresh.engine.keys import checked_kind
+from stillfresh.errors import ConfigError
+from stillfresh.sync import SyncCache
+
+P = ParamSpec("P")
+
+PREFIX: Final = "STILLFRESH_"
+SETTINGS: Final = {"STILLFRESH_STORE": "store", "STILLFRESH_GRACE": "grace"}
+"""And what each is called in `SyncCache(...)`."""
+
+
+class AppViews(NamedTuple):
+    """What an app has of this package."""
+
+    cache: SyncCache
+    cores: dict[str, ViewCore]
+    """By the names of the views."""
+
+
+class Fresh:
+    """`fresh = Fresh(app)`, or `fresh = Fresh()` and later `fresh.init_app(app)`, for any apps.
+
+    Nothing is opened here. `cache`: one for all apps, in place of one for each by its settings.
+    """
+
+    def __init__(self, app: Flask | None = None, *, cache: SyncCache | None = None) -> None:
+        self._shared = None if cache is None else AppViews(cache, {})
+        self._apps: WeakKeyDictionary[Flask, AppViews] = WeakKeyDictionary()
+        self._views: dict[str, FreshView[Any]] = {}
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Its settings are read once, here."""
+        found = {name: it for name, it in app.config.items() if name.startswith(PREFIX)}
+        if self._shared is not None and found:
+            said = f"{', '.join(found)}: this Fresh was given a cache"
+            raise ConfigError(f"{said}; remove the settings, or write Fresh() without cache=")
+        views = self._apps[app] = self._shared or AppViews(_cache_of(found), {})
+        app.extensions["stillfresh"] = self
+        for view in self._views.values():
+            _declare(view, views)
+
+    @property
+    def cache(self) -> SyncCache:
+        """The current app's; where no app is current, that of the only one."""
+        return self._of_app().cache
+
+    def core_of(self, view: FreshView[Any]) -> ViewCore:
+        """Where the current app keeps its responses."""
+        return self._of_app().cores[view.kind]
+
+    def _of_app(self) -> AppViews:
+        if self._shared is not None:
+            return self._shared
+        if has_app_context():
+            found = self._apps.get(app_ctx.app)
+        else:
+            found = next(iter(self._apps.values())) if len(self._apps) == 1 else None
+        if found is None:
+            raise ConfigError(
+                f"this Fresh has {len(self._apps)} apps, none of which is current: call "
+                f"init_app(app), and work in `with app.app_context():`; for functions that are "
+                f"declared before that, write Fresh(cache=SyncCache(...))"
+            )
+        return found
+
+    def view(
+        self,
+        fresh_for: Duration,
+        *,
+        stale_for: Duration = 0,
+        error_for: Duration = 0,
+        query: str | Iterable[str] = (),
+        per: Callable[[], object] | None = None,
+        tags: Tags = (),
+        name: str | None = None,
+        jitter: float = 0.0,
+        memory_for: Duration = 0,
+        max_entries: int = 10_000,
+        max_bytes: int | str | None = None,
+        concurrency: int = 16,
+        load_timeout: Duration = "30s",
+    ) -> Callable[[Callable[P, Any]], FreshView[P]]:
+        """Keep what a view responds. Write it below `@app.get(...)`, next to the function.
+
+        The key is the address without its query, the arguments in `query`, and what `per` returns.
+        Without `per` the view is run as for a visitor that nobody knows.
+        """
+
+        def decorate(function: Callable[P, Any]) -> FreshView[P]:
+            kind = checked_kind(str(name or getattr(function, "__name__", "")))
+            if kind in self._views:
+                raise ConfigError(f"{kind}: another view has this name; write name='{kind}_2'")
+            spec = route_spec(
+                kind,
+                MsgpackCodec[KeptResponse](KeptResponse, kind),
+                (lambda call: call.args) if tags else None,
+                (fresh_for, stale_for, error_for, jitter),
+                max_entries=max_entries,
+                max_bytes=max_bytes,
+                memory_for=memory_for,
+                concurrency=concurrency,
+                load_timeout=load_timeout,
+                in_thread=True,
+            )
+            view = FreshView(self, function, spec, query=query, per=per, tags=tags)
+            for views in self._apps.values():
+                _declare(view, views)
+            self._views[kind] = view
+            return view
+
+        return decorate
+
+
+def _declare(view: FreshView[Any], views: AppViews) -> None:
+    """Once for each cache."""
+    if view.kind not in views.cores:
+        core = views.cache.declare(view.spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
+        views.cores[view.kind] = core
+
+
+def _cache_of(found: Mapping[str, Any]) -> SyncCache:
+    for unknown in found.keys() - SETTINGS.keys():
+        raise ConfigError(f"{unknown}: there is no such setting; there are {', '.join(SETTINGS)}")
+    if "STILLFRESH_STORE" not in found:
+        raise ConfigError(
+            "STILLFRESH_STORE is not set; set app.config['STILLFRESH_STORE'] to an address, such "
+            "as 'sqlite:///app.db', 'redis://…' or 'memory://'"
+        )
+    for name, value in found.items():  # each by itself, so that the error names it
+        try:
+            SyncCache(**{"store": "memory://", SETTINGS[name]: value})
+        except ConfigError as exc:
+            raise ConfigError(f"{name}: {exc}") from exc
+    return SyncCache(**{SETTINGS[name]: value for name, value in found.items()})

@@ -1,0 +1,137 @@
+"""A view's load: by the request that waits for it, or by the same request once more (E3, E20).
+
+A view that is kept for each visitor (`per`) is run by the waiting request itself. All else is run
+in a request of its own: a view that is kept for all must not see who asks, and a refresh runs when
+its request has ended, and its database session is closed.
+"""
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from flask import Flask, Response, has_request_context, request, session
+from flask.globals import app_ctx
+from werkzeug.exceptions import HTTPException
+
+from stillfresh.contrib.routes import MARK, KeptResponse, is_for_all
+from stillfresh.engine import Call, Dropped, Private
+from stillfresh.errors import LoadFailed
+
+KEPT: Final = frozenset(
+    {"SCRIPT_NAME", "PATH_INFO", "HTTP_HOST", "SERVER_NAME", "SERVER_PORT", "SERVER_PROTOCOL"}
+    | {"wsgi.url_scheme", "wsgi.version", "wsgi.errors"}
+)
+"""What a request has in common with all that are answered by the same copy."""
+VISITOR: Final = ("HTTP_COOKIE", "HTTP_AUTHORIZATION", "REMOTE_USER")
+
+Run = Callable[[], Any]
+Query = list[tuple[str, str]]
+Environ = dict[str, Any]
+
+
+def replayed(environ: Environ, query: Query, *, whole: bool) -> Environ:
+    """The request once more, as a GET without a client; `whole`: with what its visitor sent."""
+    kept = {
+        name: it
+        for name, it in environ.items()
+        if name in KEPT or (whole and isinstance(it, str) and not name.startswith("werkzeug."))
+    }
+    kept.setdefault("REMOTE_ADDR", "127.0.0.1")
+    kept |= {"REQUEST_METHOD": "GET", "QUERY_STRING": urlencode(query), "CONTENT_LENGTH": "0"}
+    kept |= {"wsgi.input": BytesIO(), "wsgi.multithread": True, "wsgi.multiprocess": True}
+    return {**kept, "wsgi.run_once": False}
+
+
+class ViewLoad:
+    """The loader that one request brings. `report` is told why a response for all is not kept."""
+
+    def __init__(
+        self,
+        call: Call[Any],
+        run: Run,
+        query: Query,
+        report: Callable[[str], None],
+        *,
+        is_personal: bool,
+    ) -> None:
+        self._app: Flask = app_ctx.app
+        self._call = call
+        self._run = run
+        self._own: Environ = request.environ
+        self._environ = replayed(self._own, query, whole=is_personal)
+        self.report = report
+        self._is_personal = is_personal
+        has_all = sorted(request.args.items(multi=True)) == sorted(query)
+        is_known = any(name in self._own for name in VISITOR)
+        self._is_whole = has_all and (is_personal or not is_known)
+        """Nothing of the request is left out that might matter."""
+        self._said: KeptResponse | Private[Response | None] | Exception | None = None
+
+    def __call__(self) -> object:
+        """For the engine: what is kept, or a `Private` that is the caller's alone."""
+        is_here = has_request_context() and request.environ is self._own
+        if is_here and self._is_personal and self._is_whole and request.method == "GET":
+            response, said = self._judged(self._run)
+            return said if isinstance(said, KeptResponse) else Private(response, is_noted=False)
+        with self._app.app_context(), self._app.request_context({**self._environ, MARK: self}):
+            return self._replay()
+
+    def _replay(self) -> object:
+        """Through the app's functions and all decorators, to the view."""
+        try:
+            if self._app.preprocess_request() is None:
+                self._app.dispatch_request()
+        except HTTPException:
+            pass  # of the app, before the view; or the view's, which is noted
+        except Exception:
+            if self._said is None:
+                raise
+        if isinstance(self._said, Exception):
+            raise self._said
+        if self._said is None:
+            why = "the app answered a visitor that it does not know before the view ran"
+            self.report(why)
+            raise Dropped(why)
+        return self._said
+
+    def ran(self, call: Call[Any], run: Run) -> Response:
+        """Called in place of the view's read, by the request once more."""
+        if call != self._call:
+            said = f"the request is for {call!r} now, and not for {self._call!r}"
+            self._said = LoadFailed(said)
+            raise self._said
+        try:
+            response, self._said = self._judged(run)
+        except Exception as exc:
+            self._said = exc
+            raise
+        return response
+
+    def _judged(self, run: Run) -> tuple[Response, KeptResponse | Private[Response | None]]:
+        """The response, and what becomes of it; the app's error handlers are asked as always."""
+        app, is_error = self._app, False
+        try:
+            response = app.make_response(run())
+        except Exception as exc:  # noqa: BLE001 (raised again if the app has no handler for it)
+            response, is_error = app.make_response(app.handle_user_exception(exc)), True
+            response.make_sequence()  # an HTTPException's comes as a stream
+        if response.status_code >= 500:
+            raise HTTPException(f"the view responded {response.status}", response)
+        if response.is_streamed or response.direct_passthrough:
+            return response, Private(None, is_noted=False)
+        if why := "" if self._is_personal else _visitors(response):
+            self.report(why)
+            return response, Private(None, is_noted=False)
+        headers = [(name.encode(), it.encode("latin-1")) for name, it in response.headers]
+        body = response.get_data()
+        if is_error or not is_for_all(response.status_code, headers, len(body)):
+            return response, Private(response if self._is_whole else None, is_noted=False)
+        return response, KeptResponse(response.status_code, headers, body)
+
+
+def _visitors(response: Response) -> str:
+    """Why it is one visitor's own, though the view was run as for a visitor that nobody knows."""
+    if session.modified:
+        return "the view changed the session"
+    return f"it says Vary: {response.vary.to_header()}" if response.vary else ""

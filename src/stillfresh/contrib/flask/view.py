@@ -1,0 +1,154 @@
+"""`@fresh.view`: a view whose responses are kept, served at once, and refreshed behind it (E20).
+
+Flask's own functions before and after each request run as without the cache, for hits as well.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial, update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+
+from flask import Response, current_app, has_app_context, has_request_context, request
+from werkzeug.exceptions import ServiceUnavailable
+
+from stillfresh.contrib.flask.load import ViewLoad
+from stillfresh.contrib.routes import (
+    MARK,
+    KeptResponse,
+    RouteSpec,
+    Tags,
+    freshness_fields,
+)
+from stillfresh.engine import Answer, Call, Dropped, Private, key_text
+from stillfresh.engine.keys import checked_id, checked_tags
+from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
+from stillfresh.http.freshness import pause_after
+from stillfresh.sync_resource import SyncCore
+
+if TYPE_CHECKING:
+    from stillfresh.contrib.flask.extension import Fresh
+
+P = ParamSpec("P")
+ViewCore = SyncCore[Call[Any], KeptResponse]
+Query = list[tuple[str, str]]
+
+logger = logging.getLogger(__name__)
+
+
+class FreshView(Generic[P]):
+    """What `@fresh.view` makes of a view function; outside of a request it is that function."""
+
+    __name__: str
+
+    def __init__(
+        self,
+        fresh: "Fresh",
+        function: Callable[P, Any],
+        spec: RouteSpec,
+        *,
+        query: str | Iterable[str],
+        per: Callable[[], object] | None,
+        tags: Tags,
+    ) -> None:
+        if per is not None and not callable(per):
+            raise ConfigError(
+                f"{spec.kind}: per is a function without arguments, such as "
+                f"per=lambda: current_user.id, not {shown(per)}"
+            )
+        self._fresh = fresh
+        self._function = function
+        self.spec = spec
+        self._query = (query,) if isinstance(query, str) else tuple(query)
+        self._per = per
+        self._tags = tags
+        self._tag_names = _checked_names(spec.kind, function, tags) if callable(tags) else ()
+        self._is_reported = False
+        update_wrapper(self, function)
+
+    @property
+    def kind(self) -> str:
+        return self.spec.kind
+
+    def report(self, why: str) -> None:
+        """Once for a view: it is not kept, where its author meant it to be."""
+        if not self._is_reported:
+            self._is_reported = True
+            logger.warning(
+                "%s: a response is not kept, since %s. If it depends on the visitor, write per= "
+                "(for example per=lambda: current_user.id), or remove @fresh.view.",
+                self.kind,
+                why,
+            )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 (Flask's)
+        """The view's answer: what is kept, or what a load brings."""
+        if not has_request_context() or request.method not in {"GET", "HEAD"}:
+            return self._run(*args, **kwargs)
+        run = partial(self._run, *args, **kwargs)
+        query = [(name, it) for name in self._query for it in request.args.getlist(name)]
+        call = self._call(query, kwargs)
+        load = request.environ.get(MARK)
+        if isinstance(load, ViewLoad) and load.report == self.report:
+            return load.ran(call, run)
+        try:
+            return self._read(call, run, query)
+        except (StoreError, NotOpen):  # it cannot be opened: as without the cache
+            return run()
+
+    def _run(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 (the view's)
+        if not has_app_context():
+            return self._function(*args, **kwargs)
+        return current_app.ensure_sync(self._function)(*args, **kwargs)
+
+    def _call(self, query: Query, arguments: dict[str, Any]) -> Call[Any]:
+        """The path has what routing found; what decorators above added is named as well."""
+        kind, found = self.kind, request.view_args or {}
+        added = {it: arguments[it] for it in arguments if arguments[it] is not found.get(it)}
+        personal = None if self._per is None else self._per()
+        said = [request.root_url, request.path, query, personal, added]
+        try:
+            id_ = checked_id(kind, key_text(said))
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ConfigError(
+                f"{kind}: {shown(said[3:])} cannot be a key: {exc}; let per= return plain data, "
+                f"such as the user's id"
+            ) from exc
+        tags = self._tags
+        if callable(tags):
+            tags = tags(**{name: arguments[name] for name in self._tag_names})
+        return Call(id_, checked_tags(kind, tags), {})
+
+    def _read(self, call: Call[Any], run: Callable[[], Any], query: Query) -> object:
+        core = self._fresh.core_of(self)
+        load = ViewLoad(call, run, query, self.report, is_personal=self._per is not None)
+        match core.read(call, load):
+            case Private(Response() as response):
+                return response
+            case Answer(found=True) as answer:
+                return self._response(answer, core.fresh_for(call))
+            case LoadFailed() as failed if not isinstance(failed.__cause__, Dropped):
+                pause = pause_after(failed, core.now())
+                raise failed.__cause__ or ServiceUnavailable(retry_after=pause)
+        return run()  # what another caller got was its own, or the view is not for all
+
+    def _response(self, answer: Answer[KeptResponse], fresh_for: float) -> Response:
+        """A new one for each request: what is sent may change it."""
+        kept = answer.value
+        headers = [(name.decode(), it.decode("latin-1")) for name, it in kept.headers]
+        response: Response = current_app.response_class(kept.body, kept.status, headers)
+        response.headers.update(freshness_fields(answer, fresh_for))
+        if self._per is not None:
+            response.headers.setdefault("Cache-Control", "private, no-cache")
+        response.make_conditional(request)
+        return response
+
+
+def _checked_names(kind: str, function: Callable[..., Any], tags: Callable[..., Any]) -> list[str]:
+    """Those of the view's arguments that `tags` takes."""
+    names, known = list(inspect.signature(tags).parameters), inspect.signature(function).parameters
+    takes_any = any(it.kind is it.VAR_KEYWORD for it in known.values())
+    for unknown in [] if takes_any else [name for name in names if name not in known]:
+        there = ", ".join(known) or "none"
+        raise ConfigError(f"{kind}: tags= takes {unknown!r}, which the view does not; it: {there}")
+    return names
