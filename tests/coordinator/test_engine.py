@@ -74,14 +74,13 @@ class TestC15OnTheEngine:
             other.ttl.sign_in(VIEWER)
             other.ttl.set_visible(True)
             await other.ttl.tick()
-            site.nexus.hold()
             subscribe(site, 1)
-            await site.nexus.asked.wait()
+            fetching = await site.nexus.holding(site.ttl.tick())
             subscribe(other, 1)
-            ticking = asyncio.create_task(other.ttl.tick())
+            waiting = asyncio.create_task(other.ttl.tick())
             await turns()
             site.nexus.let_go()
-            await ticking
+            await asyncio.gather(fetching, waiting)
             assert await other.version("a:1") == 1
         assert (site.nexus.posts, other.nexus.posts) == ([["a:1"]], [])
 
