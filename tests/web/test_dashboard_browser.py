@@ -184,10 +184,14 @@ class TestG6Live:
     ) -> None:
         """The same numbers, a little later; also where the socket is there but tells nothing."""
         page = await new_page()
+        await page.clock.install()
         await page.add_init_script(socket)
         await page.goto(url)
+        await expect(slot(page, "reads.total")).to_have_text("42")
+        await page.clock.fast_forward(6_000)
         await expect(page.locator("#link")).to_have_text("polling")
         await world.read("post", "ann:1")
+        await page.clock.fast_forward(2_000)
         await expect(slot(page, "reads.total")).to_have_text("43")
         await page.close()
 
