@@ -113,7 +113,11 @@ class SyncCore(Generic[H, V]):
     def known(self, keys: Iterable[H]) -> dict[H, Outcome[V]]:
         """What can be said of each without a load; a key that needs one is left out."""
         found, others = self.all_at_hand(keys)
-        return {**found, **self._run(self._core.known, others)} if others else {**found}
+        if not others:
+            return {**found}
+        if (read := self._core.read_in_thread(others)) is not None:
+            return {**found, **read}
+        return {**found, **self._run(self._core.known, others)}
 
     def put(self, values: Iterable[tuple[H, object]]) -> None:
         self._run(self._core.put, list(values))

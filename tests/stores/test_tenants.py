@@ -55,7 +55,9 @@ class TestI17Listing:
     def test_reads_on_the_spot_where_the_store_does(self) -> None:
         """A wrapped store is as quick as the one inside, and offers no more than that one."""
         assert TenantStore(MemoryStore(), "a").reads_inline
-        far = TenantStore(RedisStore("redis://localhost"), "a")
+        assert TenantStore(RedisStore("redis://localhost"), "a").reads_in_threads
+        far = TenantStore(RedisStore("redis://localhost", nodes=[("localhost", 1)]), "a")
         assert not far.reads_inline
+        assert not far.reads_in_threads
         with pytest.raises(TypeError, match="RedisStore does not read inline"):
             far.read_now("page", ["a"])

@@ -13,11 +13,12 @@ from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Origin, Outcome
+from stillfresh.engine.model import Answer, Origin, Outcome
 from stillfresh.engine.put import Puts
 from stillfresh.engine.queue import Waiter
 from stillfresh.engine.rules import NOTHING, Serve
 from stillfresh.engine.watcher import Watcher
+from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Record
 
@@ -105,6 +106,33 @@ class Core(Puts[K, V]):
             ):
                 self.watcher.landed(key, answer, rules.watched_until(copy, terms), now)
         return records, rules.refresh_times(records, now, terms, self.watcher.absent), now
+
+    def read_in_thread(self, keys: Sequence[K]) -> dict[K, Answer[V]] | None:
+        """E20: what can be said to a thread without a load; None: the loop has to be asked.
+
+        Only the loop keeps memory up to date, where memory is of use to `hit` or `glance`.
+        """
+        runtime = None if self.owner.blocks or self.spec.memory_for else self._runtime
+        if runtime is None or runtime.read_in_thread is None:
+            return None
+        if runtime.read_now is not None and not self.memory.entries.keys().isdisjoint(keys):
+            return None
+        texts, now, found = self.texts(keys), runtime.clock(), dict[K, Answer[V]]()
+        try:
+            records = runtime.read_in_thread(self.spec.kind, list(texts.values()))
+        except (StoreError, NotOpen):
+            return None
+        for key, id_ in texts.items():
+            record = records.get(id_, NOTHING)
+            if record.failure is not None:
+                return None
+            plan = rules.plan_read(record, now, self.spec.lease_for)
+            if isinstance(plan, Serve):
+                is_readable, value = self.memory.value_of(key, plan.copy)
+                if is_readable:
+                    found[key] = self.memory.made(plan.copy, value, plan.verdict, Origin.STORE)
+        self.memory.count(found.values(), now)
+        return found
 
     async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
         """E6: nothing enters memory from a step that began before this ended."""

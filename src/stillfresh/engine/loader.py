@@ -116,6 +116,8 @@ class Runtime(Tasks):
             store.read_now if store.reads_inline else None
         )
         """Reads on the spot, where the store can."""
+        self.read_in_thread = store.read_now if store.reads_in_threads else self.read_now
+        """E20: the same for a thread, which can wait for a round trip."""
         self.clock = clock
         self.sleep = sleep
         self.dice = dice

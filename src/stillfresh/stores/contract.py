@@ -169,6 +169,8 @@ class Store(ABC):
 
     reads_inline: bool = False
     """`read_now` reads in microseconds, on the caller's thread, without a turn of the loop."""
+    reads_in_threads: bool = False
+    """E20: `read_now` may be called by a thread that can wait for a round trip."""
     outlives_loops: bool = False
     """It is bound to no event loop: it stays open when its cache's loop ends without a close."""
     needs_eviction: bool = True
@@ -203,7 +205,7 @@ class Store(ABC):
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, Record]:
-        """As `read`, if the store `reads_inline`."""
+        """As `read`, if the store `reads_inline`, or in a thread if it `reads_in_threads`."""
         del kind, ids, known
         raise TypeError(f"{type(self).__name__} does not read inline")
 
@@ -293,9 +295,8 @@ def is_listed(
     name: tuple[str, str], kind: str | None, search: str, after: tuple[str, str] | None
 ) -> bool:
     """Of that kind, with that in its id, behind that one."""
-    return (
-        (kind is None or name[0] == kind) and (after is None or name > after) and search in name[1]
-    )
+    is_kind = kind is None or name[0] == kind
+    return is_kind and (after is None or name > after) and search in name[1]
 
 
 def _forwarded(method: Method) -> Method:
@@ -315,9 +316,8 @@ class WrappedStore(Store):
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
-        self.reads_inline, self.outlives_loops = inner.reads_inline, inner.outlives_loops
-        self.needs_eviction, self.max_bytes = inner.needs_eviction, inner.max_bytes
-        self.tenant, self.shapes = inner.tenant, inner.shapes
+        for capability in Store.__annotations__:
+            setattr(self, capability, getattr(inner, capability))
 
     async def step(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         """`work` calls the method of that name of the store inside."""

@@ -57,12 +57,13 @@ class StillfreshCache(BaseCache):
         self._stale_for = seconds(given.get("STALE_FOR", 0), name="OPTIONS['STALE_FOR']")
         self._error_for = seconds(given.get("ERROR_FOR", 0), name="OPTIONS['ERROR_FOR']")
 
-    # --- what is there
-
     def get(self, key: str, default: Any = None, version: int | None = None) -> Any:
         key = self.make_and_validate_key(key, version=version)
+        return self._value(self._known(key), default)
+
+    def _known(self, key: str) -> object:
         answer = self._core.hit(key)
-        return self._value(self._core.known([key]).get(key) if answer is None else answer, default)
+        return self._core.known([key]).get(key) if answer is None else answer
 
     def get_many(self, keys: Iterable[str], version: int | None = None) -> dict[str, Any]:
         names = {self.make_and_validate_key(key, version=version): key for key in keys}
@@ -75,8 +76,6 @@ class StillfreshCache(BaseCache):
         if not isinstance(answer, Answer) or not _is_there(answer):
             return default
         return self._shared.decoded(answer.value, default)
-
-    # --- what is changed
 
     def set(
         self,
@@ -198,8 +197,6 @@ class StillfreshCache(BaseCache):
                 continue
             return
 
-    # --- what is made when it is needed
-
     def get_or_set(
         self,
         key: str,
@@ -243,7 +240,10 @@ class StillfreshCache(BaseCache):
 
         MISSING: the loader's value is private, or no load may begin since the last one failed.
         """
-        answer = self._core.read(self._key(key, version, tags), in_background(load))
+        key = self._key(key, version, tags)
+        if (value := self._value(self._known(key), MISSING)) is not MISSING:
+            return value
+        answer = self._core.read(key, in_background(load))
         if isinstance(answer, LoadFailed) and answer.__cause__ is not None:
             raise answer.__cause__
         if isinstance(answer, Answer) and answer.found:
@@ -295,8 +295,6 @@ class StillfreshCache(BaseCache):
             stale_for=self._stale_for if stale_for is None else stale_for,
             error_for=self._error_for if error_for is None else error_for,
         )
-
-    # --- the same for code on an event loop, which must not wait
 
     async def aget(self, key: str, default: Any = None, version: int | None = None) -> Any:
         """From memory on the spot."""

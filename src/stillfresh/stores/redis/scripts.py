@@ -21,7 +21,15 @@ from hashlib import sha1
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.redis.layout import ASKER, HEAD, NAME, Command, RedisKey, unpacked_tags
+from stillfresh.stores.redis.layout import (
+    ASKER,
+    GLANCE,
+    HEAD,
+    NAME,
+    Command,
+    RedisKey,
+    unpacked_tags,
+)
 
 COMMON: Final = f"""
 local HEAD, KEPT, LONGEST = {HEAD}, 60, 315360000
@@ -329,3 +337,10 @@ def with_sets(command: Command, tags: Sequence[bytes]) -> Command:
     _, sha, _, key, base, *arguments = command
     sets = [base + b"#" + tag for tag in tags if isinstance(base, bytes)]
     return (EVAL, BY_SHA[str(sha)].text, 1 + len(sets), key, *sets, base, *arguments)
+
+
+def glance(keys: list[bytes]) -> Command:
+    """The first bytes of each; of one alone without a script, which would take longer."""
+    if len(keys) == 1:
+        return "GETRANGE", keys[0], 0, GLANCE - 1
+    return GLANCES.call(keys, GLANCE)

@@ -30,8 +30,6 @@ from stillfresh.stores.redis import scripts
 from stillfresh.stores.redis.cluster import Address, Cluster
 from stillfresh.stores.redis.layout import (
     ASKER,
-    GLANCE,
-    Command,
     Places,
     RedisKey,
     copy_fields,
@@ -46,6 +44,7 @@ from stillfresh.stores.redis.layout import (
 from stillfresh.stores.redis.link import Link
 from stillfresh.stores.redis.listing import count, evict, list_entries, walk
 from stillfresh.stores.redis.sentinel import Sentinels
+from stillfresh.stores.redis.threads import ThreadReads
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
 TIMEOUT: Final = 1.0
@@ -93,6 +92,8 @@ class RedisStore(Store):
         self._service = service
         self._wait_replicas = checked_whole("wait_replicas", wait_replicas, 0)
         self._link: Link | Cluster | None = None
+        self.reads_in_threads = not nodes and service is None
+        self._threads = ThreadReads(url, timeout=self._timeout, options=self._options)
 
     async def open(self) -> None:
         """A server that is away is no reason not to begin; one that refuses us is."""
@@ -132,6 +133,7 @@ class RedisStore(Store):
         return Cluster(self._nodes, link, self._timeout)
 
     async def close(self) -> None:
+        self._threads.close()
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -150,6 +152,17 @@ class RedisStore(Store):
         records = {id_: record_of(text, known.get(id_)) for id_, text in texts.items()}
         return {id_: record for id_, record in records.items() if record is not None}
 
+    def read_now(
+        self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, Record]:
+        """In a thread that waits for it."""
+        if not self.reads_in_threads:
+            return super().read_now(kind, ids, known)
+        known, keys = known or {}, [it.key for it in self._places.of(kind, ids)]
+        texts = zip(ids, self._threads.texts(keys), strict=True)
+        records = ((id_, record_of(text, known.get(id_))) for id_, text in texts)
+        return {id_: record for id_, record in records if record is not None}
+
     async def _texts(
         self, places: Mapping[str, RedisKey], known: Mapping[str, str]
     ) -> dict[str, bytes | None]:
@@ -158,7 +171,7 @@ class RedisStore(Store):
         glanced, many = (1, 1) if link.is_cluster else (GLANCED, MANY)
         glances = _cut([id_ for id_ in places if id_ in known], glanced)
         others = _cut([id_ for id_ in places if id_ not in known], many)
-        reads = [(_glance([places[id_].key for id_ in some]), some) for some in glances]
+        reads = [(scripts.glance([places[id_].key for id_ in some]), some) for some in glances]
         reads += [(("MGET", *(places[id_].key for id_ in some)), some) for some in others]
         try:
             replies = await link.run([command for command, _ in reads])
@@ -313,13 +326,6 @@ class RedisStore(Store):
 
 def _cut(ids: list[str], size: int) -> list[list[str]]:
     return [ids[first : first + size] for first in range(0, len(ids), size)]
-
-
-def _glance(keys: list[bytes]) -> Command:
-    """The first bytes of each; of one alone without a script, which would take longer."""
-    if len(keys) == 1:
-        return "GETRANGE", keys[0], 0, GLANCE - 1
-    return scripts.GLANCES.call(keys, GLANCE)
 
 
 def _is_broken(reply: Sequence[bytes]) -> bool:

@@ -1,0 +1,60 @@
+"""Reads by threads that wait: one round trip on a connection that blocks, without a loop (E20).
+
+Reads only: a step that changes something is settled on the event loop (`link.py`). What fails here
+is asked again there.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.breaker import Breaker
+
+
+class ThreadReads:
+    """As many connections as threads have read at once."""
+
+    def __init__(self, url: str, *, timeout: float, options: Mapping[str, Any]) -> None:
+        limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+        given = {**limits, **options, "retry": Retry(NoBackoff(), 0), "protocol": 2}
+        self._factory: ConnectionPool = ConnectionPool.from_url(url, **given)
+        self._idle: deque[Any] = deque()
+        self._breaker = Breaker()
+
+    def texts(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """What lies there. A connection on which anything was left unsaid is closed."""
+        began = time.monotonic()
+        if not self._breaker.allows(began):
+            raise StoreError("the Redis server is away; threads ask it again in a moment")
+        try:
+            connection: Any = self._idle.pop()
+        except IndexError:
+            connection = self._factory.make_connection()
+        try:
+            connection.send_command("MGET", *keys)
+            texts: list[bytes | None] = connection.read_response()
+        except BaseException as exc:
+            connection.disconnect()
+            self.close()
+            if not isinstance(exc, RedisError | OSError):
+                raise
+            self._breaker.failed(began, time.monotonic())
+            raise StoreError(f"the Redis server is away: {exc}") from exc
+        self._breaker.succeeded()
+        self._idle.append(connection)
+        return texts
+
+    def close(self) -> None:
+        """Those that are idle; what one has met, the others would meet."""
+        while self._idle:
+            try:
+                self._idle.pop().disconnect()
+            except IndexError:  # another thread took it
+                return

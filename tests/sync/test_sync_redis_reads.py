@@ -1,0 +1,159 @@
+"""E20: a thread reads Redis on a connection of its own; what goes wrong is the loop's to mend."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillfresh import Loaded, StoreError, SyncCache
+from stillfresh.engine import Spec, terms_of
+from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.urls import store_for
+from stillfresh.sync_resource import SyncCore
+from tests.kit.servers.valkey import Server, binary_of, serving
+from tests.kit.sync import until
+
+
+class Words:
+    """A codec of text."""
+
+    def encode(self, value: str) -> bytes:
+        return value.encode()
+
+    def decode(self, data: bytes) -> str:
+        return data.decode()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """One that can be stopped."""
+    binary = binary_of("valkey")
+    assert binary is not None
+    with serving(binary, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.url(timeout="500ms")
+
+
+@pytest.fixture
+def cache(url: str) -> Iterator[SyncCache]:
+    with SyncCache(url) as cache:
+        yield cache
+
+
+def declared(cache: SyncCache, memory_for: float = 0) -> SyncCore[str, str]:
+    spec: Spec[str, str] = Spec(
+        "word",
+        lambda _: {},
+        Words(),
+        None,
+        terms_of("word", 60, 60, 60, 0),
+        max_batch=1,
+        concurrency=4,
+        max_entries=10,
+        memory_for=memory_for,
+        lease_for=5,
+        load_timeout=30,
+        in_thread=True,
+    )
+    return cache.declare(spec, str, str)
+
+
+def values(core: SyncCore[str, str], *keys: str) -> dict[str, Any]:
+    return {key: getattr(it, "value", it) for key, it in core.known(keys).items()}
+
+
+class TestE20RedisReads:
+    def test_need_no_turn_of_the_loop(
+        self, cache: SyncCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is there, and that nothing is there; stale copies too."""
+        words = declared(cache)
+        words.put([("a", "one"), ("b", Loaded("two", fresh_for=0, stale_for=60))])
+
+        def run(*_: object) -> None:
+            raise AssertionError("the loop was asked")
+
+        monkeypatch.setattr(words, "_run", run)
+        assert values(words, "a", "b", "c") == {"a": "one", "b": "two"}
+
+    def test_see_another_process_at_once(self, cache: SyncCache, url: str) -> None:
+        """Its changes and its invalidations."""
+        words = declared(cache)
+        with SyncCache(url) as there:
+            others = declared(there)
+            words.put([("a", "one")])
+            others.put([("a", "two")])
+            assert values(words, "a") == {"a": "two"}
+            others.invalidate(["a"])
+            assert values(words, "a") == {}
+
+    def test_a_server_that_goes_and_comes_back(self, cache: SyncCache, server: Server) -> None:
+        """While it is away a read gives what memory has, at once; then the store is read again."""
+        words = declared(cache)
+        words.put([("a", "one")])
+        assert values(words, "a") == {"a": "one"}
+        server.stop()
+        began = time.monotonic()
+        for _ in range(20):
+            values(words, "a")
+        assert time.monotonic() - began < 10
+        server.start()
+        until(lambda: values(words, "b") == {} and _stored(words))
+
+    def test_memory_that_may_answer_is_filled_by_the_loop(
+        self, cache: SyncCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With `memory_for` the second read asks nobody."""
+        words = declared(cache, memory_for=60)
+        words.put([("a", "one")])
+        assert values(words, "a") == {"a": "one"}
+        monkeypatch.setattr(words, "_run", None)
+        assert values(words, "a") == {"a": "one"}
+
+    async def test_read_as_the_loop_reads(self, server: Server) -> None:
+        """The same records, for all that may lie there."""
+        store = store_for(server.url(), time.time)
+        assert isinstance(store, RedisStore)
+        await store.open()
+        try:
+            ids = [f"id-{number}" for number in range(50)]
+            server.command("SET", "stillfresh:v1:{00}:word:odd", "not ours")
+            assert store.read_now("word", [*ids, "odd"]) == await store.read("word", [*ids, "odd"])
+        finally:
+            await store.close()
+
+    def test_a_server_that_hangs_costs_one_time_out(self, server: Server) -> None:
+        """Further threads are told at once, until its pause is over."""
+        store = store_for(server.url(timeout="200ms"), time.time)
+        server.pause()
+        try:
+            for _ in range(5):
+                with pytest.raises(StoreError, match="is away"):
+                    store.read_now("word", ["a"])
+        finally:
+            server.go_on()
+        with ExitStack() as stack:
+            stack.callback(store._threads.close)  # type: ignore[attr-defined]
+            until(lambda: _reads(store))
+
+
+def _reads(store: Any) -> bool:
+    try:
+        return not store.read_now("word", ["a"])
+    except StoreError:
+        return False
+
+
+def _stored(words: SyncCore[str, str]) -> bool:
+    try:
+        words.put([("a", "two")])
+    except StoreError:
+        return False
+    return values(words, "a") == {"a": "two"}
