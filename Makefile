@@ -23,6 +23,8 @@ examples: $(VENV)/.core ## short, watchable examples
 	@echo
 	@$(BIN)/python examples/prices.py
 	@echo
+	@$(BIN)/python examples/threads.py
+	@echo
 	@$(BIN)/python examples/viewport.py
 	@echo
 	@$(BIN)/python examples/feed.py

@@ -36,6 +36,7 @@ LAYERS = [
     {"stores"},
     {"engine"},
     {"loop_thread", "sync_resource"},
+    {"sync_function"},
     {"sync"},
     {"http"},
     {"coordinator", "feed", "waiting", "isr"},

@@ -30,7 +30,8 @@ from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.loop_thread import PROCESS
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
-from stillfresh.sync_resource import SyncCore, SyncFunction, SyncResource
+from stillfresh.sync_function import SyncFunction
+from stillfresh.sync_resource import SyncCore, SyncResource
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
@@ -186,15 +187,23 @@ class SyncCache:
         self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call a coroutine function on the loop thread, and wait for it."""
-        if self._cache.is_closed:
-            raise NotOpen("this cache is closed; open it again with `with cache:`, or open()")
-        return self._run(partial(function, *args, **kwargs))
+        return self._run(partial(function, *args, **kwargs), is_open=True)
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]], *, is_open: bool = False) -> T:
+        """`is_open`: nothing to be done for a cache that was closed."""
+        self.check_caller()
+        loop = PROCESS.enter(self)
+        if is_open and self._cache.is_closed:
+            PROCESS.leave(self)
+            raise NotOpen("this cache is closed; open it again with `with cache:`, or open()")
+        return loop.run(work)
+
+    def check_caller(self) -> None:
+        """Refuse to hold an event loop."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return PROCESS.enter(self).run(work)
+            return
         raise StillfreshError(
             "this call of a SyncCache would hold the event loop that runs in this thread; "
             "use Cache in async code, or call it with asyncio.to_thread"

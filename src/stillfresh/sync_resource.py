@@ -7,14 +7,11 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
 from typing import (
     Any,
-    Concatenate,
     Generic,
     ParamSpec,
     Protocol,
-    Self,
     TypeVar,
     Unpack,
-    overload,
 )
 
 from stillfresh.durations import Duration
@@ -28,10 +25,7 @@ from stillfresh.engine import (
     OwnTerms,
     Read,
     Resource,
-    Signature,
-    bind,
     in_caller,
-    like_function,
 )
 
 K = TypeVar("K", bound=str | int)
@@ -96,7 +90,8 @@ class SyncCore(Generic[H, V]):
 
     def all_at_hand(self, keys: Iterable[H]) -> tuple[dict[H, Answer[V]], list[H]]:
         """The answers at hand, and the keys of the others."""
-        found, others = dict[H, Answer[V]](), list[H]()
+        found: dict[H, Answer[V]] = {}
+        others: list[H] = []
         for key in keys:
             if (answer := self.at_hand(key)) is not None:
                 found[key] = answer
@@ -181,21 +176,37 @@ class SyncResource(Generic[K, V]):
     __wrapped__: Callable[..., Any]
 
     def __init__(self, run: Run, resource: Resource[K, V], core: Core[K, V]) -> None:
+        self.core = core
         self._run = run
         self._resource = resource
         self._core = SyncCore(run, core)
-        self._hit, self._glance = self._core.hit, self._core.glance
+        self._glance = self._core.glance
+        self._clock = core.memory.now
+        core.faces.append(self)
+        self.stand_back(back=core.owner.blocks > 0)
+
+    def stand_back(self, *, back: bool) -> None:
+        """E22, as in `SyncCore`."""
+        self._entries = {} if back else self.core.memory.entries
 
     def __call__(self, key: K) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
-        answer = self._hit(key) or self._glance(key)
-        if answer is not None and answer.found:
-            return answer.value
+        try:
+            entry = self._entries.get(key)
+        except TypeError:  # as in `SyncCore.hit`
+            entry = None
+        if entry is not None:
+            answer: Answer[V] | None = entry.answer
+            if self._clock() < entry.until and entry.answer is answer and answer.found:
+                entry.hits += 1
+                return answer.value
+            if (answer := self._glance(key)) is not None and answer.found:
+                return answer.value
         return self._run(self._resource, key)
 
     def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """The answer, from memory, the store or a load; `max_age` as in `Resource.get` (E18)."""
-        if max_age is None and (answer := self._hit(key) or self._glance(key)) is not None:
+        if max_age is None and (answer := self._core.at_hand(key)) is not None:
             return answer
         return self._run(self._resource.get, key, max_age)
 
@@ -256,56 +267,3 @@ class SyncResource(Generic[K, V]):
     def explain(self, key: K) -> Explanation:
         """Why this value, why now, who refreshes it, when."""
         return self._run(self._resource.explain, key)
-
-
-class SyncFunction(Generic[P, V]):
-    """What `@cache.cached` makes of a function."""
-
-    __name__: str
-    __wrapped__: Callable[..., Any]
-
-    def __init__(
-        self,
-        resource: SyncResource[Any, V],
-        signature: Signature[P],
-        function: Callable[P, object],
-    ) -> None:
-        self._resource = resource
-        self._signature = signature
-        self._call = signature.call
-        like_function(self, function, signature.shown)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        """The value; LoadFailed if nobody could say."""
-        return self._resource(self._call(*args, **kwargs))
-
-    def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
-        """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
-        return self._resource.get(self._call(*args, **kwargs))
-
-    def of(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[V]:
-        """One entry's handle."""
-        return SyncHandle(self._resource, self._call(*args, **kwargs))
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._signature.check_in(owner, name)
-
-    @overload
-    def __get__(self, obj: None, owner: type | None = None) -> Self: ...
-
-    @overload
-    def __get__(
-        self: "SyncFunction[Concatenate[S, Q], V]", obj: S, owner: type | None = None
-    ) -> "SyncFunction[Q, V]": ...
-
-    def __get__(self, obj: Any, owner: type | None = None) -> "SyncFunction[Any, V]":
-        return self if obj is None or not self._signature.is_method else SyncBound(self, obj)
-
-
-class SyncBound(SyncFunction[Q, V]):
-    """A cached method of one object: the same function, given that object first."""
-
-    def __init__(self, function: SyncFunction[Any, V], obj: object) -> None:
-        bind(self, function, obj)
-        self.__func__, self.__self__ = function, obj
-        self._call = partial(function._signature.call, obj)  # noqa: SLF001 (its own class)

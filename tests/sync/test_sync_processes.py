@@ -42,7 +42,7 @@ def in_child(work: Callable[[], object]) -> str:
 
 def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter, in which every warning is an error."""
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script, *args]
+    command = [sys.executable, "-W", "error", "-c", script, *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -209,7 +209,48 @@ elif sys.argv[2] == "error":
 """
 
 
+class TestE20Example:
+    def test_the_example_runs(self) -> None:
+        """What `make examples` shows: one load for sixteen threads, and a child that goes on."""
+        example = Path(__file__).parents[2] / "examples" / "threads.py"
+        ended = run(example.read_text())
+        assert (ended.returncode, ended.stderr) == (0, "")
+        first, put, child, again = ended.stdout.splitlines()
+        assert first.startswith("sixteen threads, one cold key: 1 load, in Thread-")
+        assert put == "put after a write: 1200, fresh"
+        assert child == "a forked child reads the same store: 1200"
+        assert again == "and what it invalidated is loaded again here: 1000"
+
+
+CLOSING = """
+import threading
+from stillfresh import NotOpen, SyncCache
+
+caches = [SyncCache("memory://") for _ in range(2)]
+one, other = (it.cached("one", fresh_for=60)(lambda: 1) for it in caches)
+assert threading.active_count() == 1
+assert (one(), other()) == (1, 1)
+caches[0].close()
+assert other.of().refresh() is None
+assert threading.active_count() == 2
+caches[1].close()
+assert threading.active_count() == 1
+try:
+    one()
+except NotOpen:
+    assert threading.active_count() == 1
+with caches[0]:
+    assert one() == 1
+assert threading.active_count() == 1
+"""
+
+
 class TestE20Exits:
+    def test_the_last_cache_ends_the_loop_thread(self) -> None:
+        """Nothing starts it before the first call; a cache that is opened again starts it again."""
+        ended = run(CLOSING)
+        assert (ended.returncode, ended.stderr) == (0, "")
+
     @pytest.mark.parametrize("ends", ["idle", "loading", "error"])
     def test_the_interpreter_exits(self, tmp_path: Path, ends: str) -> None:
         """No hang, no warning, nothing said, and the lease of a load that was cut off is free."""

@@ -271,19 +271,6 @@ class TestE20Closing:
             one.result()
         assert set(threading.enumerate()) <= before
 
-    def test_the_last_cache_ends_the_loop_thread(self, upstream: PlainUpstream) -> None:
-        """And the next one starts it again."""
-        one, other = SyncCache("memory://"), SyncCache("memory://")
-        declare(one, upstream)("a")
-        prices = declare(other, upstream)
-        prices("a")
-        one.close()
-        assert prices("b") == Price("b", 1)
-        other.close()
-        assert not [it for it in threading.enumerate() if it.name == "stillfresh-loop"]
-        with other:
-            assert prices("c") == Price("c", 1)
-
     def test_a_hung_loader_does_not_hold_close(self, upstream: PlainUpstream) -> None:
         """Closing waits for `grace`, says so, and leaves the daemon thread to itself."""
         clock = ManualClock(start=1_700_000_000.0)

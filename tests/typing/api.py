@@ -19,6 +19,9 @@ from stillfresh import (
     Policy,
     Resource,
     Sweeper,
+    SyncCache,
+    SyncHandle,
+    SyncResource,
     TtlCache,
     TtlStats,
     Update,
@@ -283,3 +286,52 @@ async def connected(hub: Hub) -> None:
         assert_type(connection, Connection)
         async for update in connection:
             assert_type(update, HubUpdate)
+
+
+threads = SyncCache("memory://")
+
+
+@threads.batched("price", fresh_for="30s", max_batch=50, version="2")
+def plain_prices(skus: list[str]) -> dict[str, float | Loaded[float]]:
+    return dict.fromkeys(skus, 1.0)
+
+
+@threads.cached("report", fresh_for="5m", ignore=("deep",))
+def plain_report(year: int, region: str = "eu", *, deep: bool = False) -> list[str]:
+    return [f"{year} {region} {deep}"]
+
+
+@engine.cached("plain", fresh_for="5m")
+def def_loader(year: int) -> bytes | Loaded[bytes]:
+    return bytes(year)
+
+
+@engine.batched("plain_many", fresh_for="5m")
+def def_loaders(years: list[int]) -> dict[int, bytes]:
+    return {year: bytes(year) for year in years}
+
+
+def no_loop() -> None:
+    assert_type(plain_prices, SyncResource[str, float])
+    assert_type(plain_prices("sku-1"), float)
+    assert_type(plain_prices.get("sku-1", max_age="10s"), Answer[float])
+    assert_type(plain_prices.get_many(["sku-1"]), dict[str, Answer[float]])
+    assert_type(plain_prices.peek("sku-1"), Answer[float] | None)
+    assert_type(plain_prices.of("sku-1"), SyncHandle[float])
+    assert_type(plain_report(2026, region="us", deep=True), list[str])
+    assert_type(plain_report.get(2026), Answer[list[str]])
+    assert_type(plain_report.of(2026).explain(), Explanation)
+    assert_type(threads.stats(), CacheStats)
+    plain_prices(5)  # type: ignore[arg-type]
+    plain_prices.put("sku-1", "cheap")  # type: ignore[arg-type]
+    plain_report("2026")  # type: ignore[arg-type]
+    plain_report(2026, depth=1)  # type: ignore[call-arg]
+    plain_prices.watch("sku-1")  # type: ignore[attr-defined]
+    threads.cached("no_terms")  # type: ignore[call-arg]
+    with threads as same, same.bypassed(), same.override("memory://"):
+        assert_type(same, SyncCache)
+
+
+async def def_in_async() -> None:
+    assert_type(await def_loader(2026), bytes)
+    assert_type(await def_loaders.get(2026), Answer[bytes])

@@ -112,6 +112,8 @@ class ThreadCall(Generic[T]):
             self._task.cancel()
 
     def _over(self, task: "asyncio.Task[T]") -> None:
+        if not task.cancelled():
+            task.exception()  # looked at, also if the thread has left
         for job, otherwise in self._jobs:
             if not job.outcome.done():
                 otherwise(job)

@@ -3,9 +3,9 @@
 Django makes a backend object for each thread and alias. The cache behind them is one.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from threading import Lock
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 from django.utils.module_loading import import_string
 from msgspec import msgpack
@@ -14,10 +14,7 @@ from stillfresh.contrib.django.codec import DjangoCodec
 from stillfresh.engine import Codec, Spec, terms_of
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
-from stillfresh.loop_thread import PROCESS
 from stillfresh.sync import SyncCache
-
-T = TypeVar("T")
 
 TAGGED: Final = b"\xc1"
 """No msgpack value begins with it."""
@@ -53,8 +50,8 @@ class BlockingCache(SyncCache):
     A template rendered by an async view reads its fragments that way.
     """
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return PROCESS.enter(self).run(work)
+    def check_caller(self) -> None:
+        """Any thread may wait."""
 
 
 class Bytes:

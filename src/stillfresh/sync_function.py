@@ -1,0 +1,96 @@
+"""What `@cache.cached` makes of a `def` function: still a function, for any thread (E19, E20).
+
+The hit is written out in the call, as in `engine/function.py`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from stillfresh.engine import Answer, Call, MemoryEntry, Signature, bind, like_function
+from stillfresh.sync_resource import SyncHandle, SyncResource
+
+V = TypeVar("V")
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+
+class SyncFunction(Generic[P, V]):
+    """What `@cache.cached` makes of a function."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __init__(
+        self,
+        resource: SyncResource[Any, V],
+        signature: Signature[P],
+        function: Callable[P, object],
+    ) -> None:
+        self._resource = resource
+        self._signature = signature
+        self._call = signature.call
+        self._core, self._clock = resource.core, resource.core.memory.now
+        self._core.faces.append(self)
+        self.stand_back(back=self._core.owner.blocks > 0)
+        like_function(self, function, signature.shown)
+
+    def stand_back(self, *, back: bool) -> None:
+        """E22, as in `SyncCore`."""
+        self._entries = {} if back else self._core.memory.entries
+        self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        """The value; LoadFailed if nobody could say."""
+        try:
+            entry = None if kwargs else self._by_arguments.get(args)
+        except TypeError:  # an argument that cannot be hashed
+            entry = None
+        if entry is None:
+            return self._resource(self._named(*args, **kwargs))
+        answer = entry.answer
+        if self._clock() < entry.until and entry.answer is answer and answer.found:
+            entry.hits += 1
+            return answer.value
+        return self._resource(entry.key)
+
+    def _named(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
+        """What these arguments name; the next time they lead straight to its entry."""
+        call = self._call(*args, **kwargs)
+        if self._signature.is_plain and not kwargs and (entry := self._entries.get(call)):
+            if len(self._by_arguments) >= self._core.spec.max_entries:
+                self._by_arguments.clear()
+            self._by_arguments[args] = entry
+        return call
+
+    def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
+        """The answer, from memory, the store or a load; for a `max_age` use `of(...).get`."""
+        return self._resource.get(self._call(*args, **kwargs))
+
+    def of(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[V]:
+        """One entry's handle."""
+        return SyncHandle(self._resource, self._call(*args, **kwargs))
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._signature.check_in(owner, name)
+
+    @overload
+    def __get__(self, obj: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "SyncFunction[Concatenate[S, Q], V]", obj: S, owner: type | None = None
+    ) -> "SyncFunction[Q, V]": ...
+
+    def __get__(self, obj: Any, owner: type | None = None) -> "SyncFunction[Any, V]":
+        return self if obj is None or not self._signature.is_method else SyncBound(self, obj)
+
+
+class SyncBound(SyncFunction[Q, V]):
+    """A cached method of one object: the same function, given that object first."""
+
+    def __init__(self, function: SyncFunction[Any, V], obj: object) -> None:
+        bind(self, function, obj)
+        self.__func__, self.__self__ = function, obj
+        self._call = partial(function._signature.call, obj)  # noqa: SLF001 (its own class)
