@@ -38,7 +38,7 @@ class ThreadReads:
         except IndexError:
             connection = self._factory.make_connection()
         try:
-            connection.send_command("MGET", *keys)
+            connection.send_packed_command([_packed(keys)], check_health=False)
             texts: list[bytes | None] = connection.read_response()
         except BaseException as exc:
             connection.disconnect()
@@ -58,3 +58,9 @@ class ThreadReads:
                 self._idle.pop().disconnect()
             except IndexError:  # another thread took it
                 return
+
+
+def _packed(keys: Sequence[bytes]) -> bytes:
+    """One MGET, as the client library would write it in three times the time."""
+    named = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
+    return b"*%d\r\n$4\r\nMGET\r\n%b" % (len(keys) + 1, named)
