@@ -133,6 +133,49 @@ async def from_memory(world: World) -> None:
     world.launch(app, 2)
 
 
+async def on_a_store_that_tells(world: World) -> None:
+    """S10: it says what others do: memory asks nothing, and is behind by `memory_for` at most."""
+
+    def declared(process: Process) -> Observed:
+        cache = process.cache(pushes=True)
+
+        @cache.batched("price", fresh_for=300, memory_for=1, lease_for=3, max_entries=2)
+        async def price(ids: list[str]) -> dict[str, Version | Exception]:
+            return await process.load("price", ids)
+
+        return process.observe("price", price, lag=1.0)
+
+    async def reads(process: Process) -> None:
+        resource = declared(process)
+
+        async def read() -> None:
+            for _ in world.steps(60):
+                await asyncio.sleep(world.dice.choice([0, 0.01, 0.03, 0.5]))
+                with suppress(LoadFailed):
+                    await resource.get(world.dice.choice("aaabbbc"))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(read())
+
+    async def changes(process: Process) -> None:
+        resource = declared(process)
+        for _ in world.steps(20):
+            await asyncio.sleep(world.dice.choice([0, 0.01, 0.03, 1.0, 3.0]))
+            key = world.dice.choice(KEYS[:2])
+            match world.dice.randrange(4):
+                case 0:
+                    await resource.delete(key)
+                case 1:
+                    await resource.change(key)
+                case _:  # one after another, so that reads are on their way meanwhile
+                    for _ in world.steps(4):
+                        await resource.put(key)
+
+    world.launch(reads, 2)
+    world.launch(changes, 1)
+
+
 async def set_back(world: World) -> None:
     """T4, E5: clocks go back by an hour, and who loads is killed: others load what it had begun."""
     when = world.dice.uniform(0.5, 5)

@@ -15,6 +15,7 @@ from stillfresh.engine.lane import Lane
 from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import Loader, Tasks
 from stillfresh.engine.memory import Memory
+from stillfresh.engine.news import Notices
 from stillfresh.engine.queue import OVER, Batch, Flight
 from stillfresh.engine.watcher import Watcher
 from stillfresh.feed.rows import Writes
@@ -262,6 +263,26 @@ def a_watcher_sleeps_on_after_a_load_landed(patch: pytest.MonkeyPatch) -> None:
         self._changed = changed
 
     patch.setattr(Watcher, "landed", landed)
+
+
+@mutant(Promise.FRESH, "on_a_store_that_tells")
+def a_silent_channel_is_trusted(patch: pytest.MonkeyPatch) -> None:
+    """S10: however long ago its last beat was."""
+
+    def trusted_until(self: Notices[Any], since: float, _: float) -> float:
+        return float("inf") if since >= self._news.since else float("-inf")
+
+    patch.setattr(Notices, "trusted_until", trusted_until)
+
+
+@mutant(Promise.FRESH, "on_a_store_that_tells")
+def memory_is_trusted_again_after_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """S10: without a look at what it missed."""
+
+    def trusted_until(self: Notices[Any], since: float, memory_for: float) -> float:
+        return self._news.proved_at + memory_for if since > float("-inf") else since
+
+    patch.setattr(Notices, "trusted_until", trusted_until)
 
 
 @mutant(Promise.BOUND, "from_memory")

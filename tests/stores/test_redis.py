@@ -491,7 +491,7 @@ class TestE9RoundTrips:
     async def test_every_read_asks_unless_memory_may_lag(
         self, valkey: Server, clock: ManualClock
     ) -> None:
-        """E9: another machine's invalidation is seen by the next read, or after `memory_for`."""
+        """E9: another machine's invalidation is seen by the next read, or within `memory_for`."""
         url, upstream = valkey.url(), Upstream()
         ours, theirs = (Cache(url, clock=clock) for _ in range(2))
         (strict, lagging), (strict_there, lagging_there) = map(upstream.declare, (ours, theirs))
@@ -501,7 +501,7 @@ class TestE9RoundTrips:
             await strict_there.invalidate("a")
             await lagging_there.invalidate("a")
             assert await strict("a") == 2
-            assert await lagging("a") == 1
+            assert await lagging("a") in {1, 2}
             clock.advance(1)
             assert await lagging("a") == 2
 

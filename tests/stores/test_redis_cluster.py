@@ -8,7 +8,6 @@ from typing import TypeVar
 from uuid import uuid4
 
 import pytest
-from redis.crc import key_slot
 
 from stillfresh import Cache, ConfigError, Policy, StoreError, Verdict
 from stillfresh.clock import Clock
@@ -17,7 +16,7 @@ from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.layout import Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import StoreConformance
-from tests.kit.servers.cluster import ClusterServers, SentinelServers, clustered, watched_over
+from tests.kit.servers.cluster import ClusterServers, Move, SentinelServers, clustered, watched_over
 from tests.kit.servers.valkey import HOST, Server
 
 T = TypeVar("T")
@@ -89,31 +88,12 @@ async def copy_in(store: Store, id_: str) -> Copy | None:
     return (await store.read(KIND, [id_])).get(id_, Record()).copy
 
 
-class Move:
-    """The slot of one id on its way from its node to another."""
+def move_of(cluster: ClusterServers, prefix: str, id_: str) -> Move:
+    return Move(cluster, Places(prefix).of(KIND, [id_])[0].key)
 
-    def __init__(self, cluster: ClusterServers, prefix: str, id_: str) -> None:
-        (place,) = Places(prefix).of(KIND, [id_])
-        self.key, self.base = place.key, place.base
-        self.slot = key_slot(self.key)
-        self.cluster = cluster
-        self.old = cluster.primary_of(self.key)
-        others = [node for node in cluster.nodes if node is not self.old]
-        self.new = next(node for node in others if "role:master" in node.command("INFO"))
 
-    def begin(self, *keys: bytes) -> None:
-        self.cluster.begin_moving(self.slot, self.old, self.new)
-        self.keys(*keys)
-
-    def keys(self, *keys: bytes) -> None:
-        """Those of them that the old node has go over."""
-        left = self.cluster.client(self.old).cluster("GETKEYSINSLOT", self.slot, 10_000)
-        for key in {*keys}.intersection(left):
-            self.cluster.move_keys(self.slot, self.old, self.new, key)
-
-    def end(self) -> None:
-        self.cluster.move_keys(self.slot, self.old, self.new)
-        self.cluster.end_moving(self.slot, self.new)
+def tag_of(move: Move) -> bytes:
+    return move.key[: move.key.index(b"}:") + 2] + b"#eu"
 
 
 MOVED = {"nothing": (), "the key": ("key",), "the tag": ("tag",), "both": ("key", "tag")}
@@ -127,9 +107,9 @@ async def move(
     begun: list[Move] = []
 
     def begin() -> Move:
-        move = Move(cluster, prefix, "a")
+        move = move_of(cluster, prefix, "a")
         begun.append(move)
-        names = {"key": move.key, "tag": move.base + b"#eu"}
+        names = {"key": move.key, "tag": tag_of(move)}
         move.begin(*(names[it] for it in MOVED[request.param]))
         return move
 
@@ -142,7 +122,7 @@ async def while_it_moves(move: Move, step: asyncio.Task[object]) -> None:
     """The step may wait for the rest to move, and ends by itself then."""
     done, _ = await asyncio.wait([step], timeout=0.3)
     if not done:
-        move.keys(move.key, move.base + b"#eu")
+        move.keys(move.key, tag_of(move))
         await asyncio.wait([step], timeout=0.3)
     if not step.done():
         await asyncio.to_thread(move.end)
@@ -232,12 +212,12 @@ class TestS9MovingSlots:
         """MOVED is followed, by every kind of step, and remembered."""
         copy = await published(store, "a", "eu")
         for _ in range(2):
-            move = Move(cluster, prefix, "a")
+            move = move_of(cluster, prefix, "a")
             move.begin()
             move.end()
             assert await copy_in(store, "a") == copy
         await store.invalidate(KIND, ["a"])
-        move = Move(cluster, prefix, "a")
+        move = move_of(cluster, prefix, "a")
         move.begin()
         move.end()
         assert await store.invalidate_tag("eu") == [(KIND, "a")]
@@ -268,7 +248,7 @@ class TestS9MovingSlots:
         async with cache:
             readers = [asyncio.create_task(read(sku)) for sku in skus]
             for number in range(6):
-                move = Move(cluster, prefix, skus[number])
+                move = move_of(cluster, prefix, skus[number])
                 await asyncio.to_thread(move.begin)
                 await asyncio.to_thread(move.keys, move.key)
                 floor = min(loads.get(sku, 0) for sku in skus)
@@ -340,7 +320,7 @@ class TestS9Failover:
         async with cache:
             readers = [asyncio.create_task(read(number)) for number in range(16)]
             await eventually(lambda: served > 100)
-            move = Move(mended, prefix, "sku-0")
+            move = move_of(mended, prefix, "sku-0")
             move.old.stop()
             with pytest.raises(StoreError):
                 await prices.invalidate("sku-0")

@@ -14,6 +14,7 @@ from stillfresh.engine.load import Loads
 from stillfresh.engine.loader import Runtime
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.model import Answer, Origin, Outcome
+from stillfresh.engine.news import Notices
 from stillfresh.engine.put import Puts
 from stillfresh.engine.queue import Waiter
 from stillfresh.engine.rules import NOTHING, Serve
@@ -43,6 +44,9 @@ class Core(Puts[K, V]):
         self.key = key
 
     def open(self, runtime: Runtime) -> None:
+        self.memory.notices = Notices(runtime.news) if runtime.news is not None else None
+        if runtime.news is not None and self.spec.memory_for:
+            runtime.news.want()
         self.begin_anew(runtime)
         self.loads = Loads(self, runtime)
         if (memory := self.memory).is_private:  # E23

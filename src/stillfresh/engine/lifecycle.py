@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from stillfresh.bounded import sliced
 from stillfresh.engine.loader import Runtime, looked_at
+from stillfresh.engine.news import News
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores.contract import Store
@@ -157,6 +158,9 @@ class Lifecycle:
             self._opening = self._loop = None
             raise
         runtime = self.opened = self.apart()
+        if self._store.pushes and not self._is_ended_loop():
+            runtime.news = News(runtime, self.cores)
+            runtime.spawn(runtime.news.follow())
         for core in self.cores.values():
             core.open(runtime)
         if self._store.needs_eviction and not self._is_ended_loop():

@@ -19,6 +19,7 @@ from stillfresh.engine import rules
 from stillfresh.engine.explain import Counts
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Dropped, Private
+from stillfresh.engine.news import News
 from stillfresh.engine.queue import CURRENT, Batch, Flight
 from stillfresh.engine.rules import Absent
 from stillfresh.engine.threads import LoaderThreads
@@ -118,12 +119,11 @@ class Runtime(Tasks):
         """Reads on the spot, where the store can."""
         self.read_in_thread = store.read_now if store.reads_in_threads else self.read_now
         """E20: the same for a thread, which can wait for a round trip."""
-        self.clock = clock
-        self.sleep = sleep
-        self.dice = dice
+        self.clock, self.sleep, self.dice = clock, sleep, dice
         self.grace = grace
         """Seconds in which its tasks have to end when the cache closes."""
         self.context = Context()
+        self.news: News | None = None
         self.threads = LoaderThreads()
 
     async def end(self, grace: float) -> None:

@@ -15,6 +15,7 @@ from stillfresh.clock import Clock
 from stillfresh.engine.evicting import Evicting
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, Origin
+from stillfresh.engine.news import Notices
 from stillfresh.engine.rules import NOTHING, Outlook, Serve, age_bucket, outlook_of, verdict_of
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict, age_of
@@ -43,6 +44,7 @@ class MemoryEntry(Generic[K, V]):
         "hits",
         "key",
         "marked",
+        "since",
         "size",
         "stands",
         "tags",
@@ -66,6 +68,8 @@ class MemoryEntry(Generic[K, V]):
         self.stands = stands
         """The answer is right until then, if the store still has this copy."""
         self.bucket = bucket
+        self.since = NEVER
+        """S10: when the store was asked, if it has told of no change since then."""
         self.hits = self.edition = 0
         """`edition`: another one whenever the answer was changed, or taken away."""
         self.marked = False
@@ -83,6 +87,8 @@ class Memory(Evicting[K, V]):
         self._spec = spec
         self.stand_before(private=private)
         self._outlook: Outlook | None = None
+        self.notices: Notices[K] | None = None
+        """S10: what the store told of these keys, if it does."""
 
     def stand_before(self, *, private: bool) -> None:
         """E9: nobody else can change a private store, so memory need not ask it."""
@@ -186,8 +192,22 @@ class Memory(Evicting[K, V]):
         found, verdict = copy.value is not None, outlook.verdict
         at, clock = copy.fetched_at, self.now
         kept: Answer[V] = Answer(value, found, verdict, at, origin, clock, error, unverified)  # type: ignore[arg-type]
-        self.put(key, copy, kept, until, stands, outlook.bucket)
+        told = None if unverified else self.notices
+        is_known = told is not None and told.is_known(key, copy.generation, since)
+        self.put(key, copy, kept, until, stands, outlook.bucket, since if is_known else NEVER)
         return kept
+
+    def is_trusted(self, entry: MemoryEntry[K, V], now: float) -> bool:
+        """S10: of any change the store would have told; then memory answers by itself again."""
+        if self.notices is None or entry.answer.verdict is not FRESH or entry.answer.error:
+            return False
+        until = self.notices.trusted_until(entry.since, self._memory_for)
+        if now >= until or (outlook := self.outlook(entry.copy, now)).verdict is not FRESH:
+            return False
+        self.fold(entry)
+        entry.bucket, entry.stands = outlook.bucket, outlook.until
+        entry.until = min(outlook.until, until)
+        return True
 
     def fallback(
         self, key: K, copy: Copy, *, unverified: bool = False
@@ -267,6 +287,7 @@ class Memory(Evicting[K, V]):
         until: float = NEVER,
         stands: float = NEVER,
         bucket: int = 0,
+        since: float = NEVER,
         size: int = BESIDE,
     ) -> None:
         """Keep the copy and the answer, if there is room; an entry that is there is changed.
@@ -299,6 +320,7 @@ class Memory(Evicting[K, V]):
             entry.copy, entry.answer, entry.bucket = copy, answer, bucket
             entry.until, entry.stands = until, stands
             entry.edition += 1
+        entry.since = since
         room = self.room
         room.held += size - entry.size
         entry.size = size

@@ -7,7 +7,7 @@ resource's callers use; `text` is its name in the store.
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ from stillfresh.stores.contract import Copy, Record
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+ReadNow: TypeAlias = Callable[..., dict[str, Record]]
 
 
 class StoreStep(Struct, Generic[K], eq=False):
@@ -173,10 +174,14 @@ class Reads(Generic[K, V]):
     ) -> dict[K, str]:
         """Notes in `held` what memory can answer; the names of the others."""
         texts, oldest = dict[K, str](), now - max_age
-        entries, text = self.memory.entries, self.text
+        entries, text, is_trusted = self.memory.entries, self.text, self.memory.is_trusted
         for key in keys:
             entry = entries.get(key)
-            if entry is not None and now < entry.until and entry.copy.fetched_at >= oldest:
+            if (
+                entry is not None
+                and (now < entry.until or is_trusted(entry, now))
+                and entry.copy.fetched_at >= oldest
+            ):
                 entry.hits += 1
                 held[key] = entry.answer
             else:
@@ -186,26 +191,33 @@ class Reads(Generic[K, V]):
     def glance(self, key: K, *, on_loop: bool = True) -> Answer[V] | None:
         """E9, E14: the row is read on the spot; if it has not changed, nor has the answer.
 
-        In a thread (not `on_loop`) the entry may change meanwhile: then it is not used (E20).
+        S10: nor if the store, which would tell of it, has told nothing. In a thread (not `on_loop`)
+        the entry may change meanwhile: then it is not used (E20).
         """
         entry, runtime = self.memory.entries.get(key), self._runtime
-        if entry is None or runtime is None or runtime.read_now is None or self.owner.blocks:
+        if entry is None or runtime is None or self.owner.blocks:
             return None
-        answer, copy, id_, now = entry.answer, entry.copy, self.text(key), runtime.clock()
-        is_right = copy is not None and copy.fetched_at - MAX_SKEW <= now < entry.stands
-        if not is_right or (on_loop and runtime.loop is not asyncio.get_running_loop()):
+        if on_loop and runtime.loop is not asyncio.get_running_loop():
             return None
-        try:
-            record = runtime.read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_)
-        except (StoreError, NotOpen):
-            return None
-        if record is None or record.copy is None or record.failure is not None:
-            return None
-        is_same = record.copy.generation == copy.generation and record.copy.mark == copy.mark
-        if not is_same or entry.answer is not answer:
+        answer, copy, now = entry.answer, entry.copy, runtime.clock()
+        if runtime.read_now is None:
+            is_right = on_loop and self.memory.is_trusted(entry, now)
+        else:
+            is_right = copy is not None and copy.fetched_at - MAX_SKEW <= now < entry.stands
+            is_right = is_right and self._is_unchanged(runtime.read_now, self.text(key), copy)
+        if not is_right or entry.answer is not answer:
             return None
         entry.hits += 1
         return answer
+
+    def _is_unchanged(self, read_now: ReadNow, id_: str, copy: Copy) -> bool:
+        try:
+            record = read_now(self.spec.kind, (id_,), {id_: copy.generation}).get(id_)
+        except (StoreError, NotOpen):
+            return False
+        if record is None or record.copy is None or record.failure is not None:
+            return False
+        return record.copy.generation == copy.generation and record.copy.mark == copy.mark
 
     async def known(
         self, keys: Iterable[K], unread: set[K] | None = None, max_age: float = FOR_EVER

@@ -273,6 +273,8 @@ class Watcher(Driver[K], Generic[K, V]):
             self.close()
             return
         self._changed = asyncio.Event()  # of this loop; the cache may be opened on another later
+        if runtime.news is not None:
+            runtime.news.want()
         self._driver = runtime.spawn(self._drive(runtime), runtime.context)
 
     async def _drive(self, runtime: Runtime) -> None:

@@ -9,14 +9,15 @@ Times are wall-clock seconds. `now` is the store's own clock, read inside the st
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import Enum, IntEnum
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
-from stillfresh.checks import checked_whole
 from stillfresh.freshness import Policy
+from stillfresh.stores.channel import Channel, Tell
 
 if TYPE_CHECKING:
     from stillfresh.stores.bodies import Shape
@@ -177,6 +178,8 @@ class Store(ABC):
     """False: its server sweeps by itself, and `evict` runs only on request."""
     max_bytes: int | None = None
     """E23: past it the copies that were used least recently go; None: they are not bounded."""
+    pushes: bool = False
+    """S10: `listen` tells what others do, as soon as it is done."""
     tenant: str | None = None
     """I17: the tenant whose entries alone it reads and writes."""
     shapes: "dict[str, Shape] | None" = None
@@ -281,22 +284,15 @@ class Store(ABC):
         """E23, a store of one process: ask `keeps` before an id goes; True: memory used it."""
         del kind, keeps
 
+    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
+        """S10: while open, tell of every publication, invalidation and deletion, once or more."""
+        del tell
+        raise TypeError(f"{type(self).__name__} does not push")
+
     def for_tenant(self, tenant: str) -> "Store | None":
         """I17: the store of the tenant's own partitions; None: it has none, and is wrapped."""
         del tenant
         return None
-
-
-def checked_limit(limit: int) -> int:
-    return checked_whole("limit", limit, 1, MOST_LISTED)
-
-
-def is_listed(
-    name: tuple[str, str], kind: str | None, search: str, after: tuple[str, str] | None
-) -> bool:
-    """Of that kind, with that in its id, behind that one."""
-    is_kind = kind is None or name[0] == kind
-    return is_kind and (after is None or name > after) and search in name[1]
 
 
 def _forwarded(method: Method) -> Method:
@@ -334,6 +330,9 @@ class WrappedStore(Store):
 
     def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
         return self.inner.walk(kind)
+
+    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
+        return self.inner.listen(tell)
 
     open = _forwarded(Store.open)
     close = _forwarded(Store.close)

@@ -31,9 +31,8 @@ from stillfresh.stores.contract import (
     Record,
     Store,
     StoreStats,
-    checked_limit,
-    is_listed,
 )
+from stillfresh.stores.listed import checked_limit, is_listed
 from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
 
 __all__ = ["MemoryStore"]

@@ -5,12 +5,14 @@ A store without partitions of its own for tenants is wrapped: ids and tags stand
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from stillfresh.checks import checked_unicode
 from stillfresh.errors import ConfigError, shown
+from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -144,6 +146,13 @@ class TenantStore(WrappedStore):
             return id_.startswith(prefix) and keeps(id_.removeprefix(prefix))
 
         self.inner.before_evicting(kind, asked)
+
+    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
+        def told(kind: str, id_: str, generation: str | None) -> None:
+            if id_.startswith(self._prefix):
+                tell(kind, id_.removeprefix(self._prefix), generation)
+
+        return self.inner.listen(told)
 
     def _own(self, entries: Iterable[Entry]) -> list[Entry]:
         own = [entry for entry in entries if entry.id.startswith(self._prefix)]

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from tests.kit.servers.valkey import DEADLINE, HOST, Server, binary_of, free_port, serving
 
-__all__ = ["ClusterServers", "SentinelServers", "clustered", "watched_over"]
+__all__ = ["ClusterServers", "Move", "SentinelServers", "clustered", "watched_over"]
 
 SLOTS = 16_384
 NODE_TIMEOUT = 500
@@ -119,6 +119,30 @@ class ClusterServers:
                 node.start()
             node.go_on()
         until(self.is_whole, "the cluster does not heal")
+
+
+class Move:
+    """The slot of one key on its way from its node to another."""
+
+    def __init__(self, cluster: ClusterServers, key: bytes) -> None:
+        self.cluster, self.key, self.slot = cluster, key, key_slot(key)
+        self.old = cluster.primary_of(key)
+        self.new = next(node for node in cluster.primaries() if node is not self.old)
+
+    def begin(self, *keys: bytes) -> None:
+        """Some of its keys have gone over already."""
+        self.cluster.begin_moving(self.slot, self.old, self.new)
+        self.keys(*keys)
+
+    def keys(self, *keys: bytes) -> None:
+        """Those of them that the old node has go over."""
+        left = self.cluster.client(self.old).cluster("GETKEYSINSLOT", self.slot, 10_000)
+        for key in {*keys}.intersection(left):
+            self.cluster.move_keys(self.slot, self.old, self.new, key)
+
+    def end(self) -> None:
+        self.cluster.move_keys(self.slot, self.old, self.new)
+        self.cluster.end_moving(self.slot, self.new)
 
 
 @contextmanager

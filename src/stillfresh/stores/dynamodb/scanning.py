@@ -19,11 +19,12 @@ from stillfresh.clock import Clock
 from stillfresh.freshness import is_over
 from stillfresh.stores.aws import ConditionFailed
 from stillfresh.stores.bodies import S3Bodies
-from stillfresh.stores.contract import Entry, StoreStats, is_listed
+from stillfresh.stores.contract import Entry, StoreStats
 from stillfresh.stores.dynamodb.leases import Leases, deletion
 from stillfresh.stores.dynamodb.rows import Lock, Row, lock_of, merged, row_of
 from stillfresh.stores.dynamodb.schema import LOCK, META, Item, key_of, text
 from stillfresh.stores.dynamodb.table import each, values
+from stillfresh.stores.listed import is_listed
 from stillfresh.stores.meter import CostMeter
 
 Rows: TypeAlias = dict[str, Item]

@@ -33,7 +33,6 @@ from stillfresh.stores.contract import (
     Record,
     Store,
     StoreStats,
-    checked_limit,
 )
 from stillfresh.stores.dynamodb.admin import check_table
 from stillfresh.stores.dynamodb.leases import Leases
@@ -41,6 +40,7 @@ from stillfresh.stores.dynamodb.scanning import TableScan
 from stillfresh.stores.dynamodb.schema import TABLE_VARIABLE, Names
 from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import each
+from stillfresh.stores.listed import checked_limit
 from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.tenants import checked_tenant
 

@@ -26,7 +26,7 @@ from redis.exceptions import (
 from stillfresh.backoff import pause_after
 from stillfresh.errors import StoreError
 from stillfresh.stores.redis import scripts
-from stillfresh.stores.redis.layout import Command, stored_tags
+from stillfresh.stores.redis.layout import Command, stored_tags, unpacked_tags
 from stillfresh.stores.redis.link import ASKING, Link, checked, is_away
 
 Address: TypeAlias = tuple[str, int]
@@ -41,6 +41,8 @@ ELSEWHERE: Final = "non local key"
 """Says a script that found one of its keys on another node."""
 KEPT_TAGS: Final = {scripts.PUBLISH.sha, scripts.RENEW.sha, scripts.RELEASE.sha}
 """Steps that name the tags that an earlier one stored."""
+TOLD: Final = {scripts.PUBLISH.sha, scripts.INVALIDATE.sha, scripts.DELETE.sha}
+"""Steps that those who listen are told of."""
 MOST_OF_TAGS: Final = 200_000
 """Bytes: more than the tags of a key may have."""
 
@@ -97,6 +99,15 @@ class Cluster:
         if not self._primaries:
             await self._locate()
         return list(dict.fromkeys(self._primaries.values()))
+
+    async def holders(self, keys: Sequence[bytes]) -> dict[Link, list[bytes]]:
+        """As the nodes say now: a slot that moved ended the channel that asks."""
+        self._located_at = float("-inf")
+        await self._locate()
+        found: dict[Link, list[bytes]] = {}
+        for key in keys:
+            found.setdefault(self._primary(key_slot(key)), []).append(key)
+        return found
 
     async def run(
         self,
@@ -171,6 +182,13 @@ class Cluster:
         for step, form in zip(steps, forms, strict=True):
             *_, step.reply = [next(replies) for _ in form]
             step.is_done = not _is_elsewhere(step.reply)
+        await self._tell_old_nodes([it for it in steps if it.is_done and it.asked is not None])
+
+    async def _tell_old_nodes(self, steps: Sequence[RoutedCommand]) -> None:
+        """S10: until the slot has moved, those who listen do so where it was."""
+        done = [it.command for it in steps if it.command[1] in TOLD]
+        if done:
+            await self.run([_told_again(it) for it in done])
 
     async def _form(self, link: Link, step: RoutedCommand) -> list[Command]:
         """As it is sent. To a node that does not hold the slot yet, with all its keys named.
@@ -184,12 +202,12 @@ class Cluster:
             return [ASKING, command]
         sha, key, tags = str(command[1]), command[3], list[bytes]()
         if sha == scripts.ACQUIRE.sha:
-            tags = scripts.tags_asked(command)
+            tags = _tags_asked(command)
         elif sha in KEPT_TAGS:
             look = [ASKING, ("GETRANGE", key, 0, MOST_OF_TAGS)]
             _, text = await link.replies(look)
             tags = stored_tags(text) if isinstance(text, bytes) else []
-        return [ASKING, scripts.with_sets(command, tags)]
+        return [ASKING, _with_sets(command, tags)]
 
     async def _redirect(self, step: RoutedCommand, *, lasting: bool) -> None:
         """What the node that was asked says of the one to ask."""
@@ -226,8 +244,11 @@ class Cluster:
     def _holder(self, step: RoutedCommand) -> Link:
         if step.asked is not None:
             return self._link(step.asked)
-        if (link := self._primaries.get(step.slot)) is None:
-            raise StoreError(f"no node of the Redis cluster holds slot {step.slot}")
+        return self._primary(step.slot)
+
+    def _primary(self, slot: int) -> Link:
+        if (link := self._primaries.get(slot)) is None:
+            raise StoreError(f"no node of the Redis cluster holds slot {slot}")
         return link
 
     def _link(self, address: Address) -> Link:
@@ -288,3 +309,32 @@ def _is_elsewhere(reply: object) -> bool:
     return isinstance(reply, MovedError | AskError | TryAgainError | ReadOnlyError) or (
         isinstance(reply, ResponseError) and ELSEWHERE in str(reply)
     )
+
+
+def _tags_asked(acquire: Command) -> list[bytes]:
+    """Those that an ACQUIRE names."""
+    packed = acquire[10]
+    return unpacked_tags(packed) if isinstance(packed, bytes) else []
+
+
+def _with_sets(command: Command, tags: Sequence[bytes]) -> Command:
+    """The step with the sets of these tags among its keys, and with its text."""
+    _, sha, _, key, base, *arguments = command
+    sets = [base + b"#" + tag for tag in tags if isinstance(base, bytes)]
+    return (
+        scripts.EVAL,
+        scripts.BY_SHA[str(sha)].text,
+        1 + len(sets),
+        key,
+        *sets,
+        base,
+        *arguments,
+    )
+
+
+def _told_again(command: Command) -> Command:
+    """S10: tells of a step on one id, whatever it did."""
+    base, member = command[4:6]
+    if not isinstance(base, bytes) or not isinstance(member, bytes):
+        raise TypeError(f"{command[1]!r} is no step on one id")
+    return ("SPUBLISH", base + b"!", b"V" + member)

@@ -153,6 +153,20 @@ class Link:
     async def servers(self) -> "list[Link]":
         return [self]
 
+    async def holders(self, keys: Sequence[bytes]) -> "dict[Link, list[bytes]]":
+        """Which server each of these keys lies on."""
+        return {self: list(keys)}
+
+    async def dedicated(self) -> AbstractConnection:
+        """A connection for the caller alone, who closes it."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                connection = await self._new_connection()
+                await connection.connect()  # type: ignore[no-untyped-call]
+                return connection
+        except (*LOST, RedisError) as exc:
+            raise StoreError(f"{self._named} is away: {_said(exc)}") from exc
+
     async def drop_idle(self, *, nowait: bool = True) -> None:
         """What one has met, the others would meet: begin anew."""
         idle, self._idle = self._idle, []

@@ -16,7 +16,6 @@ EVICT and COUNT walk over the whole database in slices, GLANCES reads many ids w
 are no steps: they may cross slots.
 """
 
-from collections.abc import Sequence
 from hashlib import sha1
 from typing import Final
 
@@ -28,7 +27,6 @@ from stillfresh.stores.redis.layout import (
     NAME,
     Command,
     RedisKey,
-    unpacked_tags,
 )
 
 COMMON: Final = f"""
@@ -135,6 +133,9 @@ local function named(base, member, h, tags, now)
   return text
 end
 
+-- S10: to all who listen. Whoever may not is not told, and the step is done all the same.
+local function tell(base, news) redis.pcall('SPUBLISH', base .. '!', news) end
+
 local function void(key, base, member, h, mark)
   if h.copy == 0 and h.failures == 0 then return forget(key, base, member, h) end
   redis.call('SETRANGE', key, LEASE_AT, FREE)
@@ -221,6 +222,7 @@ local tags = tags_text(key, h)
 local text = copy .. FREE .. struct.pack('>IdII', 0, 0, #tags, 0)
 local life = named(base, member, parsed(text), tags, now)
 redis.call('SET', key, text .. tags .. value, 'PX', life)
+tell(base, 'P' .. copy:sub(-{NAME}) .. member)
 return 1
 """)
 
@@ -263,6 +265,7 @@ return 1
 INVALIDATE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
 if h then void(KEYS[1], ARGV[1], ARGV[2], h, tonumber(ARGV[3])) end
+tell(ARGV[1], 'V' .. ARGV[2])
 return 1
 """)
 
@@ -273,6 +276,7 @@ for _, member in ipairs(found[2]) do
   local h = head(base .. member)
   if h then
     void(base .. member, base, member, h, mark)
+    tell(base, 'V' .. member)
     reached[#reached + 1] = member
   else
     redis.call('SREM', set, member)
@@ -284,6 +288,7 @@ return {found[1], reached}
 DELETE: Final = Script("""flags=allow-oom
 local h = head(KEYS[1])
 if h then forget(KEYS[1], ARGV[1], ARGV[2], h) else redis.call('DEL', KEYS[1]) end
+tell(ARGV[1], 'V' .. ARGV[2])
 return 1
 """)
 
@@ -324,19 +329,6 @@ return found
 """,
     common="\n",
 )
-
-
-def tags_asked(acquire: Command) -> list[bytes]:
-    """Those that an ACQUIRE names."""
-    packed = acquire[10]
-    return unpacked_tags(packed) if isinstance(packed, bytes) else []
-
-
-def with_sets(command: Command, tags: Sequence[bytes]) -> Command:
-    """The step with the sets of these tags among its keys, and with its text."""
-    _, sha, _, key, base, *arguments = command
-    sets = [base + b"#" + tag for tag in tags if isinstance(base, bytes)]
-    return (EVAL, BY_SHA[str(sha)].text, 1 + len(sets), key, *sets, base, *arguments)
 
 
 def glance(keys: list[bytes]) -> Command:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from secrets import token_hex
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -10,6 +11,7 @@ from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
+from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -24,9 +26,10 @@ from stillfresh.stores.contract import (
     Record,
     Store,
     StoreStats,
-    checked_limit,
 )
+from stillfresh.stores.listed import checked_limit
 from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis.channel import listening
 from stillfresh.stores.redis.cluster import Address, Cluster
 from stillfresh.stores.redis.layout import (
     ASKER,
@@ -66,6 +69,8 @@ class RedisStore(Store):
     Leases are judged by the server's own clock, the same for all, unless a clock is given.
     """
 
+    pushes = True
+
     def __init__(
         self,
         url: str,
@@ -88,8 +93,7 @@ class RedisStore(Store):
         self._most = checked_whole("max_connections", max_connections)
         self._options = dict(options or {})
         self._clock = clock
-        self._nodes = nodes
-        self._service = service
+        self._nodes, self._service = nodes, service
         self._wait_replicas = checked_whole("wait_replicas", wait_replicas, 0)
         self._link: Link | Cluster | None = None
         self.reads_in_threads = not nodes and service is None
@@ -309,6 +313,9 @@ class RedisStore(Store):
         checked_limit(limit)
         link, places = self._opened(), self._places
         return await list_entries(link, places, kind, search, after=after, limit=limit)
+
+    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
+        return listening(self._opened(), self._places, tell, self._timeout)
 
     def walk(self, kind: str) -> AsyncIterator[list[Entry]]:
         """All of a kind, in no order: one walk, where pages would be many."""

@@ -29,8 +29,8 @@ from stillfresh.stores.contract import (
     Record,
     Store,
     StoreStats,
-    checked_limit,
 )
+from stillfresh.stores.listed import checked_limit
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained

@@ -61,9 +61,14 @@ class Process:
         self.world.started(self, job)
         return job
 
-    def cache(self, *, inline: bool = False) -> Cache:
-        """On the shared store, with this process's clock; closed when the scenario has ended."""
+    def cache(self, *, inline: bool = False, pushes: bool = False) -> Cache:
+        """On the shared store, with this process's clock; closed when the scenario has ended.
+
+        `inline`: as a file. `pushes`: it tells what others do (S10).
+        """
         store = self.file_store if inline else self.store
+        if pushes:
+            store = StoreWire(self, pushes=True)
         cache = Cache(store, clock=self.clock, dice=self.dice.random, grace=GRACE)
         self.at_close(cache.close)
         return cache

@@ -7,10 +7,12 @@ take its requests back.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.errors import StoreError
+from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -23,6 +25,7 @@ from stillfresh.stores.contract import (
     Record,
     WrappedStore,
 )
+from stillfresh.testing.simulator.channel import listening
 from stillfresh.testing.simulator.faults import Blow, Trouble
 from stillfresh.testing.simulator.loop import WORLD
 
@@ -118,9 +121,9 @@ class Asking:
 class StoreWire(WrappedStore):
     """A store, as one process sees it over a network; or as a file, which is read on the spot."""
 
-    def __init__(self, process: "Process", *, inline: bool = False) -> None:
+    def __init__(self, process: "Process", *, inline: bool = False, pushes: bool = False) -> None:
         super().__init__(process.world.store)
-        self.reads_inline, self.outlives_loops = inline, False
+        self.reads_inline, self.outlives_loops, self.pushes = inline, False, pushes
         self._process = process
         self._world = process.world
         self._store = process.world.store
@@ -172,6 +175,8 @@ class StoreWire(WrappedStore):
             those = {id_: copies[id_] for id_ in some}
             superseded = finished(self._store.publish(kind, those))
             self._ledger.published(kind, those, superseded, now)
+            for id_ in sorted(those.keys() - superseded):
+                self._world.tell(kind, id_, those[id_][1].generation)
             if request.is_sent_again:  # S2: settled by what is there
                 found = self._store.read_now(kind, list(those))
                 there = {id_: it.copy and it.copy.generation for id_, it in found.items()}
@@ -205,7 +210,7 @@ class StoreWire(WrappedStore):
     async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
         def effect(some: Sequence[str]) -> None:
             finished(self._store.invalidate(kind, some, soft=soft))
-            self._ledger.voided(kind, some)
+            self._voided(kind, some)
 
         await self._ask("invalidate", kind, ids, effect)
 
@@ -213,7 +218,7 @@ class StoreWire(WrappedStore):
         def effect(_: Sequence[str]) -> list[tuple[str, str]]:
             found = finished(self._store.invalidate_tag(tag, soft=soft))
             for kind, id_ in found:
-                self._ledger.voided(kind, [id_])
+                self._voided(kind, [id_])
             return found
 
         return await self._ask("invalidate_tag", tag, (), effect)
@@ -221,9 +226,17 @@ class StoreWire(WrappedStore):
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         def effect(some: Sequence[str]) -> None:
             finished(self._store.delete(kind, some))
-            self._ledger.voided(kind, some)
+            self._voided(kind, some)
 
         await self._ask("delete", kind, ids, effect)
+
+    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
+        return listening(self._process, tell)
+
+    def _voided(self, kind: str, ids: Sequence[str]) -> None:
+        self._ledger.voided(kind, ids)
+        for id_ in ids:
+            self._world.tell(kind, id_, None)
 
     async def _asked(self, request: StoreRequest[T]) -> T:
         """Send it and wait; StoreError if there is no answer."""

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from stillfresh.checks import checked_function, checked_whole
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.testing.simulator.channel import SimulatedChannel
 from stillfresh.testing.simulator.faults import Blow, Plan, Strike, Weather
 from stillfresh.testing.simulator.ledger import BrokenPromise, Ledger, Promise
 from stillfresh.testing.simulator.loop import WORLD, VirtualLoop
@@ -47,6 +48,8 @@ class World:
         tokens = iter(range(1, 1 << 62))
         self.store = MemoryStore(clock=self.store_now, new_token=lambda: f"t{next(tokens)}")
         finished(self.store.open())
+        self.channels: set[SimulatedChannel] = set()
+        """S10: those that are told what the store does."""
         self.asked_by: Process | None = None
         """The process whose request the store is doing."""
         self._asks_callers = plan.dice("clock").random() < 0.5
@@ -102,6 +105,11 @@ class World:
         broken = BrokenPromise(promise, what)
         self.fail(broken)
         raise broken
+
+    def tell(self, kind: str, id_: str, generation: str | None) -> None:
+        """The store has done this to an id."""
+        for channel in sorted(self.channels, key=lambda it: it.number):
+            channel.send(kind, id_, generation)
 
     def note(self, process: Process | None, text: str) -> None:
         """One more line of the trace."""

@@ -1,0 +1,19 @@
+"""How a store tells what is done to it, as a contract (S10)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeAlias
+
+Tell: TypeAlias = Callable[[str, str, str | None], None]
+"""Called with a kind, an id, and the generation that was published; None: it is void."""
+
+
+class Channel(ABC):
+    """S10: the way on which a store tells what is done to it."""
+
+    @abstractmethod
+    async def beat(self) -> None:
+        """Until everything has been told that was done before this call.
+
+        StoreError if the channel is broken, or silent for too long.
+        """

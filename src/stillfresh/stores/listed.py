@@ -1,0 +1,17 @@
+"""What listings of all stores have in common. Pure."""
+
+from stillfresh.checks import checked_whole
+from stillfresh.stores.contract import MOST_LISTED
+
+
+def checked_limit(limit: int) -> int:
+    return checked_whole("limit", limit, 1, MOST_LISTED)
+
+
+def is_listed(
+    name: tuple[str, str], kind: str | None, search: str, after: tuple[str, str] | None
+) -> bool:
+    """Of that kind, with that in its id, behind that one."""
+    return (
+        (kind is None or name[0] == kind) and (after is None or name > after) and search in name[1]
+    )

@@ -1,0 +1,122 @@
+"""How a Redis store tells what is done to it (S10): each step says so, in the script that does it.
+
+Every bucket has a sharded channel, `<prefix>:v1:{07}:!`, which lies where its keys lie. A message
+is `P`, the generation and the member; or `V` and the member; or `!` and a beat. A server sends what
+it publishes in the order of its steps, so one beat proves all channels that one connection hears.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from secrets import token_hex
+from typing import Final
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.channel import Channel, Tell
+from stillfresh.stores.redis.cluster import Cluster
+from stillfresh.stores.redis.layout import NAME, Places, unpadded
+from stillfresh.stores.redis.link import LOST, Link
+
+MARK: Final = b"!"
+PUBLISHED: Final = b"P"
+
+
+@asynccontextmanager
+async def listening(
+    link: Link | Cluster, places: Places, tell: Tell, within: float
+) -> AsyncIterator[Channel]:
+    """All channels are subscribed to when it is entered, and connections closed when it is left."""
+    channel = RedisChannel(link, places, tell, within)
+    try:
+        await channel.open()
+        yield channel
+    finally:
+        await channel.close()
+
+
+class RedisChannel(Channel):
+    """One connection to each server that holds buckets."""
+
+    def __init__(self, link: Link | Cluster, places: Places, tell: Tell, within: float) -> None:
+        self._link = link
+        self._places = places
+        self._tell = tell
+        self._within = within
+        self._connections: list[AbstractConnection] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._doors: list[bytes] = []
+        """A channel of each server, for its beats."""
+        self._beats: set[bytes] = set()
+        """Those that have not come back."""
+        self._came = asyncio.Event()
+
+    async def open(self) -> None:
+        names = [base + MARK for base in self._places.bases]
+        try:
+            async with asyncio.timeout(self._within):
+                for server, channels in (await self._link.holders(names)).items():
+                    connection = await server.dedicated()
+                    self._connections.append(connection)
+                    await _subscribe(connection, channels)
+                    self._doors.append(channels[0])
+        except (*LOST, RedisError) as exc:
+            raise StoreError(f"the Redis server does not let us listen: {exc!r}") from exc
+        self._readers = [asyncio.create_task(self._read(it)) for it in self._connections]
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        for connection in self._connections:
+            await connection.disconnect(nowait=True)
+
+    async def beat(self) -> None:
+        """Through each server, and back on its connection."""
+        tokens = [MARK + token_hex(8).encode() for _ in self._doors]
+        self._beats = set(tokens)
+        self._came.clear()
+        beats = zip(self._doors, tokens, strict=True)
+        await self._link.run([("SPUBLISH", door, token) for door, token in beats])
+        try:
+            async with asyncio.timeout(self._within):
+                while self._beats and not any(reader.done() for reader in self._readers):
+                    await self._came.wait()
+                    self._came.clear()
+        except TimeoutError:
+            raise StoreError("the Redis server has told nothing for too long") from None
+        if self._beats:
+            raise StoreError("the Redis server ended the channel")
+
+    async def _read(self, connection: AbstractConnection) -> None:
+        try:
+            while True:
+                match await connection.read_response():
+                    case [b"smessage", _, bytes() as message]:
+                        self._hear(message)
+                    case _:  # unsubscribed: its slot has moved
+                        return
+        except (*LOST, RedisError):
+            return
+        finally:
+            self._came.set()
+
+    def _hear(self, message: bytes) -> None:
+        if message[:1] == MARK:
+            self._beats.discard(message)
+            self._came.set()
+            return
+        is_published = message[:1] == PUBLISHED
+        name = self._places.name(message[1 + NAME * is_published :])
+        if name is not None:
+            self._tell(*name, unpadded(message[1 : 1 + NAME]) if is_published else None)
+
+
+async def _subscribe(connection: AbstractConnection, channels: Sequence[bytes]) -> None:
+    """One command for each: in a cluster they are of different slots."""
+    commands = [("SSUBSCRIBE", channel) for channel in channels]
+    await connection.send_packed_command(connection.pack_commands(commands))
+    for _ in channels:
+        await connection.read_response()

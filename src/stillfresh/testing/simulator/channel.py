@@ -1,0 +1,77 @@
+"""The way on which the simulated store tells what is done to it (T7, S10).
+
+Messages are late, come twice and out of order, and now and then the way breaks without a word:
+then nothing comes any more, no beat either. A beat comes back behind all that was told before it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.channel import Channel, Tell
+from stillfresh.testing.simulator.faults import Blow
+
+if TYPE_CHECKING:
+    from stillfresh.testing.simulator.process import Process
+
+LATENCY: Final = (0.0001, 0.005)
+"""Quicker than an answer: what is told may overtake what was read before."""
+SLOW: Final = (0.1, 3.0)
+PATIENCE: Final = 1.0
+BREAKS: Final = 0.05
+TWICE: Final = 0.1
+LATE: Final = 0.1
+
+
+@asynccontextmanager
+async def listening(process: "Process", tell: Tell) -> AsyncIterator[Channel]:
+    """Refused while the store is away."""
+    world = process.world
+    if world.is_over or world.weather.is_now(Blow.AWAY):
+        raise StoreError("the store is away")
+    channel = SimulatedChannel(process, tell)
+    world.channels.add(channel)
+    try:
+        yield channel
+    finally:
+        world.channels.discard(channel)
+
+
+class SimulatedChannel(Channel):
+    """From the store to one process."""
+
+    def __init__(self, process: "Process", tell: Tell) -> None:
+        self.number = process.number
+        self._process = process
+        self._world = process.world
+        self._tell = tell
+        self._quiet_at = 0.0
+        """When all that was sent so far has come."""
+        self._is_broken = False
+
+    def send(self, kind: str, id_: str, generation: str | None) -> None:
+        """The store has done it; the process hears of it some time later, or never more."""
+        dice = self._world.weather.dice
+        self._is_broken = self._is_broken or dice.random() < BREAKS
+        if self._is_broken:
+            return
+        after = dice.uniform(*(SLOW if dice.random() < LATE else LATENCY))
+        self._quiet_at = max(self._quiet_at, self._world.time() + after)
+        with self._world.loop.acting(self._process.number):
+            self._world.loop.call_later(after, self._tell, kind, id_, generation)
+            if dice.random() < TWICE:
+                self._world.loop.call_later(after + 1, self._tell, kind, id_, generation)
+
+    async def beat(self) -> None:
+        world = self._world
+        await asyncio.sleep(world.weather.dice.uniform(*LATENCY))
+        if world.is_over or world.weather.is_now(Blow.AWAY) or self._is_broken:
+            await asyncio.sleep(PATIENCE)
+            raise StoreError("the store has told nothing for too long")
+        behind = max(self._quiet_at - world.time(), 0.0)
+        if behind > PATIENCE:
+            await asyncio.sleep(PATIENCE)
+            raise StoreError("the store has told nothing for too long")
+        await asyncio.sleep(behind + world.weather.dice.uniform(*LATENCY))
