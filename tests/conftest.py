@@ -2,9 +2,12 @@
 first who asks, ended with the worker."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,3 +63,20 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Aws]":
         for name in ("PATIENCE", "READ_TIMEOUT"):  # a busy machine is not a service that is away
             patch.setattr(f"stillfresh.stores.aws.{name}", 30.0)
         yield aws
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of its own, with four megabytes of room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount_command, umount = shutil.which("mount"), shutil.which("umount")
+    if os.geteuid() != 0 or mount_command is None:
+        pytest.skip("a small filesystem needs root and mount")
+    mount = [mount_command, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield disk
+    finally:
+        subprocess.run([str(umount), str(disk)], check=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -11,34 +10,8 @@ from pathlib import Path
 import pytest
 
 from stillfresh import Cache
-from tests.kit.processes import ROOT, command
+from tests.kit.processes import Process
 from tests.kit.servers.valkey import Server
-
-
-class Process:
-    """A worker, its standard input and output in our hands."""
-
-    def __init__(self, url: str, folder: Path, *options: str, takes: float = 0.3) -> None:
-        self.process = subprocess.Popen(
-            command("cache", url, folder / "loads", takes, *options),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def go(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=30)
 
 
 class Stage:
@@ -55,10 +28,8 @@ class Stage:
 
     def start_all(self, count: int, *options: str, takes: float = 0.3) -> list[Process]:
         """Until each is ready."""
-        processes = []
-        for _ in range(count):
-            processes.append(Process(self.url, self._folder, *options, takes=takes))
-            self._stack.callback(processes[-1].end)
+        given = (self.url, self._folder / "loads", takes, *options)
+        processes = [Process(self._stack, "cache", *given, is_ready=False) for _ in range(count)]
         assert [process.line() for process in processes] == ["ready"] * count
         return processes
 

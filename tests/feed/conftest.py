@@ -1,8 +1,5 @@
 """A feed cache in a file of its own, on a manual clock, in front of a network held in the hand."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,8 +8,6 @@ import pytest
 from stillfresh.feed import FeedCache, FeedEngine
 from stillfresh.testing import ManualClock
 from tests.kit.feed import NOW, Heard, Network
-
-MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
 
 
 @pytest.fixture
@@ -48,19 +43,3 @@ async def engine(
 @pytest.fixture
 def heard(engine: FeedEngine) -> Heard:
     return Heard(engine)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of four megabytes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or MOUNT is None:
-        pytest.skip("a small filesystem needs root and mount")
-    mount = [MOUNT, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
-        pytest.skip("mounting is not allowed here")
-    try:
-        yield disk
-    finally:
-        subprocess.run([str(UMOUNT), str(disk)], check=True)

@@ -1,12 +1,10 @@
 """S1, S2, S4: the SQLite store passes the conformance suite, and keeps its own promises."""
 
 import asyncio
-import os
 import shutil
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -604,22 +602,6 @@ class TestS4Corrupt:
             await publish(store, "a")
         async with opened(path) as store:
             assert value(store) == b"value"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of its own, with little room."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or MOUNT is None:
-        pytest.skip("a small filesystem needs root and mount")
-    mount = [MOUNT, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
-        pytest.skip("mounting is not allowed here")
-    try:
-        yield disk
-    finally:
-        subprocess.run([str(UMOUNT), str(disk)], check=True)
 
 
 class TestS4FullDisk:
