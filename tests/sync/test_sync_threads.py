@@ -204,6 +204,33 @@ class TestE20LoadsInLoads:
         answers = linked.get_many([0, 1])
         assert [answers[key].value for key in (0, 1)] == [6, 5]
 
+    def test_a_load_on_top_of_another_cannot_wait_for_it(self, cache: SyncCache) -> None:
+        """A thread that waits inside a load runs its next one, which cannot ask for the first."""
+        asked, gate, began = threading.Event(), threading.Event(), threading.Event()
+
+        @cache.cached("slow", fresh_for="1m")
+        def slow(key: str) -> int:
+            asked.set()
+            assert gate.wait(20)
+            return 5
+
+        @cache.batched("linked", fresh_for="1m", max_batch=1, concurrency=2)
+        def linked(keys: list[int]) -> dict[int, int]:
+            if keys == [0]:
+                return {0: slow("x")}
+            began.set()
+            return {1: linked(0)}
+
+        other = Calling(slow, "x")
+        assert asked.wait(20)
+        both = Calling(linked.get_many, [0, 1])
+        assert began.wait(20)
+        until(lambda: cache.stats().resources["linked"].failed == 1)
+        gate.set()
+        answers = both.result()
+        assert (other.result(), answers[0].value) == (5, 5)
+        assert "in a circle" in str(answers[1].error)
+
     def test_threads_that_wait_for_each_other_are_told(self, cache: SyncCache) -> None:
         """A circle through two threads is found as well."""
         both = threading.Barrier(2)

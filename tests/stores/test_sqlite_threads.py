@@ -1,0 +1,109 @@
+"""E20: any thread reads a SQLite store on the spot, by a connection that it borrows."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stillfresh.errors import NotOpen, StoreError
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Ask, Copy, Lease, Record
+from stillfresh.stores.sqlite import SqliteStore
+from stillfresh.stores.sqlite.readers import MOST
+
+KIND = "price"
+
+
+async def stored(path: Path, *ids: str) -> SqliteStore:
+    store = SqliteStore(path)
+    await store.open()
+    grants = await store.acquire(KIND, [Ask(id_, None) for id_ in ids], 5)
+    copies = {}
+    for id_, grant in grants.items():
+        assert isinstance(grant, Lease)
+        copies[id_] = grant, Copy(grant.token, 1.0, Policy(60), id_.encode())
+    assert await store.publish(KIND, copies) == set()
+    return store
+
+
+def value(found: dict[str, Record], id_: str) -> object:
+    copy = found[id_].copy
+    return None if copy is None else copy.value
+
+
+class TestE20SqliteThreads:
+    async def test_threads_read_what_the_loop_reads(self, tmp_path: Path) -> None:
+        """One key or many, side by side; what was invalidated before is seen as such."""
+        store = await stored(tmp_path / "cache.db", "a", "b")
+
+        def read(number: int) -> object:
+            ids = ["a", "b"] if number % 2 else ["a"]
+            return value(store.read_now(KIND, ids), "a")
+
+        with ThreadPoolExecutor(8) as threads:
+            reads = [asyncio.wrap_future(threads.submit(read, number)) for number in range(200)]
+            assert set(await asyncio.gather(*reads)) == {b"a"}
+            await store.invalidate(KIND, ["a"])
+            there = await asyncio.wrap_future(threads.submit(store.read_now, KIND, ["a"]))
+        assert there == store.read_now(KIND, ["a"])
+        await store.close()
+
+    async def test_connections_are_few_and_go_with_the_store(self, tmp_path: Path) -> None:
+        """More threads than connections: the others are told, and ask the loop instead."""
+        store = await stored(tmp_path / "cache.db", "a")
+        spare = store._spare
+        assert spare is not None
+        taken = [spare.take() for _ in range(MOST)]
+        failed: list[Exception] = []
+
+        def read() -> None:
+            try:
+                store.read_now(KIND, ["a"])
+            except (StoreError, NotOpen) as exc:
+                failed.append(exc)
+
+        def in_thread() -> None:
+            thread = threading.Thread(target=read)
+            thread.start()
+            thread.join(20)
+
+        in_thread()
+        assert "16 threads read already" in str(failed.pop())
+        for reader in taken[:-1]:
+            spare.give_back(reader)
+        in_thread()
+        assert failed == []
+        await store.close()
+        spare.give_back(taken[-1])
+        with pytest.raises(StoreError):
+            spare.take()
+        in_thread()
+        assert isinstance(failed.pop(), NotOpen)
+
+    async def test_the_last_to_close_leaves_no_log(self, tmp_path: Path) -> None:
+        """Readers that threads borrowed do not keep it."""
+        store = await stored(tmp_path / "cache.db", "a")
+        assert await asyncio.to_thread(store.read_now, KIND, ["a"])
+        await store.close()
+        assert {it.name for it in tmp_path.iterdir()} == {"cache.db", "cache.db.lock"}
+
+    async def test_a_file_that_took_its_place_is_read(self, tmp_path: Path) -> None:
+        """A thread does not go on reading the old one."""
+        store = await stored(tmp_path / "cache.db", "a")
+        other = await stored(tmp_path / "other.db", "b")
+        await other.close()
+        assert await asyncio.to_thread(store.read_now, KIND, ["a"])
+        (tmp_path / "other.db").replace(tmp_path / "cache.db")
+
+        def there() -> dict[str, Record]:
+            try:
+                return store.read_now(KIND, ["b"])
+            except StoreError:  # it is being opened anew
+                return {}
+
+        while not (found := await asyncio.to_thread(there)):
+            await asyncio.sleep(0.01)
+        assert value(found, "b") == b"b"
+        await store.close()
