@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from stillfresh import ConfigError
 from stillfresh.testing import ManualClock
 from tests.kit import shop
+from tests.kit.processes import Process
 from tests.kit.servers.valkey import Server
 
 shop.configure()
@@ -203,6 +205,20 @@ class TestE5OneCall:
         timer.join()
         assert (values, len(make.calls)) == ([1] * THREADS, 1)
         assert make.calls[0].name.startswith("ThreadPoolExecutor")
+
+    def test_of_sixteen_threads_in_four_processes(
+        self, url: str, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """The store's lease decides who calls it; the others wait for the value."""
+        if url == "memory://":
+            return  # lives in one process
+        log = tmp_path / "log"
+        with ExitStack() as stack:
+            processes = [Process(stack, "django_make", url, log) for _ in range(4)]
+            for process in processes:
+                process.go()
+            assert [process.line() for process in processes] == ["made made made made"] * 4
+        assert log.read_text().split() == ["made"]
 
     def test_an_error_is_the_callables_own(self, cache: Any, make: Maker) -> None:
         """Not wrapped, and the next call may try again at once, as without a cache."""
