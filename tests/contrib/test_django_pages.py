@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stillfresh import ConfigError
+from stillfresh import ConfigError, StoreError
 from stillfresh.testing import ManualClock
 from tests.contrib.test_django_cache import THREADS, eventually, together
 from tests.kit import shop
-from tests.kit.servers.valkey import Server
+from tests.kit.servers.valkey import Server, binary_of, serving
 
 shop.configure()
 
@@ -206,6 +206,32 @@ class TestE2Pages:
             pytest.raises(ConfigError, match=r"pages that may be stale need .* not LocMemCache"),
         ):
             page(REQUESTS.get("/"))
+
+
+class TestS5StoreAway:
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> Iterator[str]:
+        """A server that has just stopped."""
+        binary = binary_of("valkey")
+        assert binary is not None
+        with serving(binary, tmp_path) as self.server:
+            yield self.server.url(timeout="200ms")
+
+    def test_pages_and_values_are_made_all_the_same(
+        self, cache: Any, page: Any, view: Shop
+    ) -> None:
+        """What changes something says that it could not."""
+        assert text(page(REQUESTS.get("/"))) == "page 1"
+        self.server.stop()
+        assert [text(page(REQUESTS.get("/new"))) for _ in range(3)] == [
+            "page 2",
+            "page 3",
+            "page 4",
+        ]
+        assert [cache.get_or_set("a", lambda: 1), cache.get("b", "none")] == [1, "none"]
+        for change in (cache.set, cache.add):
+            with pytest.raises(StoreError):
+                change("a", 1)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Values are kept as bytes and decoded for each caller, since Django code changes 
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import Any, Final, TypeVar
 
@@ -20,7 +21,7 @@ from stillfresh.contrib.django.shared import SharedCache, TaggedKey, shared
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded
 from stillfresh.engine.keys import checked_tags
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import LoadFailed, StoreError
 from stillfresh.freshness import Verdict
 
 T = TypeVar("T")
@@ -225,7 +226,8 @@ class StillfreshCache(BaseCache):
             loaded = load() if made is MISSING else None
             value = made
             if loaded is not None:
-                self.put(key, loaded, version=version, tags=tags)
+                with suppress(StoreError):  # no reason to withhold the value
+                    self.put(key, loaded, version=version, tags=tags)
         return value
 
     def read(

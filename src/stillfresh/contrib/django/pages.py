@@ -5,6 +5,7 @@ What may be cached, for how long and under which key is for Django's own cache m
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import wraps
 from threading import get_ident
@@ -18,7 +19,7 @@ from django.middleware.cache import CacheMiddleware
 from stillfresh.contrib.django.backend import MISSING, StillfreshCache
 from stillfresh.durations import Duration
 from stillfresh.engine import Loaded, Private
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, StoreError
 
 Tags = Sequence[str] | Callable[..., Sequence[str]]
 """Of a page; or a function of the request and the view's arguments."""
@@ -107,7 +108,9 @@ class PageExchange:
         return None if found is MISSING else found
 
     def set(self, key: str, value: object, timeout: float) -> None:
-        self._backend.put(key, self._loaded(key, value, timeout), tags=self._tags_of(key))
+        """A store that is away is no reason to withhold the page."""
+        with suppress(StoreError):
+            self._backend.put(key, self._loaded(key, value, timeout), tags=self._tags_of(key))
 
     def _load(self, key: str) -> object:
         """Ask the view; keep all that Django's rules say of its answer, and return this key's."""
