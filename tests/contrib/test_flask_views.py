@@ -112,6 +112,31 @@ class TestE20View:
         ]
         assert seen == ["1", "2", "3", "4", "5", "1"]
 
+    def test_what_a_decorator_adds_is_in_the_key(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """If it depends on what the key has not, nothing is kept for that visitor."""
+
+        def greeted(view: View) -> View:
+            def wrapped(**arguments: Any) -> Any:
+                greeting = request.args.get("lang") or request.headers.get("X-Lang")
+                return view(**arguments, greeting=greeting)
+
+            return wrapped
+
+        @shop.fresh.view("10m", query="lang")
+        def hello(name: str, greeting: str) -> str:
+            return f"{greeting} {name} {shop.called()}"
+
+        shop.app.add_url_rule("/hello/<name>", "hello", greeted(hello))
+        assert [shop.get("/hello/ann?lang=hi").text for _ in range(2)] == ["hi ann 1"] * 2
+        assert shop.get("/hello/ann?lang=ciao").text == "ciao ann 2"
+        assert shop.get("/hello/ann").text == "None ann 3"
+        for n in (4, 5):
+            assert shop.get("/hello/ann", headers={"X-Lang": "moin"}).text == f"moin ann {n}"
+        assert shop.get("/hello/ann").text == "None ann 3"
+        assert "hello: a response is not kept, since made again, the request is for" in caplog.text
+
     def test_a_language_that_routing_takes_away_is_in_the_key(self, shop: Shop) -> None:
         """As in Flask's own pattern: a preprocessor pops it from the arguments."""
         pages = Blueprint("pages", __name__, url_prefix="/<lang>")
@@ -257,7 +282,8 @@ class TestE20ViewPersonal:
 
         @shop.app.before_request
         def load_user() -> None:
-            g.user = session.get("user")
+            if "user" in session:
+                g.user = session["user"]
 
         @shop.app.get("/login/<user>")
         def login(user: str) -> str:
@@ -269,7 +295,13 @@ class TestE20ViewPersonal:
         def index() -> list[Any]:
             auth = request.headers.get("Authorization")
             shop.called()
-            return [g.user, dict(session), dict(request.cookies), auth, request.user_agent.string]
+            return [
+                g.get("user"),
+                dict(session),
+                dict(request.cookies),
+                auth,
+                request.user_agent.string,
+            ]
 
         ann = shop.client()
         ann.get("/login/ann")
@@ -338,6 +370,25 @@ class TestE20ViewPersonal:
         [said] = [it.message for it in caplog.records if "contrib.flask" in it.name]
         assert said.startswith("account: a response is not kept, since the app answered a visitor")
         assert "per=lambda: current_user.id" in said
+
+    def test_a_view_that_refuses_strangers_itself(self, shop: Shop) -> None:
+        """What it said to a stranger is no answer to a visitor that it knows."""
+
+        @shop.app.get("/login/<user>")
+        def login(user: str) -> str:
+            session["user"] = user
+            return user
+
+        @shop.app.get("/account")
+        @shop.fresh.view("10m")
+        def account() -> Any:
+            return session["user"] if "user" in session else redirect("/login")
+
+        ann = shop.client()
+        ann.get("/login/ann")
+        assert ann.get("/account").text == "ann"
+        assert shop.get("/account").status_code == 302
+        assert ann.get("/account").text == "ann"
 
     @pytest.mark.parametrize(
         ("view", "why"),
@@ -480,18 +531,21 @@ class TestE2ViewStale:
         assert shop.get("/me", headers=headers).text == "ann 1"
         until(lambda: shop.get("/me", headers=headers).text == "ann 2")
         shop.clock.advance(601)
-        real = shop.cache.stats().resources["me"].failed
+        asked = list[str]()
 
         class Turning(dict[str, str]):
             """Knows ann when it is asked first, and then bob."""
 
             def __getitem__(self, token: str) -> str:
+                asked.append(token)
                 return super().pop(token, "bob")
 
         users = Turning(users)
         assert shop.get("/me", headers=headers).text == "ann 2"
-        until(lambda: shop.cache.stats().resources["me"].failed > real)
+        until(lambda: len(asked) == 2)
+        until(lambda: not shop.cache.stats().resources["me"].loading)
         assert len(shop.calls) == 2
+        assert shop.cache.stats().resources["me"].loaded == 3
 
     def test_a_copy_that_became_404_goes(self, shop: Shop) -> None:
         """The refresh says that it is gone: it is served no more."""

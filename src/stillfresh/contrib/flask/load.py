@@ -16,7 +16,6 @@ from werkzeug.exceptions import HTTPException
 
 from stillfresh.contrib.routes import MARK, KeptResponse, is_for_all
 from stillfresh.engine import Call, Dropped, Private
-from stillfresh.errors import LoadFailed
 
 KEPT: Final = frozenset(
     {"SCRIPT_NAME", "PATH_INFO", "HTTP_HOST", "SERVER_NAME", "SERVER_PORT", "SERVER_PROTOCOL"}
@@ -98,8 +97,8 @@ class ViewLoad:
     def ran(self, call: Call[Any], run: Run) -> Response:
         """Called in place of the view's read, by the request once more."""
         if call != self._call:
-            said = f"the request is for {call!r} now, and not for {self._call!r}"
-            self._said = LoadFailed(said)
+            self._said = Dropped(f"made again, the request is for {call!r}, not {self._call!r}")
+            self.report(f"{self._said}")
             raise self._said
         try:
             response, self._said = self._judged(run)

@@ -20,7 +20,7 @@ from stillfresh.contrib.routes import (
     Tags,
     freshness_fields,
 )
-from stillfresh.engine import Answer, Call, Dropped, Private, key_text
+from stillfresh.engine import Answer, Call, Dropped, Private, Read, key_text
 from stillfresh.engine.keys import checked_id, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
 from stillfresh.http.freshness import pause_after
@@ -106,12 +106,13 @@ class FreshView(Generic[P]):
         kind, found = self.kind, request.view_args or {}
         added = {it: arguments[it] for it in arguments if arguments[it] is not found.get(it)}
         personal = None if self._per is None else self._per()
-        said = [request.root_url, request.path, query, personal, added]
+        address = [request.scheme, request.host, request.root_path, request.path]
+        said = [*address, query, personal, added]
         try:
             id_ = checked_id(kind, key_text(said))
         except (TypeError, ValueError, RecursionError) as exc:
             raise ConfigError(
-                f"{kind}: {shown(said[3:])} cannot be a key: {exc}; let per= return plain data, "
+                f"{kind}: {shown(said[5:])} cannot be a key: {exc}; let per= return plain data, "
                 f"such as the user's id"
             ) from exc
         tags = self._tags
@@ -121,8 +122,11 @@ class FreshView(Generic[P]):
 
     def _read(self, call: Call[Any], run: Callable[[], Any], query: Query) -> object:
         core = self._fresh.core_of(self)
-        load = ViewLoad(call, run, query, self.report, is_personal=self._per is not None)
-        match core.read(call, load):
+        said: Read[KeptResponse] | None = core.at_hand(call)
+        if said is None:
+            load = ViewLoad(call, run, query, self.report, is_personal=self._per is not None)
+            said = core.read(call, load)
+        match said:
             case Private(Response() as response):
                 return response
             case Answer(found=True) as answer:
@@ -140,7 +144,8 @@ class FreshView(Generic[P]):
         response.headers.update(freshness_fields(answer, fresh_for))
         if self._per is not None:
             response.headers.setdefault("Cache-Control", "private, no-cache")
-        response.make_conditional(request)
+        if "ETag" in response.headers or "Last-Modified" in response.headers:
+            response.make_conditional(request)
         return response
 
 
@@ -149,6 +154,6 @@ def _checked_names(kind: str, function: Callable[..., Any], tags: Callable[..., 
     names, known = list(inspect.signature(tags).parameters), inspect.signature(function).parameters
     takes_any = any(it.kind is it.VAR_KEYWORD for it in known.values())
     for unknown in [] if takes_any else [name for name in names if name not in known]:
-        there = ", ".join(known) or "none"
-        raise ConfigError(f"{kind}: tags= takes {unknown!r}, which the view does not; it: {there}")
+        said = f"tags= takes {unknown!r}, which the view does not; it takes"
+        raise ConfigError(f"{kind}: {said}: {', '.join(known) or 'nothing'}")
     return names
