@@ -24,6 +24,9 @@ KEPT: Final = frozenset(
 """What a request has in common with all that are answered by the same copy."""
 VISITOR: Final = ("HTTP_COOKIE", "HTTP_AUTHORIZATION", "REMOTE_USER")
 
+NOBODYS: Final = Private[Response | None](None, is_noted=False)
+"""Not kept, and not for the visitor either: it has to run the view itself."""
+
 Run = Callable[[], Any]
 Query = list[tuple[str, str]]
 Environ = dict[str, Any]
@@ -101,10 +104,13 @@ class ViewLoad:
             self.report(f"{self._said}")
             raise self._said
         try:
-            response, self._said = self._judged(run)
+            response, said = self._judged(run)
         except Exception as exc:
             self._said = exc
             raise
+        if said is NOBODYS:
+            response.close()
+        self._said = said
         return response
 
     def _judged(self, run: Run) -> tuple[Response, KeptResponse | Private[Response | None]]:
@@ -118,14 +124,14 @@ class ViewLoad:
         if response.status_code >= 500:
             raise HTTPException(f"the view responded {response.status}", response)
         if response.is_streamed or response.direct_passthrough:
-            return response, Private(None, is_noted=False)
+            return response, NOBODYS
         if why := "" if self._is_personal else _visitors(response):
             self.report(why)
-            return response, Private(None, is_noted=False)
+            return response, NOBODYS
         headers = [(name.encode(), it.encode("latin-1")) for name, it in response.headers]
         body = response.get_data()
         if is_error or not is_for_all(response.status_code, headers, len(body)):
-            return response, Private(response if self._is_whole else None, is_noted=False)
+            return response, Private(response, is_noted=False) if self._is_whole else NOBODYS
         return response, KeptResponse(response.status_code, headers, body)
 
 
