@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -312,6 +312,42 @@ class TestE20Closing:
             hung = [it for it in threading.enumerate() if it.name == "stillfresh-loader"]
             assert [it.daemon for it in hung] == [True]
         until(lambda: not hung[0].is_alive())
+
+
+class TestE6HitUnderWay:
+    @pytest.mark.parametrize("way", ["call", "get", "function", "known"])
+    def test_what_is_invalidated_during_a_hit_is_not_served(self, way: str) -> None:
+        """The reader has found the entry and looks at the clock when another thread invalidates."""
+        version, now = 1, 1_700_000_000.0
+        during: list[Callable[[], object]] = []
+
+        def clock() -> float:
+            if during and threading.current_thread() is threading.main_thread():
+                Calling(during.pop()).result()
+            return now
+
+        with SyncCache("memory://", clock=clock) as cache:
+
+            @cache.batched("number", fresh_for="1m")
+            def numbers(keys: list[str]) -> dict[str, int]:
+                return dict.fromkeys(keys, version)
+
+            @cache.cached("one", fresh_for="1m")
+            def one(key: str) -> int:
+                return version
+
+            reads: dict[str, Callable[[], object]] = {
+                "call": lambda: numbers("a"),
+                "get": lambda: numbers.get("a").value,
+                "function": lambda: one("a"),
+                "known": lambda: [it.value for it in numbers.known(["a"]).values()],
+            }
+            assert [numbers("a"), one("a"), one("a"), one("a")] == [1] * 4
+            version = 2
+            handle = one.of("a") if way == "function" else numbers.of("a")
+            during.append(handle.invalidate)
+            assert reads[way]() in (2, [])
+            assert not during
 
 
 @pytest.fixture
