@@ -202,7 +202,8 @@ class Loads(Generic[K, V]):
         if plan is None:
             return
         flight.saw(record)
-        if (entry := memory.entries.get(key)) and entry.copy.generation == flight.seen:
+        entry, copy = memory.entries.get(key), record.copy
+        if entry and copy and (entry.copy.generation, entry.copy.mark) == (flight.seen, copy.mark):
             flight.batch.overtaken.discard(key)  # E17: by a put, whose value this is
         match plan:
             case Serve(copy) if flight.takes(copy, seen) and (
