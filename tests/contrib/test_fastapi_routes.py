@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Annotated, Any
 
 import httpx2
@@ -228,6 +229,22 @@ class TestE19Route:
             answer = await client.get("/rows/1")
         assert (answer.json(), second.calls) == (told, [])
         assert answer.headers["cache-status"].startswith("stillfresh; hit")
+
+    @pytest.mark.parametrize("hint", [{}, {"return": Any}])
+    async def test_without_a_type_it_is_the_json_that_fastapi_makes(
+        self, shop: Shop, hint: dict[str, Any]
+    ) -> None:
+        """Names, computed fields and numbers are as without the cache, on a hit as well."""
+
+        async def plain():  # type: ignore[no-untyped-def]  # noqa: ANN202
+            return {"item": Item(id=1, title="jam"), "price": Decimal("1.10")}
+
+        plain.__annotations__ = hint
+        shop.app.get("/plain")(plain)
+        shop.app.get("/kept")(fresh(shop.cache, "1m")(plain))
+        async with shop.client() as client:
+            paths = ("/plain", "/kept", "/kept")
+            assert len({(await client.get(path)).text for path in paths}) == 1
 
     async def test_a_row_becomes_the_declared_model(self, shop: Shop) -> None:
         """`response_model` routes return rows of an ORM: `model=` says what is kept of them."""

@@ -11,6 +11,7 @@ from enum import Enum, Flag, IntEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import attrs
 import msgspec
 import pydantic
 import pytest
@@ -57,7 +58,14 @@ class Filter(pydantic.BaseModel):
 
 
 class Open(pydantic.BaseModel, extra="allow"):
-    year: int
+    year: int = pydantic.Field(0, alias="theYear")
+
+
+@attrs.define
+class Visitor:
+    _id: int
+    score: float | None = 0.0
+    note: str = attrs.field(default="", eq=False)
 
 
 class Point(NamedTuple):
@@ -210,7 +218,8 @@ class TestE19Keys:
             (Mute(3), "tests.engine.test_calls.Mute(year=3)"),
             (Box(1.5), "tests.engine.test_calls.Box(side=1.5)"),
             (Filter(year=1), "tests.engine.test_calls.Filter(year=1,colours=[])"),
-            (Open(year=1, b=2, a=1), "tests.engine.test_calls.Open(year=1,a=1,b=2)"),  # type: ignore[call-arg]
+            (Open(b=2, a=1), 'tests.engine.test_calls.Open(year=0,*={"a":1,"b":2})'),  # type: ignore[call-arg]
+            (Visitor(3), "tests.engine.test_calls.Visitor(_id=3,score=0.0)"),
             (Point(1), "[1]"),
             (b"a", 'bytes("YQ==")'),
             (float("nan"), "nan"),
@@ -223,6 +232,26 @@ class TestE19Keys:
     def test_a_key_can_be_read(self, value: object, text: str) -> None:
         """By people who look into the store."""
         assert key_text(value) == text
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ({"a": 1, "b": 2}, {"a=1,b": 2}),
+            ({"theYear": 1, "year": 2}, {"theYear": 2}),
+            ({"theYear": 1, "year": 2}, {"theYear": 2, "year": 2}),
+        ],
+    )
+    def test_a_client_that_names_fields_cannot_name_the_key_of_another(
+        self, one: dict[str, int], other: dict[str, int]
+    ) -> None:
+        """Extra fields of a model are apart from its own, whatever they are called."""
+        assert key_text(Open.model_validate(one)) != key_text(Open.model_validate(other))
+
+    def test_private_fields_of_attrs_count(self) -> None:
+        """Those that equality looks at, and no others; not a number is not None."""
+        assert len({key_text(Visitor(1)), key_text(Visitor(2)), key_text(Visitor(1, None))}) == 3
+        assert key_text(Visitor(1, float("nan"))) != key_text(Visitor(1, None))
+        assert key_text(Visitor(1, note="x")) == key_text(Visitor(1))
 
     def test_key_is_a_function_of_the_arguments(self) -> None:
         """With their defaults; nothing else counts, and nothing is copied."""

@@ -44,6 +44,44 @@ class Aliased(pydantic.BaseModel, extra="forbid"):
         return self.name.upper()
 
 
+class Admin(pydantic.BaseModel):
+    name: str
+
+
+class Guest(pydantic.BaseModel):
+    name: str
+
+
+class Boss(Admin):
+    salary: int = 5
+
+
+class Short(pydantic.BaseModel):
+    id: int
+
+
+class Long(Short):
+    name: str | None = None
+
+
+class Cents(pydantic.BaseModel):
+    price: int
+
+    @pydantic.field_serializer("price")
+    def euros(self, cents: int) -> float:
+        return cents / 100
+
+
+class Counted(pydantic.BaseModel):
+    number: int
+    tags: set[str] = set()
+
+    @pydantic.field_validator("number")
+    @classmethod
+    def next(cls, number: int) -> int:
+        return number + 1
+
+
 class Account(pydantic.BaseModel):
     password: pydantic.SecretStr
 
@@ -219,6 +257,27 @@ class TestE19BadValues:
         assert stats.store.leases == 0
         assert (stats.resources["user"].failed, stats.resources["user"].failing) == (2, 0)
         assert "return what the annotation says, or give codec=" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("of", "value"),
+        [
+            (Admin | Guest, Guest(name="ann")),
+            (Long | Short, Short(id=1)),
+            (list[Long | Short], [Short(id=1)]),
+            (Cents, Cents(price=1200)),
+            (Counted, Counted(number=1)),
+        ],
+        ids=str,
+    )
+    def test_a_value_that_would_come_back_as_another_is_refused(self, of: Any, value: Any) -> None:
+        """As another class of a union, or changed by a serializer or a validator."""
+        with pytest.raises(ValueError, match="it would come back as"):
+            codec_for(of, "user").encode(value)
+
+    def test_a_subclass_comes_back_as_what_is_declared(self) -> None:
+        """As Pydantic and FastAPI treat it."""
+        codec = codec_for(Admin | int, "user")
+        assert codec.decode(codec.encode(Boss(name="ann"))) == Admin(name="ann")
 
     async def test_can_be_caught_as_a_failed_load(self, cache: Cache) -> None:
         """Code that handles those handles this."""

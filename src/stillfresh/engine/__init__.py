@@ -6,7 +6,7 @@ and `loader`.
 
 from stillfresh.engine.cache import Cache
 from stillfresh.engine.calls import Call, Signature, key_text
-from stillfresh.engine.codecs import MsgpackCodec, PydanticCodec, codec_for
+from stillfresh.engine.codecs import MsgpackCodec, codec_for
 from stillfresh.engine.core import Core
 from stillfresh.engine.explain import (
     CacheStats,
@@ -65,7 +65,6 @@ __all__ = [
     "OwnLoad",
     "OwnTerms",
     "Private",
-    "PydanticCodec",
     "Read",
     "Resource",
     "ResourceStats",

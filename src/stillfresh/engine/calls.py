@@ -213,15 +213,18 @@ WRITTEN: Final[Mapping[type, Callable[[Any], str]]] = {
 
 
 def _fields(value: object) -> dict[str, object] | None:
-    """Of a dataclass (those that its equality looks at), a struct, or a Pydantic model."""
+    """Of a dataclass or attrs class (those that its equality looks at), a struct, or a model."""
     of = type(value)
     if is_dataclass(value):
         return {it.name: getattr(value, it.name) for it in fields(value) if it.compare}
     if isinstance(value, msgspec.Struct):
         return {name: getattr(value, name) for name in value.__struct_fields__}
     if isinstance(names := getattr(of, "model_fields", None), dict):
-        extra = getattr(value, "model_extra", None) or {}
-        return {name: getattr(value, name) for name in names} | dict(sorted(extra.items()))
+        extra = getattr(value, "model_extra", None)  # named by clients: apart, and in quotes
+        own = {name: getattr(value, name) for name in names}
+        return own | {"*": extra} if extra else own
+    if isinstance(known := getattr(of, "__attrs_attrs__", None), tuple):
+        return {it.name: getattr(value, it.name) for it in known if it.eq}
     return None
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct, msgpack
 from msgspec.inspect import CustomType, type_info
 
 from stillfresh.engine.model import Codec
-from stillfresh.errors import ConfigError
+from stillfresh.errors import ConfigError, shown
 
 V = TypeVar("V")
 
@@ -54,10 +54,15 @@ class PydanticCodec(Generic[V]):
         self._adapter = adapter
 
     def encode(self, value: V, /) -> bytes:
-        """A value of another type is refused, not written with a warning."""
-        data: bytes = self._adapter.dump_json(
-            value, by_alias=False, round_trip=True, warnings="error"
-        )
+        """A value of another type, or that would come back as another, is refused."""
+        dump = self._adapter.dump_json
+        data: bytes = dump(value, by_alias=False, round_trip=True, warnings="error")
+        back = self.decode(data)
+        if back == value:
+            return data
+        is_other = hasattr(type(back), "__pydantic_fields__") and not isinstance(value, type(back))
+        if is_other or dump(back, by_alias=True) != dump(value, by_alias=True):
+            raise ValueError(f"it would come back as {shown(back)}")
         return data
 
     def decode(self, data: bytes, /) -> V:

@@ -41,8 +41,6 @@ def typed_signature(name: str, function: Callable[..., Any]) -> inspect.Signatur
 def kept_type(name: str, signature: inspect.Signature, model: Any) -> Any:  # noqa: ANN401 (types)
     """What the store keeps: `model`, or what the function is annotated to return."""
     kept = signature.return_annotation if model is None else model
-    if kept is inspect.Signature.empty:
-        return Any
     origin = get_origin(kept) or kept
     is_stream = isinstance(origin, type) and issubclass(
         origin, StreamingResponse | FileResponse | AsyncIterable

@@ -4,15 +4,19 @@ A value is kept by its declared type; a whole response is kept as its bytes, if 
 be shared. No request may be needed here.
 """
 
+from collections.abc import Callable
+from functools import partial
+from inspect import Signature
 from typing import Any, get_origin
 
 from fastapi import Response
+from fastapi.encoders import jsonable_encoder
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from starlette.responses import FileResponse, StreamingResponse
 
 from stillfresh.contrib.routes import KeptResponse, is_for_all
-from stillfresh.engine import Codec, MsgpackCodec, Private, PydanticCodec, codec_for
+from stillfresh.engine import Codec, MsgpackCodec, Private, codec_for
 from stillfresh.errors import ConfigError
 
 
@@ -30,17 +34,24 @@ class RouteCodec:
     """The codec of what a route returns; a dict or an ORM's row becomes the declared type first."""
 
     def __init__(self, of: Any, route: str) -> None:  # noqa: ANN401 (a type form)
-        codec = PydanticCodec[Any](of, route) if of is Any else codec_for(of, route)
-        try:
-            self._check = TypeAdapter[Any](of).validate_python
-        except PydanticSchemaGenerationError as exc:
-            raise ConfigError(f"{route}: FastAPI cannot send a {of!r}; give model=") from exc
+        codec: Codec[Any] = codec_for(Any if of is Signature.empty else of, route)
+        self._ready = jsonable_encoder if of is Signature.empty else _ready(of, route)
         self._encode = codec.encode
         self.decode = codec.decode
 
     def encode(self, value: object) -> bytes:
-        """Checked as FastAPI does it."""
-        return self._encode(self._check(value, from_attributes=True))
+        """As FastAPI does it: checked, or without a type made ready for JSON."""
+        return self._encode(self._ready(value))
+
+
+def _ready(of: Any, route: str) -> Callable[[object], Any]:  # noqa: ANN401 (a type form)
+    try:
+        adapter = TypeAdapter[Any](of)
+    except PydanticSchemaGenerationError as exc:
+        raise ConfigError(f"{route}: FastAPI cannot send a {of!r}; give model=") from exc
+    if of is Any:
+        return partial(adapter.dump_python, mode="json", by_alias=True)
+    return partial(adapter.validate_python, from_attributes=True)
 
 
 class RouteValues:
