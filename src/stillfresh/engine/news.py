@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import sliced
 from stillfresh.errors import StoreError
+from stillfresh.stores import A_TAG
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -83,20 +84,24 @@ class News:
         return min(max(min(lags, default=LONGEST_PAUSE) / BEATS, SHORTEST_PAUSE), LONGEST_PAUSE)
 
     def _tell(self, kind: str, id_: str, generation: str | None) -> None:
-        core = self._cores.get(kind)
-        if core is None:
-            return
-        with suppress(ValueError):  # an id that is no key of this release
-            key = core.key(id_)
-            entry, notices = core.memory.entries.get(key), core.memory.notices
-            if entry is not None and entry.copy.generation == generation:
-                return  # memory has it already
-            if entry is not None:
-                entry.until = entry.since = SILENT
-            if notices is not None:
-                notices.note(key, generation, self._runtime.clock())
-            if key in core.watcher.watches:
-                core.watcher.look_again([key])
+        if kind == A_TAG:
+            for one in self._cores.values():
+                for key in one.memory.tagged(id_):
+                    self._doubt(one, key, generation)
+        elif (core := self._cores.get(kind)) is not None:
+            with suppress(ValueError):  # an id that is no key of this release
+                self._doubt(core, core.key(id_), generation)
+
+    def _doubt(self, core: "Core[K, Any]", key: K, generation: str | None) -> None:
+        entry, notices = core.memory.entries.get(key), core.memory.notices
+        if entry is not None and entry.copy.generation == generation:
+            return  # memory has it already
+        if entry is not None:
+            entry.until = entry.since = SILENT
+        if notices is not None:
+            notices.note(key, generation, self._runtime.clock())
+        if key in core.watcher.watches:
+            core.watcher.look_again([key])
 
     async def _look_again(self) -> None:
         """Nobody was told while the channel was away."""

@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Tell: TypeAlias = Callable[[str, str, str | None], None]
 """Called with a kind, an id, and the generation that was published; None: it is void."""
+A_TAG: Final = ""
+"""Instead of a kind, with the tag for an id: whatever has the tag is void, named or not."""
 
 
 class Channel(ABC):

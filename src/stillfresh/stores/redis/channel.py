@@ -1,8 +1,9 @@
 """How a Redis store tells what is done to it (S10): each step says so, in the script that does it.
 
 Every bucket has a sharded channel, `<prefix>:v1:{07}:!`, which lies where its keys lie. A message
-is `P`, the generation and the member; or `V` and the member; or `!` and a beat. A server sends what
-it publishes in the order of its steps, so one beat proves all channels that one connection hears.
+is `P`, the generation and the member; `V` and the member; `T` and a tag; or `!` and a beat. A
+server sends what it publishes in the order of its steps, so one beat proves all channels that one
+connection hears.
 """
 
 import asyncio
@@ -15,13 +16,14 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.channel import Channel, Tell
+from stillfresh.stores.channel import A_TAG, Channel, Tell
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import NAME, Places, unpadded
 from stillfresh.stores.redis.link import LOST, Link
 
 MARK: Final = b"!"
 PUBLISHED: Final = b"P"
+TAGGED: Final = b"T"
 
 
 @asynccontextmanager
@@ -107,6 +109,9 @@ class RedisChannel(Channel):
         if message[:1] == MARK:
             self._beats.discard(message)
             self._came.set()
+            return
+        if message[:1] == TAGGED:
+            self._tell(A_TAG, message[1:].decode(errors="surrogatepass"), None)
             return
         is_published = message[:1] == PUBLISHED
         name = self._places.name(message[1 + NAME * is_published :])

@@ -25,7 +25,7 @@ from redis.exceptions import (
 
 from stillfresh.backoff import pause_after
 from stillfresh.errors import StoreError
-from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.layout import Command, stored_tags, unpacked_tags
 from stillfresh.stores.redis.link import ASKING, Link, checked, is_away
 
@@ -77,6 +77,11 @@ class Cluster:
         """By slot."""
         self._located_at = float("-inf")
         self._locating: asyncio.Task[None] | None = None
+
+    @property
+    def drops_keys(self) -> bool:
+        """One of the nodes may drop any key when it is full."""
+        return any(link.drops_keys for link in self._links.values())
 
     async def greet(self) -> None:
         """Whether a node would have us. If all are away, they will be asked again."""
@@ -198,7 +203,7 @@ class Cluster:
         command = step.command
         if step.asked is None:
             return [command]
-        if command[0] != scripts.EVALSHA:
+        if command[0] != lua.EVALSHA:
             return [ASKING, command]
         sha, key, tags = str(command[1]), command[3], list[bytes]()
         if sha == scripts.ACQUIRE.sha:
@@ -227,9 +232,12 @@ class Cluster:
     ) -> tuple[bytes, list[bytes]]:
         """The tag's set and its ids are on two nodes: each id is invalidated where it is."""
         _, _, _, key, base, mark, _ = command
+        if not isinstance(key, bytes) or not isinstance(base, bytes):
+            raise TypeError("the set of a tag has a key")
         (members,) = await self.run([("SMEMBERS", key)], urgent=True)
         steps = [scripts.INVALIDATE.call([base + it], base, it, mark) for it in members]
         await self.run(steps, urgent=True, lasting=lasting)
+        await self.run([("SPUBLISH", base + b"!", b"T" + key[len(base) + 1 :])])
         return b"0", list(members)
 
     def _settle_elsewhere(self, link: Link, steps: Sequence[RoutedCommand]) -> None:
@@ -298,7 +306,7 @@ class Cluster:
 
 
 def _key(command: Command) -> bytes:
-    key = command[3] if command[0] == scripts.EVALSHA else command[1]
+    key = command[3] if command[0] == lua.EVALSHA else command[1]
     if not isinstance(key, bytes):
         raise TypeError(f"{command[0]!r} names no key")
     return key
@@ -322,8 +330,8 @@ def _with_sets(command: Command, tags: Sequence[bytes]) -> Command:
     _, sha, _, key, base, *arguments = command
     sets = [base + b"#" + tag for tag in tags if isinstance(base, bytes)]
     return (
-        scripts.EVAL,
-        scripts.BY_SHA[str(sha)].text,
+        lua.EVAL,
+        lua.BY_SHA[str(sha)].text,
         1 + len(sets),
         key,
         *sets,

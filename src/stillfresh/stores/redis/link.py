@@ -31,7 +31,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.redis.layout import Command
-from stillfresh.stores.redis.scripts import BY_SHA
+from stillfresh.stores.redis.lua import BY_SHA
 
 if TYPE_CHECKING:
     from stillfresh.stores.redis.sentinel import Sentinels
@@ -61,8 +61,7 @@ class Link:
     somebody else's. Taking and giving back await nothing, so no cancellation can lose a place.
     """
 
-    is_cluster: ClassVar = False
-    """One reply may not bring keys of several slots."""
+    is_cluster: ClassVar = False  # one reply may bring keys of several slots
 
     def __init__(
         self,
@@ -88,15 +87,16 @@ class Link:
         self._sentinels = sentinels
         self._named = f"the Redis server {node}".rstrip()
         self._timeout = timeout
-        self._wait: Sequence[Command] = ()
+        self._wait: Sequence[Command] = ()  # sent behind a change that replicas are to confirm
         if wait_replicas:
             self._wait = [(WAIT, wait_replicas, max(1, round(timeout * 500)))]
-        """Sent behind a change that replicas are to confirm; ends well before our own time-out."""
         self._places = asyncio.Semaphore(most)
         self._idle: list[AbstractConnection] = []
         self._lost = 0
         """Round trips that failed, one after the other."""
         self._closed = False
+        self.drops_keys = False
+        """The server may drop any key when it is full, a tag's set too."""
         self._breaker = Breaker()
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
@@ -109,15 +109,17 @@ class Link:
         async with self._places, asyncio.timeout(self._timeout) as limit:
             if self._lost > lost:  # else a long queue would find out one by one
                 raise TimeoutError("others lost the server while this waited for a connection")
-            connection = self._idle.pop() if self._idle else await self._new_connection()
+            connection = self._idle.pop() if self._idle else None
             try:
-                if not connection.is_connected:
-                    await connection.connect()  # type: ignore[no-untyped-call]
+                if connection is None:
+                    connection = await self._new_connection()
+                    await self._note_policy(connection)
                 await connection.send_packed_command(connection.pack_commands(commands))
                 replies = await self._replies(connection, len(commands), limit)
             except BaseException as exc:
                 self._lost += isinstance(exc, Exception) or limit.expired()
-                await connection.disconnect(nowait=True)
+                if connection is not None:
+                    await connection.disconnect(nowait=True)
                 raise
             self._lost = 0
             if self._closed:
@@ -130,7 +132,14 @@ class Link:
         if self._sentinels is not None:
             return await self._sentinels.connected(self._factory)
         connection: AbstractConnection = self._factory.make_connection()  # type: ignore[no-untyped-call]
+        await connection.connect()  # type: ignore[no-untyped-call]
         return connection
+
+    async def _note_policy(self, connection: AbstractConnection) -> None:
+        """A server that does not say is taken for one that drops keys."""
+        await connection.send_command("INFO", "memory")
+        said = await _reply(connection)
+        self.drops_keys = not isinstance(said, bytes) or _drops_keys(said)
 
     async def _replies(
         self, connection: AbstractConnection, count: int, limit: asyncio.Timeout
@@ -158,12 +167,10 @@ class Link:
         return {self: list(keys)}
 
     async def dedicated(self) -> AbstractConnection:
-        """A connection for the caller alone, who closes it."""
+        """For the caller alone, who closes it."""
         try:
             async with asyncio.timeout(self._timeout):
-                connection = await self._new_connection()
-                await connection.connect()  # type: ignore[no-untyped-call]
-                return connection
+                return await self._new_connection()
         except (*LOST, RedisError) as exc:
             raise StoreError(f"{self._named} is away: {_said(exc)}") from exc
 
@@ -181,10 +188,9 @@ class Link:
         """Whether the server would have us. One that is away will be asked again."""
         began = time.monotonic()
         try:
-            pong, about = await self._once([("PING",), ("INFO", "memory", "cluster")])
+            pong, about = await self._once([("PING",), ("INFO", "cluster")])
             checked([pong])
             _check_mode(about, self._node)
-            _warn_of_eviction(about)
         except AuthenticationError as exc:
             raise _refused(exc, self._node) from exc
         except LOST as exc:
@@ -297,16 +303,10 @@ def _check_mode(about: object, node: str) -> None:
         raise ConfigError(f"the Redis server {node} is no node of a cluster: {said}")
 
 
-def _warn_of_eviction(memory: object) -> None:
-    """What `INFO` says, if we may ask: a server that drops a tag breaks its invalidation."""
-    if isinstance(memory, bytes) and b"maxmemory:0\r\n" not in memory:
-        found = POLICY.search(memory)
-        if found is not None and found[1] != b"noeviction":
-            logger.warning(
-                "the Redis server drops keys when it is full (maxmemory-policy %s), tags too: "
-                "an invalidation by tag may then miss entries; set it to noeviction",
-                found[1].decode(),
-            )
+def _drops_keys(memory: bytes) -> bool:
+    """What `INFO` says of a server that is full."""
+    found = POLICY.search(memory)
+    return b"maxmemory:0\r\n" not in memory and found is not None and found[1] != b"noeviction"
 
 
 def _confirmed(replies: list[Any], wait: Sequence[Command]) -> list[Any]:

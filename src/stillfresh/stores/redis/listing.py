@@ -10,7 +10,7 @@ from heapq import nsmallest
 from typing import Final, TypeAlias
 
 from stillfresh.stores.contract import Entry, StoreStats
-from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import Places, listed
 from stillfresh.stores.redis.link import Link
@@ -113,7 +113,7 @@ async def count(link: Link | Cluster, places: Places, now: str) -> StoreStats:
 
 
 async def _slices(
-    server: Link, places: Places, script: scripts.Script, argument: str, most: int | None = None
+    server: Link, places: Places, script: lua.Script, argument: str, most: int | None = None
 ) -> AsyncIterator[list[int]]:
     """Over the server's whole database, or `most` slices of it."""
     at, slices = b"", 0

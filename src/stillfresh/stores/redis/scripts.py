@@ -16,156 +16,11 @@ EVICT and COUNT walk over the whole database in slices, GLANCES reads many ids w
 are no steps: they may cross slots.
 """
 
-from hashlib import sha1
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.redis.layout import (
-    ASKER,
-    GLANCE,
-    HEAD,
-    NAME,
-    Command,
-    RedisKey,
-)
-
-COMMON: Final = f"""
-local HEAD, KEPT, LONGEST = {HEAD}, 60, 315360000
-local NOBODY = string.rep('\\0', {NAME})
-local FIELDS = '>c4BBddddc{NAME}dc{NAME}IdII'
-local MAGIC = 'SF\\0\\1'
-local LEASE_AT = HEAD - 20 - {NAME} - 8
-local FREE = struct.pack('>dc{NAME}', 0, NOBODY)
-
-local function clock(given)
-  if given ~= '' then return tonumber(given) end
-  local time = redis.call('TIME')
-  return tonumber(time[1]) + tonumber(time[2]) / 1000000
-end
-
-local function parsed(text)
-  if type(text) ~= 'string' or #text < HEAD or text:sub(1, 4) ~= MAGIC then return nil end
-  local h, magic = {{}}, nil
-  magic, h.copy, h.mark, h.fetched_at, h.fresh_for, h.stale_for, h.error_for, h.generation,
-    h.held_until, h.token, h.failures, h.retry_at, h.tags, h.error = struct.unpack(FIELDS, text)
-  return h
-end
-
--- Of what somebody else has put there, nothing; of a key on another node, that node's error.
-local function head(key)
-  local text = redis.pcall('GETRANGE', key, 0, HEAD - 1)
-  if type(text) == 'table' and text.err and not text.err:find('WRONGTYPE', 1, true) then
-    error(text)
-  end
-  return parsed(text)
-end
-
-local function tags_text(key, h)
-  return redis.call('GETRANGE', key, HEAD, HEAD + h.tags - 1)
-end
-
--- Of a string that another has changed: as far as they can be told.
-local function tags_of(text)
-  local found, at = {{}}, 1
-  while at + 3 <= #text do
-    local first, last = at + 4, at + 3 + struct.unpack('>I', text, at)
-    if last > #text then break end
-    found[#found + 1] = text:sub(first, last)
-    at = last + 1
-  end
-  return found
-end
-
-local function untag(base, member, text, kept)
-  local stay = {{}}
-  for _, tag in ipairs(tags_of(kept or '')) do stay[tag] = true end
-  for _, tag in ipairs(tags_of(text)) do
-    if not stay[tag] then redis.pcall('SREM', base .. '#' .. tag, member) end
-  end
-end
-
-local function forget(key, base, member, h)
-  local tags = tags_text(key, h)
-  redis.call('DEL', key)
-  untag(base, member, tags)
-end
-
--- Ids that the server forgot are still named: who names a new one looks at two others. Not while
--- they move to this node (the step names all its keys then): some are still on the other one.
-local function tidy(set, base, new)
-  if #KEYS > 1 or redis.call('SCARD', set) <= 64 then return end
-  for _, other in ipairs(redis.call('SRANDMEMBER', set, 2)) do
-    if other ~= new and redis.call('EXISTS', base .. other) == 0 then
-      redis.call('SREM', set, other)
-    end
-  end
-end
-
--- What stands in a set's place and is none goes.
-local function add(set, base, member)
-  local added = redis.pcall('SADD', set, member)
-  if type(added) == 'table' then
-    redis.call('DEL', set)
-    added = redis.call('SADD', set, member)
-  end
-  if added == 1 then tidy(set, base, member) end
-end
-
-local function served_until(h)
-  if h.copy == 0 then return h.retry_at end
-  return h.fetched_at + (h.fresh_for + math.max(h.stale_for, h.error_for))
-end
-
--- How long it is kept, in milliseconds; its tags are named for as long.
-local function named(base, member, h, tags, now)
-  local lease = h.token ~= NOBODY and h.held_until or 0
-  local left = 0
-  for _, last in ipairs({{served_until(h), lease, h.retry_at}}) do
-    if last - now > left then left = last - now end -- what is no number is not more
-  end
-  local life = math.ceil((math.min(left, LONGEST) + KEPT) * 1000)
-  local text = string.format('%.0f', life)
-  for _, tag in ipairs(tags_of(tags)) do
-    local set = base .. '#' .. tag
-    add(set, base, member)
-    if redis.call('PTTL', set) < life then redis.call('PEXPIRE', set, text) end
-  end
-  return text
-end
-
--- S10: to all who listen. Whoever may not is not told, and the step is done all the same.
-local function tell(base, news) redis.pcall('SPUBLISH', base .. '!', news) end
-
-local function void(key, base, member, h, mark)
-  if h.copy == 0 and h.failures == 0 then return forget(key, base, member, h) end
-  redis.call('SETRANGE', key, LEASE_AT, FREE)
-  if h.copy > 0 and h.mark < mark then redis.call('SETRANGE', key, 5, string.char(mark)) end
-end
-"""
-
-EVALSHA: Final = "EVALSHA"
-EVAL: Final = "EVAL"
-BY_SHA: Final[dict[str, "Script"]] = {}
-"""All there are: a server that was started anew has forgotten them."""
-
-
-class Script:
-    """A text that the server keeps, and the name that it keeps it by."""
-
-    def __init__(self, text: str, common: str = COMMON) -> None:
-        """The first line of the text is its flags."""
-        flags, _, body = text.partition("\n")
-        self.text = f"#!lua {flags}".strip() + common + body
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        BY_SHA[self.sha] = self
-
-    def call(self, keys: list[bytes], *arguments: bytes | str | int) -> Command:
-        return (EVALSHA, self.sha, len(keys), *keys, *arguments)
-
-    def on(self, key: RedisKey, *arguments: bytes | str | int) -> Command:
-        """For a step on one id: where it lies comes first."""
-        return self.call([key.key], key.base, key.member, *arguments)
-
+from stillfresh.stores.redis.layout import ASKER, GLANCE, NAME, Command
+from stillfresh.stores.redis.lua import Script
 
 ACQUIRE: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
@@ -173,6 +28,7 @@ local seen, asker, lease_for, tags = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7
 local failures, take_over = tonumber(ARGV[8]), ARGV[9] == '1'
 local last_end = now + math.max(lease_for, {LONGEST_LEASE}) + {MAX_SKEW}
 local h = head(key)
+if h then doubt(key, base, member, h) end
 if h and h.token:sub(1, {ASKER}) == asker and h.held_until > now then
   return {{'lease', struct.pack('>d', h.held_until), h.token}}
 end
@@ -219,6 +75,7 @@ if h.token ~= token or h.held_until <= now then
   return done and 1 or 0
 end
 local tags = tags_text(key, h)
+if not is_named(base, member, tags) then return 0 end
 local text = copy .. FREE .. struct.pack('>IdII', 0, 0, #tags, 0)
 local life = named(base, member, parsed(text), tags, now)
 redis.call('SET', key, text .. tags .. value, 'PX', life)
@@ -230,6 +87,7 @@ RENEW: Final = Script("""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
 local h = head(key)
 if not h or h.token ~= ARGV[4] or h.held_until <= now then return 0 end
+if not is_named(base, member, tags_text(key, h)) then return 0 end
 h.held_until = now + tonumber(ARGV[5])
 local life = named(base, member, h, tags_text(key, h), now)
 redis.call('SETRANGE', key, LEASE_AT, struct.pack('>d', h.held_until))
@@ -247,6 +105,7 @@ if failure == '' and h.copy == 0 and h.failures == 0 then
   return 1
 end
 local tags = tags_text(key, h)
+doubt(key, base, member, h)
 h.token = NOBODY
 if failure ~= '' then h.failures, h.retry_at = struct.unpack('>Id', failure) end
 local life = named(base, member, h, tags, now)
@@ -272,6 +131,7 @@ return 1
 INVALIDATE_TAG: Final = Script("""flags=allow-oom
 local set, base, mark = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found, reached = redis.call('SSCAN', set, ARGV[3], 'COUNT', 500), {}
+if ARGV[3] == '0' and base:find('{00}', 1, true) then tell(base, 'T' .. set:sub(#base + 2)) end
 for _, member in ipairs(found[2]) do
   local h = head(base .. member)
   if h then
@@ -330,9 +190,32 @@ return found
     common="\n",
 )
 
+DOUBTS: Final = Script("""flags=no-writes,allow-cross-slot-keys
+local found, last = {}, tonumber(ARGV[1]) - 1
+for at, key in ipairs(KEYS) do
+  local text = redis.pcall('GETRANGE', key, 0, last)
+  local h = parsed(text)
+  if h and h.copy > 0 and h.mark < 2 and h.tags > 0 then
+    local base = key:sub(1, key:find('}:', 1, true) + 1)
+    if not is_named(base, key:sub(#base + 1), tags_text(key, h)) then
+      text = text:sub(1, 5) .. string.char(2) .. text:sub(7)
+    end
+  end
+  found[at] = type(text) == 'string' and text or ''
+end
+return found
+""")
+"""As GLANCES, on a server that drops keys: a copy that its tag does not name counts as marked."""
 
-def glance(keys: list[bytes]) -> Command:
+
+def glance(keys: list[bytes], *, doubts: bool = False) -> Command:
     """The first bytes of each; of one alone without a script, which would take longer."""
+    if doubts:
+        return DOUBTS.call(keys, GLANCE)
     if len(keys) == 1:
         return "GETRANGE", keys[0], 0, GLANCE - 1
     return GLANCES.call(keys, GLANCE)
+
+
+def values(keys: list[bytes], *, doubts: bool = False) -> Command:
+    return DOUBTS.call(keys, 0) if doubts else ("MGET", *keys)

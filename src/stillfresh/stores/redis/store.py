@@ -3,9 +3,9 @@
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
@@ -28,7 +28,7 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 from stillfresh.stores.listed import checked_limit
-from stillfresh.stores.redis import scripts
+from stillfresh.stores.redis import lua, scripts
 from stillfresh.stores.redis.channel import listening
 from stillfresh.stores.redis.cluster import Address, Cluster
 from stillfresh.stores.redis.layout import (
@@ -45,8 +45,8 @@ from stillfresh.stores.redis.layout import (
     unpadded,
 )
 from stillfresh.stores.redis.link import Link
+from stillfresh.stores.redis.links import new_link
 from stillfresh.stores.redis.listing import count, evict, list_entries, walk
-from stillfresh.stores.redis.sentinel import Sentinels
 from stillfresh.stores.redis.threads import ThreadReads
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
@@ -87,17 +87,22 @@ class RedisStore(Store):
         """`nodes` of a cluster, or the Sentinels that know the primary of `service`."""
         if not url.startswith(SCHEMES):
             raise ConfigError(f"url: must begin with {', '.join(SCHEMES)}, not {shown(url[:9])}")
-        self._url = url
         self._places = Places(prefix)
         self._timeout = seconds(timeout, name="timeout", positive=True)
-        self._most = checked_whole("max_connections", max_connections)
-        self._options = dict(options or {})
         self._clock = clock
-        self._nodes, self._service = nodes, service
-        self._wait_replicas = checked_whole("wait_replicas", wait_replicas, 0)
+        self._new_link = partial(
+            new_link,
+            url,
+            nodes,
+            service,
+            most=checked_whole("max_connections", max_connections),
+            timeout=self._timeout,
+            options=dict(options or {}),
+            wait_replicas=checked_whole("wait_replicas", wait_replicas, 0),
+        )
         self._link: Link | Cluster | None = None
         self.reads_in_threads = not nodes and service is None
-        self._threads = ThreadReads(url, timeout=self._timeout, options=self._options)
+        self._threads = ThreadReads(url, timeout=self._timeout, options=options or {})
 
     async def open(self) -> None:
         """A server that is away is no reason not to begin; one that refuses us is."""
@@ -113,28 +118,6 @@ class RedisStore(Store):
             self._link = link
         else:  # two opened it at once
             await link.close()
-
-    def _new_link(self) -> Link | Cluster:
-        options: dict[str, Any] = {
-            "most": self._most,
-            "timeout": self._timeout,
-            "options": self._options,
-            "wait_replicas": self._wait_replicas,
-        }
-        if self._service is not None:
-            sentinels = Sentinels(self._nodes, self._service, self._timeout)
-            return Link(self._url, sentinels=sentinels, **options)
-        if not self._nodes:
-            return Link(self._url, **options)
-
-        def link(address: Address) -> Link:
-            host, port = address
-            node = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            user, at, _ = (parts := urlsplit(self._url)).netloc.rpartition("@")
-            url = urlunsplit(parts._replace(netloc=f"{user}{at}{node}"))
-            return Link(url, node=node, **options)
-
-        return Cluster(self._nodes, link, self._timeout)
 
     async def close(self) -> None:
         self._threads.close()
@@ -162,6 +145,8 @@ class RedisStore(Store):
         """In a thread that waits for it."""
         if not self.reads_in_threads:
             return super().read_now(kind, ids, known)
+        if self._opened().drops_keys:
+            raise StoreError("this Redis server drops keys: a thread's MGET cannot tell of tags")
         known, keys = known or {}, [it.key for it in self._places.of(kind, ids)]
         texts = zip(ids, self._threads.texts(keys), strict=True)
         records = ((id_, record_of(text, known.get(id_))) for id_, text in texts)
@@ -175,8 +160,13 @@ class RedisStore(Store):
         glanced, many = (1, 1) if link.is_cluster else (GLANCED, MANY)
         glances = _cut([id_ for id_ in places if id_ in known], glanced)
         others = _cut([id_ for id_ in places if id_ not in known], many)
-        reads = [(scripts.glance([places[id_].key for id_ in some]), some) for some in glances]
-        reads += [(("MGET", *(places[id_].key for id_ in some)), some) for some in others]
+
+        def keys(some: Sequence[str]) -> list[bytes]:
+            return [places[id_].key for id_ in some]
+
+        doubts = link.drops_keys
+        reads = [(scripts.glance(keys(some), doubts=doubts), some) for some in glances]
+        reads += [(scripts.values(keys(some), doubts=doubts), some) for some in others]
         try:
             replies = await link.run([command for command, _ in reads])
         except StoreError as exc:
@@ -190,7 +180,7 @@ class RedisStore(Store):
 
     async def _each(
         self,
-        script: scripts.Script,
+        script: lua.Script,
         kind: str,
         given: Mapping[str, tuple[bytes | str | int, ...]],
         *,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.channel import Channel, Tell
+from stillfresh.stores import Channel, Tell
 from stillfresh.testing.simulator.faults import Blow
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ LATENCY: Final = (0.0001, 0.005)
 """Quicker than an answer: what is told may overtake what was read before."""
 SLOW: Final = (0.1, 3.0)
 PATIENCE: Final = 1.0
-BREAKS: Final = 0.05
+BREAKS: Final = 0.15
 TWICE: Final = 0.1
 LATE: Final = 0.1
 

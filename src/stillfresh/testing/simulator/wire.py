@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.errors import StoreError
-from stillfresh.stores.channel import Channel, Tell
+from stillfresh.stores import Channel, Tell
 from stillfresh.stores.contract import (
     Ask,
     Copy,
