@@ -40,14 +40,15 @@ class TestG14Board:
         board._memory[begin : begin + 12] = HEAD.pack(30, 7) + b"half"
         assert board.read(0) == b"old"
 
-    def test_who_lives_is_the_parents_to_say(self) -> None:
-        """A place without a worker keeps its bytes."""
+    def test_a_worker_lives_from_its_first_write_until_the_parent_says_that_it_ended(self) -> None:
+        """A place without a worker keeps its bytes, also while the next one starts."""
         board = Board(2, SIZE)
         board.write(0, b"a")
-        board.mark(0, is_alive=True)
         assert board.read_all() == [(b"a", True), (b"", False)]
-        board.mark(0, is_alive=False)
+        board.ended(0)
         assert board.read_all() == [(b"a", False), (b"", False)]
+        board.write(0, b"b")
+        assert board.read_all() == [(b"b", True), (b"", False)]
 
     def test_a_reader_never_sees_a_torn_text(self) -> None:
         """Another process writes as fast as it can, and is killed: every text is one of its own."""

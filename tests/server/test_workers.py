@@ -370,3 +370,26 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
         assert (done.stdout, done.returncode) == ("ready\n", 0)
         pauses = [float(it) for it in re.findall(r"exit code 3; .* in ([\d.]+) s", done.stderr)]
         assert pauses[:3] == [0.1, 0.2, 0.4]
+
+
+class TestG14Held:
+    def test_a_worker_counts_as_alive_when_it_has_told_its_numbers(self) -> None:
+        """What the one before held in its place is not held again while the next one starts."""
+        script = """
+import os, signal, socket, sys
+from stillfresh.server import Board, Workers
+def work(worker):
+    if not worker.board.read(0):
+        worker.board.write(0, b"held")
+        worker.ready()
+        os._exit(1)
+    print(worker.board.read_all())
+    os.kill(os.getppid(), signal.SIGTERM)
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    Workers(listener, Board(1, 10), work, lambda: None).run()
+"""
+        command = [sys.executable, "-W", "error", "-c", script]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+        )
+        assert (done.stdout, done.returncode) == ("[(b'held', False)]\n", 0), done.stderr

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import socketpair
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -14,10 +15,13 @@ import pytest
 
 from stillfresh import Cache, StoreError
 from stillfresh.coordinator import Kind
+from stillfresh.engine import ResourceStats
 from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.freshness import Verdict
 from stillfresh.isr import Page, PageCache
 from stillfresh.isr.model import Head, Stored
 from stillfresh.isr.stored import PageCodec
+from stillfresh.server import Board, Worker
 from stillfresh.stores.contract import Costs, StoreStats
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -26,6 +30,7 @@ from stillfresh.web.entries import CHUNK, MOST_DECODED, MOST_SHOWN, shown_value
 from stillfresh.web.guard import MOST_ADDRESSES, Operators, is_operator
 from stillfresh.web.numbers import KEPT, Gauge, Numbers
 from stillfresh.web.replies import Problem
+from stillfresh.web.rules_totals import summed
 
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -190,6 +195,53 @@ class TestG6Numbers:
             async with world.client() as client:
                 await client.get("api/stats")
         assert asyncio.all_tasks() == before
+
+
+class TestG14NeverBackwards:
+    async def test_what_one_worker_told_is_not_taken_back_by_its_dashboard(self) -> None:
+        """The dashboard's numbers may be half a second old; the shared ones are not."""
+        world, board, lines = World(), Board(1, 100_000), socketpair()
+        numbers = Numbers({"entities": world.app.cache}, dict, ticks=lambda: 1.0)
+        with lines[0], lines[1]:
+            numbers.share(Worker(0, board, lines[0]))
+            async with world.app:
+                told = []
+                for tell in (numbers.snapshot, numbers.write, numbers.snapshot):
+                    await world.read("a")
+                    await tell()
+                    total = summed(board.read_all())
+                    assert total is not None
+                    told.append(total.resources["entities"]["price"].reads[Verdict.FRESH])
+        assert told == [1, 2, 2]
+
+    async def test_an_older_count_is_never_written_over_a_newer_one(self) -> None:
+        """Of two that count at once, the one that began first may be the last to end."""
+        world, board, lines = World(), Board(1, 100_000), socketpair()
+        numbers = Numbers({"entities": world.app.cache}, dict)
+        gates = [asyncio.Event(), asyncio.Event()]
+        gates[1].set()
+        core = world.app.cache.cores["price"]
+        whole, turns = core.stats, iter(gates)
+
+        async def stats() -> ResourceStats:
+            found, gate = await whole(), next(turns)
+            await gate.wait()
+            return found
+
+        core.stats = stats  # type: ignore[method-assign]
+        with lines[0], lines[1]:
+            numbers.share(Worker(0, board, lines[0]))
+            async with world.app.cache:
+                first = asyncio.create_task(numbers.write())
+                await asyncio.sleep(0)
+                await world.read("a")
+                second = asyncio.create_task(numbers.write())
+                await asyncio.sleep(0)
+                gates[0].set()
+                await asyncio.gather(first, second)
+        total = summed(board.read_all())
+        assert total is not None
+        assert total.resources["entities"]["price"].reads[Verdict.FRESH] == 1
 
 
 class Passing(PageCache):

@@ -30,6 +30,7 @@ class Board:
         self._memory = mmap.mmap(-1, places * self._size)
 
     def write(self, place: int, data: bytes) -> None:
+        """From the first write on the worker of this place lives, and holds what it says."""
         if HEAD.size + len(data) > self._half:
             raise ValueError(f"{len(data)} bytes do not fit into {self._half - HEAD.size}")
         start = place * self._size
@@ -37,7 +38,7 @@ class Board:
         begin = start + 2 + hidden * self._half
         whole = HEAD.pack(len(data), crc32(data)) + data
         self._memory[begin : begin + len(whole)] = whole
-        self._memory[start] = hidden
+        self._memory[start : start + 2] = bytes((hidden, True))
 
     def read(self, place: int) -> bytes:
         """What was written last; empty: nothing yet."""
@@ -55,6 +56,6 @@ class Board:
         is_alive = [bool(self._memory[it * self._size + 1]) for it in range(self.places)]
         return [(self.read(place), is_alive[place]) for place in range(self.places)]
 
-    def mark(self, place: int, *, is_alive: bool) -> None:
-        """For the parent: the place has a worker, or has lost it."""
-        self._memory[place * self._size + 1] = is_alive
+    def ended(self, place: int) -> None:
+        """For the parent: the place has lost its worker."""
+        self._memory[place * self._size + 1] = False

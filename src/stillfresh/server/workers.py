@@ -134,7 +134,6 @@ class Workers:
 
     def _start(self, slot: Slot, signals: socket.socket) -> None:
         slot.is_ready, slot.error, slot.started_at = False, b"", time.monotonic()
-        self._board.mark(slot.place, is_alive=True)
         sys.stdout.flush()  # what is not written yet would be written by both
         sys.stderr.flush()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
@@ -210,7 +209,7 @@ class Workers:
         if slot.line is not None:
             slot.line.close()
         slot.pid, slot.line, slot.is_ready = 0, None, False
-        self._board.mark(slot.place, is_alive=False)
+        self._board.ended(slot.place)
         if self._killed_at is not None:
             return
         if slot.error:

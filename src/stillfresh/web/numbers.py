@@ -73,6 +73,7 @@ class Numbers:
         self._ticks = ticks
         self._started_at = clock()
         self._gauges = {name: Gauge(cache, ticks) for name, cache in caches.items()}
+        self._counting = asyncio.Lock()  # what was counted before is not told after
         self._counted: Resources = {}
         self._count_due = -math.inf
         self._notes: deque[dict[str, Any]] = deque(maxlen=KEPT)
@@ -87,8 +88,9 @@ class Numbers:
         """Totals since the start; the page computes rates from them."""
         looked = await asyncio.gather(*(gauge.look() for gauge in self._gauges.values()))
         if (now := self._ticks()) >= self._count_due:
-            self._counted, self._count_due = await self._count(), now + COUNTED_EVERY
-        totals = self._totals(self._own(self._counted))
+            await self.write()
+            self._count_due = now + COUNTED_EVERY
+        totals = self._totals(self._own())
         return {
             "at": self._clock(),
             "started_at": totals.started_at,
@@ -148,11 +150,13 @@ class Numbers:
 
     async def write(self) -> Totals:
         """Count now, and tell the other workers."""
-        return self._own(await self._count())
+        async with self._counting:
+            self._counted = await self._count()
+            return self._own()
 
-    def _own(self, counted: Resources) -> Totals:
+    def _own(self) -> Totals:
         bypassed = {} if self._pages is None else self._pages.bypassed()
-        own = Totals(self._started_at, counted, self._live(), bypassed)
+        own = Totals(self._started_at, self._counted, self._live(), bypassed)
         if self._worker is not None:
             own = added(self._before, own)
             self._worker.board.write(self._worker.place, msgspec.json.encode(own))
