@@ -137,6 +137,13 @@ def callables_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{method}", function
 
 
+def test_every_public_name_is_in_the_glossary() -> None:
+    """A class that `stillfresh` offers is a term: it is explained in one place."""
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    names = {it for it in stillfresh.__all__ if it[0].isupper() and not it.isupper()}
+    assert names <= set(re.findall(r"`(\w+)`", text))
+
+
 def test_every_default_is_documented() -> None:
     """docs/defaults.md lists each optional argument of the public API, with its value."""
     known = {
