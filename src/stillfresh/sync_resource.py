@@ -26,6 +26,7 @@ from stillfresh.engine import (
     Read,
     Resource,
     in_caller,
+    is_past,
 )
 
 K = TypeVar("K", bound=str | int)
@@ -60,6 +61,10 @@ class SyncCore(Generic[H, V]):
         """E22: while a block of `bypassed()` is open the core answers all reads."""
         entries = {} if back else self._core.memory.entries
         self._entry = entries.get
+
+    def is_past(self) -> bool:
+        """E22: this thread is in a block of `bypassed()`."""
+        return is_past(self._core.owner)
 
     def hit(self, key: H) -> Answer[V] | None:
         """What memory can answer by itself.

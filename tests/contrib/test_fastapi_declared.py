@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import httpx2
 import pytest
 from fastapi import (
+    APIRouter,
     BackgroundTasks,
     Depends,
     FastAPI,
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from stillfresh import Cache, ConfigError
-from stillfresh.contrib.fastapi import fresh
+from stillfresh.contrib.fastapi import fresh, lifespan
 
 
 class User(BaseModel):
@@ -60,6 +61,8 @@ def an_iterator() -> Iterator[int]:
 
 async def streamed() -> StreamingResponse: ...  # type: ignore[empty-body]
 async def unknown() -> Callable[[], None]: ...  # type: ignore[empty-body]
+async def some_files(user: list[UploadFile]) -> int: ...  # type: ignore[empty-body]
+async def maybe_a_file(user: UploadFile | None = None) -> int: ...  # type: ignore[empty-body]
 async def plain_route(id: int, q: str = Query("x")) -> int: ...  # type: ignore[empty-body]  # noqa: A002
 
 
@@ -93,6 +96,8 @@ class TestE15RouteDeclaration:
             (a_form, {"ignore": "user"}, "the form or file 'user' cannot be cached"),
             (a_file, {}, "the form or file 'user' cannot be cached"),
             (some_bytes, {}, "the form or file 'user' cannot be cached"),
+            (some_files, {}, "the form or file 'user' cannot be cached"),
+            (maybe_a_file, {}, "the form or file 'user' cannot be cached"),
             (open_ended, {}, "more has no name in a request; write each one out"),
             (a_stream, {}, "a stream cannot be kept"),
             (an_iterator, {}, "a stream cannot be kept"),
@@ -112,6 +117,25 @@ class TestE15RouteDeclaration:
         """At declaration, not at the first request."""
         with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
             fresh(Cache("memory://"), "10m", **options)(function)
+
+    @pytest.mark.parametrize("is_included", [False, True])
+    async def test_fresh_above_the_route_is_refused_at_the_start(self, is_included: bool) -> None:
+        """FastAPI would have the function without its cache; one that has both is as meant."""
+        cache, router = Cache("memory://"), APIRouter()
+        app = FastAPI(lifespan=lifespan(cache))
+
+        async def number() -> int:
+            return 1
+
+        kept = fresh(cache, "10m")((router if is_included else app).get("/number")(number))
+        app.include_router(router)
+        with pytest.raises(ConfigError, match="number: @fresh stands above the route; write it be"):
+            async with app.router.lifespan_context(app):
+                pass
+        router.get("/kept")(kept)
+        app.include_router(router, prefix="/again")
+        async with app.router.lifespan_context(app):
+            pass
 
     def test_two_routes_of_one_name_need_two_names(self) -> None:
         """The error says so; `name=` gives another one."""

@@ -17,6 +17,7 @@ from fastapi import (
     Header,
     HTTPException,
     Request,
+    Response,
 )
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field, computed_field
@@ -615,6 +616,53 @@ class TestE19RouteResponses:
         async with shop.client() as client:
             told = [(await client.get("/page")).text.strip() for _ in range(2)]
         assert told == ["<p>1", "<p>2"]
+
+    @pytest.mark.parametrize("which", ["cookie", "status", "private"])
+    async def test_what_is_put_on_fastapis_response_counts_too(
+        self, shop: Shop, which: str
+    ) -> None:
+        """A cookie of a dependency does not: it is set for every caller."""
+
+        def rolling(response: Response) -> None:
+            response.set_cookie("seen", "now")
+
+        @shop.app.get("/basket")
+        @fresh(shop.cache, "10m", stale_for="1h", ignore=("response", "seen"))
+        async def basket(
+            response: Response, seen: Annotated[None, Depends(rolling)], of: str = "ann"
+        ) -> int:
+            if of == "ann" and which == "cookie":
+                response.set_cookie("basket", "of-ann")
+            elif of == "ann" and which == "status":
+                response.status_code = 202
+            elif of == "ann":
+                response.headers["cache-control"] = "private"
+            return shop.called(of)
+
+        async with shop.client() as client:
+            told = [(await client.get("/basket")).json() for _ in range(2)]
+            others = [await client.get("/basket?of=bob") for _ in range(2)]
+            shop.clock.advance(700)
+            await client.get("/basket?of=bob")
+            await shop.settled(4)
+        assert told == [1, 2]
+        assert [it.json() for it in others] == [3, 3]
+        assert [it.headers["set-cookie"][:9] for it in others] == ["seen=now;"] * 2
+
+    async def test_past_the_cache_nothing_is_said_to_be_stored(self, shop: Shop) -> None:
+        """E22: inside `bypassed()` the route is as without the cache."""
+
+        @shop.app.get("/number")
+        @fresh(shop.cache, "10m")
+        async def number() -> int:
+            return shop.called(0)
+
+        async with shop.client() as client:
+            await client.get("/number")
+            with shop.cache.bypassed():
+                told = await client.get("/number")
+        assert told.json() == 2
+        assert "cache-status" not in told.headers
 
     async def test_a_response_where_a_value_was_declared_is_passed_on(self, shop: Shop) -> None:
         """Each caller gets its own."""

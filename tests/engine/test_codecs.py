@@ -163,6 +163,10 @@ class TestE19Values:
         assert back == value
         assert type(back) is type(value)
 
+    def test_a_digit_is_not_taken_for_msgpack(self) -> None:
+        """Whoever sees the bytes alone can tell which of the two they are."""
+        assert PydanticCodec[int](int, "user").encode(5) == b"5 "
+
     @pytest.mark.parametrize(
         "of", [int, list[str], dict[str, int | None], Any, object, Tree, Mapping[str, object]]
     )

@@ -233,7 +233,7 @@ class TestG6Live:
             await world.read("post", "a")
             await opened(page, f"{url}/_stillfresh/")
         await expect(page.locator("#health-text")).to_contain_text("does not answer")
-        await expect(page.locator("#link")).to_have_text("gateway away")
+        await expect(page.locator("#link")).to_have_text("server away")
         await expect(slot(page, "reads.total")).to_have_text("1")
 
 

@@ -4,6 +4,7 @@ Other packages come in through here, and through `keys`, `rules`, `watcher`, `ex
 and `loader`.
 """
 
+from stillfresh.engine.blocks import is_past
 from stillfresh.engine.cache import Cache
 from stillfresh.engine.calls import Call, Signature, key_text
 from stillfresh.engine.codecs import MsgpackCodec, codec_for
@@ -77,6 +78,7 @@ __all__ = [
     "bind",
     "codec_for",
     "in_caller",
+    "is_past",
     "key_text",
     "like_function",
     "prometheus_text",

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Mount
 
+from stillfresh.contrib.fastapi.route import check_order
 from stillfresh.engine import Cache
 from stillfresh.errors import StoreError
 from stillfresh.web import Dashboard
@@ -26,6 +27,7 @@ def lifespan(*caches: Cache, own: Own | None = None) -> Own:
 
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[Any]:
+        check_order(app.routes)
         async with AsyncExitStack() as stack:
             state = None if own is None else await stack.enter_async_context(own(app))
             for cache in caches:

@@ -148,6 +148,7 @@ def _kind(parameter: inspect.Parameter) -> str:
     is_type = isinstance(of, type)
     if any(isinstance(it, params.Depends) for it in said):
         return "a dependency"
-    if any(isinstance(it, params.Form) for it in said) or (is_type and issubclass(of, UploadFile)):
+    files = [isinstance(it, type) and issubclass(it, UploadFile) for it in (of, *get_args(of))]
+    if any(isinstance(it, params.Form) for it in said) or any(files):
         return "form"
     return f"the {of.__name__}" if is_type and issubclass(of, INJECTED) else ""

@@ -15,7 +15,7 @@ from fastapi import Request
 from starlette.types import Message, Scope
 
 from stillfresh.contrib.routes import MARK
-from stillfresh.engine import Call
+from stillfresh.engine import Call, Private
 from stillfresh.engine.loader import is_cancelled
 from stillfresh.errors import LoadFailed
 
@@ -62,7 +62,7 @@ class Replay:
             self._ended.exception()  # looked at: the app may raise it as well
             raise
         self._ended.set_result(value)
-        return value
+        return value.value if isinstance(value, Private) else value
 
     async def _receive(self) -> Message:
         if self._is_sent:

@@ -5,7 +5,8 @@ the cache. Dependencies run for every request, so a caller without the right to 
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, NoReturn, ParamSpec
 
@@ -15,9 +16,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from stillfresh.contrib.fastapi.parameters import KeyRule, Per, kept_type, typed_signature
-from stillfresh.contrib.fastapi.replay import Replay, RouteLoad
+from stillfresh.contrib.fastapi.replay import Replay, RouteLoad, Run
 from stillfresh.contrib.fastapi.values import RouteValues
-from stillfresh.contrib.routes import MARK, Tags, freshness_fields, route_spec
+from stillfresh.contrib.routes import MARK, Tags, freshness_fields, is_for_all, route_spec
 from stillfresh.durations import Duration
 from stillfresh.engine import (
     Answer,
@@ -29,6 +30,7 @@ from stillfresh.engine import (
     Handle,
     Private,
     Resource,
+    is_past,
     like_function,
 )
 from stillfresh.errors import BadValue, ConfigError, LoadFailed, NotOpen, StoreError
@@ -38,6 +40,8 @@ P = ParamSpec("P")
 
 EXCHANGE: Final = "stillfresh_exchange"
 """The parameter that is added to a route."""
+KEPT_BY: Final = "__stillfresh_route__"
+"""Of a function: the route that `@fresh` made of it."""
 
 
 class Exchange(Struct):
@@ -117,17 +121,19 @@ class FreshRoute(Generic[P]):
         of, added = inspect.Parameter, Depends(exchange)
         seen = [*signature.parameters.values(), of(EXCHANGE, of.KEYWORD_ONLY, default=added)]
         like_function(self, function, signature.replace(parameters=seen))
+        with suppress(AttributeError):  # a method of an object
+            setattr(function, KEPT_BY, self)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 (its own)
         """The function's answer: what is kept, or what a load brings."""
         given: Any = kwargs.pop(EXCHANGE, None)
         run = partial(self._run, *args, **kwargs)
-        if not isinstance(given, Exchange):
+        if not isinstance(given, Exchange) or is_past(self._core.owner):
             return await run()
         call = self._key_rule.call(kwargs)
         replay = given.request.scope.get(MARK)
         if isinstance(replay, Replay):
-            return await replay.run(call, run)
+            return await replay.run(call, partial(_shareable, run, given.response))
         try:
             return await self._read(call, run, given)
         except (StoreError, NotOpen):  # it cannot be opened: as without the cache
@@ -146,10 +152,10 @@ class FreshRoute(Generic[P]):
             return await self._function(*args, **kwargs)
         return await run_in_threadpool(self._function, *args, **kwargs)
 
-    async def _read(self, call: Call[Any], run: Any, given: Exchange) -> object:  # noqa: ANN401
+    async def _read(self, call: Call[Any], run: Run, given: Exchange) -> object:
         if (held := self._core.glance(call)) is not None and held.found:
             return self._marked(held, call, given.response)
-        load = RouteLoad(run, given.request, call)
+        load = RouteLoad(partial(_shareable, run, given.response), given.request, call)
         try:
             said = await self._core.read(call, partial(self._load, load, call))
         finally:
@@ -198,6 +204,32 @@ class FreshRoute(Generic[P]):
         if self._key_rule.is_personal:
             headers.setdefault("cache-control", "private, no-cache")
         return value
+
+
+async def _shareable(run: Run, response: Response) -> object:
+    """Its caller's own, if the function put a cookie, a status or the like on the response."""
+    before = list(response.raw_headers)
+    value = await run()
+    added = [it for it in response.raw_headers if it not in before]
+    is_for_any = is_for_all(response.status_code or 200, added, 0)
+    return value if is_for_any else Private(value, is_noted=False)
+
+
+def check_order(routes: Iterable[object]) -> None:
+    """ConfigError for a function that FastAPI has without its cache: `@fresh` stood above."""
+    endpoints = list(_endpoints(routes))
+    for function in endpoints:
+        kept = None if isinstance(function, FreshRoute) else getattr(function, KEPT_BY, None)
+        if kept is not None and kept not in endpoints:
+            name = getattr(function, "__name__", function)
+            raise ConfigError(f"{name}: @fresh stands above the route; write it below @app.get(…)")
+
+
+def _endpoints(routes: Iterable[object]) -> Iterator[object]:
+    for route in routes:
+        yield getattr(route, "endpoint", None)
+        inner = getattr(route, "original_router", route)  # a router, as newer FastAPIs include it
+        yield from _endpoints(getattr(inner, "routes", ()))
 
 
 def _tagger(

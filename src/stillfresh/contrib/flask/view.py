@@ -122,6 +122,8 @@ class FreshView(Generic[P]):
 
     def _read(self, call: Call[Any], run: Callable[[], Any], query: Query) -> object:
         core = self._fresh.core_of(self)
+        if core.is_past():
+            return run()
         said: Read[KeptResponse] | None = core.at_hand(call)
         if said is None:
             load = ViewLoad(call, run, query, self.report, is_personal=self._per is not None)

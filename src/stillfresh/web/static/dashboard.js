@@ -453,8 +453,8 @@ async function poll() {
     heard(told);
   } catch (error) {
     if (polling === null) return;
-    linked("away", error instanceof Refused ? "refused" : "gateway away");
-    tellHealth("bad", error instanceof Refused ? error.message : "The gateway does not answer; these numbers are old.");
+    linked("away", error instanceof Refused ? "refused" : "server away");
+    tellHealth("bad", error instanceof Refused ? error.message : "The server does not answer; these numbers are old.");
   }
   polling = setTimeout(poll, POLL);
 }
@@ -476,8 +476,8 @@ async function begin() {
     recall(notes.filter((note) => note.at < told.at), told.started_at);
     heard(told);
   } catch (error) {
-    const said = error instanceof Refused ? error.message : "The gateway does not answer.";
-    linked("away", error instanceof Refused ? "refused" : "gateway away");
+    const said = error instanceof Refused ? error.message : "The server does not answer.";
+    linked("away", error instanceof Refused ? "refused" : "server away");
     put(byId("health-text"), said);
     if (byId("sign-in").open) put(byId("sign-in-said"), said);
     else setTimeout(begin, 3_000);
