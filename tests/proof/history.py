@@ -24,8 +24,10 @@ GRAIN: Final = 0.001
 class History:
     """The events by what and by key."""
 
-    def __init__(self, events: Iterable[Event], fresh_for: float) -> None:
+    def __init__(self, events: Iterable[Event], fresh_for: float, lag: float = 0.0) -> None:
+        """`lag`: what others did may be missed for so long (`memory_for`)."""
         self.fresh_for = fresh_for
+        self.lag = lag
         self._by: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
         for event in sorted(events, key=lambda event: event.at):
             self._by[event.what][event.key].append(event)
@@ -94,7 +96,7 @@ def law(history: History) -> Iterator[str]:
     for event in history.sighted():
         if event.key not in latest or event.verdict not in USABLE:
             continue
-        invalidated = latest[event.key].before(event.at)
+        invalidated = latest[event.key].before(event.at - history.lag)
         if history.loads[event.load].at < invalidated:
             yield f"{event.key}: {event.load} was served as {event.verdict} after its invalidation"
 
@@ -105,7 +107,7 @@ def newest(history: History) -> Iterator[str]:
     for event in history.sighted():
         if event.key in latest and event.verdict == "fresh":
             _, published = history.publication(history.loads[event.load].lease)
-            if published < latest[event.key].before(event.at):
+            if published < latest[event.key].before(event.at - history.lag):
                 yield f"{event.key}: {event.load} was served after a newer copy was published"
 
 

@@ -37,6 +37,7 @@ STRACE = shutil.which("strace")
 FAULTS = {
     "sqlite": ["a process killed", "a full disk", "a process paused", "the clock moved"],
     "valkey": ["the store killed", "a full disk", "all processes killed"],
+    "push": ["channels cut", "the store paused"],
     "cluster": ["a primary killed", "a slot moved"],
     "dynamodb": ["the store killed", "a process killed"],
 }
@@ -52,7 +53,7 @@ def staged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
             pytest.skip(str(exc))
 
 
-@pytest.fixture(params=sorted(STAGES.keys() - {"cluster"}))
+@pytest.fixture(params=sorted(STAGES.keys() - {"cluster", "push"}))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store that others use as well; nothing is done to it."""
     match request.param:

@@ -174,7 +174,7 @@ class Run:
         events = self._reader.events
         self.report.counts = Counter(event.what for event in events)
         self.report.counts["blind"] = sum(event.blind for event in events)
-        self.report.broken = violations(History(events, FRESH_FOR))
+        self.report.broken = violations(History(events, FRESH_FOR, self._stage.memory_for))
 
 
 def watched(names: Iterator[str], progress: Progress, store: str, seconds: float) -> Iterator[str]:

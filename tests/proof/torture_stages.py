@@ -39,12 +39,20 @@ class Stage:
     """A store's address and the faults that are its own."""
 
     def __init__(
-        self, url: str, faults: Mapping[str, Fault], *, keys: int = 32, pace: float = 0.004
+        self,
+        url: str,
+        faults: Mapping[str, Fault],
+        *,
+        keys: int = 32,
+        pace: float = 0.004,
+        memory_for: float = 0.0,
     ) -> None:
+        """`memory_for`: what others did may be missed for so long, and no longer (S10)."""
         self.url = url
         self.keys = tuple(f"sku-{number}" for number in range(keys))
         self.faults = dict(faults)
         self.pace = pace
+        self.memory_for = memory_for
 
 
 @contextmanager
@@ -133,10 +141,21 @@ def valkey(folder: Path) -> Iterator[Stage]:
             "connections cut": lasting(
                 lambda: server.command("CLIENT KILL TYPE normal"), lambda: None, 0.0
             ),
+            "channels cut": lasting(
+                lambda: server.command("CLIENT KILL TYPE pubsub"), lambda: None, 0.0
+            ),
         }
         if is_small:
             faults["a full disk"] = lasting(lambda: filled(disk), roomy, 1.0, 2.0)
         yield Stage(server.url(timeout="500ms"), faults)
+
+
+@contextmanager
+def push(folder: Path) -> Iterator[Stage]:
+    """S10: memory trusts what the server tells, and its silence for `memory_for`."""
+    with valkey(folder) as stage:
+        stage.memory_for = 0.3
+        yield stage
 
 
 @contextmanager
@@ -218,4 +237,10 @@ def dynamodb(folder: Path) -> Iterator[Stage]:
         yield Stage(aws.address(aws.new_table()), faults, keys=8, pace=0.02)
 
 
-STAGES: Final = {"sqlite": sqlite, "valkey": valkey, "cluster": cluster, "dynamodb": dynamodb}
+STAGES: Final = {
+    "sqlite": sqlite,
+    "valkey": valkey,
+    "push": push,
+    "cluster": cluster,
+    "dynamodb": dynamodb,
+}

@@ -36,7 +36,13 @@ class Life:
     """What one process does, from its start to its end."""
 
     def __init__(
-        self, url: str, log: Log, clock: MovedClock, keys: Sequence[str], seed: float
+        self,
+        url: str,
+        log: Log,
+        clock: MovedClock,
+        keys: Sequence[str],
+        seed: float,
+        memory_for: float,
     ) -> None:
         self._keys = keys
         self._log = log
@@ -46,14 +52,15 @@ class Life:
         self._stop = asyncio.Event()
         self._witness = Witness(store_for(url, clock), log, clock)
         self.cache = Cache(cast("Store", self._witness), clock=clock)
-        self._prices = self._declared()
+        self._prices = self._declared(memory_for)
 
-    def _declared(self) -> Resource[str, str]:
+    def _declared(self, memory_for: float) -> Resource[str, str]:
         @self.cache.batched(
             KIND,
             fresh_for=FRESH_FOR,
             stale_for=2,
             error_for="30d",
+            memory_for=memory_for,
             lease_for=LEASE_FOR,
             max_batch=8,
         )
@@ -117,7 +124,7 @@ class Life:
                     wall=wall,
                     verdict=str(answer.verdict),
                     fetched_at=answer.fetched_at,
-                    blind=blind,
+                    blind=blind or answer.unverified,
                 )
                 for key, answer in answers.items()
             )
@@ -138,16 +145,23 @@ def main(
     keys: Sequence[str],
     seed: float,
     pace: float,
+    memory_for: float,
 ) -> None:
     """In a process of its own; what it complains of goes to a file."""
     os.environ.update(environment)
     warnings.simplefilter("error")
     with complaints.open("ab") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
-    asyncio.run(lived(url, Log(log), MovedClock(clock), keys, seed, pace))
+    asyncio.run(lived(url, Log(log), MovedClock(clock), keys, seed, pace, memory_for))
 
 
 async def lived(
-    url: str, log: Log, clock: MovedClock, keys: Sequence[str], seed: float, pace: float
+    url: str,
+    log: Log,
+    clock: MovedClock,
+    keys: Sequence[str],
+    seed: float,
+    pace: float,
+    memory_for: float,
 ) -> None:
-    await Life(url, log, clock, keys, seed).live(pace)
+    await Life(url, log, clock, keys, seed, memory_for).live(pace)
