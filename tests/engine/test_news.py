@@ -159,6 +159,32 @@ class TestS10Memory:
         await bench.pass_time(2)
         assert (await read(bench.prices)).version == 7
 
+    async def test_what_was_looked_at_when_it_was_told_is_checked(self, bench: Bench) -> None:
+        """`look` keeps what it finds, too: as old as its question, not as its answer."""
+        await read(bench.others)
+        looking = await bench.store.holding("read:done", bench.prices._core.look("a"))
+        await bench.others.put("a", Price("a", 7))
+        bench.told("a", "another generation")
+        bench.clock.advance(0.01)
+        bench.store.let_go("read:done")
+        assert await looking is not None
+        await bench.pass_time(2)
+        assert (await read(bench.prices)).version == 7
+
+    async def test_a_slow_read_does_not_outlive_its_own_publication(self, bench: Bench) -> None:
+        """The store was read before this process published, and its answer came after that."""
+        await read(bench.others)
+        reading = await bench.store.holding("read:done", read(bench.prices))
+        slow = bench.store.gates.pop("read:done")
+        bench.upstream.version = 5
+        await bench.prices.refresh("a")
+        bench.told("a", bench.prices._core.memory.entries["a"].copy.generation)
+        bench.clock.advance(0.01)
+        slow.set()
+        assert (await reading).version == 1
+        await bench.pass_time(2)
+        assert (await read(bench.prices)).version == 5
+
     async def test_what_many_were_told_of_is_checked(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -212,6 +238,21 @@ class TestS10Watch:
             await bench.pass_time(1)
             await bench.others.put("a", Price("a", 7))
             bench.told("a", "another generation")
+            update = await asyncio.wait_for(anext(updates), 5)
+            assert update.answer.value.version == 7
+
+    async def test_a_watch_hears_of_a_put_from_a_clock_that_is_behind(self, bench: Bench) -> None:
+        """Its copy says that it is older than the one that is known, and came later."""
+        with bench.prices.watch("a") as watch:
+            updates = aiter(watch)
+            await anext(updates)
+            await bench.pass_time(1)
+            bench.clock.advance(-3)
+            await bench.others.put("a", Price("a", 7))
+            bench.clock.advance(3)
+            record = (await bench.store.inner.read("price", ["a"]))["a"]
+            assert record.copy is not None
+            bench.told("a", record.copy.generation)
             update = await asyncio.wait_for(anext(updates), 5)
             assert update.answer.value.version == 7
 

@@ -9,10 +9,13 @@ from uuid import uuid4
 
 import pytest
 
+from redis.crc import key_slot
+
 from stillfresh import Cache, ConfigError, Policy, StoreError, Verdict
 from stillfresh.clock import Clock
 from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Record, Store
 from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.redis.cluster import Cluster
 from stillfresh.stores.redis.layout import Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import StoreConformance
@@ -216,6 +219,9 @@ class TestS9MovingSlots:
             move.begin()
             move.end()
             assert await copy_in(store, "a") == copy
+            refused = move.old.command("INFO errorstats")
+            assert await copy_in(store, "a") == copy
+            assert move.old.command("INFO errorstats") == refused
         await store.invalidate(KIND, ["a"])
         move = move_of(cluster, prefix, "a")
         move.begin()
@@ -223,6 +229,44 @@ class TestS9MovingSlots:
         assert await store.invalidate_tag("eu") == [(KIND, "a")]
         assert (await store.stats()).copies == 1
         assert [entry.id for entry in await store.entries()] == ["a"]
+
+    async def test_a_node_that_is_not_named_is_where_the_asked_one_is(
+        self, mended: ClusterServers, prefix: str
+    ) -> None:
+        """By the name that we know the other by; a port alone says nothing of the machine."""
+        for node in mended.nodes:
+            node.command("CONFIG SET cluster-preferred-endpoint-type unknown-endpoint")
+        try:
+            url = mended.url.replace(HOST, "localhost")
+            async with opened(url, prefix=prefix, timeout="5s") as store:
+                copy = await published(store, "a")
+                for keys in ((), ("key",)):
+                    move = move_of(mended, prefix, "a")
+                    move.begin(*(move.key for _ in keys))
+                    assert await copy_in(store, "a") == copy
+                    move.end()
+                    assert await copy_in(store, "a") == copy
+                assert isinstance(store._link, Cluster)
+                assert {host for host, _ in store._link._links} == {"localhost"}
+        finally:
+            for node in mended.nodes:
+                node.command("CONFIG SET cluster-preferred-endpoint-type ip")
+
+    async def test_a_slot_that_nobody_had_is_found(
+        self, mended: ClusterServers, prefix: str
+    ) -> None:
+        """As soon as a node has it, also if it was in no table when the store was opened."""
+        (place,) = Places(prefix).of(KIND, ["a"])
+        holder, slot = mended.primary_of(place.key), str(key_slot(place.key))
+        for node in mended.nodes:
+            node.command("CONFIG SET cluster-require-full-coverage no")
+            node.command("CLUSTER DELSLOTS", slot)
+        async with opened(mended.url, prefix=prefix, timeout="5s") as store:
+            with pytest.raises(StoreError, match="no node"):
+                await store.read(KIND, ["a"])
+            holder.command("CLUSTER ADDSLOTS", slot)
+            mended.mend()
+            await patiently(lambda: store.read(KIND, ["a"]))
 
     async def test_slots_move_to_and_fro_under_load(
         self, cluster: ClusterServers, prefix: str

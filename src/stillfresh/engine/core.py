@@ -102,7 +102,7 @@ class Core(Puts[K, V]):
         now = runtime.clock()
         for key, record in records.items() if not unread else ():
             copy = record.copy
-            if copy is None or not self.watcher.is_news(key, copy.fetched_at):
+            if copy is None or not self.watcher.is_news(key, copy):
                 continue
             plan = Serve(copy, rules.verdict_of(copy, now))
             if plan.verdict is Verdict.FRESH and (

@@ -94,12 +94,12 @@ class News:
 
     def _doubt(self, core: "Core[K, Any]", key: K, generation: str | None) -> None:
         entry, notices = core.memory.entries.get(key), core.memory.notices
+        if notices is not None:
+            notices.note(key, generation, self._runtime.clock())
         if entry is not None and entry.copy.generation == generation:
             return  # memory has it already
         if entry is not None:
             entry.until = entry.since = SILENT
-        if notices is not None:
-            notices.note(key, generation, self._runtime.clock())
         if key in core.watcher.watches:
             core.watcher.look_again([key])
 
@@ -130,6 +130,10 @@ class Notices(Generic[K]):
         """Of a copy for which the store was asked at `since`: has no change been told of it?"""
         told_at, published = self._told.get(key, (self._told_before, None))
         return since > told_at or generation == published
+
+    def is_published(self, key: K, generation: str) -> bool:
+        """Was this the last that was told of the key?"""
+        return key in self._told and self._told[key][1] == generation
 
     def trusted_until(self, since: float, memory_for: float) -> float:
         """What was checked at `since`, and not told of since then, may be served until then."""

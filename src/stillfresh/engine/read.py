@@ -243,8 +243,8 @@ class Reads(Generic[K, V]):
         if self.owner.blocks and is_past(self.owner):
             return None
         runtime, id_, unread = await self.ready(), self.text(key), set[K]()
-        copy = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING).copy
         now = runtime.clock()
+        copy = (await self._records(runtime, {key: id_}, unread)).get(id_, NOTHING).copy
         if copy is None or (verdict := rules.verdict_of(copy, now)) is Verdict.GONE:
             return None
         return self.memory.serve(key, Serve(copy, verdict), now, unverified=bool(unread))

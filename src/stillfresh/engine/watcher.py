@@ -21,6 +21,7 @@ from stillfresh.engine.model import Answer, left_of
 from stillfresh.engine.rules import Terms
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.stores.contract import Copy
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -205,9 +206,17 @@ class Watcher(Driver[K], Generic[K, V]):
         self._leaving += [(key, watch) for key in keys[SLICE:]]
         self._changed.set()
 
-    def is_news(self, key: K, fetched_at: float) -> bool:
-        """True if a later copy was published than the one that is known; the first is no news."""
-        return key in self.watches and fetched_at > self._heard.setdefault(key, fetched_at)
+    def is_news(self, key: K, copy: Copy) -> bool:
+        """True if a later copy was published than the one that is known; the first is no news.
+
+        S10: one from a clock that is behind is later if the store told of it.
+        """
+        if key not in self.watches:
+            return False
+        fetched_at, notices = copy.fetched_at, self.core.memory.notices
+        heard = self._heard.setdefault(key, fetched_at)
+        is_told = notices is not None and notices.is_published(key, copy.generation)
+        return fetched_at > heard or (is_told and fetched_at != heard)
 
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
         """A new copy is here: tell its watches, and plan its next refresh (E24)."""

@@ -154,7 +154,7 @@ class Cluster:
                 self._settle_elsewhere(link, some)
 
     async def _by_node(self, steps: Sequence[RoutedCommand]) -> dict[Link, list[RoutedCommand]]:
-        if not self._primaries:
+        if any(step.slot not in self._primaries for step in steps):
             await self._locate()
         groups: dict[Link, list[RoutedCommand]] = {}
         for step in steps:
@@ -216,16 +216,21 @@ class Cluster:
 
     async def _redirect(self, step: RoutedCommand, *, lasting: bool) -> None:
         """What the node that was asked says of the one to ask."""
-        reply, step.asked = step.reply, None
-        if isinstance(reply, MovedError) and not isinstance(reply, AskError):
-            self._primaries[step.slot] = self._link((reply.host, reply.port))
+        reply, asked, step.asked = step.reply, self._holder(step), None
+        if isinstance(reply, MovedError):  # an AskError, too, in the client library
+            self._primaries[step.slot] = self._link(self._named(reply, asked))
         elif isinstance(reply, ReadOnlyError):
             await self._locate()
         elif step.command[1] == scripts.INVALIDATE_TAG.sha:
             step.reply = await self._tag_by_members(step.command, lasting=lasting)
             step.is_done = True
         elif isinstance(reply, AskError):
-            step.asked = (reply.host, reply.port)
+            step.asked = self._named(reply, asked)
+
+    def _named(self, reply: AskError, asked: Link) -> Address:
+        """A node without a name is on the machine of the one that was asked."""
+        hosts = (host for (host, _), link in self._links.items() if link is asked)
+        return reply.host or next(hosts, ""), reply.port
 
     async def _tag_by_members(
         self, command: Command, *, lasting: bool
