@@ -8,7 +8,7 @@ import pytest
 
 from stillfresh import Cache, Origin, StoreError
 from stillfresh.engine import news
-from stillfresh.stores.channel import Channel, Tell
+from stillfresh.stores.channel import A_TAG, Channel, Tell
 from stillfresh.stores.contract import Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -63,7 +63,7 @@ class Bench:
         shared = MemoryStore(clock=self.clock)
         self.store = TellingStore(shared)
         self.cache = cache_on(self.store, self.clock, self.sleep)
-        self.prices = declare(self.cache, self.upstream, memory_for=1)
+        self.prices = declare(self.cache, self.upstream, memory_for=1, tags=lambda _: ["eu"])
         self.other = cache_on(SteppedStore(shared), self.clock, self.sleep)
         self.others = declare(self.other, self.upstream)
 
@@ -168,6 +168,18 @@ class TestS10Memory:
         bench.clock.advance(0.01)
         bench.store.let_go("read:done")
         assert await looking is not None
+        await bench.pass_time(2)
+        assert (await read(bench.prices)).version == 7
+
+    async def test_what_was_on_its_way_when_its_tag_was_told_is_checked(self, bench: Bench) -> None:
+        """Memory does not have it yet, and the tag may have been all that was told."""
+        await read(bench.others)
+        reading = await bench.store.holding("read:done", read(bench.prices))
+        await bench.others.put("a", Price("a", 7))
+        assert bench.store.tell is not None
+        bench.store.tell(A_TAG, "eu", None)
+        bench.store.let_go("read:done")
+        await reading
         await bench.pass_time(2)
         assert (await read(bench.prices)).version == 7
 

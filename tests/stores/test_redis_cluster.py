@@ -8,7 +8,6 @@ from typing import TypeVar
 from uuid import uuid4
 
 import pytest
-
 from redis.crc import key_slot
 
 from stillfresh import Cache, ConfigError, Policy, StoreError, Verdict

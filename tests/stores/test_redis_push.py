@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from uuid import uuid4
 
 import pytest
@@ -12,6 +13,7 @@ from stillfresh import Cache, Origin, Policy, Resource
 from stillfresh.errors import StoreError
 from stillfresh.stores.channel import Channel
 from stillfresh.stores.contract import Ask, Copy, Lease, Store
+from stillfresh.stores.redis.channel import SLICE
 from stillfresh.stores.redis.layout import Places
 from stillfresh.stores.urls import store_for
 from tests.kit.proxies.flaky import FlakyProxy
@@ -99,6 +101,22 @@ class TestS10Channel:
             valkey.command("CLIENT KILL TYPE pubsub")
             with pytest.raises(StoreError, match="ended"):
                 await channel.beat()
+
+    async def test_many_messages_leave_the_loop_its_turns(self, valkey: Server) -> None:
+        """E28: however many have arrived already, others have their turn after a few."""
+        url, told, heard = valkey.url(timeout="10s"), Told(), [0]
+        async with (
+            opened(url) as one,
+            opened(url) as other,
+            one.listen(lambda *it: told.append(it)) as channel,
+        ):
+            steps = asyncio.create_task(other.invalidate(KIND, [str(it) for it in range(3_000)]))
+            while len(told) < 3_000:
+                await asyncio.sleep(0)
+                heard.append(len(told))
+            await steps
+            await channel.beat()
+        assert max(later - before for before, later in pairwise(heard)) <= SLICE
 
     async def test_a_half_open_channel_has_no_beat(self, valkey: Server) -> None:
         """Nothing comes, and nobody says so: an error after the time-out."""

@@ -86,7 +86,7 @@ class News:
     def _tell(self, kind: str, id_: str, generation: str | None) -> None:
         if kind == A_TAG:
             for one in self._cores.values():
-                for key in one.memory.tagged(id_):
+                for key in one.tagged(id_):
                     self._doubt(one, key, generation)
         elif (core := self._cores.get(kind)) is not None:
             with suppress(ValueError):  # an id that is no key of this release

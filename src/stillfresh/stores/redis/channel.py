@@ -9,6 +9,7 @@ connection hears.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from secrets import token_hex
 from typing import Final
 
@@ -24,6 +25,8 @@ from stillfresh.stores.redis.link import LOST, Link
 MARK: Final = b"!"
 PUBLISHED: Final = b"P"
 TAGGED: Final = b"T"
+SLICE: Final = 100
+"""Messages that are heard in one turn of the loop."""
 
 
 @asynccontextmanager
@@ -94,7 +97,9 @@ class RedisChannel(Channel):
 
     async def _read(self, connection: AbstractConnection) -> None:
         try:
-            while True:
+            for heard in count(1):
+                if not heard % SLICE:  # what has arrived already is read without a pause
+                    await asyncio.sleep(0)
                 match await connection.read_response():
                     case [b"smessage", _, bytes() as message]:
                         self._hear(message)
