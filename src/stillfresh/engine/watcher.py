@@ -207,16 +207,12 @@ class Watcher(Driver[K], Generic[K, V]):
         self._changed.set()
 
     def is_news(self, key: K, copy: Copy) -> bool:
-        """True if a later copy was published than the one that is known; the first is no news.
-
-        S10: one from a clock that is behind is later if the store told of it.
-        """
+        """True if it is later than what is known, or the store says so; the first is no news."""
         if key not in self.watches:
             return False
-        fetched_at, notices = copy.fetched_at, self.core.memory.notices
-        heard = self._heard.setdefault(key, fetched_at)
-        is_told = notices is not None and notices.is_published(key, copy.generation)
-        return fetched_at > heard or (is_told and fetched_at != heard)
+        at, told = copy.fetched_at, self.core.memory.notices
+        late = at - self._heard.setdefault(key, at)
+        return late > 0 or bool(late and told and told.is_published(key, copy.generation))
 
     def landed(self, key: K, answer: Answer[V], stale_at: float, now: float) -> None:
         """A new copy is here: tell its watches, and plan its next refresh (E24)."""

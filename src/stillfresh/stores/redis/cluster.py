@@ -26,7 +26,7 @@ from redis.exceptions import (
 from stillfresh.backoff import pause_after
 from stillfresh.errors import StoreError
 from stillfresh.stores.redis import lua, scripts
-from stillfresh.stores.redis.layout import Command, stored_tags, unpacked_tags
+from stillfresh.stores.redis.layout import Command, stored_tags
 from stillfresh.stores.redis.link import ASKING, Link, checked, is_away
 
 Address: TypeAlias = tuple[str, int]
@@ -193,7 +193,7 @@ class Cluster:
         """S10: until the slot has moved, those who listen do so where it was."""
         done = [it.command for it in steps if it.command[1] in TOLD]
         if done:
-            await self.run([_told_again(it) for it in done])
+            await self.run([scripts.told_again(it) for it in done])
 
     async def _form(self, link: Link, step: RoutedCommand) -> list[Command]:
         """As it is sent. To a node that does not hold the slot yet, with all its keys named.
@@ -207,12 +207,12 @@ class Cluster:
             return [ASKING, command]
         sha, key, tags = str(command[1]), command[3], list[bytes]()
         if sha == scripts.ACQUIRE.sha:
-            tags = _tags_asked(command)
+            tags = scripts.tags_asked(command)
         elif sha in KEPT_TAGS:
             look = [ASKING, ("GETRANGE", key, 0, MOST_OF_TAGS)]
             _, text = await link.replies(look)
             tags = stored_tags(text) if isinstance(text, bytes) else []
-        return [ASKING, _with_sets(command, tags)]
+        return [ASKING, scripts.with_sets(command, tags)]
 
     async def _redirect(self, step: RoutedCommand, *, lasting: bool) -> None:
         """What the node that was asked says of the one to ask."""
@@ -322,32 +322,3 @@ def _is_elsewhere(reply: object) -> bool:
     return isinstance(reply, MovedError | AskError | TryAgainError | ReadOnlyError) or (
         isinstance(reply, ResponseError) and ELSEWHERE in str(reply)
     )
-
-
-def _tags_asked(acquire: Command) -> list[bytes]:
-    """Those that an ACQUIRE names."""
-    packed = acquire[10]
-    return unpacked_tags(packed) if isinstance(packed, bytes) else []
-
-
-def _with_sets(command: Command, tags: Sequence[bytes]) -> Command:
-    """The step with the sets of these tags among its keys, and with its text."""
-    _, sha, _, key, base, *arguments = command
-    sets = [base + b"#" + tag for tag in tags if isinstance(base, bytes)]
-    return (
-        lua.EVAL,
-        lua.BY_SHA[str(sha)].text,
-        1 + len(sets),
-        key,
-        *sets,
-        base,
-        *arguments,
-    )
-
-
-def _told_again(command: Command) -> Command:
-    """S10: tells of a step on one id, whatever it did."""
-    base, member = command[4:6]
-    if not isinstance(base, bytes) or not isinstance(member, bytes):
-        raise TypeError(f"{command[1]!r} is no step on one id")
-    return ("SPUBLISH", base + b"!", b"V" + member)

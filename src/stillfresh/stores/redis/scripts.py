@@ -16,11 +16,12 @@ EVICT and COUNT walk over the whole database in slices, GLANCES reads many ids w
 are no steps: they may cross slots.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
-from stillfresh.stores.redis.layout import ASKER, GLANCE, NAME, Command
-from stillfresh.stores.redis.lua import Script
+from stillfresh.stores.redis.layout import ASKER, GLANCE, NAME, Command, unpacked_tags
+from stillfresh.stores.redis.lua import BY_SHA, EVAL, Script
 
 ACQUIRE: Final = Script(f"""
 local key, base, member, now = KEYS[1], ARGV[1], ARGV[2], clock(ARGV[3])
@@ -219,3 +220,32 @@ def glance(keys: list[bytes], *, doubts: bool = False) -> Command:
 
 def values(keys: list[bytes], *, doubts: bool = False) -> Command:
     return DOUBTS.call(keys, 0) if doubts else ("MGET", *keys)
+
+
+def tags_asked(acquire: Command) -> list[bytes]:
+    """Those that an ACQUIRE names."""
+    packed = acquire[10]
+    return unpacked_tags(packed) if isinstance(packed, bytes) else []
+
+
+def with_sets(command: Command, tags: Sequence[bytes]) -> Command:
+    """The step with the sets of these tags among its keys, and with its text."""
+    _, sha, _, key, base, *arguments = command
+    sets = [base + b"#" + tag for tag in tags if isinstance(base, bytes)]
+    return (
+        EVAL,
+        BY_SHA[str(sha)].text,
+        1 + len(sets),
+        key,
+        *sets,
+        base,
+        *arguments,
+    )
+
+
+def told_again(command: Command) -> Command:
+    """S10: tells of a step on one id, whatever it did."""
+    base, member = command[4:6]
+    if not isinstance(base, bytes) or not isinstance(member, bytes):
+        raise TypeError(f"{command[1]!r} is no step on one id")
+    return ("SPUBLISH", base + b"!", b"V" + member)
