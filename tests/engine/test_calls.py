@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum
+from threading import Lock
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -337,6 +338,11 @@ class TestE19Refusals:
         assert f"report: the argument db is a {type(value).__name__} (" in said
         assert "the type tests.engine.test_calls.Session has no text" in said
         assert said.endswith("Write ignore=('db',) if it does not count, or key=")
+
+    def test_an_argument_that_cannot_be_copied(self) -> None:
+        """Its key has a text, and its load could not begin later."""
+        with pytest.raises(ConfigError, match=r"the argument q is a Query .*ignore=\('q',\)"):
+            signature(lambda q: q).call(Query(1, note=Lock()))  # type: ignore[arg-type]
 
     def test_a_lone_surrogate(self) -> None:
         """Names the argument."""

@@ -156,6 +156,23 @@ class TestE17Update:
         assert isinstance(await outcome(goods.update("a", lambda _: "seven")), ConfigError)
         await lease_of(store.inner, "a")
 
+    async def test_a_change_that_waits_for_itself_is_ended(
+        self, cache: Cache, upstream: Upstream
+    ) -> None:
+        """E3: within `load_timeout`, with an error that says why; then the key works as always."""
+        prices = declare(cache, upstream, load_timeout=0.05)
+
+        async def change(answer: Answer[Price] | None) -> Price:
+            await prices.put("a", newer(answer))
+            return newer(answer)
+
+        async with asyncio.timeout(5):
+            error = await outcome(prices.update("a", change))
+            assert isinstance(error, TimeoutError)
+            assert "longer than 0.05 s (load_timeout); it may not put its own key" in str(error)
+            there = await prices.update("a", newer)
+        assert there is not None
+
     async def test_a_store_that_is_away_is_an_error(
         self, goods: Resource[str, Price], store: SteppedStore
     ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, Final, Generic, ParamSpec
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from stillfresh.engine.keys import checked_id, hints_of, plain_type, shown_name,
 from stillfresh.errors import ConfigError, shown
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 TOO_DEEP: Final = "it holds itself, or is nested too deeply"
 
@@ -123,7 +124,7 @@ class Signature(Generic[P]):
         id_ = self._id(counted)
         if not self.is_plain:
             # A load may begin later: it is of what was asked for, whatever is changed since.
-            arguments.update({name: deepcopy(value) for name, value in counted.items()})
+            arguments.update({name: self._made(deepcopy, name, counted[name]) for name in counted})
         return Call(id_, bound.args, bound.kwargs)
 
     def _id(self, arguments: Mapping[str, Any]) -> str:
@@ -134,12 +135,13 @@ class Signature(Generic[P]):
                 )
             except (TypeError, ValueError, OverflowError):
                 pass  # what is wrong is said below, by name
-        texts = (self._text(name, value) for name, value in arguments.items())
+        texts = (self._made(key_text, name, value) for name, value in arguments.items())
         return checked_id(self._name, f"[{','.join(texts)}]")
 
-    def _text(self, name: str, value: object) -> str:
+    def _made(self, make: Callable[[Any], T], name: str, value: object) -> T:
+        """Of an argument, what a key needs."""
         try:
-            return key_text(value)
+            return make(value)
         except RecursionError:
             why = TOO_DEEP
         except (TypeError, ValueError) as exc:

@@ -130,7 +130,7 @@ class Puts(Reads[K, V]):
             async with _in_turn(self.loads.puts, [key]):
                 for attempt in range(1, UPDATES + 1):
                     seen, answer = await self._at_hand(runtime, key)
-                    if (said := await _said(change, answer)) is LEAVE:
+                    if (said := await self._said(change, answer)) is LEAVE:
                         return answer
                     since, is_loading = runtime.clock(), self.queue.is_loading(key)
                     generation = None if seen is None else seen.generation
@@ -169,7 +169,7 @@ class Puts(Reads[K, V]):
         try:
             copy, answer = await self._at_hand(runtime, key)
             if _edition(copy) != _edition(seen):
-                said = await _said(change, answer)
+                said = await self._said(change, answer)
             if said is not LEAVE:
                 sent = rules.stamped(runtime.clock())
                 known = self._known(runtime, key, said, sent, copy)
@@ -311,11 +311,19 @@ class Puts(Reads[K, V]):
         for step in self._steps:
             step.dirty |= step.keys & keys
 
-
-async def _said(change: Change[V], answer: Answer[V] | None) -> object:
-    """A change may be a coroutine function."""
-    said = change(answer)
-    return await said if isawaitable(said) else said
+    async def _said(self, change: Change[V], answer: Answer[V] | None) -> object:
+        """A change may be a coroutine function; E3: it ends within `load_timeout`."""
+        if not isawaitable(said := change(answer)):
+            return said
+        limit = asyncio.timeout(longest := self.spec.load_timeout)
+        try:
+            async with limit:
+                return await said
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            why = f"took longer than {longest:g} s (load_timeout); it may not put its own key"
+            raise TimeoutError(f"{self.spec.kind}: the change of an update {why}") from exc
 
 
 def _edition(copy: Copy | None) -> tuple[str, Mark] | None:
