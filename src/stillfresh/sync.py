@@ -24,8 +24,8 @@ from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Un
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
-from stillfresh.engine import Cache, CacheStats, Codec, Listed, Loaded, Resource, like_function
-from stillfresh.engine.keys import Spec, is_def, versioned
+from stillfresh.engine import Cache, CacheStats, Codec, Listed, Loaded, like_function
+from stillfresh.engine.keys import Spec, is_def
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.loop_thread import PROCESS
 from stillfresh.stores import store_for
@@ -99,7 +99,7 @@ class SyncCache:
             loader: Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]],
         ) -> SyncResource[K, V]:
             made = self._cache.batched(name, **options)(_checked(name, loader))
-            resource = self._resource(versioned(name, options.get("version")))
+            resource = SyncResource(self.run, made)
             like_function(resource, loader, inspect.signature(made))
             return resource
 
@@ -112,14 +112,10 @@ class SyncCache:
 
         def decorate(function: Callable[P, V | Loaded[V]]) -> SyncFunction[P, V]:
             made = self._cache.cached(name, **options)(_checked(name, function))
-            resource = self._resource(versioned(name, options.get("version")))
+            resource = SyncResource(self.run, made.resource)
             return SyncFunction(resource, made.signature, function)
 
         return decorate
-
-    def _resource(self, name: str) -> SyncResource[Any, Any]:
-        core = self._cache.cores[name]
-        return SyncResource(self.run, Resource(core, self._cache.clock), core)
 
     def declare(
         self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]

@@ -5,9 +5,9 @@ The hit is written out in the call, as in `engine/function.py`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
-from stillfresh.engine import Answer, Call, MemoryEntry, Signature, bind, like_function
+from stillfresh.engine import Answer, CachedFunction, Call, Signature, bind
 from stillfresh.sync_resource import SyncHandle, SyncResource
 
 V = TypeVar("V")
@@ -16,11 +16,8 @@ Q = ParamSpec("Q")
 S = TypeVar("S")
 
 
-class SyncFunction(Generic[P, V]):
+class SyncFunction(CachedFunction[P, V]):
     """What `@cache.cached` makes of a function."""
-
-    __name__: str
-    __wrapped__: Callable[..., Any]
 
     def __init__(
         self,
@@ -28,18 +25,9 @@ class SyncFunction(Generic[P, V]):
         signature: Signature[P],
         function: Callable[P, object],
     ) -> None:
+        super().__init__(resource.core, signature, function)
         self._resource = resource
-        self._signature = signature
         self._call = signature.call
-        self._core, self._clock = resource.core, resource.core.memory.now
-        self._core.faces.append(self)
-        self.stand_back(back=self._core.owner.blocks > 0)
-        like_function(self, function, signature.shown)
-
-    def stand_back(self, *, back: bool) -> None:
-        """E22, as in `SyncCore`."""
-        self._entries = {} if back else self._core.memory.entries
-        self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """The value; LoadFailed if nobody could say."""
@@ -58,10 +46,8 @@ class SyncFunction(Generic[P, V]):
     def _named(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
         """What these arguments name; the next time they lead straight to its entry."""
         call = self._call(*args, **kwargs)
-        if self._signature.is_plain and not kwargs and (entry := self._entries.get(call)):
-            if len(self._by_arguments) >= self._core.spec.max_entries:
-                self._by_arguments.clear()
-            self._by_arguments[args] = entry
+        if self.signature.is_plain and not kwargs and (entry := self._entry(call)):
+            self._note(args, entry)
         return call
 
     def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
@@ -72,9 +58,6 @@ class SyncFunction(Generic[P, V]):
         """One entry's handle."""
         return SyncHandle(self._resource, self._call(*args, **kwargs))
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._signature.check_in(owner, name)
-
     @overload
     def __get__(self, obj: None, owner: type | None = None) -> Self: ...
 
@@ -84,7 +67,7 @@ class SyncFunction(Generic[P, V]):
     ) -> "SyncFunction[Q, V]": ...
 
     def __get__(self, obj: Any, owner: type | None = None) -> "SyncFunction[Any, V]":
-        return self if obj is None or not self._signature.is_method else SyncBound(self, obj)
+        return self if obj is None or not self.signature.is_method else SyncBound(self, obj)
 
 
 class SyncBound(SyncFunction[Q, V]):
@@ -93,4 +76,4 @@ class SyncBound(SyncFunction[Q, V]):
     def __init__(self, function: SyncFunction[Any, V], obj: object) -> None:
         bind(self, function, obj)
         self.__func__, self.__self__ = function, obj
-        self._call = partial(function._signature.call, obj)  # noqa: SLF001 (its own class)
+        self._call = partial(function.signature.call, obj)

@@ -5,14 +5,7 @@ The hit is written out here, as in `engine/resource.py`. All else is done on the
 
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
-from typing import (
-    Any,
-    Generic,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    Unpack,
-)
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 from stillfresh.durations import Duration
 from stillfresh.engine import (
@@ -20,6 +13,7 @@ from stillfresh.engine import (
     Change,
     Core,
     Explanation,
+    Face,
     Loaded,
     Outcome,
     OwnTerms,
@@ -34,8 +28,6 @@ H = TypeVar("H", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
-Q = ParamSpec("Q")
-S = TypeVar("S")
 
 
 class Run(Protocol):
@@ -46,25 +38,18 @@ class Run(Protocol):
     ) -> T: ...
 
 
-class SyncCore(Generic[H, V]):
+class SyncCore(Face[H, V]):
     """What threads ask of a resource, whatever its keys are. Each method is that of `Core`."""
 
     def __init__(self, run: Run, core: Core[H, V]) -> None:
+        super().__init__(core)
         self._run = run
-        self._core = core
         self.now = core.memory.now
         self.fresh_for = core.fresh_for
-        core.faces.append(self)
-        self.stand_back(back=core.owner.blocks > 0)
-
-    def stand_back(self, *, back: bool) -> None:
-        """E22: while a block of `bypassed()` is open the core answers all reads."""
-        entries = {} if back else self._core.memory.entries
-        self._entry = entries.get
 
     def is_past(self) -> bool:
         """E22: this thread is in a block of `bypassed()`."""
-        return is_past(self._core.owner)
+        return is_past(self.core.owner)
 
     def hit(self, key: H) -> Answer[V] | None:
         """What memory can answer by itself.
@@ -89,7 +74,7 @@ class SyncCore(Generic[H, V]):
     def glance(self, key: H) -> Answer[V] | None:
         """The same where memory alone cannot."""
         try:
-            return self._core.glance(key, on_loop=False)
+            return self.core.glance(key, on_loop=False)
         except TypeError:  # as in `hit`
             return None
 
@@ -108,19 +93,19 @@ class SyncCore(Generic[H, V]):
         """E2 by a loader for this read, a plain function."""
         if not anew and (answer := self.at_hand(key)) is not None:
             return answer
-        return self._run(self._core.read, key, load, anew=anew)
+        return self._run(self.core.read, key, load, anew=anew)
 
     def known(self, keys: Iterable[H]) -> dict[H, Outcome[V]]:
         """What can be said of each without a load; a key that needs one is left out."""
         found, others = self.all_at_hand(keys)
         if not others:
             return {**found}
-        if (read := self._core.read_in_thread(others)) is not None:
+        if (read := self.core.read_in_thread(others)) is not None:
             return {**found, **read}
-        return {**found, **self._run(self._core.known, others)}
+        return {**found, **self._run(self.core.known, others)}
 
     def put(self, values: Iterable[tuple[H, object]]) -> None:
-        self._run(self._core.put, list(values))
+        self._run(self.core.put, list(values))
 
     def update(self, key: H, change: Change[V]) -> Answer[V] | None:
         """`change` is called in this thread."""
@@ -128,16 +113,16 @@ class SyncCore(Generic[H, V]):
         async def changed(answer: Answer[V] | None) -> object:
             return await in_caller(partial(change, answer))
 
-        return self._run(self._core.update, key, changed)
+        return self._run(self.core.update, key, changed)
 
     def delete(self, keys: Iterable[H]) -> None:
-        self._run(self._core.delete, list(keys))
+        self._run(self.core.delete, list(keys))
 
     def clear(self) -> None:
-        self._run(self._core.clear)
+        self._run(self.core.clear)
 
     def invalidate(self, keys: Iterable[H], *, soft: bool = False) -> None:
-        self._run(self._core.invalidate, list(keys), soft=soft)
+        self._run(self.core.invalidate, list(keys), soft=soft)
 
 
 class SyncHandle(Generic[V]):
@@ -174,30 +159,23 @@ class SyncHandle(Generic[V]):
         return self._resource.explain(self._key)
 
 
-class SyncResource(Generic[K, V]):
+class SyncResource(Face[K, V]):
     """What `@cache.batched` makes of a loader of many keys. Each method is that of `Resource`."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
 
-    def __init__(self, run: Run, resource: Resource[K, V], core: Core[K, V]) -> None:
-        self.core = core
+    def __init__(self, run: Run, resource: Resource[K, V]) -> None:
+        super().__init__(resource.core)
         self._run = run
         self._resource = resource
-        self._core = SyncCore(run, core)
+        self._core = SyncCore(run, resource.core)
         self._glance = self._core.glance
-        self._clock = core.memory.now
-        core.faces.append(self)
-        self.stand_back(back=core.owner.blocks > 0)
-
-    def stand_back(self, *, back: bool) -> None:
-        """E22, as in `SyncCore`."""
-        self._entries = {} if back else self.core.memory.entries
 
     def __call__(self, key: K) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
         try:
-            entry = self._entries.get(key)
+            entry = self._entry(key)
         except TypeError:  # as in `SyncCore.hit`
             entry = None
         if entry is not None:

@@ -178,10 +178,10 @@ class TestE22Bypassed:
 
         await prices("a")
         with cache.bypassed():
-            read = await prices._core.read("a", load)
+            read = await prices.core.read("a", load)
             assert isinstance(read, Answer)
             assert read.value == Price("a", 7)
-            assert await prices._core.read("a", private) == Private("mine")
+            assert await prices.core.read("a", private) == Private("mine")
 
     async def test_a_put_stores_nothing_and_leaves_nobody_an_old_value(
         self, cache: Cache, prices: Resource[str, Price], upstream: Upstream

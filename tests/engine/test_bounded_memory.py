@@ -56,7 +56,7 @@ class TestE23Memory:
         told = await stats(cache)
         assert 0.8 * MOST < told.bytes <= MOST
         assert told.evicted_bytes > MOST
-        assert told.bytes == sum(entry.size for entry in texts._core.memory.entries.values())
+        assert told.bytes == sum(entry.size for entry in texts.core.memory.entries.values())
         assert texts.peek("0") is not None is not texts.peek("39")
         assert texts.peek("5") is None
         assert (await cache.stats()).store.copies == 40  # type: ignore[union-attr]
@@ -99,7 +99,7 @@ class TestE23Memory:
                 await texts.get_many([f"{number}" for number in range(30)])
                 await turns()
                 assert 0 < (await stats(cache)).bytes <= MOST
-            assert texts._core.memory.room.held == 0
+            assert texts.core.memory.room.held == 0
 
     @pytest.mark.parametrize("wrong", ["2XB", "", "GB", 0, -1, 1.5, True, "1 000", "1e9", "inf"])
     async def test_a_mistake_is_named(self, cache: Cache, wrong: object) -> None:
@@ -142,7 +142,7 @@ class TestE23PrivateStore:
             assert (store.evicted or 0) > MOST
             listed = {entry.id for entry in await cache.entries()}
             assert "hot" in listed
-            assert listed == set(texts._core.memory.entries)
+            assert listed == set(texts.core.memory.entries)
 
     async def test_for_a_tenant(self, clock: ManualClock) -> None:
         """Memory is asked by the tenant's own names."""
@@ -190,7 +190,7 @@ class TestE23Room:
                     else:
                         await texts.invalidate(f"{number}")
                 await turns(3)
-                memory = texts._core.memory
+                memory = texts.core.memory
                 assert memory.room.held == sum(entry.size for entry in memory.entries.values())
                 assert memory.room.held <= MOST
 

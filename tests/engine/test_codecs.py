@@ -221,7 +221,7 @@ class TestE19Values:
         for _ in range(2):
             assert await user("ann") == User(name="ann")
             assert await user("") is None
-            user._core.memory.clear()
+            user.core.memory.clear()
 
     async def test_a_stored_value_of_another_shape_is_a_miss(
         self, url: str, clock: ManualClock

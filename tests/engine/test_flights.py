@@ -226,7 +226,7 @@ class TestE3Cancellation:
     async def test_of_a_renewal_between_two_keys(self, cache: Cache, upstream: Upstream) -> None:
         """A watcher that stops after the first key drops the loads that have not begun."""
         prices = declare(cache, upstream, max_batch=1, concurrency=1)
-        renewal = prices._core.renew(["a", "b", "c"])
+        renewal = prices.core.renew(["a", "b", "c"])
         assert list(await anext(renewal)) == ["a"]
         await renewal.aclose()
         await idle(cache)

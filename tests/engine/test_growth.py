@@ -86,7 +86,7 @@ class TestE28Tags:
         told = ["eu"]
         prices = declare(cache, upstream, tags=lambda _: [told[0]])
         await prices("a")
-        prices._core.memory.clear()
+        prices.core.memory.clear()
         told.clear()
         await prices("a")
         assert prices.peek("a") is not None
@@ -101,7 +101,7 @@ class TestE28Tags:
         await prices.get_many(MANY)
         await prices.invalidate(*MANY[-5:])
         await turns(1)
-        memory = prices._core.memory
+        memory = prices.core.memory
         assert len(memory.tagged("all")) == len(memory.entries) <= 10
         assert sum(len(memory.tagged(key)) for key in MANY) == len(memory.entries)
         memory.clear()
@@ -205,7 +205,7 @@ class TestE28Slices:
         self, cache: Cache, many: Resource[str, Price], upstream: Upstream
     ) -> None:
         """All of them are gone from memory when it returns."""
-        held = many._core.memory.entries
+        held = many.core.memory.entries
         work = asyncio.create_task(cache.invalidate_tag("all"))
         await until(lambda: len(held) < len(MANY))
         assert held or work.done() is False
@@ -219,14 +219,14 @@ class TestE28Slices:
     ) -> None:
         """E6: what is left is dropped at once."""
         work = asyncio.create_task(cache.invalidate_tag("all"))
-        await until(lambda: len(many._core.memory.entries) < len(MANY))
+        await until(lambda: len(many.core.memory.entries) < len(MANY))
         work.cancel()
         await outcome(asyncio.gather(work, return_exceptions=True))
-        assert not many._core.memory.entries
+        assert not many.core.memory.entries
 
     async def test_closing(self, cache: Cache, many: Resource[str, Price]) -> None:
         """Nothing is served from the first moment on; what was held is let go of in slices."""
-        memory = many._core.memory
+        memory = many.core.memory
         await many.get(MANY[0])
         closing = asyncio.create_task(cache.close())
         await until(lambda: not memory.entries)
@@ -249,7 +249,7 @@ class TestE28Slices:
         assert left == []
         for watch in watches:
             assert [update async for update in watch] == []
-        assert not many._core.watcher._leaving
+        assert not many.core.watcher._leaving
 
     async def test_a_place_in_full_memory(self, cache: Cache, upstream: Upstream) -> None:
         """Where every entry was read, so many are passed over, not all."""
@@ -259,7 +259,7 @@ class TestE28Slices:
         for _ in range(2):
             await prices.get_many(keys)
         await prices.get("new")
-        entries = prices._core.memory.entries.values()
+        entries = prices.core.memory.entries.values()
         passed = sum(not entry.marked and not entry.hits for entry in entries)
         assert (len(entries), passed) == (size, SLICE + 1)
 
@@ -268,7 +268,7 @@ class TestE28Slices:
     ) -> None:
         """A declaration between two slices is in nobody's way."""
         closing = asyncio.create_task(cache.close())
-        await until(lambda: not many._core.memory.entries)
+        await until(lambda: not many.core.memory.entries)
 
         @cache.batched("other", fresh_for=60)
         async def others(keys: list[str]) -> dict[str, int]:

@@ -356,7 +356,7 @@ class TestE13Close:
         """What was read before is not served after."""
         goods = declare(shut, upstream, memory_for="1h")
         await goods("a")
-        goods._core.memory.clear()
+        goods.core.memory.clear()
         task = await store.holding("read:done", outcome(goods.get("a")))
         await shut.close()
         store.let_go("read:done")

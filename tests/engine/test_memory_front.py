@@ -90,12 +90,12 @@ class TestE9Memory:
         prices = declare(here, upstream, max_entries=10)
         hot = ["h1", "h2", "h3"]
         await prices.get_many(hot)
-        kept = dict(prices._core.memory.entries)
+        kept = dict(prices.core.memory.entries)
         for number in range(50):
             await prices.get(str(number))
             for key in hot:
                 await prices.get(key)
-        assert all(prices._core.memory.entries[key] is kept[key] for key in hot)
+        assert all(prices.core.memory.entries[key] is kept[key] for key in hot)
 
     async def test_private_fresh_does_not_ask_the_store(
         self, url: str, prices: Prices, clock: ManualClock
@@ -104,7 +104,7 @@ class TestE9Memory:
         if url != "memory://":
             return
         await prices("a")
-        runtime = prices._core._runtime
+        runtime = prices.core._runtime
         assert runtime is not None
         runtime.read_now = refused
         answers = []
@@ -218,7 +218,7 @@ class TestE9Memory:
     async def test_lets_go_of_what_was_invalidated(self, prices: Prices) -> None:
         """Whoever still holds the entry holds neither its value nor its copy."""
         await prices("a")
-        [entry] = prices._core.memory.entries.values()
+        [entry] = prices.core.memory.entries.values()
         await prices.invalidate("a")
         assert not any(getattr(entry, name) for name in ("answer", "copy"))
 

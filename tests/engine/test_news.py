@@ -162,7 +162,7 @@ class TestS10Memory:
     async def test_what_was_looked_at_when_it_was_told_is_checked(self, bench: Bench) -> None:
         """`look` keeps what it finds, too: as old as its question, not as its answer."""
         await read(bench.others)
-        looking = await bench.store.holding("read:done", bench.prices._core.look("a"))
+        looking = await bench.store.holding("read:done", bench.prices.core.look("a"))
         await bench.others.put("a", Price("a", 7))
         bench.told("a", "another generation")
         bench.clock.advance(0.01)
@@ -190,7 +190,7 @@ class TestS10Memory:
         slow = bench.store.gates.pop("read:done")
         bench.upstream.version = 5
         await bench.prices.refresh("a")
-        bench.told("a", bench.prices._core.memory.entries["a"].copy.generation)
+        bench.told("a", bench.prices.core.memory.entries["a"].copy.generation)
         bench.clock.advance(0.01)
         slow.set()
         assert (await reading).version == 1
@@ -215,7 +215,7 @@ class TestS10Memory:
     async def test_its_own_publication_is_no_news(self, bench: Bench) -> None:
         """Told before or after its own load has ended: memory need not ask."""
         await read(bench.prices)
-        entry = bench.prices._core.memory.entries["a"]
+        entry = bench.prices.core.memory.entries["a"]
         bench.told("a", entry.copy.generation)
         before = bench.asked()
         await bench.pass_time(3)

@@ -529,7 +529,7 @@ class TestE11Values:
     async def test_what_comes_back_is_typed(self, prices: Prices) -> None:
         """Through the store as well: a `Price`, not a dict."""
         await prices("a")
-        prices._core.memory.clear()
+        prices.core.memory.clear()
         assert await prices("a") == Price("a", 1)
 
     async def test_what_is_loaded_is_what_is_read_later(self, cache: Cache) -> None:

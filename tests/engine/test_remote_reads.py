@@ -88,7 +88,7 @@ class TestE4RemoteReads:
         await goods("a")
 
         async def after_a_drop() -> Price:
-            goods._core.memory.drop("a")
+            goods.core.memory.drop("a")
             return await goods("a")
 
         one, other = await asyncio.gather(goods("a"), goods("a"))

@@ -38,12 +38,12 @@ async def settled(*resources: Prices) -> None:
 
 
 def is_settled(prices: Prices) -> bool:
-    lane, queue = prices._core.watcher.lane, prices._core.queue
+    lane, queue = prices.core.watcher.lane, prices.core.queue
     return not queue.flights and are_waiting(prices, *lane.subscribed)
 
 
 def are_waiting(prices: Resource[str, Any], *keys: str) -> bool:
-    lane = prices._core.watcher.lane
+    lane = prices.core.watcher.lane
     return all(lane.state(key) in {LaneState.WAITING, LaneState.COOLING} for key in keys)
 
 
@@ -376,8 +376,8 @@ class TestC14Watch:
         watch = prices.watch("ghost")
         with pytest.raises(StillfreshError, match="inside a running event loop"), watch:
             pass
-        assert not prices._core.watcher.watches
-        assert len(prices._core.watcher.lane) == 0
+        assert not prices.core.watcher.watches
+        assert len(prices.core.watcher.lane) == 0
 
         async def inside() -> None:
             async with cache:
@@ -398,7 +398,7 @@ class TestC14Watch:
                     with pytest.raises(StillfreshError, match="event loop"):
                         await where(enter)
             assert watch.keys == ("a",)
-            assert list(prices._core.watcher.watches) == ["a"]
+            assert list(prices.core.watcher.watches) == ["a"]
 
     async def test_one_load_for_all_processes(
         self, clock: ManualClock, sleeper: Sleeper, upstream: Upstream, passes: Passes
@@ -454,7 +454,7 @@ class TestC14Watch:
             assert seen == set(keys)
             assert len(upstream.calls) == 100
             assert len(asyncio.all_tasks()) < 20
-        watcher = prices._core.watcher
+        watcher = prices.core.watcher
         await until(lambda: not watcher.watches and len(watcher.lane) == 0)
 
 

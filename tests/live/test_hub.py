@@ -305,7 +305,7 @@ class TestC14Hub:
         with hub.connect() as guest:
             guest.subscribe("price", "absent")
             assert not (await anext(guest)).answer.found
-            lane = hub.resource("price")._core.watcher.lane
+            lane = hub.resource("price").core.watcher.lane
             for count in (2, 3, 4):
                 await until(lambda: lane.state("absent") is LaneState.WAITING)
                 clock.advance(31)

@@ -60,7 +60,7 @@ def dressed(
 
 def too_many(resource: Resource[str, Version], most: int) -> str | None:
     """E9: memory holds no more than it may; nothing that is under way is forgotten there."""
-    core = resource._core
+    core = resource.core
     if (count := len(core.memory.entries)) > most:
         return f"memory holds {count} entries, {most} are allowed"
     if (count := len(core._steps)) > 20:

@@ -74,7 +74,7 @@ def watched(hub: Hub, viewers: list[Viewer], kind: str) -> str | None:
     told = {key: len(it.viewers) for key, it in hub._viewed[kind].items() if it.viewers}
     if told != expected:
         return f"{kind}: the viewers hold {expected}, told are {told}"
-    lane = hub.resource(kind)._core.watcher.lane.subscribed
+    lane = hub.resource(kind).core.watcher.lane.subscribed
     if lane != dict.fromkeys(expected, 1):
         return f"{kind}: the viewers hold {expected}, the lane has {lane}"
     return None

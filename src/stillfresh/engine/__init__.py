@@ -4,7 +4,7 @@ Other packages come in through here, and through `keys`, `rules`, `watcher`, `ex
 and `loader`.
 """
 
-from stillfresh.engine.blocks import is_past
+from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.cache import Cache
 from stillfresh.engine.calls import Call, Signature, key_text
 from stillfresh.engine.codecs import MsgpackCodec, codec_for
@@ -16,7 +16,7 @@ from stillfresh.engine.explain import (
     ResourceStats,
     prometheus_text,
 )
-from stillfresh.engine.function import Function, bind
+from stillfresh.engine.function import CachedFunction, Function, bind
 from stillfresh.engine.keys import Spec, terms_of
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import (
@@ -49,12 +49,14 @@ __all__ = [
     "Answer",
     "Cache",
     "CacheStats",
+    "CachedFunction",
     "Call",
     "Change",
     "Codec",
     "Core",
     "Dropped",
     "Explanation",
+    "Face",
     "Function",
     "Handle",
     "Listed",

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stillfresh.engine.flight import BEFORE, LOADING
 from stillfresh.engine.loader import Loader
@@ -19,6 +19,7 @@ from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Store
 
 if TYPE_CHECKING:
+    from stillfresh.engine.core import Core
     from stillfresh.engine.lifecycle import Lifecycle
     from stillfresh.engine.read import Reads
 
@@ -26,11 +27,19 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Face(Protocol):
+class Face(Generic[K, V]):
     """What answers hits from memory by itself, without asking its core."""
+
+    def __init__(self, core: "Core[K, V]") -> None:
+        self.core = core
+        self._clock = core.memory.now
+        core.faces.append(self)
+        self.stand_back(back=core.owner.blocks > 0)
 
     def stand_back(self, *, back: bool) -> None:
         """Leave every read to the core, which knows the caller's blocks; or no longer."""
+        entries = {} if back else self.core.memory.entries
+        self._entry = entries.get
 
 
 OPEN: ContextVar[tuple["Bypass", ...]] = ContextVar("stillfresh_bypass", default=())

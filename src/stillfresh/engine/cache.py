@@ -129,7 +129,7 @@ class Cache(Lifecycle):
             )
 
             core = self.declare(spec, text_of(kind, key_type), cast("Callable[[str], K]", key_type))
-            resource = Resource(core, self.clock)
+            resource = Resource(core)
             one = Parameter("key", Parameter.POSITIONAL_OR_KEYWORD, annotation=key_type)
             like_function(resource, loader, inspect.Signature([one], return_annotation=value_type))
             resource.__annotations__ = {"key": key_type, "return": value_type}
@@ -196,7 +196,7 @@ class Cache(Lifecycle):
                 held=None if signature.is_whole else Call.bare,
             )
             core = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
-            return Function(core, signature, self.clock, function)
+            return Function(core, signature, function)
 
         return decorate
 

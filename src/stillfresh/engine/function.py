@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from stillfresh.clock import Clock
+from stillfresh.engine.blocks import Face
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.core import Core
 from stillfresh.engine.memory import MemoryEntry
@@ -20,32 +20,41 @@ Q = ParamSpec("Q")
 S = TypeVar("S")
 
 
-class Function(Generic[P, V]):
-    """What `@cache.cached` makes of an async function."""
+class CachedFunction(Face[Call[P], V], Generic[P, V]):
+    """What functions for event loops and for threads have in common."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
 
     def __init__(
-        self,
-        core: Core[Call[P], V],
-        signature: Signature[P],
-        clock: Clock,
-        function: Callable[P, object],
+        self, core: Core[Call[P], V], signature: Signature[P], function: Callable[P, object]
     ) -> None:
-        self._core = core
-        self._resource: Resource[Any, V] = Resource(core, clock)
+        super().__init__(core)
         self.signature = signature
-        self._clock = clock
-        core.faces.append(self)
-        self.stand_back(back=core.owner.blocks > 0)
         like_function(self, function, signature.shown)
 
     def stand_back(self, *, back: bool) -> None:
-        """E22: while a block of `bypassed()` is open the core answers all reads."""
-        entries = {} if back else self._core.memory.entries
-        self._entry = entries.get
+        super().stand_back(back=back)
         self._by_arguments: dict[tuple[object, ...], MemoryEntry[Call[P], V]] = {}
+
+    def _note(self, args: tuple[object, ...], entry: MemoryEntry[Call[P], V]) -> None:
+        """The next time these arguments lead straight to the entry."""
+        if len(self._by_arguments) >= self.core.spec.max_entries:
+            self._by_arguments.clear()
+        self._by_arguments[args] = entry
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.signature.check_in(owner, name)
+
+
+class Function(CachedFunction[P, V]):
+    """What `@cache.cached` makes of an async function."""
+
+    def __init__(
+        self, core: Core[Call[P], V], signature: Signature[P], function: Callable[P, object]
+    ) -> None:
+        super().__init__(core, signature, function)
+        self.resource: Resource[Any, V] = Resource(core)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
@@ -65,20 +74,15 @@ class Function(Generic[P, V]):
         call = self.signature.call(*args, **kwargs)
         entry = self._entry(call)
         if entry is None or self._clock() >= entry.until:
-            return await self._resource.get(call)
+            return await self.resource.get(call)
         entry.hits += 1
-        if not kwargs and self.signature.is_plain:  # next time they lead straight to the entry
-            if len(self._by_arguments) >= self._core.spec.max_entries:
-                self._by_arguments.clear()
-            self._by_arguments[args] = entry
+        if not kwargs and self.signature.is_plain:
+            self._note(args, entry)
         return entry.answer
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
         """One entry's handle."""
-        return Handle(self._resource, self.signature.call(*args, **kwargs))
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.signature.check_in(owner, name)
+        return Handle(self.resource, self.signature.call(*args, **kwargs))
 
     @overload
     def __get__(self, obj: None, owner: type | None = None) -> Self: ...

@@ -72,7 +72,7 @@ class Reads(Generic[K, V]):
         self.queue: Queue[K, V]
         self.loads: Loads[K, V]
         """While it is open."""
-        self.faces: list[Face] = []
+        self.faces: list[Face[K, V]] = []
         self._steps: set[StoreStep[K]] = set()
         self.begin_anew()
 

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import update_wrapper
 from typing import Any, Generic, NoReturn, TypeVar, Unpack
 
-from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.blocks import is_past
-from stillfresh.engine.core import Core
+from stillfresh.engine.blocks import Face, is_past
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.keys import MAX_KEY, checked_text
 from stillfresh.engine.model import Answer, Loaded, Outcome, OwnTerms, all_answered
@@ -85,22 +83,11 @@ class Handle(Generic[V]):
         return await self._resource.explain(self._key)
 
 
-class Resource(Generic[K, V]):
+class Resource(Face[K, V]):
     """What `@cache.batched` makes of a loader of many keys."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
-
-    def __init__(self, core: Core[K, V], clock: Clock) -> None:
-        self._core = core
-        self._clock = clock
-        core.faces.append(self)
-        self.stand_back(back=core.owner.blocks > 0)
-
-    def stand_back(self, *, back: bool) -> None:
-        """E22: while a block of `bypassed()` is open the core answers all reads."""
-        entries = {} if back else self._core.memory.entries
-        self._entry = entries.get
 
     async def __call__(self, key: K) -> V:
         """The value; KeyError if it does not exist upstream, LoadFailed if nobody could say."""
@@ -113,7 +100,7 @@ class Resource(Generic[K, V]):
             if clock() < entry.until and (answer := entry.answer).found:
                 entry.hits += 1
                 return answer.value
-        return found(self._core.glance(key) or await self._get(key), key)
+        return found(self.core.glance(key) or await self._get(key), key)
 
     async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
         """The answer, from memory, the store or a load.
@@ -131,17 +118,17 @@ class Resource(Generic[K, V]):
                 return entry.answer
         if max_age is not None:
             return await self._get(key, _limit(max_age))
-        return self._core.glance(key) or await self._get(key)
+        return self.core.glance(key) or await self._get(key)
 
     async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
-        return _raised((await self._core.answers([key], max_age=max_age))[key])
+        return _raised((await self.core.answers([key], max_age=max_age))[key])
 
     async def get_many(
         self, keys: Iterable[K], max_age: Duration | None = None
     ) -> dict[K, Answer[V]]:
         """An answer for each; one whose load failed has `error`, and `found` is False."""
         listed = self._unique(keys, "get_many")
-        outcomes = await self._core.answers(listed, max_age=_limit(max_age))
+        outcomes = await self.core.answers(listed, max_age=_limit(max_age))
         return all_answered(outcomes, self._clock)
 
     async def known(
@@ -155,7 +142,7 @@ class Resource(Generic[K, V]):
 
         Keys that the store could not be asked for are added to `unread`.
         """
-        outcomes = await self._core.known(self._unique(keys, "known"), unread, _limit(max_age))
+        outcomes = await self.core.known(self._unique(keys, "known"), unread, _limit(max_age))
         return all_answered(outcomes, self._clock)
 
     def peek(self, key: K) -> Answer[V] | None:
@@ -168,11 +155,11 @@ class Resource(Generic[K, V]):
             clock = self._clock
             if clock() < entry.until:
                 return entry.answer
-        return None if is_past(self._core.owner) else self._core.memory.peek(key)
+        return None if is_past(self.core.owner) else self.core.memory.peek(key)
 
     async def refresh(self, *keys: K) -> None:
         """Load them now, whatever their age; LoadFailed, when all have ended, if one failed."""
-        for outcome in (await self._core.reload(self._unique(keys))).values():
+        for outcome in (await self.core.reload(self._unique(keys))).values():
             _raised(outcome)
 
     async def put(self, key: K, value: V | Loaded[V], **terms: Unpack[OwnTerms]) -> None:
@@ -182,17 +169,17 @@ class Resource(Generic[K, V]):
         in this process are told. Terms that are left out are the resource's. ConfigError if the
         value cannot be stored; StoreError if the store did not confirm the put.
         """
-        await self._core.put([(key, self._core.spec.with_terms(value, terms))])
+        await self.core.put([(key, self.core.spec.with_terms(value, terms))])
 
     async def put_many(self, values: Mapping[K, V | Loaded[V]], **terms: Unpack[OwnTerms]) -> None:
         """Put many values, 100 keys in one step; none if one value cannot be stored."""
         if not isinstance(values, Mapping):
             raise ConfigError(
-                f"{self._core.spec.kind}.put_many: takes a mapping from key to value, "
+                f"{self.core.spec.kind}.put_many: takes a mapping from key to value, "
                 f"not {shown(values)}"
             )
-        with_terms = self._core.spec.with_terms
-        await self._core.put([(key, with_terms(it, terms)) for key, it in values.items()])
+        with_terms = self.core.spec.with_terms
+        await self.core.put([(key, with_terms(it, terms)) for key, it in values.items()])
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Put what `change` makes of the copy at hand; no other change is lost.
@@ -201,15 +188,15 @@ class Resource(Generic[K, V]):
         value, a `Loaded`, an `Amended` (which keeps the copy's age and terms), `LEAVE` or `DELETE`.
         If another process comes between, it is called again. Returns what is there afterwards.
         """
-        return await self._core.update(key, change)
+        return await self.core.update(key, change)
 
     async def invalidate(self, *keys: K, soft: bool = False) -> None:
         """They are wrong from now on: the next read waits for a new copy (soft: served, STALE)."""
-        await self._core.invalidate(self._unique(keys), soft=soft)
+        await self.core.invalidate(self._unique(keys), soft=soft)
 
     async def delete(self, *keys: K) -> None:
         """Forget them altogether."""
-        await self._core.delete(self._unique(keys))
+        await self.core.delete(self._unique(keys))
 
     def watch(
         self,
@@ -224,26 +211,26 @@ class Resource(Generic[K, V]):
         is told of each refresh that failed: what is left, with its `error`. `end` is called when it
         is closed, by you or with the cache.
         """
-        return Watch(self._core.watcher, _flat(keys), tell=tell, fail=fail, end=end)
+        return Watch(self.core.watcher, _flat(keys), tell=tell, fail=fail, end=end)
 
     @property
     def watched(self) -> tuple[K, ...]:
         """The keys that somebody watches now."""
-        return tuple(self._core.watcher.watches)
+        return tuple(self.core.watcher.watches)
 
     def of(self, key: K) -> Handle[V]:
         """One entry's handle."""
-        self._core.text(key)
+        self.core.text(key)
         return Handle(self, key)
 
     async def explain(self, key: K) -> Explanation:
         """Why this value, why now, who refreshes it, when."""
-        return await self._core.explain(key)
+        return await self.core.explain(key)
 
     def _unique(self, keys: Iterable[K], method: str = "") -> list[K]:
         if isinstance(keys, str | bytes):
             said = f"{method}: takes many keys; write {method}([{keys!r}])"
-            raise ConfigError(f"{self._core.spec.kind}.{said}")
+            raise ConfigError(f"{self.core.spec.kind}.{said}")
         listed = list(keys)
         try:
             return list(dict.fromkeys(listed))
@@ -253,16 +240,16 @@ class Resource(Generic[K, V]):
     def _no_key(self, *keys: K) -> ConfigError:
         """E15: what cannot be hashed is refused with the words for every other bad key."""
         try:
-            self._core.texts(keys)
+            self.core.texts(keys)
         except ConfigError as exc:
             return exc
         except TypeError:  # a text of somebody's own class
             pass
-        return ConfigError(f"{self._core.spec.kind}: {shown(keys)} cannot be hashed")
+        return ConfigError(f"{self.core.spec.kind}: {shown(keys)} cannot be hashed")
 
     def __set_name__(self, owner: type, name: str) -> NoReturn:
         raise ConfigError(
-            f"{self._core.spec.kind}: {owner.__name__}.{name} is a method; decorate a function "
+            f"{self.core.spec.kind}: {owner.__name__}.{name} is a method; decorate a function "
             f"instead, or decorate in __init__: self.{name} = cache.batched(...)(self._load)"
         )
 

@@ -114,7 +114,7 @@ class FreshRoute(Generic[P]):
         values: RouteValues,
     ) -> None:
         self._core = core
-        self._resource: Resource[Any, Any] = Resource(core, core.memory.now)
+        self._resource: Resource[Any, Any] = Resource(core)
         self._function = function
         self._key_rule = key_rule
         self._values = values
