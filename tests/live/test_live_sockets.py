@@ -3,8 +3,10 @@
 import asyncio
 import random
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from starlette.types import Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
@@ -107,6 +109,47 @@ class TestG3LetGo:
                     pass
             assert refused.value.response.status_code == 403
         await live.close()
+
+    async def test_a_close_is_over_when_the_connection_is(self, made: list[SocketProtocol]) -> None:
+        """So the app counts a viewer until its socket is gone."""
+        ended: list[bool] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            del scope
+            await receive()
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.close"})
+            ended.append(made[0].disconnected)
+
+        async with served(app, lifespan="off", ws=SocketProtocol) as port:
+            raw = await handshaken(port)
+            raw.close()
+            await until(lambda: ended == [True])
+
+    @pytest.mark.parametrize(
+        "name",
+        ["handle_close", "handle_parser_exception", "keepalive_timeout", "run_asgi", "shutdown"],
+    )
+    async def test_each_end_is_cut_off_after_a_moment(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever ends it, uvicorn's own way comes first."""
+        protocol, theirs = object.__new__(SocketProtocol), MagicMock()
+        way = AsyncMock() if name == "run_asgi" else MagicMock()
+        monkeypatch.setattr(SocketProtocol.__mro__[1], name, way)
+        protocol.loop, protocol.transport, protocol.disconnected = theirs, theirs, False
+        done = getattr(protocol, name)(*[None] if name == "handle_close" else [])
+        if done is not None:
+            await done
+        assert way.call_count == 1
+        theirs.call_later.assert_called_once_with(sockets.LINGER, theirs.abort)
+
+    async def test_who_was_refused_is_not_listened_to(self) -> None:
+        """What it still sends is not even parsed."""
+        protocol = object.__new__(SocketProtocol)
+        protocol._is_refused, protocol.conn = True, MagicMock()
+        protocol.data_received(frame(Opcode.TEXT, b"{}"))
+        assert protocol.conn.mock_calls == []
 
 
 class TestG3Frames:

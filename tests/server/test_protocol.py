@@ -8,6 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from stillfresh.server.listening import Server
+from stillfresh.server.protocol import LONGEST_HEAD, Protocol
+from stillfresh.server.sockets import SocketProtocol
 from tests.kit.gateway import running
 
 WHOLE = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -149,7 +152,22 @@ class TestG1Requests:
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert answer.count(b"HTTP/1.1") == 1
+        assert b"\r\ncache-control: no-store\r\n" in answer
         writer.close()
+
+    async def test_a_long_body_in_parts_is_not_counted_as_a_head(self, port: int) -> None:
+        """What has been read of it is forgotten, part by part."""
+        head = b"POST /p HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        parts = [b"x" * 10_000] * (2 * LONGEST_HEAD // 10_000)
+        body = b"".join(parts)
+        answer = await said(port, head % len(body), *parts)
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert answer.endswith(b"/p h " + body)
+
+    async def test_a_trailer_is_no_header_field(self, port: int) -> None:
+        """RFC 9110 §6.5.1: the Host stays that of the head."""
+        answer = await said(port, UPLOAD + b"2\r\nhi\r\n0\r\nHost: evil\r\n\r\n" + LAST)
+        assert b"/p h hi" in answer
 
     @pytest.mark.parametrize("after", [b"", WHOLE, WHOLE * 3])
     async def test_who_leaves_leaves_them_all(self, port: int, after: bytes) -> None:
@@ -161,3 +179,13 @@ class TestG1Requests:
         writer.transport.abort()
         async with asyncio.timeout(30):
             await asyncio.gather(*GONE)
+
+
+@pytest.mark.parametrize("ours", [Protocol, Server, SocketProtocol])
+def test_what_is_extended_is_uvicorns(ours: type) -> None:
+    """A method that uvicorn renames or drops would silently not be called any more."""
+    theirs = ours.__mro__[1]
+    assert theirs.__module__.startswith("uvicorn.")
+    extended = [name for name, it in vars(ours).items() if callable(it) and name[:1] != "_"]
+    assert extended
+    assert [name for name in extended if not hasattr(theirs, name)] == []
