@@ -339,5 +339,11 @@ class TestG10ManageCommand:
         """A cache of another kind, an invalidation of nothing."""
         with pytest.raises(CommandError, match="name the tags"):
             call_command("stillfresh", "invalidate")
+        with pytest.raises(CommandError, match="stillfresh --cache ALIAS inspect"):
+            call_command("stillfresh", "inspect", "--cache", "default")
+        with pytest.raises(CommandError, match="inspect failed for the reason above"):
+            call_command("stillfresh", "inspect", "--limits", "5")
+        with pytest.raises(ConfigError, match="a model or an instance is needed here, not 'shop"):
+            invalidate_on_change("shop.Product")  # type: ignore[arg-type]
         with override_settings(CACHES=LOCMEM), pytest.raises(CommandError, match="no Stillfresh"):
             call_command("stillfresh", "clear")

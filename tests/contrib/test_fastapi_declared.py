@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from stillfresh import Cache, ConfigError
+from stillfresh import Cache, ConfigError, SyncCache
 from stillfresh.contrib.fastapi import fresh, lifespan
 
 
@@ -85,7 +85,8 @@ class TestE15RouteDeclaration:
         with pytest.raises(ConfigError) as refused:
             fresh(Cache("memory://"), "10m")(function)
         assert f"'user' is {what}, which may differ from caller to caller" in str(refused.value)
-        assert "per={'user': lambda user: user.id}" in str(refused.value)
+        part = "headers.get('accept-language')" if what == "the Request" else "id"
+        assert f"per={{'user': lambda user: user.{part}}}" in str(refused.value)
         assert "ignore=('user',)" in str(refused.value)
         fresh(Cache("memory://"), "10m", ignore=("user",))(function)
         fresh(Cache("memory://"), "10m", per={"user": id})(function)
@@ -136,6 +137,14 @@ class TestE15RouteDeclaration:
         app.include_router(router, prefix="/again")
         async with app.router.lifespan_context(app):
             pass
+
+    @pytest.mark.parametrize("given", [SyncCache("memory://"), "memory://"])
+    def test_what_is_no_cache_for_async_code_is_refused(self, given: Any) -> None:
+        """By the route and by the lifespan, at declaration, with what to write."""
+        with pytest.raises(ConfigError, match=r"a Cache is needed here, .* cache = Cache"):
+            fresh(given, "10m")
+        with pytest.raises(ConfigError, match=r"a Cache is needed here, .* cache = Cache"):
+            lifespan(given)
 
     def test_two_routes_of_one_name_need_two_names(self) -> None:
         """The error says so; `name=` gives another one."""

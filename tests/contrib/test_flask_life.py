@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from stillfresh import ConfigError, SyncCache
+from stillfresh import Cache, ConfigError, SyncCache
 from stillfresh.contrib.flask import Fresh
 from tests.kit.servers.valkey import free_port
 from tests.kit.sync import Calling, until
@@ -151,6 +151,13 @@ class TestE20Extension:
         for options, said in bad:
             with pytest.raises(ConfigError, match=re.escape(said)):
                 fresh.view("10m", **options)(page)
+
+    def test_the_wrong_cache_and_a_view_without_its_time(self) -> None:
+        """An async Cache, and `@fresh.view` without brackets, are refused at declaration."""
+        with pytest.raises(ConfigError, match="a SyncCache is needed here"):
+            Fresh(cache=Cache("memory://"))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"view: fresh_for: cannot read .* as a duration"):
+            Fresh().view(str)  # type: ignore[arg-type]
 
     def test_an_app_that_was_not_initialised(self) -> None:
         """The error says what to call."""

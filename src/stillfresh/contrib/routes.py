@@ -11,7 +11,7 @@ import msgspec
 
 from stillfresh.durations import Duration
 from stillfresh.engine import Answer, Call, Codec, Spec, terms_of
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.http.fields import directives, values
 from stillfresh.http.freshness import cache_status, status_of
 
@@ -31,6 +31,13 @@ class KeptResponse(msgspec.Struct, frozen=True):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+
+
+def check_cache(cache: object, of: type) -> None:
+    """Refuse an address, and a Cache where a SyncCache is needed or the other way round."""
+    if not isinstance(cache, of):
+        said = f"cache: a {of.__name__} is needed here, not {cache!r}"
+        raise ConfigError(f'{said}; write cache = {of.__name__}("sqlite:///app.db")')
 
 
 def is_for_all(status: int, headers: Iterable[tuple[bytes, bytes]], size: int) -> bool:

@@ -19,6 +19,8 @@ from stillfresh.errors import ConfigError
 
 def tag_of(model: Any) -> str:
     """The tag of an instance, or of all instances of a model."""
+    if not hasattr(model, "_meta"):
+        raise ConfigError(f"a model or an instance is needed here, not {model!r}")
     label: str = model._meta.label_lower
     return label if isinstance(model, type) else f"{label}:{model.pk}"
 
@@ -35,7 +37,7 @@ def invalidate_on_change(*models: type[Model], cache: str = "default") -> None:
     """
     for model in models:
         changed = partial(_changed, cache)
-        uid = f"stillfresh:{cache}:{model._meta.label_lower}"
+        uid = f"stillfresh:{cache}:{tag_of(model)}"
         for signal in (post_save, post_delete):
             signal.connect(changed, sender=model, weak=False, dispatch_uid=uid)
         for field in model._meta.many_to_many:

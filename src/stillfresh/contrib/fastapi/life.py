@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.routing import Mount
 
 from stillfresh.contrib.fastapi.route import check_order
+from stillfresh.contrib.routes import check_cache
 from stillfresh.engine import Cache
 from stillfresh.errors import StoreError
 from stillfresh.web import Dashboard
@@ -24,6 +25,9 @@ def lifespan(*caches: Cache, own: Own | None = None) -> Own:
     `own`: your own lifespan. What it makes is there before the caches open, and until they are
     closed, since a refresh may use it.
     """
+
+    for cache in caches:
+        check_cache(cache, Cache)
 
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[Any]:

@@ -78,10 +78,11 @@ class KeyRule:
             said = "cannot be cached, since it can be read only once; take JSON instead"
             raise ConfigError(f"{self._name}: the form or file {name!r} {said}")
         if what and name not in self._by and name not in ignored:
+            part = "headers.get('accept-language')" if what == "the Request" else "id"
             raise ConfigError(
                 f"{self._name}: {name!r} is {what}, which may differ from caller to caller. If "
-                f"the answer depends on it, write per={{{name!r}: lambda {name}: {name}.id}} for "
-                f"a copy for each; if not, write ignore=({name!r},)"
+                f"the answer depends on it, write per={{{name!r}: lambda {name}: {name}.{part}}} "
+                f"for a copy for each; if not, write ignore=({name!r},)"
             )
 
     @property

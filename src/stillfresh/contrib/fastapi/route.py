@@ -18,7 +18,14 @@ from starlette.exceptions import HTTPException
 from stillfresh.contrib.fastapi.parameters import KeyRule, Per, kept_type, typed_signature
 from stillfresh.contrib.fastapi.replay import Replay, RouteLoad, Run
 from stillfresh.contrib.fastapi.values import RouteValues
-from stillfresh.contrib.routes import MARK, Tags, freshness_fields, is_for_all, route_spec
+from stillfresh.contrib.routes import (
+    MARK,
+    Tags,
+    check_cache,
+    freshness_fields,
+    is_for_all,
+    route_spec,
+)
 from stillfresh.durations import Duration
 from stillfresh.engine import (
     Answer,
@@ -79,6 +86,8 @@ def fresh(
     The key is made of the function's own parameters. One that FastAPI gives it (a dependency, the
     request) has to be in `per`, for a copy for each, or in `ignore`.
     """
+
+    check_cache(cache, Cache)
 
     def decorate(function: Callable[P, Any]) -> FreshRoute[P]:
         kind = str(name or getattr(function, "__name__", ""))

@@ -8,8 +8,8 @@ from flask import Flask, has_app_context
 from flask.globals import app_ctx
 
 from stillfresh.contrib.flask.view import FreshView, ViewCore
-from stillfresh.contrib.routes import KeptResponse, Tags, route_spec
-from stillfresh.durations import Duration
+from stillfresh.contrib.routes import KeptResponse, Tags, check_cache, route_spec
+from stillfresh.durations import Duration, seconds
 from stillfresh.engine import Call, MsgpackCodec
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError
@@ -37,6 +37,8 @@ class Fresh:
     """
 
     def __init__(self, app: Flask | None = None, *, cache: SyncCache | None = None) -> None:
+        if cache is not None:
+            check_cache(cache, SyncCache)
         self._shared = None if cache is None else AppViews(cache, {})
         self._apps: WeakKeyDictionary[Flask, AppViews] = WeakKeyDictionary()
         self._views: dict[str, FreshView[Any]] = {}
@@ -100,6 +102,7 @@ class Fresh:
         The key is the address without its query, the arguments in `query`, and what `per` returns.
         Without `per` the view is run as for a visitor that nobody knows.
         """
+        seconds(fresh_for, name="fresh.view: fresh_for")  # also refuses @fresh.view without (...)
 
         def decorate(function: Callable[P, Any]) -> FreshView[P]:
             kind = checked_kind(str(name or getattr(function, "__name__", "")))

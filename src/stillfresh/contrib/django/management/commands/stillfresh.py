@@ -21,6 +21,9 @@ class StillfreshCommand(BaseCommand):
         parser.add_argument("more", nargs=REMAINDER, help=more)
 
     def handle(self, *, cache: str, action: str, more: list[str], **_: Any) -> None:
+        if "--cache" in more:
+            said = "--cache stands before the action"
+            raise CommandError(f"{said}: manage.py stillfresh --cache ALIAS {action}")
         backend = caches[cache]
         if not isinstance(backend, StillfreshCache):
             raise CommandError(f"CACHES[{cache!r}] is no StillfreshCache")
@@ -44,7 +47,9 @@ class StillfreshCommand(BaseCommand):
             main(arguments)
         except SystemExit as exc:
             if exc.code:
-                raise CommandError("stillfresh could not do it", returncode=exc.code) from None
+                raise CommandError(
+                    f"{arguments[0]} failed for the reason above", returncode=exc.code
+                ) from None
 
 
 Command = StillfreshCommand
