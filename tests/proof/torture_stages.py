@@ -19,8 +19,8 @@ from unittest.mock import patch
 from redis.crc import key_slot
 
 from stillfresh.stores.redis.layout import Places
-from tests.kit.servers.cluster import clustered, until
-from tests.kit.servers.valkey import Server, binary_of
+from tests.kit.servers.cluster import clustered, until, watched_over
+from tests.kit.servers.valkey import HOST, Server, binary_of
 
 __all__ = ["STAGES", "Fault", "NotHere", "Stage", "small_disk"]
 
@@ -195,6 +195,34 @@ def cluster(folder: Path) -> Iterator[Stage]:
 
 
 @contextmanager
+def sentinel(folder: Path) -> Iterator[Stage]:
+    """S9: a primary and its replica, watched over by three Sentinels."""
+    with watched_over(folder) as watch:
+        servers = [watch.primary, watch.replica]
+
+        def kill() -> None:
+            """The primary goes last, so that the other one is the replica."""
+            servers.sort(key=lambda it: "role:master" in it.command("INFO replication"))
+            servers[-1].stop()
+
+        def failed_over() -> None:
+            other, dead = servers
+            until(lambda: "role:master" in other.command("INFO replication"), "nobody took over")
+            dead.start()
+            dead.command("REPLICAOF", HOST, str(other.port))
+            until(lambda: "link_status:up" in dead.command("INFO replication"), "no replica")
+
+        faults = {
+            "a primary killed": lasting(kill, failed_over, 0.0, 2.0),
+            "connections cut": lasting(
+                lambda: [it.command("CLIENT KILL TYPE normal") for it in servers], lambda: None, 0.0
+            ),
+        }
+        url = f"{watch.url}?prefix={PREFIX}&timeout=500ms&wait_replicas=1"
+        yield Stage(url, faults)
+
+
+@contextmanager
 def dynamodb(folder: Path) -> Iterator[Stage]:
     from tests.kit.servers import aws as aws_servers  # noqa: PLC0415 (a second of imports that other stores do not need)
 
@@ -242,5 +270,6 @@ STAGES: Final = {
     "valkey": valkey,
     "push": push,
     "cluster": cluster,
+    "sentinel": sentinel,
     "dynamodb": dynamodb,
 }
