@@ -105,7 +105,7 @@ def _mistake(
         or not (database.isdecimal() or not database),
         "names a database, and a cluster has only the one": several == "cluster"
         and database.strip("0") != "",
-        f"knows no {', '.join(unknown)}": bool(unknown),
+        f"has no option {', '.join(unknown)}": bool(unknown),
         "says the same thing twice": len(options) < count,
     } | {
         f"{name} is {what}": options.get(name, what) is None for name, (what, _) in READERS.items()

@@ -296,7 +296,8 @@ class Cluster:
                 continue
             if rows:
                 return await self._take(rows, host)
-        raise StoreError("no node of the Redis cluster says who holds what") from error
+        asked = ", ".join(f"{host}:{port}" for (host, port), _ in [*known, *seeds])
+        raise StoreError(f"no node of the Redis cluster names its slots; asked: {asked}") from error
 
     async def _take(self, rows: Sequence[Any], asked: str) -> None:
         """A node that does not know its own name is where we asked it."""
