@@ -1,17 +1,16 @@
-"""What FastAPI's routes and Flask's views share: the declaration, and a kept response.
+"""What FastAPI's routes and Flask's views share: how a kept response is told from one that is not.
 
 No framework is imported here. Design's rule: anything personal is never shared unless the key says
 so.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import msgspec
 
-from stillfresh.durations import Duration
-from stillfresh.engine import Answer, Call, Codec, Spec, terms_of
-from stillfresh.errors import ConfigError, LoadFailed
+from stillfresh.engine import Answer, Call, Spec
+from stillfresh.errors import ConfigError
 from stillfresh.http.fields import directives, values
 from stillfresh.http.freshness import cache_status, status_of
 
@@ -46,44 +45,6 @@ def is_for_all(status: int, headers: Iterable[tuple[bytes, bytes]], size: int) -
     said = directives(values(fields, b"cache-control")).keys()
     is_own = values(fields, b"set-cookie") or not UNSHARED.isdisjoint(said)
     return status == 200 and size <= MAX_BODY and not is_own
-
-
-def route_spec(
-    kind: str,
-    codec: Codec[Any],
-    tags: Callable[[Call[Any]], str | Sequence[str]] | None,
-    terms: tuple[Duration, Duration, Duration, float],
-    *,
-    max_entries: int,
-    max_bytes: int | str | None,
-    memory_for: Duration,
-    concurrency: int,
-    load_timeout: Duration,
-    in_thread: bool = False,
-) -> RouteSpec:
-    """`terms`: fresh_for, stale_for, error_for and jitter."""
-    fresh_for, stale_for, error_for, jitter = terms
-    return Spec(
-        kind,
-        _loads_nothing,
-        codec,
-        tags,
-        terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
-        max_batch=1,
-        concurrency=concurrency,
-        max_entries=max_entries,
-        max_bytes=max_bytes,
-        memory_for=memory_for,
-        lease_for="5s",
-        load_timeout=load_timeout,
-        by_id=False,
-        in_thread=in_thread,
-    )
-
-
-def _loads_nothing(calls: list[Call[Any]]) -> NoReturn:
-    del calls
-    raise LoadFailed("a route is loaded by its requests; send it one")
 
 
 def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:

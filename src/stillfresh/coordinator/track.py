@@ -85,8 +85,6 @@ class Track(Driver[str]):
             max_batch=kind.max_batch,
             concurrency=16,
             max_entries=100,  # decoded: the file is read on the spot
-            memory_for=0,
-            lease_for=5.0,
             load_timeout=fetch_timeout,
         )
         self.core = controller.cache.declare(

@@ -17,7 +17,7 @@ from stillfresh.engine.explain import (
     prometheus_text,
 )
 from stillfresh.engine.function import CachedFunction, Function, bind
-from stillfresh.engine.keys import Spec, terms_of
+from stillfresh.engine.keys import Spec, no_loader, terms_of
 from stillfresh.engine.memory import MemoryEntry
 from stillfresh.engine.model import (
     DELETE,
@@ -83,6 +83,7 @@ __all__ = [
     "is_past",
     "key_text",
     "like_function",
+    "no_loader",
     "prometheus_text",
     "terms_of",
 ]

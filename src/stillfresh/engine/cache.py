@@ -184,7 +184,6 @@ class Cache(Lifecycle):
                 codec if codec is not None else codec_for(signature.value_type, kind),
                 tagged if callable(tags) else tags,
                 terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
-                max_batch=1,
                 concurrency=concurrency,
                 max_entries=max_entries,
                 max_bytes=max_bytes,

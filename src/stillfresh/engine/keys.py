@@ -8,14 +8,14 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Generic, NoReturn, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.model import Codec, Loaded, OwnTerms
 from stillfresh.engine.rules import Terms, absent_believed_for
-from stillfresh.errors import ConfigError, shown
+from stillfresh.errors import ConfigError, LoadFailed, shown
 from stillfresh.freshness import Policy
 
 K = TypeVar("K", bound=Hashable)
@@ -190,6 +190,11 @@ def shown_name(loader: Callable[..., Any]) -> str:
     return getattr(loader, "__qualname__", repr(loader)).rpartition("<locals>.")[2]
 
 
+def no_loader(_: object) -> NoReturn:
+    """The loader of a resource whose reads each bring their own."""
+    raise LoadFailed("only a read that brings a loader can load it: send a request for it")
+
+
 class Spec(Generic[K, V]):
     """A resource as it was declared; its terms may change while it runs (C1).
 
@@ -204,12 +209,12 @@ class Spec(Generic[K, V]):
         tags: Callable[[K], Sequence[str]] | None,
         terms: Terms,
         *,
-        max_batch: int,
+        max_batch: int = 1,
         concurrency: int,
         max_entries: int,
         max_bytes: int | str | None = None,
-        memory_for: Duration,
-        lease_for: Duration,
+        memory_for: Duration = 0,
+        lease_for: Duration = "5s",
         load_timeout: Duration,
         by_id: bool = True,
         in_thread: bool = False,

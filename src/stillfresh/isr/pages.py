@@ -25,6 +25,7 @@ from stillfresh.engine import (
     Loaded,
     Private,
     Spec,
+    no_loader,
     terms_of,
 )
 from stillfresh.engine.keys import checked_id
@@ -106,11 +107,10 @@ class PageCache:
         terms = terms_of(KIND, 0, stale_for, error_for, UNSHARED_FOR)
         spec: Spec[PageKey, Stored] = Spec(
             KIND,
-            _nobody,
+            no_loader,
             PageCodec(is_packed=not is_private),
             _tags_of,
             structs.replace(terms, absent_stale_for=UNSHARED_KEPT),
-            max_batch=1,
             concurrency=CONCURRENCY,
             max_entries=max_entries,
             max_bytes=max_bytes,
@@ -318,10 +318,6 @@ class PageCache:
             raise cause
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self.clock()
         return too_busy(pause)
-
-
-async def _nobody(keys: list[PageKey]) -> dict[PageKey, Loaded[Stored]]:
-    raise LoadFailed(f"{keys}: nobody said how to render it")
 
 
 def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:

@@ -7,9 +7,10 @@ Values are kept as bytes and decoded for each caller, since Django code changes 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import get_ident
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 from django.db import connections
 from django.utils.timezone import get_current_timezone
@@ -21,7 +22,7 @@ from stillfresh.contrib.django.shared import SharedCache, TaggedKey, shared
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded
 from stillfresh.engine.keys import checked_tags
-from stillfresh.errors import LoadFailed, StoreError
+from stillfresh.errors import ConfigError, LoadFailed, StoreError
 from stillfresh.freshness import Verdict
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ T = TypeVar("T")
 NEVER_ENDS: Final = 100 * 365 * 86_400.0
 """Seconds that an entry without a timeout is fresh for."""
 MISSING: Final = object()
+BytesChange: TypeAlias = Callable[[Answer[bytes] | None], object]
 
 
 class OtherTags(Exception):
@@ -109,28 +111,18 @@ class StillfreshCache(BaseCache):
         self, key: str, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None
     ) -> bool:
         """Atomic: of many that add at once, one is told that it did."""
-        loaded, added = self.loaded(value, timeout), False
-
-        def change(answer: Answer[bytes] | None) -> object:
-            nonlocal added
-            added = not _is_there(answer)
-            return loaded if added else LEAVE
-
-        self._core.update(self.make_and_validate_key(key, version=version), change)
-        return added
+        loaded = self.loaded(value, timeout)
+        return not self._update(key, version, lambda it: LEAVE if _is_there(it) else loaded)
 
     def touch(self, key: str, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
-        fresh_for, touched = self._seconds(timeout), False
+        fresh_for = self._seconds(timeout)
 
         def change(answer: Answer[bytes] | None) -> object:
-            nonlocal touched
-            touched = _is_there(answer)
-            if answer is None or not touched:
+            if answer is None or not _is_there(answer):
                 return LEAVE
             return self._on_terms(answer.value, fresh_for) if fresh_for else DELETE
 
-        self._amend(key, version, change)
-        return touched
+        return self._amend(key, version, change)
 
     def incr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
         """Atomic across threads, processes and machines; the timeout goes on."""
@@ -149,15 +141,7 @@ class StillfreshCache(BaseCache):
 
     def delete(self, key: str, version: int | None = None) -> bool:
         """Of many that delete at once, one is told that it did."""
-        deleted = False
-
-        def change(answer: Answer[bytes] | None) -> object:
-            nonlocal deleted
-            deleted = _is_there(answer)
-            return LEAVE if answer is None else DELETE
-
-        self._core.update(self.make_and_validate_key(key, version=version), change)
-        return deleted
+        return self._update(key, version, lambda it: LEAVE if it is None else DELETE)
 
     def delete_many(self, keys: Iterable[str], version: int | None = None) -> None:
         if names := [self.make_and_validate_key(key, version=version) for key in keys]:
@@ -174,12 +158,21 @@ class StillfreshCache(BaseCache):
     def close(self, **_: object) -> None:
         """At the end of each request. The store stays open for the next one, until exit."""
 
-    def _amend(
-        self,
-        key: str,
-        version: int | None,
-        change: Callable[[Answer[bytes] | None], object],
-    ) -> None:
+    def _update(
+        self, key: str, version: int | None, change: BytesChange, tags: Sequence[str] = ()
+    ) -> bool:
+        """True if there was an entry when it was changed."""
+        was_there = False
+
+        def noted(answer: Answer[bytes] | None) -> object:
+            nonlocal was_there
+            was_there = _is_there(answer)
+            return change(answer)
+
+        self._core.update(self._key(key, version, tags), noted)
+        return was_there
+
+    def _amend(self, key: str, version: int | None, change: BytesChange) -> bool:
         """The entry keeps its tags: a lease records those of the key that asks for it."""
         tags: tuple[str, ...] = ()
 
@@ -192,11 +185,8 @@ class StillfreshCache(BaseCache):
             return change(answer)
 
         while True:
-            try:
-                self._core.update(self._key(key, version, tags), checked)
-            except OtherTags:
-                continue
-            return
+            with suppress(OtherTags):
+                return self._update(key, version, checked, tags)
 
     def get_or_set(
         self,
@@ -320,6 +310,17 @@ class StillfreshCache(BaseCache):
         if iscoroutinefunction(default):
             default = async_to_sync(default)
         return await sync_to_async(self.get_or_set)(key, default, *args, **kwargs)
+
+
+def backend_of(alias: str, what: str) -> StillfreshCache:
+    """For `what`, which needs this backend."""
+    cache = caches[alias]
+    if not isinstance(cache, StillfreshCache):
+        raise ConfigError(
+            f"CACHES[{alias!r}]: {what} need the backend stillfresh.contrib.django.StillfreshCache,"
+            f" not {type(cache).__name__}"
+        )
+    return cache
 
 
 def _is_there(answer: Answer[bytes] | None) -> bool:

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from django.core.cache import caches
 from django.db import transaction
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save
 
-from stillfresh.contrib.django.backend import StillfreshCache
+from stillfresh.contrib.django.backend import backend_of
 from stillfresh.errors import ConfigError
 
 
@@ -76,11 +75,6 @@ def _class_of(changed: Any) -> Any:
 
 
 def _invalidate(alias: str, tags: list[str]) -> None:
-    cache = caches[alias]
-    if not isinstance(cache, StillfreshCache):
-        raise ConfigError(
-            f"CACHES[{alias!r}]: tags need the backend stillfresh.contrib.django.StillfreshCache, "
-            f"not {type(cache).__name__}"
-        )
+    cache = backend_of(alias, "tags")
     for tag in tags:
         cache.invalidate_tag(tag)

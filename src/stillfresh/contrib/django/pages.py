@@ -12,14 +12,13 @@ from threading import get_ident
 from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
-from django.core.cache import caches
 from django.http import HttpRequest, HttpResponse
 from django.middleware.cache import CacheMiddleware
 
-from stillfresh.contrib.django.backend import MISSING, StillfreshCache
+from stillfresh.contrib.django.backend import MISSING, StillfreshCache, backend_of
 from stillfresh.durations import Duration
 from stillfresh.engine import Loaded, Private
-from stillfresh.errors import ConfigError, StoreError
+from stillfresh.errors import StoreError
 
 Tags = Sequence[str] | Callable[..., Sequence[str]]
 """Of a page; or a function of the request and the view's arguments."""
@@ -67,13 +66,7 @@ class PageMiddleware(CacheMiddleware):
 
     @property
     def backend(self) -> StillfreshCache:
-        cache = caches[self.cache_alias]
-        if not isinstance(cache, StillfreshCache):
-            raise ConfigError(
-                f"CACHES[{self.cache_alias!r}]: pages that may be stale need the backend "
-                f"stillfresh.contrib.django.StillfreshCache, not {type(cache).__name__}"
-            )
-        return cache
+        return backend_of(self.cache_alias, "pages that may be stale")
 
 
 class PageExchange:

@@ -5,13 +5,13 @@ Django makes a backend object for each thread and alias. The cache behind them i
 
 from collections.abc import Mapping
 from threading import Lock
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from django.utils.module_loading import import_string
 from msgspec import msgpack
 
 from stillfresh.contrib.django.codec import DjangoCodec
-from stillfresh.engine import Codec, Spec, terms_of
+from stillfresh.engine import Codec, Spec, no_loader, terms_of
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.sync import SyncCache
@@ -74,16 +74,14 @@ class SharedCache:
         self.codec: Codec[Any] = _codec(options["CODEC"])
         spec: Spec[str, bytes] = Spec(
             name,
-            _no_loader,
+            no_loader,
             Bytes,
             lambda key: key.tags if isinstance(key, TaggedKey) else (),
             terms_of(name, 0, 0, 0, 0),
-            max_batch=1,
             concurrency=options["CONCURRENCY"],
             max_entries=options["MAX_ENTRIES"],
             max_bytes=options["MAX_BYTES"],
             memory_for=options["MEMORY_FOR"],
-            lease_for="5s",
             load_timeout=options["LOAD_TIMEOUT"],
             by_id=False,
             in_thread=True,
@@ -139,7 +137,3 @@ def _codec(given: object) -> Codec[Any]:
     found: Any = import_string(given) if isinstance(given, str) else given
     codec: Codec[Any] = found() if isinstance(found, type) else found
     return codec
-
-
-def _no_loader(_: list[str]) -> NoReturn:
-    raise TypeError("each read brings its own loader")

@@ -20,11 +20,11 @@ from stillfresh.contrib.fastapi.replay import Replay, RouteLoad, Run
 from stillfresh.contrib.fastapi.values import RouteValues
 from stillfresh.contrib.routes import (
     MARK,
+    RouteSpec,
     Tags,
     check_cache,
     freshness_fields,
     is_for_all,
-    route_spec,
 )
 from stillfresh.durations import Duration
 from stillfresh.engine import (
@@ -37,8 +37,11 @@ from stillfresh.engine import (
     Handle,
     Private,
     Resource,
+    Spec,
     is_past,
     like_function,
+    no_loader,
+    terms_of,
 )
 from stillfresh.errors import BadValue, ConfigError, LoadFailed, NotOpen, StoreError
 from stillfresh.http.freshness import pause_after
@@ -94,16 +97,18 @@ def fresh(
         signature = typed_signature(kind, function)
         key_rule = KeyRule(kind, signature, per, ignore)
         values = RouteValues(kind, kept_type(kind, signature, model), codec)
-        spec = route_spec(
+        spec: RouteSpec = Spec(
             kind,
+            no_loader,
             values.codec,
             _tagger(kind, key_rule, tags),
-            (fresh_for, stale_for, error_for, jitter),
+            terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
             concurrency=concurrency,
             max_entries=max_entries,
             max_bytes=max_bytes,
             memory_for=memory_for,
             load_timeout=load_timeout,
+            by_id=False,
         )
         core = cache.declare(spec, lambda call: call.id, lambda id_: Call(id_, (), {}))
         return FreshRoute(core, function, signature, key_rule, values)

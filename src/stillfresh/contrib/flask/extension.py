@@ -8,9 +8,9 @@ from flask import Flask, has_app_context
 from flask.globals import app_ctx
 
 from stillfresh.contrib.flask.view import FreshView, ViewCore
-from stillfresh.contrib.routes import KeptResponse, Tags, check_cache, route_spec
+from stillfresh.contrib.routes import KeptResponse, RouteSpec, Tags, check_cache
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Call, MsgpackCodec
+from stillfresh.engine import Call, MsgpackCodec, Spec, no_loader, terms_of
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError
 from stillfresh.sync import SyncCache
@@ -108,16 +108,18 @@ class Fresh:
             kind = checked_kind(str(name or getattr(function, "__name__", "")))
             if kind in self._views:
                 raise ConfigError(f"{kind}: another view has this name; write name='{kind}_2'")
-            spec = route_spec(
+            spec: RouteSpec = Spec(
                 kind,
+                no_loader,
                 MsgpackCodec[KeptResponse](KeptResponse, kind),
                 (lambda call: call.args) if tags else None,
-                (fresh_for, stale_for, error_for, jitter),
+                terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
                 max_entries=max_entries,
                 max_bytes=max_bytes,
                 memory_for=memory_for,
                 concurrency=concurrency,
                 load_timeout=load_timeout,
+                by_id=False,
                 in_thread=True,
             )
             view = FreshView(self, function, spec, query=query, per=per, tags=tags)

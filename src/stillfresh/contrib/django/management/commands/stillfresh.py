@@ -3,10 +3,10 @@
 from argparse import REMAINDER, ArgumentParser
 from typing import Any
 
-from django.core.cache import caches
 from django.core.management.base import BaseCommand, CommandError
 
-from stillfresh.contrib.django.backend import StillfreshCache
+from stillfresh.contrib.django.backend import backend_of
+from stillfresh.errors import ConfigError
 
 
 class StillfreshCommand(BaseCommand):
@@ -24,9 +24,10 @@ class StillfreshCommand(BaseCommand):
         if "--cache" in more:
             said = "--cache stands before the action"
             raise CommandError(f"{said}: manage.py stillfresh --cache ALIAS {action}")
-        backend = caches[cache]
-        if not isinstance(backend, StillfreshCache):
-            raise CommandError(f"CACHES[{cache!r}] is no StillfreshCache")
+        try:
+            backend = backend_of(cache, "these commands")
+        except ConfigError as exc:
+            raise CommandError(str(exc)) from exc
         if action == "clear":
             backend.clear()
             self.stdout.write(f"{cache}: cleared")
