@@ -79,6 +79,16 @@ def status(response: TestResponse) -> str:
 
 
 class TestE20View:
+    def test_past_the_cache_nothing_is_said_to_be_stored(self, shop: Shop) -> None:
+        """E22: inside `bypassed()` the view is as without the cache."""
+        shop.counted()
+        shop.get("/n")
+        with shop.cache.bypassed():
+            told = shop.get("/n")
+        assert told.text == "2"
+        assert "Cache-Status" not in told.headers
+        assert shop.get("/n").text == "1"
+
     def test_a_second_request_is_a_hit(self, shop: Shop) -> None:
         """The view runs once; the second response is the same, and says that it is a hit."""
 
