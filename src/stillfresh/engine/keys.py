@@ -173,12 +173,13 @@ def hints_of(
         kind = type(loader).__name__
         what = "it" if kind == "staticmethod" else "@staticmethod, and no cls,"
         raise ConfigError(f"{name}: @{kind} stands below the cache's decorator; write {what} above")
-    is_other = inspect.isasyncgenfunction(loader) or inspect.isgeneratorfunction(loader)
-    if not callable(loader) or is_other or _is_async_object(loader):
+    if inspect.isasyncgenfunction(loader) or inspect.isgeneratorfunction(loader):
+        raise ConfigError(f"{name}: {shown_name(loader)} yields; return one value, such as a list")
+    if not callable(loader) or _is_async_object(loader):
         raise ConfigError(f"{name}: a loader is a function, async def or def, not {shown(loader)}")
     parameters = list(inspect.signature(loader).parameters.values())
     try:
-        return type_hints(loader), parameters
+        return type_hints(getattr(loader, "func", loader)), parameters  # a partial's function
     except Exception as exc:
         raise ConfigError(
             f"{name}: cannot read the annotations of {shown_name(loader)}: {exc}"
