@@ -163,6 +163,16 @@ class TestE15RouteDeclaration:
         with pytest.raises(ConfigError, match="'user' is not in the key; it has: id, q"):
             route.of(id=1, user=2)
 
+    def test_what_a_factory_makes_is_no_default_of_an_entry(self) -> None:
+        """It may be another one for each request, so it has to be said."""
+
+        async def made(id: int = Query(default_factory=lambda: 7)) -> int:  # noqa: A002
+            return id
+
+        route = fresh(Cache("memory://"), "10m")(made)
+        with pytest.raises(ConfigError, match="'id' is in the key, and has no default"):
+            route.of()
+
 
 class TestE19RoutePersonal:
     async def test_each_user_has_a_copy(self) -> None:

@@ -134,10 +134,11 @@ def _itself(value: object) -> object:
 
 
 def _default(parameter: inspect.Parameter) -> object:
-    """`Query("x")` stands for its own default."""
+    """`Query("x")` stands for its own default; what a factory makes is of its own request."""
     default = parameter.default
     if isinstance(default, FieldInfo):
-        return inspect.Parameter.empty if default.is_required() else default.get_default()
+        is_none = default.is_required() or default.default_factory is not None
+        return inspect.Parameter.empty if is_none else default.default
     return default
 
 
