@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
@@ -144,6 +145,34 @@ class TestE9Memory:
         assert (version(answer), answer.origin, store.count("read")) == (1, Origin.MEMORY, reads)
         clock.advance(0.92)
         assert version(await prices.get("a")) == 2
+
+    async def test_memory_for_begins_anew_whenever_a_file_was_asked(
+        self, upstream: Upstream, clock: ManualClock, tmp_path: Path
+    ) -> None:
+        """A file is read on the spot, once in that time; what others did is seen after it."""
+        url = f"sqlite:///{tmp_path / 'a.db'}"
+        async with Cache(url, clock=clock) as here, Cache(url, clock=clock) as there:
+            prices, asked = declare(here, upstream, memory_for="1s"), list[float]()
+            clock.advance(100)
+            await prices("a")
+            clock.advance(10)  # within one bucket of the ages from here on
+            runtime = prices.core._runtime
+            assert runtime is not None
+            assert runtime.read_now is not None
+            read_now = runtime.read_now
+
+            def noted(*told: Any) -> dict[str, Record]:
+                asked.append(clock())
+                return read_now(*told)
+
+            runtime.read_now = noted
+            for _ in range(32):
+                await prices.get("a")
+                clock.advance(0.125)
+            assert len(asked) == 4
+            await declare(there, upstream).invalidate("a")
+            upstream.version = 2
+            assert version(await prices.get("a")) == 2
 
     async def test_memory_for_never_lasts_longer_than_freshness(
         self, here: Cache, upstream: Upstream, clock: ManualClock

@@ -205,6 +205,8 @@ class Reads(Generic[K, V]):
         else:
             is_right = copy is not None and copy.fetched_at - MAX_SKEW <= now < entry.stands
             is_right = is_right and self._is_unchanged(runtime.read_now, self.text(key), copy)
+            if is_right and on_loop and self.spec.memory_for:  # E9: counted from now on
+                entry.until = min(entry.stands, now + self.spec.memory_for)
         if not is_right or entry.answer is not answer:
             return None
         entry.hits += 1
