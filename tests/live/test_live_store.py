@@ -1,5 +1,6 @@
 """G3: over a store that keeps what it keeps in its own way, and fails now and then."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 
 from stillfresh import Cache, StoreError
 from stillfresh.live import Hub, Live, connection
+from tests.kit.cli import said
 from tests.kit.live import Upstream, served, viewing
+from tests.kit.servers.valkey import Server
 
 
 @pytest.fixture
@@ -103,3 +106,22 @@ class TestG3Store:
             await viewer.say("visible", visible=True)
             assert (await viewer.hear())["value"] == "a 2"
         await live.close()
+
+
+class TestS10Viewers:
+    async def test_a_viewer_sees_what_the_command_line_invalidates(self, valkey: Server) -> None:
+        """At once, not at the end of freshness: the gateway hears of it from the server."""
+        url, upstream = valkey.url(), Upstream()
+        async with Cache(url) as cache:
+            live = Live(Hub(cache, kinds=upstream.kinds()))
+            async with served(live, lifespan="off") as port, viewing(port) as viewer:
+                await viewer.watch("p1")
+                assert (await viewer.hear())["value"]["n"] == 1
+                news = (await cache.runtime()).news
+                assert news is not None
+                while news.proved_at < news.since:
+                    await asyncio.sleep(0)
+                upstream.version = 2
+                await asyncio.to_thread(said, "invalidate", url, "price", "p1")
+                assert (await viewer.hear())["value"]["n"] == 2
+            await live.close()
