@@ -341,6 +341,21 @@ def mended(cluster: ClusterServers) -> Iterator[ClusterServers]:
     cluster.mend()
 
 
+class Shop:
+    """A process that loads prices."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.loads: list[str] = []
+        self.version = 1
+
+        @cache.batched(KIND, fresh_for=60)
+        async def prices(skus: list[str]) -> dict[str, int]:
+            self.loads += skus
+            return dict.fromkeys(skus, self.version)
+
+        self.prices = prices
+
+
 class TestS9Failover:
     async def test_a_dead_primary_is_replaced_under_load(
         self, mended: ClusterServers, prefix: str
@@ -371,6 +386,42 @@ class TestS9Failover:
             running = False
             await asyncio.gather(*readers)
             assert (await prices.get("sku-0")).verdict is Verdict.FRESH
+
+    async def test_a_dead_primary_costs_the_others_nothing(
+        self, mended: ClusterServers, prefix: str
+    ) -> None:
+        """Nobody replaces it: its ids are loaded, the others' are read, leased and invalidated."""
+        settings = ("cluster-replica-no-failover", "cluster-require-full-coverage")
+        url, ids = f"{mended.url}?prefix={prefix}&timeout=500ms", [f"sku-{it}" for it in range(60)]
+        caches = [Cache(url) for _ in range(3)]
+        before, ours, theirs = (Shop(it) for it in caches)
+        dead = mended.primary_of(Places(prefix).of(KIND, ["sku-0"])[0].key)
+        keys = {id_: Places(prefix).of(KIND, [id_])[0].key for id_ in ids}
+        lost = {id_ for id_, key in keys.items() if mended.primary_of(key) is dead}
+        left = sorted({*ids} - lost)
+        async with caches[0], caches[1], caches[2]:
+            for node in mended.nodes:
+                node.command("CONFIG SET", settings[0], "yes")
+                node.command("CONFIG SET", settings[1], "no")
+            await before.prices.get_many(left[:20])
+            dead.stop()
+            for shop in (
+                ours,
+                theirs,
+            ):  # theirs: what ours has stored is there, and nobody holds it
+                answers = await shop.prices.get_many(ids)
+                assert {answer.value for answer in answers.values()} == {1}
+            assert sorted(ours.loads) == sorted({*ids} - {*left[:20]})
+            assert sorted(theirs.loads) == sorted(lost)
+            ours.version = theirs.version = 2
+            await ours.prices.invalidate(left[0])
+            assert (await theirs.prices.get_many(ids))[left[0]].value == 2
+            with pytest.raises(StoreError):
+                await ours.prices.put_many(dict.fromkeys(ids, 3))
+            for node in mended.nodes:
+                if node is not dead:
+                    node.command("CONFIG SET", settings[0], "no")
+                    node.command("CONFIG SET", settings[1], "yes")
 
     async def test_a_lease_is_not_granted_twice_by_a_replica_in_step(
         self, mended: ClusterServers, prefix: str

@@ -100,9 +100,9 @@ class Core(Puts[K, V]):
         since, terms = runtime.clock(), self.spec.terms
         records = self.memory.readable(texts, await self._records(runtime, texts, unread))
         now = runtime.clock()
-        for key, record in records.items() if not unread else ():
+        for key, record in records.items():
             copy = record.copy
-            if copy is None or not self.watcher.is_news(key, copy):
+            if key in unread or copy is None or not self.watcher.is_news(key, copy):
                 continue
             plan = Serve(copy, rules.verdict_of(copy, now))
             if plan.verdict is Verdict.FRESH and (

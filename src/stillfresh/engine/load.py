@@ -134,7 +134,7 @@ class Loads(Generic[K, V]):
             return {}
         leases, held = dict[str, Lease](), list[Flight[K, Waiter[K, V]]]()
         for flight in batch.flights:
-            match grants[flight.id]:
+            match grants.get(flight.id):
                 case Lease() as lease:
                     leases[flight.id] = lease
                 case Newer(record):
@@ -142,11 +142,11 @@ class Loads(Generic[K, V]):
                 case Held():
                     held.append(flight)
         self._memory.counts.leases_won += len(leases)
-        self._memory.counts.leases_denied += len(asks) - len(leases)
+        self._memory.counts.leases_denied += len(grants) - len(leases)
         if held:
             following = self._follow(batch.split(held, LoadEvent.DENY))
             self._runtime.spawn(following, self._runtime.context)
-        batch.flights = [flight for flight in batch.flights if flight.id in leases]
+        batch.flights = [it for it in batch.flights if it.id in leases or it.id not in grants]
         batch.step(LoadEvent.GRANT)
         return leases
 

@@ -34,7 +34,7 @@ from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.watcher import Watcher
 from stillfresh.errors import ConfigError, StoreError, error_text
 from stillfresh.freshness import Policy, Verdict
-from stillfresh.stores.contract import Ask, Copy, Lease, Mark, Newer, Record
+from stillfresh.stores.contract import AWAY, Ask, Copy, Lease, Mark, Newer, Record
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -276,6 +276,8 @@ class Puts(Reads[K, V]):
                         asks[id_] = replace(asks[id_], seen=generation)
             if not asks:
                 return
+            if asks.keys() - grants.keys():
+                raise StoreError(f"{kind}: the servers of {len(asks)} keys are away")
         raise StoreError(f"{kind}: {len(asks)} keys were published by others all the time")
 
     async def _outdate(self, runtime: Runtime, ids: set[str], seen: Mapping[str, str]) -> None:
@@ -287,7 +289,8 @@ class Puts(Reads[K, V]):
         records = await runtime.store.read(self.spec.kind, sorted(ids))
         copies = {id_: it.copy for id_, it in records.items() if it.copy is not None}
         unmarked = [id_ for id_, copy in copies.items() if copy.mark is Mark.NONE]
-        if old := [id_ for id_ in unmarked if copies[id_].generation == seen.get(id_)]:
+        old = [id_ for id_ in unmarked if copies[id_].generation == seen.get(id_)]
+        if old := old + [id_ for id_, it in records.items() if it is AWAY]:  # which raises
             await runtime.store.invalidate(self.spec.kind, old)
 
     @contextmanager

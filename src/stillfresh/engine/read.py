@@ -23,7 +23,7 @@ from stillfresh.engine.queue import Queue, Waiter
 from stillfresh.engine.rules import FOR_EVER, NOTHING, Load, Plan, Serve
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
-from stillfresh.stores.contract import Copy, Record
+from stillfresh.stores.contract import AWAY, Copy, Record
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -288,13 +288,17 @@ class Reads(Generic[K, V]):
         try:
             if runtime.read_now is not None:
                 return runtime.read_now(self.spec.kind, list(texts.values()), known)
-            return await self._asked(runtime, texts, known, held)
+            records = await self._asked(runtime, texts, known, held)
+            lost = {key: id_ for key, id_ in texts.items() if records.get(id_) is AWAY}
         except StoreError:
             self._check_open(runtime)
+            lost, records = {**texts}, {}
+        if lost:
             self.memory.counts.store_errors += 1
             if unread is not None:
-                unread.update(texts)
-            return {id_: Record(copy) for id_, copy in held.items()}
+                unread.update(lost)
+            records |= {id_: Record(held[id_]) for id_ in lost.values() if id_ in held}
+        return records
 
     async def _asked(
         self, runtime: Runtime, texts: Mapping[K, str], known: dict[str, str], held: dict[str, Copy]

@@ -26,18 +26,15 @@ T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., object])
 
 WALKED: Final = 1_000  # entries that a walk reads together
-MOST_LISTED: Final = 10_000
-"""Entries in one page of a listing."""
+MOST_LISTED: Final = 10_000  # entries in one page of a listing
 
 
 class Mark(IntEnum):
     """What an invalidation left on a copy."""
 
     NONE = 0
-    SOFT = 1
-    """STALE at best."""
-    HARD = 2
-    """EXPIRED at best."""
+    SOFT = 1  # STALE at best
+    HARD = 2  # EXPIRED at best
 
 
 class Unread(Enum):
@@ -81,6 +78,9 @@ class Record(Struct, frozen=True, gc=False):
     held_until: float | None = None
     """When the lease ends, if there is one; it may have ended already."""
     failure: Failure | None = None
+
+
+AWAY: Final = Record()  # S9: of an id whose server is away, while others answer
 
 
 class Ask(Struct, frozen=True, gc=False):
@@ -196,7 +196,7 @@ class Store(ABC):
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
     ) -> dict[str, Record]:
-        """What is known of each id, and nothing for an id without anything.
+        """What is known of each id; nothing for an id without anything; AWAY if its server is.
 
         Where `known` names the generation that the store has, a value may be UNREAD; that there is
         none (an absent copy) is always told. For `lag` seconds the answer may miss what other
@@ -218,7 +218,7 @@ class Store(ABC):
         to be taken over), Newer if a failure is not the one seen, else a Lease.
 
         What was seen and is gone since is no reason to deny. A lease that is taken over is voided
-        in the step that grants the new one.
+        in the step that grants the new one. Nothing for an id whose server is AWAY.
         """
 
     @abstractmethod

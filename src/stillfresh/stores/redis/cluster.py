@@ -121,6 +121,7 @@ class Cluster:
         settle: Sequence[Command] = (),
         urgent: bool = False,
         lasting: bool = False,
+        partly: bool = False,
     ) -> list[Any]:
         """The replies, in order, each from the node that holds its key."""
         pairs = zip(commands, settle or commands, strict=True)
@@ -132,10 +133,16 @@ class Cluster:
                 pauses = rounds - AT_ONCE + 1
                 await asyncio.sleep(pause_after(pauses, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
             if rounds and clock() > until:
-                raise StoreError("the Redis cluster is moving these keys; try again in a moment")
+                moving = StoreError("the Redis cluster is moving these keys; try again in a moment")
+                for step in left:
+                    step.reply = moving
+                break
             await self._round(left, urgent=urgent, lasting=lasting)
             left = [step for step in left if not step.is_done]
             rounds += 1
+        lost = [step.reply for step in steps if isinstance(step.reply, StoreError)]
+        if lost and not (partly and len(lost) < len(steps)):
+            raise lost[0]
         return checked([step.reply for step in steps], "of the cluster")
 
     async def _round(self, steps: Sequence[RoutedCommand], *, urgent: bool, lasting: bool) -> None:
@@ -158,7 +165,10 @@ class Cluster:
             await self._locate()
         groups: dict[Link, list[RoutedCommand]] = {}
         for step in steps:
-            groups.setdefault(self._holder(step), []).append(step)
+            try:
+                groups.setdefault(self._holder(step), []).append(step)
+            except StoreError as exc:
+                step.reply, step.is_done = exc, True
         return groups
 
     async def _send(
@@ -251,7 +261,7 @@ class Cluster:
             if step.lost is not None:
                 is_asked, step.asked = step.asked is not None, None
                 if not is_asked and self._primaries.get(step.slot) is link:
-                    raise step.lost
+                    step.reply, step.is_done = step.lost, True
                 step.command, step.lost = step.again, None
 
     def _holder(self, step: RoutedCommand) -> Link:

@@ -92,12 +92,9 @@ class Link:
             self._wait = [(WAIT, wait_replicas, max(1, round(timeout * 500)))]
         self._places = asyncio.Semaphore(most)
         self._idle: list[AbstractConnection] = []
-        self._lost = 0
-        """Round trips that failed, one after the other."""
-        self._closed = False
-        self.drops_keys = False
-        """The server may drop any key when it is full, a tag's set too."""
-        self._breaker = Breaker()
+        self._lost = 0  # round trips that failed, one after the other
+        self._closed, self._breaker = False, Breaker()
+        self.drops_keys = False  # any of them when it is full, a tag's set too
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """One round trip; a command that the server refused has the error for its reply.
@@ -205,12 +202,15 @@ class Link:
         settle: Sequence[Command] = (),
         urgent: bool = False,
         lasting: bool = False,
+        partly: bool = False,
     ) -> list[Any]:
         """The replies, in order. `settle` is what to run if those of `commands` got lost.
 
         Urgent is what nobody can do without: it is tried whatever happened before. Lasting is what
-        a failover must not undo: replicas confirm it, if `wait_replicas` says so.
+        a failover must not undo: replicas confirm it, if `wait_replicas` says so. Partly, in a
+        cluster: a node that is away has StoreErrors for replies, if another one answered.
         """
+        del partly
         given = await self.replies(commands, settle=settle, urgent=urgent, lasting=lasting)
         return checked(given, self._node)
 

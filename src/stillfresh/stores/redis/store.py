@@ -13,6 +13,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, StoreError, shown
 from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import (
+    AWAY,
     Ask,
     Copy,
     Entry,
@@ -133,11 +134,16 @@ class RedisStore(Store):
         known = known or {}
         places = dict(zip(ids, self._places.of(kind, ids), strict=True))
         texts = await self._texts(places, known)
-        changed = [id_ for id_ in places if id_ in known and not is_enough(texts[id_], known[id_])]
-        if changed:
-            texts.update(await self._texts({id_: places[id_] for id_ in changed}, {}))
-        records = {id_: record_of(text, known.get(id_)) for id_, text in texts.items()}
-        return {id_: record for id_, record in records.items() if record is not None}
+        enough = {
+            id_: text
+            for id_, text in texts.items()
+            if id_ not in known or is_enough(text, known[id_])
+        }
+        if changed := {id_: places[id_] for id_ in texts.keys() - enough.keys()}:
+            enough.update(await self._texts(changed, {}))
+        records = {id_: record_of(text, known.get(id_)) for id_, text in enough.items()}
+        found = {id_: record for id_, record in records.items() if record is not None}
+        return found | dict.fromkeys(places.keys() - enough.keys(), AWAY)
 
     def read_now(
         self, kind: str, ids: Sequence[str], known: Mapping[str, str] | None = None
@@ -155,7 +161,7 @@ class RedisStore(Store):
     async def _texts(
         self, places: Mapping[str, RedisKey], known: Mapping[str, str]
     ) -> dict[str, bytes | None]:
-        """All in one round trip; of what is known, the first bytes."""
+        """All in one round trip; of what is known, the first bytes; none of what is away."""
         link = self._opened()
         glanced, many = (1, 1) if link.is_cluster else (GLANCED, MANY)
         glances = _cut([id_ for id_ in places if id_ in known], glanced)
@@ -168,14 +174,15 @@ class RedisStore(Store):
         reads = [(scripts.glance(keys(some), doubts=doubts), some) for some in glances]
         reads += [(scripts.values(keys(some), doubts=doubts), some) for some in others]
         try:
-            replies = await link.run([command for command, _ in reads])
+            replies = await link.run([command for command, _ in reads], partly=True)
         except StoreError as exc:
             if not known or not str(exc.__cause__).startswith(WRONG_TYPE):
                 raise
             return await self._texts(places, {})  # MGET says that there is no text
         texts: dict[str, bytes | None] = {}
         for (_, ids), reply in zip(reads, replies, strict=True):
-            texts.update(zip(ids, reply if isinstance(reply, list) else [reply], strict=True))
+            if not isinstance(reply, StoreError):
+                texts.update(zip(ids, reply if isinstance(reply, list) else [reply], strict=True))
         return texts
 
     async def _each(
@@ -186,12 +193,15 @@ class RedisStore(Store):
         *,
         urgent: bool = False,
         lasting: bool = True,
+        partly: bool = False,
     ) -> dict[str, Any]:
-        """One step for each id; the replies, by id."""
+        """One step for each id; the replies, by id; `partly`: not of nodes that are away."""
         places = self._places.of(kind, list(given))
         steps = [script.on(at, *it) for at, it in zip(places, given.values(), strict=True)]
-        replies = await self._opened().run(steps, urgent=urgent, lasting=lasting)
-        return dict(zip(given, replies, strict=True))
+        link = self._opened()
+        replies = await link.run(steps, urgent=urgent, lasting=lasting, partly=partly)
+        found = zip(given, replies, strict=True)
+        return {id_: reply for id_, reply in found if not isinstance(reply, StoreError)}
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         """S8: asked again, the server knows the lease of this ask, or grants it a new token."""
@@ -208,7 +218,7 @@ class RedisStore(Store):
             )
             for ask in asks
         }
-        replies = await self._each(scripts.ACQUIRE, kind, given)
+        replies = await self._each(scripts.ACQUIRE, kind, given, partly=True)
         if broken := {id_: given[id_] for id_, reply in replies.items() if _is_broken(reply)}:
             # Nobody can read it, and so nobody could say that it was seen.
             await self.delete(kind, list(broken))
