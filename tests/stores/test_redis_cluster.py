@@ -19,7 +19,7 @@ from stillfresh.stores.redis.layout import Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import StoreConformance
 from tests.kit.servers.cluster import ClusterServers, Move, SentinelServers, clustered, watched_over
-from tests.kit.servers.valkey import HOST, Server
+from tests.kit.servers.valkey import HOST, Server, binary_of, free_port, serving
 
 T = TypeVar("T")
 
@@ -477,6 +477,20 @@ class TestS9Failover:
             for number in range(64):
                 await published(store, f"sku-{number}")
             assert (await store.stats()).copies == 64
+
+    async def test_it_opens_before_the_cluster_is_formed(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """A node without slots is no reason not to begin; it is asked again."""
+        binary, bus = binary_of("valkey"), str(free_port())
+        assert binary is not None
+        options = ("--cluster-enabled", "yes", "--cluster-port", bus)
+        with serving(binary, tmp_path_factory.mktemp("lone"), *options) as node:
+            async with opened(f"redis+cluster://{HOST}:{node.port}") as store:
+                with pytest.raises(StoreError, match="names its slots"):
+                    await store.read(KIND, ["a"])
+                node.command("CLUSTER ADDSLOTSRANGE 0 16383")
+                await patiently(lambda: store.invalidate(KIND, ["a"]))
 
 
 class TestS9Addresses:

@@ -39,12 +39,10 @@ from stillfresh.stores.contract import AWAY, Ask, Copy, Lease, Mark, Newer, Reco
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-SLICE: Final = 100
-"""Keys that are put together in one step of the store."""
+SLICE: Final = 100  # keys that are put together in one step of the store
 ATTEMPTS: Final = 10
 """Other publications that may come between a put's sight of the copy and its lease."""
-UPDATES: Final = 100
-"""Times that an update begins again since another came between."""
+UPDATES: Final = 100  # times that an update begins again since another came between
 PATIENCE: Final = 12
 """Times that an update waits for another's lease before it takes the lease over."""
 FIRST_PAUSE: Final = 0.001

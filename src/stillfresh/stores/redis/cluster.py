@@ -11,6 +11,7 @@ other. It then changes nothing (`scripts.py`), and is tried again until they are
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeAlias
 
 from msgspec import Struct
@@ -84,12 +85,13 @@ class Cluster:
         return any(link.drops_keys for link in self._links.values())
 
     async def greet(self) -> None:
-        """Whether a node would have us. If all are away, they will be asked again."""
+        """Whether a node would have us. If none says who holds what, they will be asked again."""
         for seed in self._seeds:
             link = self._link(seed)
             await link.greet()
             if not link.is_away:
-                await self._locate()
+                with suppress(StoreError):
+                    await self._locate()
                 return
 
     async def close(self) -> None:
