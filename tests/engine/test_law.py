@@ -422,6 +422,33 @@ class TestE6AnotherProcess:
             await before
             assert seen(await after) == (2, FRESH)
 
+    @pytest.mark.parametrize("how", WAYS)
+    async def test_a_fallback_in_memory_is_no_word_for_the_newer_copy_before_it(
+        self,
+        here: Cache,
+        ours: Prices,
+        theirs: Prices,
+        store: SteppedStore,
+        upstream: Upstream,
+        how: str,
+    ) -> None:
+        """E17: a read left the same copy there, marked, while the denied lease was on its way."""
+        before = await store.holding("acquire", ours.get("a"))
+        await theirs("a")
+        store.hold("acquire:done")
+        store.let_go("acquire")
+        await store.reached("acquire:done")
+        upstream.version = 2
+        await wrong(here, ours, how)
+        after = asyncio.create_task(ours.get("a"))
+        await turns()
+        store.let_go("acquire:done")
+        await before
+        assert seen(await after) == ((1, STALE) if how == "soft" else (2, FRESH))
+        await idle(here)
+        assert seen(await before) == (2, FRESH)
+        assert seen(await ours.get("a")) == (2, FRESH)
+
 
 class TestE6Deleted:
     async def test_who_asks_after_a_deletion_is_not_told_what_was_published_before_it(
