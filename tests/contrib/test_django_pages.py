@@ -15,10 +15,14 @@ from tests.kit.servers.valkey import Server, binary_of, serving
 
 shop.configure()
 
+from django.contrib.messages import add_message, get_messages  # noqa: E402 (after settings)
+from django.contrib.messages.middleware import MessageMiddleware  # noqa: E402
+from django.contrib.sessions.middleware import SessionMiddleware  # noqa: E402
 from django.core.management import CommandError, call_command  # noqa: E402 (after settings)
 from django.db import connections, transaction  # noqa: E402
 from django.db.models.signals import m2m_changed, post_delete, post_save  # noqa: E402
 from django.http import HttpResponse  # noqa: E402
+from django.middleware.csrf import CsrfViewMiddleware, get_token  # noqa: E402
 from django.template import engines  # noqa: E402
 from django.template.response import TemplateResponse  # noqa: E402
 from django.test import RequestFactory, override_settings  # noqa: E402
@@ -82,6 +86,11 @@ def view() -> Shop:
 @pytest.fixture
 def page(view: Shop) -> Callable[..., Any]:
     return cache_page(10, stale_for=60, error_for=600)(view)
+
+
+def site(view: Callable[[Any], HttpResponse]) -> Callable[[Any], HttpResponse]:
+    """With the middlewares that most sites have."""
+    return SessionMiddleware(CsrfViewMiddleware(MessageMiddleware(view)))
 
 
 def text(response: HttpResponse) -> str:
@@ -198,6 +207,43 @@ class TestE2Pages:
         site = PageMiddleware(view)
         assert [text(site(REQUESTS.get("/"))) for _ in range(2)] == ["page 1"] * 2
         assert text(site(REQUESTS.get("/two"))) == "page 2"
+
+    @pytest.mark.parametrize("kind", ["session", "new in session", "token", "message"])
+    @pytest.mark.parametrize("is_template", [False, True])
+    def test_a_page_made_for_one_visitor_is_not_anothers(
+        self, page: Any, view: Shop, kind: str, *, is_template: bool
+    ) -> None:
+        """Though the middlewares that would say `Vary: Cookie` stand outside of `cache_page`."""
+
+        def made(request: Any) -> str:
+            if kind == "token":
+                return get_token(request)
+            if kind == "message":
+                return ", ".join(str(it) for it in get_messages(request))
+            if kind == "new in session":
+                request.session["seen"] = request.GET
+            return f"for {request.session.get('user')}"
+
+        def answer(request: Any) -> HttpResponse:
+            if is_template:
+                template = engines["django"].from_string("{{ made }}")
+                return TemplateResponse(request, template, {"made": lambda: made(request)})
+            return HttpResponse(made(request))
+
+        def sign_in(request: Any) -> HttpResponse:
+            request.session["user"] = request.GET["who"]
+            add_message(request, 20, f"hello {request.GET['who']}")
+            return HttpResponse()
+
+        view.answer = answer
+        engine = "django.contrib.sessions.backends.signed_cookies"
+        seen: list[str] = []
+        with override_settings(SESSION_ENGINE=engine):
+            for who in ("ann", "bob", ""):
+                cookies = site(sign_in)(REQUESTS.get("/in", {"who": who})).cookies if who else {}
+                sent = "; ".join(f"{name}={it.coded_value}" for name, it in cookies.items())
+                seen.append(text(site(page)(REQUESTS.get("/", headers={"Cookie": sent}))))
+        assert len(set(seen)) == 3, seen
 
     def test_another_backend_is_refused(self, page: Any) -> None:
         """It could not serve what is stale."""

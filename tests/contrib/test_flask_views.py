@@ -349,6 +349,24 @@ class TestE20ViewPersonal:
         assert shop.get("/basket").text == "None None 3"
         assert first.headers["Cache-Control"] == "private, no-cache"
 
+    def test_per_that_returns_none_is_for_everybody(self, shop: Shop) -> None:
+        """So the view runs as for a visitor that nobody knows: no stranger's basket is shown."""
+
+        @shop.app.get("/add/<it>")
+        def add(it: str) -> str:
+            session["basket"] = it
+            return it
+
+        @shop.app.get("/basket")
+        @shop.fresh.view("10m", per=lambda: session.get("user"))
+        def basket() -> str:
+            return f"{session.get('basket')} {shop.called()}"
+
+        for it in ("tea", "coffee"):
+            visitor = shop.client()
+            visitor.get(f"/add/{it}")
+            assert visitor.get("/basket").text == "None 1"
+
     def test_a_view_behind_a_login_is_not_shared(
         self, shop: Shop, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -12,8 +12,10 @@ from threading import get_ident
 from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.middleware.cache import CacheMiddleware
+from django.utils.cache import patch_vary_headers
 
 from stillfresh.contrib.django.backend import MISSING, StillfreshCache, backend_of
 from stillfresh.durations import Duration
@@ -53,7 +55,14 @@ class PageMiddleware(CacheMiddleware):
             return found
         if exchange.response is not None:
             return exchange.response
-        return rules.process_response(request, view(request))
+        return rules.process_response(request, _rendered(view(request)))
+
+    def process_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
+        """Django's rules; what the middlewares outside would say of the visitor is said before."""
+        if _names_visitor(request, response):
+            request._cache_update_cache = False
+        judged: HttpResponse = super().process_response(request, response)
+        return judged
 
     def on(self, standing_in: object) -> "PageMiddleware":
         rules = copy(self)
@@ -110,9 +119,7 @@ class PageExchange:
         is_own = get_ident() == self._thread
         request = self._request if is_own else copy(self._request)
         request._cache_update_cache = True
-        response = self._view(request)
-        if callable(getattr(response, "render", None)):
-            response = response.render()
+        response = _rendered(self._view(request))
         if is_own:
             self.response = response
         if response.status_code >= 500:
@@ -136,6 +143,25 @@ class PageExchange:
 
     def _tags_of(self, key: str) -> Sequence[str]:
         return () if ".cache_header." in key else self._tags
+
+
+def _rendered(response: Any) -> HttpResponse:
+    rendered: HttpResponse = response.render() if hasattr(response, "render") else response
+    return rendered
+
+
+def _names_visitor(request: Any, response: HttpResponse) -> bool:
+    """Whether it is for this visit alone. One that read the session is for this cookie alone."""
+    session: Any = getattr(request, "session", None)
+    messages: Any = getattr(request, "_messages", None)
+    has_token = request.META.get("CSRF_COOKIE_NEEDS_UPDATE", False)
+    if has_token or getattr(session, "accessed", False):
+        patch_vary_headers(response, ["Cookie"])
+    return bool(
+        (has_token and settings.CSRF_COOKIE_NAME not in request.COOKIES)
+        or getattr(session, "modified", False)
+        or (getattr(messages, "used", False) and len(messages))
+    )
 
 
 class Kept(dict[str, tuple[Any, float]]):

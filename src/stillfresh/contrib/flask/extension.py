@@ -100,7 +100,7 @@ class Fresh:
         """Keep what a view responds. Write it below `@app.get(...)`, next to the function.
 
         The key is the address without its query, the arguments in `query`, and what `per` returns.
-        Without `per` the view is run as for a visitor that nobody knows.
+        Without `per`, or where it is None, the view is run as for a visitor that nobody knows.
         """
         seconds(fresh_for, name="fresh.view: fresh_for")  # also refuses @fresh.view without (...)
 

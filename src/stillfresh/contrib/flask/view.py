@@ -87,12 +87,13 @@ class FreshView(Generic[P]):
             return self._run(*args, **kwargs)
         run = partial(self._run, *args, **kwargs)
         query = [(name, it) for name in self._query for it in request.args.getlist(name)]
-        call = self._call(query, kwargs)
+        personal = None if self._per is None else self._per()
+        call = self._call(query, kwargs, personal)
         load = request.environ.get(MARK)
         if isinstance(load, ViewLoad) and load.report == self.report:
             return load.ran(call, run)
         try:
-            return self._read(call, run, query)
+            return self._read(call, run, query, is_personal=personal is not None)
         except (StoreError, NotOpen):  # it cannot be opened: as without the cache
             return run()
 
@@ -101,11 +102,10 @@ class FreshView(Generic[P]):
             return self._function(*args, **kwargs)
         return current_app.ensure_sync(self._function)(*args, **kwargs)
 
-    def _call(self, query: Query, arguments: dict[str, Any]) -> Call[Any]:
+    def _call(self, query: Query, arguments: dict[str, Any], personal: object) -> Call[Any]:
         """The path has what routing found; what decorators above added is named as well."""
         kind, found = self.kind, request.view_args or {}
         added = {it: arguments[it] for it in arguments if arguments[it] is not found.get(it)}
-        personal = None if self._per is None else self._per()
         address = [request.scheme, request.host, request.root_path, request.path]
         said = [*address, query, personal, added]
         try:
@@ -120,13 +120,15 @@ class FreshView(Generic[P]):
             tags = tags(**{name: arguments[name] for name in self._tag_names})
         return Call(id_, checked_tags(kind, tags), {})
 
-    def _read(self, call: Call[Any], run: Callable[[], Any], query: Query) -> object:
+    def _read(
+        self, call: Call[Any], run: Callable[[], Any], query: Query, *, is_personal: bool
+    ) -> object:
         core = self._fresh.core_of(self)
         if core.is_past():
             return run()
         said: Read[KeptResponse] | None = core.at_hand(call)
         if said is None:
-            load = ViewLoad(call, run, query, self.report, is_personal=self._per is not None)
+            load = ViewLoad(call, run, query, self.report, is_personal=is_personal)
             said = core.read(call, load)
         match said:
             case Private(Response() as response):
