@@ -36,7 +36,7 @@ from stillfresh.contrib.django import (  # noqa: E402
     invalidate_on_change,
     tag_of,
 )
-from tests.kit.shop.models import Label, Product  # noqa: E402
+from tests.kit.shop.models import Book, Label, Product, ProductInAdmin  # noqa: E402
 
 REQUESTS = RequestFactory()
 SIGNALS = (post_save, post_delete, m2m_changed)
@@ -88,7 +88,7 @@ def page(view: Shop) -> Callable[..., Any]:
     return cache_page(10, stale_for=60, error_for=600)(view)
 
 
-def site(view: Callable[[Any], HttpResponse]) -> Callable[[Any], HttpResponse]:
+def site(view: Callable[[Any], HttpResponse]) -> Any:
     """With the middlewares that most sites have."""
     return SessionMiddleware(CsrfViewMiddleware(MessageMiddleware(view)))
 
@@ -217,7 +217,7 @@ class TestE2Pages:
 
         def made(request: Any) -> str:
             if kind == "token":
-                return get_token(request)
+                return str(get_token(request))
             if kind == "message":
                 return ", ".join(str(it) for it in get_messages(request))
             if kind == "new in session":
@@ -327,24 +327,36 @@ class TestE8Models:
             product.save()
         assert cache.get("all") is None
 
-    @pytest.mark.parametrize("way", ["add", "remove", "set", "clear", "reverse"])
+    @pytest.mark.parametrize("way", ["add", "remove", "set", "clear", "reverse", "back"])
     def test_relations_to_many(self, cache: Any, product: Any, way: str) -> None:
         """A change of them invalidates both sides."""
         label = Label.objects.create(name="new")
-        if way in {"remove", "clear"}:
+        if way in {"remove", "clear", "back"}:
             product.labels.add(label)
         cache.set("product", 1, tags=[tag_of(product)])
+        cache.set("label", 1, tags=[tag_of(label)])
         cache.set("labels", 1, tags=[tag_of(Label)])
         match way:
             case "reverse":
                 label.product_set.add(product)
             case "clear":
                 product.labels.clear()
+            case "back":
+                label.product_set.clear()
             case "set":
                 product.labels.set([label])
             case _:
                 getattr(product.labels, way)(label)
-        assert cache.get_many(["product", "labels"]) == {}
+        assert cache.get_many(["product", "label", "labels"]) == {}
+
+    @pytest.mark.parametrize("model", [ProductInAdmin, Book])
+    def test_a_proxy_and_a_child_are_their_model_too(self, cache: Any, model: Any) -> None:
+        """Django sends their signals under their own names."""
+        one = model.objects.create(name="Chair")
+        for tag in (tag_of(Product), f"shop.product:{one.pk}", tag_of(one), tag_of(model)):
+            cache.set("it", 1, tags=[tag])
+            one.save()
+            assert cache.get("it") is None, tag
 
     def test_by_hand(self, cache: Any, product: Any) -> None:
         """After what sends no signals."""

@@ -18,3 +18,16 @@ class Product(models.Model):
     photo = models.FileField(null=True)
     made_of = models.ForeignKey("Product", models.CASCADE, null=True)
     labels = models.ManyToManyField(Label)
+
+
+class ProductInAdmin(Product):
+    """The same rows."""
+
+    class Meta:
+        proxy = True
+
+
+class Book(Product):
+    """Rows of its own beside those of a product."""
+
+    pages = models.IntegerField(default=1)

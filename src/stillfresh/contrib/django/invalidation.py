@@ -17,10 +17,10 @@ from stillfresh.errors import ConfigError
 
 
 def tag_of(model: Any) -> str:
-    """The tag of an instance, or of all instances of a model."""
+    """The tag of an instance, or of all instances of a model; a proxy has those of its model."""
     if not hasattr(model, "_meta"):
         raise ConfigError(f"a model or an instance is needed here, not {model!r}")
-    label: str = model._meta.label_lower
+    label: str = model._meta.concrete_model._meta.label_lower
     return label if isinstance(model, type) else f"{label}:{model.pk}"
 
 
@@ -32,16 +32,21 @@ def invalidate(*models: Any, cache: str = "default") -> None:
 def invalidate_on_change(*models: type[Model], cache: str = "default") -> None:
     """From now on, a save or a delete of an instance invalidates both of its tags.
 
-    So does a change of its relations to many. Call it once, for example in `AppConfig.ready`.
+    So does that of a proxy or a child, and a change of relations to many. Call it once, for example
+    in `AppConfig.ready`.
     """
+    uid = f"stillfresh:{cache}"
     for model in models:
-        changed = partial(_changed, cache)
-        uid = f"stillfresh:{cache}:{tag_of(model)}"
-        for signal in (post_save, post_delete):
-            signal.connect(changed, sender=model, weak=False, dispatch_uid=uid)
-        for field in model._meta.many_to_many:
-            through = field.remote_field.through
-            m2m_changed.connect(partial(_related, cache), through, weak=False, dispatch_uid=uid)
+        tag_of(model)
+        family: list[type[Model]] = [model._meta.concrete_model]
+        for one in family:
+            family += one.__subclasses__()
+            for signal in (post_save, post_delete):
+                signal.connect(partial(_changed, cache), one, weak=False, dispatch_uid=uid)
+        back = [it.field for it in model._meta.related_objects if it.many_to_many]
+        for field in (*model._meta.many_to_many, *back):
+            related = partial(_related, cache, field)
+            m2m_changed.connect(related, field.remote_field.through, weak=False, dispatch_uid=uid)
 
 
 def _changed(cache: str, *, instance: Model, using: str, **_: object) -> None:
@@ -50,28 +55,34 @@ def _changed(cache: str, *, instance: Model, using: str, **_: object) -> None:
 
 def _related(
     cache: str,
+    field: Any,
     *,
     instance: Model,
     model: type[Model],
+    reverse: bool,
     pk_set: Iterable[Any] | None,
     action: str,
     using: str,
     **_: object,
 ) -> None:
-    """Both sides; of a `clear()` Django does not say which were related."""
-    if action.startswith("post_"):
-        others = [model(pk=pk) for pk in pk_set or ()]
-        _after_commit(cache, using, [instance, *others] if others else [instance, model])
+    """Both sides; after a `clear()` nobody knows which were related."""
+    if action == "pre_clear":
+        name = field.remote_field.get_accessor_name() if reverse else field.name
+        pk_set = getattr(instance, name).using(using).values_list("pk", flat=True)
+    elif not action.startswith("post_"):
+        return
+    _after_commit(cache, using, [instance, *(model(pk=pk) for pk in pk_set or ())])
 
 
-def _after_commit(cache: str, using: str, changed: list[Any]) -> None:
-    """Earlier, a reader would load the old rows again and keep them."""
-    tags = {tag for it in changed for tag in (tag_of(it), tag_of(_class_of(it)))}
+def _after_commit(cache: str, using: str, changed: list[Model]) -> None:
+    """Earlier, a reader would load the old rows again and keep them. A child is its parents too."""
+    tags: set[str] = set()
+    for it in changed:
+        concrete = it._meta.concrete_model
+        for model in (concrete, *concrete._meta.get_parent_list()):
+            pk = getattr(it, model._meta.pk.attname, None)
+            tags |= {tag_of(model), f"{tag_of(model)}:{it.pk if pk is None else pk}"}
     transaction.on_commit(partial(_invalidate, cache, sorted(tags)), using=using)
-
-
-def _class_of(changed: Any) -> Any:
-    return changed if isinstance(changed, type) else type(changed)
 
 
 def _invalidate(alias: str, tags: list[str]) -> None:
