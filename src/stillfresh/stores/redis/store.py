@@ -151,7 +151,7 @@ class RedisStore(Store):
         """In a thread that waits for it."""
         if not self.reads_in_threads:
             return super().read_now(kind, ids, known)
-        if self._opened().drops_keys:
+        if self._link is not None and self._link.drops_keys:
             raise StoreError("this Redis server drops keys: a thread's MGET cannot tell of tags")
         known, keys = known or {}, [it.key for it in self._places.of(kind, ids)]
         texts = zip(ids, self._threads.texts(keys), strict=True)
