@@ -41,7 +41,7 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.run(self._main())
-        for call in tuple(self._calls):  # whoever comes later finds a closed loop
+        for call in tuple(self._calls):  # later callers find a closed loop
             call.end(_closed)
 
     async def _main(self) -> None:

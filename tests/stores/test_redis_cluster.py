@@ -19,7 +19,7 @@ from stillfresh.stores.redis.layout import Places
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import StoreConformance
 from tests.kit.servers.cluster import ClusterServers, Move, SentinelServers, clustered, watched_over
-from tests.kit.servers.valkey import HOST, Server, binary_of, free_port, serving
+from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, free_port, serving
 
 T = TypeVar("T")
 
@@ -300,13 +300,6 @@ class TestS9MovingSlots:
                 await asyncio.to_thread(move.end)
             running = False
             await asyncio.gather(*readers)
-
-
-async def eventually(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 async def patiently(step: Callable[[], Awaitable[T]]) -> T:

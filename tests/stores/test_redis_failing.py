@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Re
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.link import Link
 from tests.kit.proxies.flaky import FlakyProxy, Loss
-from tests.kit.servers.valkey import HOST, Server, binary_of, free_port, serving
+from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, free_port, serving
 
 KIND = "price"
 LOSSES: list[Loss] = ["replies", "requests", "silently"]
@@ -250,14 +250,6 @@ def mortal(tmp_path: Path) -> Iterator[Server]:
     assert binary is not None
     with serving(binary, tmp_path) as server:
         yield server
-
-
-async def eventually(is_so: Callable[[], object]) -> None:
-    """Until it is so, or the deadline."""
-    deadline = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 class TestS5Away:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from uuid import uuid4
@@ -18,7 +18,7 @@ from stillfresh.stores.redis.layout import Places
 from stillfresh.stores.urls import store_for
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.cluster import Move, clustered
-from tests.kit.servers.valkey import HOST, Server, binary_of, serving
+from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, serving
 
 KIND = "price"
 DEADLINE = 30.0
@@ -33,13 +33,6 @@ async def opened(url: str) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
-
-
-async def eventually(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def published(store: Store, id_: str, *tags: str) -> str:

@@ -198,7 +198,7 @@ class Memory(Evicting[K, V]):
         return kept
 
     def is_trusted(self, entry: MemoryEntry[K, V], now: float) -> bool:
-        """S10: of any change the store would have told; then memory answers by itself again."""
+        """S10: the store would have told of a change; then memory answers by itself again."""
         if self.notices is None or entry.answer.verdict is not FRESH or entry.answer.error:
             return False
         until = self.notices.trusted_until(entry.since, self._memory_for)

@@ -46,8 +46,8 @@ class News:
         """When it began to listen."""
         self.proved_at = SILENT
         """When the last beat was sent that came back."""
-
         self._latest = SILENT
+        """The same, kept after a pause: a clock that was set back is known by it."""
 
     def want(self) -> None:
         """Somebody has a use for it: memory, or a watch."""
@@ -76,7 +76,7 @@ class News:
             await self._runtime.sleep(spread(pause, self._runtime.dice))
 
     def _checked_from(self, now: float) -> float:
-        """What is checked from now on; if the clock was set back, what had been is not after it."""
+        """Entries checked from then on count. After a clock was set back, earlier ones must not."""
         return now if now >= self._latest else self._latest + SET_BACK
 
     def _pause(self) -> float:

@@ -1,8 +1,8 @@
 """A view's load: by the request that waits for it, or by the same request once more (E3, E20).
 
 A view that is kept for each visitor (`per`) is run by the waiting request itself. All else is run
-in a request of its own: a view that is kept for all must not see who asks, and a refresh runs when
-its request has ended, and its database session is closed.
+in a request of its own: a view that is kept for all must not see the visitor, and a refresh runs
+when its request has ended, and its database session is closed.
 """
 
 from collections.abc import Callable

@@ -43,7 +43,7 @@ ELSEWHERE: Final = "non local key"
 KEPT_TAGS: Final = {scripts.PUBLISH.sha, scripts.RENEW.sha, scripts.RELEASE.sha}
 """Steps that name the tags that an earlier one stored."""
 TOLD: Final = {scripts.PUBLISH.sha, scripts.INVALIDATE.sha, scripts.DELETE.sha}
-"""Steps that those who listen are told of."""
+"""Steps of which listeners are told."""
 MOST_OF_TAGS: Final = 200_000
 """Bytes: more than the tags of a key may have."""
 
@@ -85,7 +85,7 @@ class Cluster:
         return any(link.drops_keys for link in self._links.values())
 
     async def greet(self) -> None:
-        """Whether a node would have us. If none says who holds what, they will be asked again."""
+        """Check that a node accepts us. If none names its slots, they are asked again later."""
         for seed in self._seeds:
             link = self._link(seed)
             await link.greet()
@@ -202,7 +202,7 @@ class Cluster:
         await self._tell_old_nodes([it for it in steps if it.is_done and it.asked is not None])
 
     async def _tell_old_nodes(self, steps: Sequence[RoutedCommand]) -> None:
-        """S10: until the slot has moved, those who listen do so where it was."""
+        """S10: until the slot has moved, listeners are still subscribed at its old node."""
         done = [it.command for it in steps if it.command[1] in TOLD]
         if done:
             await self.run([scripts.told_again(it) for it in done])
@@ -282,7 +282,7 @@ class Cluster:
         return link
 
     async def _locate(self) -> None:
-        """The nodes' own table, once for all who ask at the same time, and now and then only."""
+        """Read the nodes' own table: once for callers of the same moment, and not too often."""
         clock = asyncio.get_running_loop().time
         if self._locating is None:
             if self._primaries and clock() - self._located_at < LOCATE_EVERY:

@@ -89,8 +89,8 @@ local function forget(key, base, member, h)
   untag(base, member, tags)
 end
 
--- Ids that the server forgot are still named: who names a new one looks at two others. Not while
--- they move to this node (the step names all its keys then): some are still on the other one.
+-- Ids that the server forgot are still named: a step that names a new id checks two others. Not
+-- while they move to this node (the step names all its keys then): some are still on the other one.
 local function tidy(set, base, new)
   if #KEYS > 1 or redis.call('SCARD', set) <= 64 then return end
   for _, other in ipairs(redis.call('SRANDMEMBER', set, 2)) do
@@ -132,7 +132,7 @@ local function named(base, member, h, tags, now)
   return text
 end
 
--- S10: to all who listen. Whoever may not is not told, and the step is done all the same.
+-- S10: tell all listeners. Where the ACL forbids that, the step is done all the same.
 local function tell(base, news) redis.pcall('SPUBLISH', base .. '!', news) end
 
 local function void(key, base, member, h, mark)
