@@ -17,6 +17,7 @@ from tests.kit.servers.valkey import Server, binary_of, serving
 
 if TYPE_CHECKING:
     from tests.kit.servers.aws import Aws
+    from tests.kit.servers.postgres import PostgresServer
 
 # How long an example takes says how busy the machine is, and nothing about the code. The same
 # examples every time, so that a failure is the change's own; STILLFRESH_EXPLORE=1 draws others.
@@ -47,6 +48,14 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 @pytest.fixture(scope="session")
 def valkey(servers: Callable[[str], Server]) -> Server:
     return servers("valkey")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Iterator[PostgresServer]":
+    from tests.kit.servers.postgres import postgres_serving  # noqa: PLC0415 (the same)
+
+    with postgres_serving() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,24 @@
-"""S6: `stillfresh table create|describe` against real servers, each once as a process."""
+"""S6, S11: `stillfresh table create|describe` against real servers, each once as a process."""
 
 import asyncio
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from stillfresh.stores.contract import Store
+from stillfresh import Policy
+from stillfresh.stores.contract import Ask, Copy, Lease, Store
+from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock
 from tests.kit.cli import call, said, stillfresh
 
 if TYPE_CHECKING:
     from tests.kit.servers.aws import Aws
+    from tests.kit.servers.postgres import PostgresServer
 
 
 def at(aws: "Aws") -> list[str]:
@@ -105,3 +110,57 @@ runpy.run_module("stillfresh.cli", run_name="__main__")
             [command, "--version"], capture_output=True, text=True, timeout=60, check=True
         )
         assert answer.stdout.startswith("stillfresh")
+
+
+class TestS11TableCommands:
+    def test_create_makes_a_schema_that_a_store_works_on(self, postgres: "PostgresServer") -> None:
+        """Once as a process; a second time changes only what it is told to change."""
+        url = postgres.new_database()
+        missing = call("inspect", url)
+        assert missing.exit_code == 1
+        assert "run `stillfresh table create` once, with this address" in missing.stderr
+        made = stillfresh("table", "create", f"{url}?tenant=acme", "--unlogged")
+        assert made.returncode == 0, made.stderr
+        shown = "schema stillfresh version 1 is unlogged True pushes True"
+        assert " ".join(made.stdout.split()) == shown
+        assert made.stdout == said("table", "create", url) == said("table", "describe", url)
+        changed = said("table", "create", url, "--logged", "--no-push", "--json")
+        assert json.loads(changed) == {
+            "schema": "stillfresh", "version": 1, "is_unlogged": False, "pushes": False
+        }  # fmt: skip
+
+    def test_commands_look_into_it_and_change_it(self, postgres: "PostgresServer") -> None:
+        """inspect, explain, invalidate, evict and stats, as on every store."""
+        url = postgres.new_store()
+        asyncio.run(published(store_for(url, time.time)))
+        assert "sku-1" in said("inspect", url)
+        assert "fresh" in said("explain", url, "price", "sku-1")
+        said("invalidate", url, "price", "sku-1")
+        assert "expired" in said("explain", url, "price", "sku-1")
+        said("evict", url)
+        assert json.loads(said("inspect", url, "--json"))
+
+    def test_what_is_for_another_store_is_refused(self, postgres: "PostgresServer") -> None:
+        """An option of DynamoDB with PostgreSQL, and the other way round."""
+        for arguments, says in {
+            (
+                "create",
+                postgres.address,
+                "--bucket",
+                "b",
+            ): "--bucket is for a dynamodb:// store only",
+            ("create", "dynamodb://t?bucket=b", "--unlogged"): "for a postgresql:// store only",
+            ("create", "postgresql://host?sslmod=x"): "sslmod",
+        }.items():
+            answer = call("table", *arguments)
+            assert answer.exit_code == 2
+            assert says in answer.stderr
+
+
+async def published(store: Store) -> None:
+    await store.open()
+    lease = (await store.acquire("price", [Ask("sku-1")], 10))["sku-1"]
+    assert isinstance(lease, Lease)
+    copy = Copy(lease.token, time.time(), Policy(60, 60, 60), b"1")
+    await store.publish("price", {"sku-1": (lease, copy)})
+    await store.close()

@@ -1,4 +1,4 @@
-"""S5: from a Redis address to a store; what is wrong is named, and no password is shown."""
+"""S5, S11: from a server's address to a store; what is wrong is named, and no password is shown."""
 
 import subprocess
 import sys
@@ -6,9 +6,13 @@ import time
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from stillfresh import Cache, ConfigError
+from stillfresh.stores.postgres import PostgresStore
+from stillfresh.stores.postgres.address import options_of
 from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.tenants import TenantStore
 from stillfresh.stores.urls import store_for
 
 
@@ -127,3 +131,45 @@ except ConfigError as error:
         command = [sys.executable, "-W", "error", "-c", script]
         said = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
         assert "stillfresh[redis]" in said.stdout
+
+
+class TestS11Address:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql://localhost",
+            "postgres://user:word@host:5433/shop?schema=cache&timeout=250ms&max_connections=5",
+            "postgresql://one:1,two:2/shop?target_session_attrs=read-write&sslmode=require",
+            "postgresql:///shop?host=/run/postgresql&tenant=acme",
+        ],
+    )
+    def test_names_a_store(self, url: str) -> None:
+        """Nothing is connected by naming it."""
+        store = store_for(url, time.time)
+        assert isinstance(store.inner if isinstance(store, TenantStore) else store, PostgresStore)
+
+    @pytest.mark.parametrize(
+        ("url", "says"),
+        [
+            ("postgresql://host?schma=shop", "schma"),
+            ("postgresql://host?schema=Shop", "schema: must be"),
+            ("postgresql://host?schema=pg_shop", "schema: must be"),
+            ("postgresql://host?schema=a&schema=b", "twice"),
+            ("postgresql://host?timeout=soon", "timeout"),
+            ("postgresql://host?max_connections=0", "max_connections: must be"),
+            ("postgresql:///shop?host=a,b,c&port=1,2", "as many ports as hosts"),
+            ("postgresql://host/shop#1", "%23"),
+            ("postgresql://host?max_bytes=2GB", "max_bytes is for memory"),
+        ],
+    )
+    def test_a_mistake_is_named(self, url: str, says: str) -> None:
+        """When it is written, not when it is used; and without the password."""
+        with pytest.raises(ConfigError, match=says) as caught:
+            Cache(url.replace("//", "//user:hidden@", 1))
+        assert "hidden" not in str(caught.value)
+
+    def test_each_host_is_reached_by_itself(self) -> None:
+        """A time-out is for one of them; a port for all, or one for each."""
+        hosts, _ = options_of("postgresql://one:1,two:2/shop?connect_timeout=3")
+        assert [conninfo_to_dict(it)["host"] for it in hosts] == ["one", "two"]
+        assert [conninfo_to_dict(it)["port"] for it in hosts] == ["1", "2"]

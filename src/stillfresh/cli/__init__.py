@@ -29,6 +29,7 @@ def main() -> None:
     """Keeps cached data fresh.
 
     STORE is a store's address: sqlite:///site.db (or the file's name alone), redis://host:6379/0,
-    dynamodb://table?bucket=name. Commands that take --json print one JSON document and nothing
-    else. They end with 0, with 1 if it failed, with 2 if they were called wrongly.
+    postgresql://user@host/database, dynamodb://table?bucket=name. Commands that take --json print
+    one JSON document and nothing else. They end with 0, with 1 if it failed, with 2 if they were
+    called wrongly.
     """

@@ -1,24 +1,22 @@
-"""`stillfresh table create|describe`: makes and shows a DynamoDB store's table (S6)."""
+"""`stillfresh table create|describe`: makes and shows what a store needs to be there (S6, S11)."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from stillfresh.cli.program import Command, CommandGroup, as_json, extra, print_json
-from stillfresh.stores import checked_tenant, dynamodb_options
-
-if TYPE_CHECKING:
-    from stillfresh.stores.dynamodb.admin import TableState
+from stillfresh.errors import ConfigError
+from stillfresh.stores import checked_tenant, dynamodb_options, split_tenant
 
 
 @click.group(
     cls=CommandGroup, examples=["stillfresh table describe site-cache --bucket site-pages"]
 )
 def table() -> None:
-    """Make or show the table of a dynamodb:// store."""
+    """Make or show the tables of a dynamodb:// or postgresql:// store."""
 
 
 def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
@@ -37,15 +35,36 @@ def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @table.command(
-    cls=Command, examples=["stillfresh table create 'dynamodb://site-cache?bucket=site-pages'"]
+    cls=Command,
+    examples=[
+        "stillfresh table create 'dynamodb://site-cache?bucket=site-pages'",
+        "stillfresh table create postgresql://admin@localhost/shop --unlogged",
+    ],
+)
+@click.option(
+    "--unlogged/--logged",
+    default=None,
+    help="PostgreSQL: tables that are faster, and empty after a crash. Else logged.",
+)
+@click.option(
+    "--push/--no-push",
+    "pushes",
+    default=None,
+    help="PostgreSQL: whether every change is told to other processes at once. Else yes.",
 )
 @about_a_table
-def create(*, is_json: bool, **options: str | None) -> None:
+def create(
+    *, is_json: bool, unlogged: bool | None, pushes: bool | None, **options: str | None
+) -> None:
     """Make TABLE (paid by the request, TTL on) and its bucket, where they are not there yet.
 
     TABLE is a name, or a store's whole address: dynamodb://site-cache?bucket=site-pages
+
+    For postgresql://user@host/database it makes the schema, or brings that of an earlier release
+    to this one's version.
     """
-    show("create", options, is_json=is_json)
+    given = {"unlogged": unlogged, "pushes": pushes}
+    show("create", options, {name: it for name, it in given.items() if it is not None}, is_json)
 
 
 @table.command(
@@ -53,12 +72,12 @@ def create(*, is_json: bool, **options: str | None) -> None:
 )
 @about_a_table
 def describe(*, is_json: bool, **options: str | None) -> None:
-    """Show TABLE and its bucket as they are."""
-    show("describe", options, is_json=is_json)
+    """Show TABLE and its bucket, or the schema of a postgresql:// store, as they are."""
+    show("describe", options, {}, is_json)
 
 
-def show(step: str, options: dict[str, str | None], *, is_json: bool) -> None:
-    made = asdict(asyncio.run(done(step, options)))
+def show(step: str, options: dict[str, str | None], how: dict[str, bool], is_json: bool) -> None:
+    made = asyncio.run(done(step, options, how))
     if is_json:
         print_json(made)
         return
@@ -66,13 +85,20 @@ def show(step: str, options: dict[str, str | None], *, is_json: bool) -> None:
         click.echo(f"{name.replace('_', ' '):15} {'-' if value is None else value}")
 
 
-async def done(step: str, given: dict[str, str | None]) -> "TableState":
+async def done(step: str, given: dict[str, str | None], how: dict[str, bool]) -> dict[str, Any]:
     """Where the address is a store's, what that store would refuse is refused here."""
+    address = given["table"] or ""
+    if address.startswith(("postgresql://", "postgres://")):
+        if wrong := [name for name, it in given.items() if it is not None and name != "table"]:
+            raise ConfigError(f"--{wrong[0].replace('_', '-')} is for a dynamodb:// store only")
+        steps = extra("stillfresh.stores.postgres", "postgres")
+        return asdict(await getattr(steps, step)(split_tenant(address)[0], **how))
+    if how:
+        raise ConfigError("--unlogged and --push are for a postgresql:// store only")
     admin, aws = extra("stillfresh.stores.dynamodb.admin"), extra("stillfresh.stores.aws")
     if "://" in (given["table"] or ""):
         given = {**given, **dynamodb_options(given["table"] or "")}
     checked_tenant(given.get("tenant"))
     table = extra("stillfresh.stores.dynamodb.store").table_name(given["table"])
     place = aws.AwsPlace(given["region"], given["endpoint"], given["s3_endpoint"])
-    made: TableState = await getattr(admin, step)(table, given["bucket"], place)
-    return made
+    return asdict(await getattr(admin, step)(table, given["bucket"], place))

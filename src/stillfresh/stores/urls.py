@@ -1,10 +1,11 @@
-"""From an address to a store: `memory://`, `sqlite:///path`, `redis://…`, `dynamodb://…`.
+"""From an address to a store: `memory://`, `sqlite:///path`, `redis://…`, `postgresql://…`, …
 
 Each store is imported when it is named. Behind any of them `?tenant=acme` names a tenant (I17),
 behind the first two `?max_bytes=2GB` a limit (E23).
 """
 
 import time
+from importlib import import_module
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -18,7 +19,7 @@ ALLOWED: Final = (
     "memory://, sqlite:///path/to/file.db (sqlite:////path for an absolute one; behind either "
     "?max_bytes=2GB for a limit), "
     "redis://host:6379/0 (also rediss://, valkey://, valkeys://, redis+cluster://, "
-    "redis+sentinel://) or dynamodb://table?bucket=name"
+    "redis+sentinel://), postgresql://user@host/database or dynamodb://table?bucket=name"
 )
 UNBOUNDED: Final = "max_bytes is for memory:// and sqlite:// only;"
 REDIS: Final = {
@@ -26,6 +27,9 @@ REDIS: Final = {
     for scheme in ("redis", "rediss", "valkey", "valkeys")
     for several in ("", "+cluster", "+sentinel")
 }
+POSTGRES: Final = {"postgresql", "postgres"}
+LIBRARIES: Final = {"redis": "redis", "postgres": "psycopg"}
+"""What each extra brings."""
 DYNAMODB_OPTIONS: Final = ("bucket", "tenant", "region", "endpoint", "s3_endpoint", "max_lease")
 
 
@@ -71,7 +75,11 @@ def _bare(url: str, clock: Clock) -> Store:
     if parts.scheme in REDIS:
         if "max_bytes" in dict(options):
             raise _refused(url, f"{UNBOUNDED} set maxmemory and maxmemory-policy of the server")
-        return _redis(url, clock)
+        return _extra("redis", url, clock)
+    if parts.scheme in POSTGRES:
+        if "max_bytes" in dict(options):
+            raise _refused(url, f"{UNBOUNDED} run cache.evict(), or give copies shorter terms")
+        return _extra("postgres", url, clock)
     if parts.fragment or options[1:] or [name for name, _ in options] not in ([], ["max_bytes"]):
         raise _refused(url, f"its options are ?max_bytes=2GB and ?tenant=NAME; write {ALLOWED}")
     max_bytes = options[0][1] if options else None
@@ -85,17 +93,19 @@ def _bare(url: str, clock: Clock) -> Store:
     raise _refused(url)
 
 
-def _redis(url: str, clock: Clock) -> Store:
+def _extra(named: str, url: str, clock: Clock) -> Store:
     """A cache on the machine's clock leaves leases to the server's, which is one for all."""
+    library = LIBRARIES[named]
     try:
-        from stillfresh.stores.redis.address import store_at  # noqa: PLC0415 (only when named)
+        address = import_module(f"stillfresh.stores.{named}.address")
     except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] != "redis":
+        if exc.name is None or exc.name.partition(".")[0] != library:
             raise
         raise ConfigError(
-            'a Redis store needs the library "redis": install stillfresh[redis]'
+            f'this store needs the library "{library}": install stillfresh[{named}]'
         ) from exc
-    return store_at(url, None if clock is time.time else clock)
+    store: Store = address.store_at(url, None if clock is time.time else clock)
+    return store
 
 
 def dynamodb_options(url: str) -> dict[str, str]:

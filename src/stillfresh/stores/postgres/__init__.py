@@ -1,0 +1,7 @@
+"""`postgresql://user@host/database`: copies and leases in PostgreSQL, for many machines (S11)."""
+
+from stillfresh.stores.postgres.address import store_at
+from stillfresh.stores.postgres.admin import SchemaState, create, describe
+from stillfresh.stores.postgres.store import PostgresStore
+
+__all__ = ["PostgresStore", "SchemaState", "create", "describe", "store_at"]

@@ -1,0 +1,92 @@
+"""From `postgresql://user:password@host/database?schema=shop` to a store; mistakes are named.
+
+What is not ours behind `?` is libpq's own: `sslmode`, `target_session_attrs` and others.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from stillfresh.clock import Clock
+from stillfresh.durations import seconds
+from stillfresh.errors import ConfigError, shown, without_password
+from stillfresh.stores.postgres.store import PostgresStore
+
+
+def _connections(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(
+            f"max_connections: must be a whole number of 1 or more, not {shown(text)}"
+        )
+    return int(text)
+
+
+PLACE: Final = ("host", "hostaddr", "port")
+OWN: Final[dict[str, Callable[[str], Any]]] = {
+    "schema": str,
+    "timeout": lambda text: seconds(text, name="timeout", positive=True),
+    "max_connections": _connections,
+}
+
+
+def options_of(url: str) -> tuple[list[str], dict[str, Any]]:
+    """How libpq reaches each host that the address names, and what is ours behind `?`."""
+    parts = urlsplit(url)
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    try:
+        return _read(parts, given)
+    except (ConfigError, ProgrammingError) as exc:
+        said = _masked(" ".join(str(exc).split()), parts.password)
+    raise ConfigError(
+        f"store {_shown(url)}: {said}; write postgresql://user:password@host:5432/database, "
+        f"several hosts with commas between them, and behind ? any of {', '.join(OWN)} and what "
+        f"libpq takes there (sslmode, target_session_attrs, …)"
+    )
+
+
+def _read(parts: SplitResult, given: list[tuple[str, str]]) -> tuple[list[str], dict[str, Any]]:
+    if len(dict(given)) < len(given):
+        raise ConfigError("says the same thing twice")
+    if parts.fragment:
+        raise ConfigError("has a #, which is written %23 in a name or a password")
+    options = {name: OWN[name](text) for name, text in given if name in OWN}
+    rest = [(name, text) for name, text in given if name not in OWN]
+    bare = f"postgresql://{parts.netloc}{parts.path}?{urlencode(rest)}"
+    return hosts_of(conninfo_to_dict(bare)), options
+
+
+def hosts_of(found: dict[str, Any]) -> list[str]:
+    """One connection string for each host: a time-out is for one of them, not for all."""
+    places = [str(found.pop(name, None) or "").split(",") for name in PLACE]
+    number = max(map(len, places))
+    places = [each * number if len(each) == 1 else each for each in places]
+    if {len(each) for each in places} != {number}:
+        raise ConfigError("names as many ports as hosts, or one")
+    return [
+        make_conninfo(
+            **{"application_name": "stillfresh", **found, "client_encoding": "UTF8"},
+            **{name: it for name, it in zip(PLACE, place, strict=True) if it},
+        )
+        for place in zip(*places, strict=True)
+    ]
+
+
+def store_at(url: str, clock: Clock | None) -> PostgresStore:
+    """Nothing is connected yet."""
+    hosts, options = options_of(url)
+    return PostgresStore(*hosts, clock=clock, **options)
+
+
+def _shown(url: str) -> str:
+    """Without the password, wherever somebody wrote it: errors end up in logs."""
+    address, mark, _ = without_password(url).partition("?")
+    return shown(f"{address}{mark and '?…'}")
+
+
+def _masked(said: str, password: str | None) -> str:
+    for secret in {password, unquote(password)} if password else ():
+        said = said.replace(secret, "***")
+    return said

@@ -1,0 +1,82 @@
+"""What walks along the whole table of a PostgreSQL store, in slices: listing and counting (E28)."""
+
+from typing import Final
+
+from stillfresh.stores.contract import Entry, StoreStats
+from stillfresh.stores.postgres.link import PgLink
+from stillfresh.stores.postgres.rows import key_of, name_of, record_of, text_of
+from stillfresh.stores.postgres.schema import FIELDS, quoted
+
+STRETCH: Final = 2_000
+"""Rows that one statement looks at."""
+COUNTED: Final = 50
+"""Stretches that are counted; of a larger table they stand for all."""
+FIRST: Final = (b"", b"")
+"""Before all kinds and ids."""
+
+BEHIND: Final = "FROM {schema}.entry e WHERE (e.kind, e.key) > ($1, $2)"
+ORDER: Final = "ORDER BY e.kind, e.key LIMIT"
+END: Final = f"SELECT e.kind, e.key {BEHIND} {{of_kind}} {ORDER} 1 OFFSET {STRETCH - 1}"
+"""Where a stretch ends; nothing: it is the last."""
+LIST: Final = f"""
+    SELECT {FIELDS}, NULL::bytea, octet_length(e.value), e.kind, e.id
+    {BEHIND} {{of_kind}} AND position($3 IN coalesce(e.id, e.key)) > 0
+        AND ($4::bytea IS NULL OR (e.kind, e.key) <= ($4, $5)) {ORDER} $6
+"""
+COUNT: Final = f"""
+    SELECT count(s.generation), count(*) FILTER (WHERE s.held_until > coalesce($3,
+            extract(epoch FROM clock_timestamp())::float8)), count(*),
+        (array_agg(s.kind))[{STRETCH}], (array_agg(s.key))[{STRETCH}]
+    FROM (SELECT e.* {BEHIND} {ORDER} {STRETCH}) s
+"""  # noqa: S608 (our own texts)
+SIZE: Final = """
+    SELECT (pg_total_relation_size(c.oid) + pg_total_relation_size('{schema}.tag'))::int8,
+        greatest(c.reltuples, 0)::float8
+    FROM pg_class c WHERE c.oid = '{schema}.entry'::regclass
+"""
+
+
+async def list_entries(
+    link: PgLink,
+    schema: str,
+    kind: str | None,
+    search: str,
+    *,
+    after: tuple[str, str] | None,
+    limit: int,
+) -> list[Entry]:
+    """A search looks at a stretch after the other until it has found enough."""
+    at = FIRST if after is None else (name_of(after[0]), key_of(name_of(after[1])))
+    of_kind, given = ("", ()) if kind is None else ("AND e.kind = ${}", (name_of(kind),))
+    names = {"schema": quoted(schema)}
+    find = LIST.format(of_kind=of_kind.format(7), **names)
+    end_of = END.format(of_kind=of_kind.format(3), **names)
+    found: list[Entry] = []
+    while True:
+        ends = await link.run(end_of, (*at, *given)) if search else []
+        ((*end,),) = ends or [(None, None)]
+        left = limit - len(found)
+        rows = await link.run(find, (*at, name_of(search), *end, left, *given))
+        for row in rows:
+            size, in_kind, id_ = row[13:]
+            generation = row[1]  # known, so that the value is UNREAD
+            name = text_of(row[0] if id_ is None else id_)
+            found.append(Entry(text_of(in_kind), name, record_of(row, generation), size))
+        if not ends or len(found) >= limit:
+            return found
+        at = (end[0], end[1])
+
+
+async def count(link: PgLink, schema: str, now: float | None) -> StoreStats:
+    """The bytes are those of the tables, their indexes and what they have free."""
+    names = {"schema": quoted(schema)}
+    ((size, rows),) = await link.run(SIZE.format(**names))
+    copies = leases = looked_at = 0
+    at = list(FIRST)
+    for _ in range(COUNTED):
+        ((some, live, number, *at),) = await link.run(COUNT.format(**names), (*at, now))
+        copies, leases, looked_at = copies + some, leases + live, looked_at + number
+        if at[0] is None:
+            return StoreStats(copies, leases, size)
+    scale = max(1.0, rows / looked_at)
+    return StoreStats(round(copies * scale), round(leases * scale), size)

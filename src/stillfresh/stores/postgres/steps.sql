@@ -1,0 +1,275 @@
+-- The store's atomic steps, functions that the server runs: each call is one statement (S2, S11).
+--
+-- So no client holds a lock while it thinks, or while it is paused. A step locks its rows, in the
+-- order of their keys, so that no two steps wait for each other; then it reads the clock; then it
+-- looks and writes. Each statement of a function sees what was committed before it began, and what
+-- a step has locked nobody else changes.
+--
+-- The token is the fence, compared in the step that writes; its time only permits a takeover. A
+-- token is made here, of what its asker drew and what the server draws: an `acquire` that is done
+-- late or twice never grants the same one again, and one that is sent again finds its lease by its
+-- asker (S8).
+--
+-- No wait for a lock is long (a client that left would go on waiting), and no plan reads all rows.
+
+CREATE OR REPLACE FUNCTION {schema}.clock(given float8) RETURNS float8 LANGUAGE sql VOLATILE
+AS $$ SELECT coalesce($1, extract(epoch FROM clock_timestamp())::float8) $$;
+
+CREATE OR REPLACE FUNCTION {schema}.base64(bytea) RETURNS text LANGUAGE sql IMMUTABLE
+AS $$ SELECT translate(encode($1, 'base64'), E'\n', '') $$;
+
+-- A line of news: a kind and an id, and the generation that was published; without one it is void.
+-- A line with one field is a tag.
+CREATE OR REPLACE FUNCTION {schema}.news(kind bytea, id bytea, generation text) RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT {schema}.base64($1) || ' ' || {schema}.base64($2) || coalesce(' ' || $3, '') $$;
+
+-- S10: in pieces, since a notification has less than 8,000 bytes. They are numbered: the server
+-- drops the second of two that are the same.
+CREATE OR REPLACE FUNCTION {schema}.tell(news text) RETURNS void LANGUAGE plpgsql
+AS $$
+DECLARE
+    last int := (length(news) - 1) / 7000;
+BEGIN
+    IF {pushes} THEN
+        FOR at IN 0 .. coalesce(last, -1) LOOP
+            PERFORM pg_notify('{channel}', at || CASE WHEN at < last THEN '+' ELSE '.' END
+                || substr(news, at * 7000 + 1, 7000));
+        END LOOP;
+    END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.read(in_kind bytea, in_keys bytea[], in_known text[])
+RETURNS TABLE ({record})
+LANGUAGE plpgsql STABLE SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT {fields}, CASE WHEN e.generation = g.known THEN NULL ELSE e.value END
+    FROM unnest(in_keys, in_known) g (key, known)
+    JOIN {schema}.entry e ON e.kind = in_kind AND e.key = g.key;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.acquire(in_kind bytea, in_keys bytea[], in_ids bytea[],
+    in_seen text[], in_failures int8[], in_take_over boolean[], in_tags bytea[],
+    in_tagged bytea[], in_asker text, in_lease_for float8, in_now float8)
+RETURNS TABLE (outcome text, token text, {record})
+LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t float8;
+    last_end float8;
+    inserted int;
+    locked int;
+    granted bytea[];
+BEGIN
+    LOOP
+        t := {schema}.clock(in_now);
+        INSERT INTO {schema}.entry (kind, key, id, token, held_until)
+        SELECT in_kind, g.key, g.id, {token}, t + in_lease_for
+        FROM unnest(in_keys, in_ids) g (key, id) ORDER BY g.key
+        ON CONFLICT DO NOTHING;
+        GET DIAGNOSTICS inserted = ROW_COUNT;
+        PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
+        ORDER BY e.key FOR UPDATE;
+        GET DIAGNOSTICS locked = ROW_COUNT;
+        EXIT WHEN locked = cardinality(in_keys); -- else one was deleted meanwhile
+    END LOOP;
+    t := {schema}.clock(in_now);
+    last_end := t + greatest(in_lease_for, {longest_lease}) + {max_skew};
+    UPDATE {schema}.entry e SET token = {token}, held_until = t + in_lease_for
+    FROM unnest(in_keys, in_seen, in_failures, in_take_over) g (key, seen, failures, take_over)
+    WHERE e.kind = in_kind AND e.key = g.key
+        AND (e.token IS NULL OR NOT starts_with(e.token, in_asker) OR e.held_until <= t)
+        AND (e.generation IS NULL OR e.generation = g.seen)
+        AND (g.take_over OR e.token IS NULL OR e.held_until <= t OR e.held_until > last_end)
+        AND (g.failures IS NULL OR e.failures IS NULL OR e.failures = g.failures);
+    SELECT array_agg(e.key) INTO granted FROM {schema}.entry e
+    WHERE e.kind = in_kind AND e.key = ANY (in_keys)
+        AND starts_with(e.token, in_asker) AND e.held_until > t;
+    IF inserted < locked THEN -- the tags of the last lease are the tags
+        DELETE FROM {schema}.tag x WHERE x.kind = in_kind AND x.key = ANY (granted)
+            AND NOT EXISTS (SELECT FROM unnest(in_tags, in_tagged) g (tag, key)
+                WHERE g.tag = x.tag AND g.key = x.key);
+    END IF;
+    INSERT INTO {schema}.tag (tag, kind, key)
+    SELECT g.tag, in_kind, g.key FROM unnest(in_tags, in_tagged) g (tag, key)
+    WHERE g.key = ANY (granted) ON CONFLICT DO NOTHING;
+    RETURN QUERY SELECT o.outcome, e.token, {fields},
+        CASE WHEN o.outcome = 'newer' THEN e.value END
+    FROM unnest(in_keys, in_seen, in_take_over) g (key, seen, take_over)
+    JOIN {schema}.entry e ON e.kind = in_kind AND e.key = g.key,
+    LATERAL (SELECT CASE
+        WHEN starts_with(e.token, in_asker) AND e.held_until > t THEN 'lease'
+        WHEN e.generation IS NOT NULL AND e.generation IS DISTINCT FROM g.seen THEN 'newer'
+        WHEN NOT g.take_over AND e.held_until > t AND e.held_until <= last_end THEN 'held'
+        ELSE 'newer' END) o (outcome);
+END $$;
+
+-- Returns what was published; `in_again`: also by the same call, whose answer got lost.
+CREATE OR REPLACE FUNCTION {schema}.publish(in_kind bytea, in_keys bytea[], in_tokens text[],
+    in_generations text[], in_fetched_at float8[], in_fresh_for float8[], in_stale_for float8[],
+    in_error_for float8[], in_marks int2[], in_values bytea[], in_again boolean, in_now float8)
+RETURNS SETOF bytea
+LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t float8;
+    published bytea[];
+    news text;
+BEGIN
+    PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
+    ORDER BY e.key FOR UPDATE;
+    t := {schema}.clock(in_now);
+    WITH done AS (
+        UPDATE {schema}.entry e SET generation = g.generation, fetched_at = g.fetched_at,
+            fresh_for = g.fresh_for, stale_for = g.stale_for, error_for = g.error_for,
+            mark = g.mark, value = g.value, token = NULL, held_until = NULL, failures = NULL,
+            retry_at = NULL, error = NULL
+        FROM unnest(in_keys, in_tokens, in_generations, in_fetched_at, in_fresh_for, in_stale_for,
+                in_error_for, in_marks, in_values)
+            g (key, token, generation, fetched_at, fresh_for, stale_for, error_for, mark, value)
+        WHERE e.kind = in_kind AND e.key = g.key AND e.token = g.token AND e.held_until > t
+        RETURNING e.key, coalesce(e.id, e.key) AS id, e.generation
+    )
+    SELECT array_agg(d.key), string_agg({schema}.news(in_kind, d.id, d.generation), E'\n')
+    INTO published, news FROM done d;
+    PERFORM {schema}.tell(news);
+    RETURN QUERY SELECT unnest(published);
+    IF in_again THEN
+        RETURN QUERY SELECT e.key FROM unnest(in_keys, in_generations) g (key, generation)
+        JOIN {schema}.entry e ON e.kind = in_kind AND e.key = g.key AND e.generation = g.generation;
+    END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.renew(in_kind bytea, in_keys bytea[], in_tokens text[],
+    in_lease_for float8, in_now float8)
+RETURNS SETOF bytea
+LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+AS $$
+DECLARE
+    t float8;
+BEGIN
+    PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
+    ORDER BY e.key FOR UPDATE;
+    t := {schema}.clock(in_now);
+    RETURN QUERY UPDATE {schema}.entry e SET held_until = t + in_lease_for
+    FROM unnest(in_keys, in_tokens) g (key, token)
+    WHERE e.kind = in_kind AND e.key = g.key AND e.token = g.token AND e.held_until > t
+    RETURNING e.key;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.release(in_kind bytea, in_keys bytea[], in_tokens text[],
+    in_failures int8[], in_retry_at float8[], in_errors bytea[])
+RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+AS $$
+BEGIN
+    PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
+    ORDER BY e.key FOR UPDATE;
+    UPDATE {schema}.entry e SET token = NULL, held_until = NULL,
+        failures = coalesce(g.failures, e.failures), retry_at = coalesce(g.retry_at, e.retry_at),
+        error = coalesce(g.error, e.error)
+    FROM unnest(in_keys, in_tokens, in_failures, in_retry_at, in_errors)
+        g (key, token, failures, retry_at, error)
+    WHERE e.kind = in_kind AND e.key = g.key AND e.token = g.token;
+    WITH gone AS (
+        DELETE FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys) AND {empty}
+        RETURNING e.kind, e.key
+    )
+    DELETE FROM {schema}.tag x USING gone g WHERE x.kind = g.kind AND x.key = g.key;
+END $$;
+
+-- Of any kinds, by their order. A mark never goes down.
+CREATE OR REPLACE FUNCTION {schema}.invalidate(in_kinds bytea[], in_keys bytea[], in_ids bytea[],
+    in_mark int2)
+RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+AS $$
+BEGIN
+    PERFORM 1 FROM {schema}.entry e WHERE (e.kind, e.key) IN (SELECT * FROM unnest(in_kinds, in_keys))
+    ORDER BY e.kind, e.key FOR UPDATE;
+    UPDATE {schema}.entry e SET token = NULL, held_until = NULL,
+        mark = CASE WHEN e.generation IS NULL THEN e.mark ELSE greatest(e.mark, in_mark) END
+    WHERE (e.kind, e.key) IN (SELECT * FROM unnest(in_kinds, in_keys))
+        AND (e.token IS NOT NULL OR e.mark < in_mark);
+    WITH gone AS (
+        DELETE FROM {schema}.entry e
+        WHERE (e.kind, e.key) IN (SELECT * FROM unnest(in_kinds, in_keys)) AND {empty}
+        RETURNING e.kind, e.key
+    )
+    DELETE FROM {schema}.tag x USING gone g WHERE x.kind = g.kind AND x.key = g.key;
+    PERFORM {schema}.tell(string_agg({schema}.news(g.kind, coalesce(g.id, g.key), NULL), E'\n'))
+    FROM unnest(in_kinds, in_keys, in_ids) g (kind, key, id);
+END $$;
+
+-- The next ids that have the tag: who took a lease before this began is among them.
+CREATE OR REPLACE FUNCTION {schema}.invalidate_tag(in_tag bytea, in_name bytea, in_mark int2,
+    in_after_kind bytea, in_after_key bytea, in_most int)
+RETURNS TABLE (kind bytea, key bytea, id bytea)
+LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    kinds bytea[];
+    keys bytea[];
+    ids bytea[];
+BEGIN
+    IF in_after_kind = '' THEN
+        PERFORM {schema}.tell({schema}.base64(in_name));
+    END IF;
+    SELECT array_agg(s.kind), array_agg(s.key), array_agg(s.id) INTO kinds, keys, ids FROM (
+        SELECT x.kind, x.key, e.id FROM {schema}.tag x JOIN {schema}.entry e USING (kind, key)
+        WHERE x.tag = in_tag AND (x.kind, x.key) > (in_after_kind, in_after_key)
+        ORDER BY x.kind, x.key LIMIT in_most) s;
+    PERFORM {schema}.invalidate(kinds, keys, ids, in_mark);
+    RETURN QUERY SELECT * FROM unnest(kinds, keys, ids);
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.delete(in_kind bytea, in_keys bytea[], in_ids bytea[])
+RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+AS $$
+BEGIN
+    PERFORM 1 FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys)
+    ORDER BY e.key FOR UPDATE;
+    DELETE FROM {schema}.tag x WHERE x.kind = in_kind AND x.key = ANY (in_keys);
+    DELETE FROM {schema}.entry e WHERE e.kind = in_kind AND e.key = ANY (in_keys);
+    PERFORM {schema}.tell(string_agg({schema}.news(in_kind, coalesce(g.id, g.key), NULL), E'\n'))
+    FROM unnest(in_keys, in_ids) g (key, id);
+END $$;
+
+-- Looks at the next rows. One that somebody has locked is in use.
+CREATE OR REPLACE FUNCTION {schema}.evict(in_before float8, in_after_kind bytea,
+    in_after_key bytea, in_most int)
+RETURNS TABLE (dropped int8, last_kind bytea, last_key bytea)
+LANGUAGE plpgsql SET lock_timeout = '5s' SET enable_seqscan = off
+AS $$
+DECLARE
+    kinds bytea[];
+    keys bytea[];
+    number int8;
+BEGIN
+    SELECT array_agg(s.kind), array_agg(s.key) INTO kinds, keys FROM (
+        SELECT e.kind, e.key FROM {schema}.entry e
+        WHERE (e.kind, e.key) > (in_after_kind, in_after_key)
+        ORDER BY e.kind, e.key LIMIT in_most) s;
+    WITH old AS (
+        SELECT e.kind, e.key FROM {schema}.entry e
+        WHERE (e.kind, e.key) IN (SELECT * FROM unnest(kinds, keys))
+            AND greatest(coalesce(e.held_until, 0), CASE WHEN e.generation IS NULL
+                THEN coalesce(e.retry_at, 0)
+                ELSE e.fetched_at + (e.fresh_for + greatest(e.stale_for, e.error_for)) END)
+                < in_before
+        ORDER BY e.kind, e.key FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM {schema}.entry e USING old o WHERE e.kind = o.kind AND e.key = o.key
+        RETURNING e.kind, e.key
+    ), untagged AS (
+        DELETE FROM {schema}.tag x USING gone g WHERE x.kind = g.kind AND x.key = g.key
+    )
+    SELECT count(*) INTO number FROM gone;
+    RETURN QUERY SELECT number, kinds[in_most], keys[in_most];
+END $$;

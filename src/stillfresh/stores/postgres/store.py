@@ -1,0 +1,294 @@
+"""The PostgreSQL store: the contract as calls of the server's functions (S1, S2, S11)."""
+
+from collections.abc import Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Final
+
+from stillfresh.checks import checked_whole
+from stillfresh.clock import Clock
+from stillfresh.durations import Duration, seconds
+from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.stores.contract import (
+    Ask,
+    Copy,
+    Entry,
+    Failure,
+    Generations,
+    Grant,
+    Held,
+    Lease,
+    Mark,
+    Newer,
+    Record,
+    Store,
+    StoreStats,
+)
+from stillfresh.stores.listed import checked_limit
+from stillfresh.stores.postgres.link import PgLink
+from stillfresh.stores.postgres.listing import count, list_entries
+from stillfresh.stores.postgres.rows import (
+    LONGEST_KEY,
+    Row,
+    SortedIds,
+    key_of,
+    name_of,
+    record_of,
+    text_of,
+)
+from stillfresh.stores.postgres.schema import ASKER, SCHEMA, checked_schema, quoted
+
+TIMEOUT: Final = 1.0
+MAX_CONNECTIONS: Final = 10
+SLICE: Final = 500
+SLICE_BYTES: Final = 1 << 20
+"""One statement is about no more ids, and carries beyond the first no more bytes."""
+MOST_FAILURES: Final = (1 << 63) - 1
+FIRST: Final = (b"", b"")
+"""Before all kinds and ids."""
+
+
+class PostgresStore(Store):
+    """`hosts`: how libpq reaches each server that may be the primary, as connection strings.
+
+    Leases are judged by the server's own clock, the same for all, unless a clock is given.
+    """
+
+    def __init__(
+        self,
+        *hosts: str,
+        schema: str = SCHEMA,
+        timeout: Duration = TIMEOUT,
+        max_connections: int = MAX_CONNECTIONS,
+        clock: Clock | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._schema = checked_schema(schema)
+        self._timeout = seconds(timeout, name="timeout", positive=True)
+        self._most = checked_whole("max_connections", max_connections)
+        self._clock = clock
+        self._link: PgLink | None = None
+
+    async def open(self) -> None:
+        """A server that is away is no reason not to begin; one that refuses us is."""
+        if self._link is not None:
+            return
+        link = PgLink(self._hosts, self._schema, most=self._most, timeout=self._timeout)
+        try:
+            await link.greet()
+        except BaseException:
+            await link.close()
+            raise
+        if self._link is None:
+            self._link = link
+        else:  # two opened it at once
+            await link.close()
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    def _opened(self) -> PgLink:
+        if self._link is None:
+            raise NotOpen("this store is closed")
+        return self._link
+
+    async def _call(
+        self,
+        function: str,
+        *given: Any,  # noqa: ANN401 (whatever the function takes)
+        settle: Sequence[Any] | None = None,
+        urgent: bool = False,
+    ) -> list[Row]:
+        places = ", ".join(f"${number}" for number in range(1, len(given) + 1))
+        statement = f"SELECT * FROM {quoted(self._schema)}.{function}({places})"  # noqa: S608 (checked)
+        return await self._opened().run(statement, given, settle, urgent=urgent)
+
+    def _now(self) -> float | None:
+        """What the functions take for the time; None: the server's own."""
+        return None if self._clock is None else float(self._clock())
+
+    async def read(
+        self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
+    ) -> dict[str, Record]:
+        """Who knows a copy's generation is not sent its value."""
+        del lag
+        records: dict[str, Record] = {}
+        known = known or {}
+        for some in _cut(ids):
+            names = SortedIds(some)
+            given = [known.get(id_) for id_ in names.ids] if known else []
+            for row in await self._call("read", _kind(kind), names.keys, given):
+                id_ = names.by_key[row[0]]
+                records[id_] = record_of(row, known.get(id_))
+        return records
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        """S8: asked again, the server knows the lease of this ask, or grants it a new token."""
+        grants: dict[str, Grant] = {}
+        by_id = {ask.id: ask for ask in asks}
+        for some in _cut(list(by_id)):
+            names = SortedIds(some)
+            ordered = [by_id[id_] for id_ in names.ids]
+            tags = [
+                (key_of(name_of(tag)), key)
+                for ask, key in zip(ordered, names.keys, strict=True)
+                for tag in dict.fromkeys(ask.tags)
+            ]
+            rows = await self._call(
+                "acquire",
+                _kind(kind),
+                names.keys,
+                names.long,
+                [ask.seen for ask in ordered],
+                [ask.failures for ask in ordered],
+                [ask.take_over for ask in ordered],
+                [tag for tag, _ in tags],
+                [key for _, key in tags],
+                token_hex(ASKER // 2),
+                float(lease_for),
+                self._now(),
+            )
+            for outcome, token, *row in rows:
+                id_ = names.by_key[row[0]]
+                grants[id_] = _grant(id_, outcome, token, tuple(row))
+        return {id_: grants[id_] for id_ in by_id}
+
+    async def publish(self, kind: str, copies: Mapping[str, tuple[Lease, Copy]]) -> set[str]:
+        """One whose answer got lost finds out by its generation whether it was done (S2)."""
+        superseded = set(copies)
+        sizes = {
+            id_: len(copy.value) if isinstance(copy.value, bytes) else 0
+            for id_, (_, copy) in copies.items()
+        }
+        for some in _cut(list(copies), sizes):
+            names = SortedIds(some)
+            pairs = [copies[id_] for id_ in names.ids]
+            given = (
+                _kind(kind),
+                names.keys,
+                [lease.token for lease, _ in pairs],
+                [copy.generation for _, copy in pairs],
+                [float(copy.fetched_at) for _, copy in pairs],
+                [copy.policy.fresh_for for _, copy in pairs],
+                [copy.policy.stale_for for _, copy in pairs],
+                [copy.policy.error_for for _, copy in pairs],
+                [int(copy.mark) for _, copy in pairs],
+                [copy.value if isinstance(copy.value, bytes) else None for _, copy in pairs],
+            )
+            first, again = ((*given, is_again, self._now()) for is_again in (False, True))
+            rows = await self._call("publish", *first, settle=again)
+            superseded -= {names.by_key[key] for (key,) in rows}
+        return superseded
+
+    async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        tokens = {lease.id: lease.token for lease in leases}
+        lost = set(tokens)
+        for some in _cut(list(tokens)):
+            names = SortedIds(some)
+            given = [tokens[id_] for id_ in names.ids]
+            rows = await self._call(
+                "renew", _kind(kind), names.keys, given, float(lease_for), self._now()
+            )
+            lost -= {names.by_key[key] for (key,) in rows}
+        return lost
+
+    async def release(
+        self, kind: str, leases: Sequence[Lease], failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        tokens = {lease.id: lease.token for lease in leases}
+        for some in _cut(list(tokens)):
+            names = SortedIds(some)
+            found = [(failures or {}).get(id_) for id_ in names.ids]
+            await self._call(
+                "release",
+                _kind(kind),
+                names.keys,
+                [tokens[id_] for id_ in names.ids],
+                [None if it is None else min(it.count, MOST_FAILURES) for it in found],
+                [None if it is None else float(it.retry_at) for it in found],
+                [None if it is None else name_of(it.error) for it in found],
+            )
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        """One step voids the lease and marks the copy; a mark never goes down."""
+        mark = int(Mark.SOFT if soft else Mark.HARD)
+        for some in _cut(ids):
+            names = SortedIds(some)
+            kinds = [_kind(kind)] * len(names.keys)
+            await self._call("invalidate", kinds, names.keys, names.long, mark, urgent=True)
+
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        """In slices: no id can be leased with the tag and not be named.
+
+        If an answer got lost, ids that had nothing but a lease are voided, and missing in it.
+        """
+        mark, name = int(Mark.SOFT if soft else Mark.HARD), name_of(tag)
+        reached: list[tuple[str, str]] = []
+        after = FIRST
+        while True:
+            given = (key_of(name), name, mark, *after, SLICE)
+            rows = await self._call("invalidate_tag", *given, urgent=True)
+            reached += [(text_of(kind), text_of(id_ or key)) for kind, key, id_ in rows]
+            if len(rows) < SLICE:
+                return reached
+            after = rows[-1][:2]
+
+    async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        for some in _cut(ids):
+            names = SortedIds(some)
+            await self._call("delete", _kind(kind), names.keys, names.long, urgent=True)
+
+    async def evict(self, before: float) -> int:
+        """Along the table's own order, in slices between which others pass."""
+        dropped, after = 0, list(FIRST)
+        while after[0] is not None:
+            ((number, *after),) = await self._call("evict", float(before), *after, SLICE)
+            dropped += number
+        return dropped
+
+    async def stats(self) -> StoreStats:
+        """Counted in slices; of a very large table the first ones stand for all."""
+        return await count(self._opened(), self._schema, self._now())
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        search: str = "",
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Along the table's own order, in slices."""
+        checked_limit(limit)
+        link, schema = self._opened(), self._schema
+        return await list_entries(link, schema, kind, search, after=after, limit=limit)
+
+
+def _kind(kind: str) -> bytes:
+    if not kind or len(name := name_of(kind)) > LONGEST_KEY:
+        raise ConfigError(f"kind: must have 1 to {LONGEST_KEY} bytes, not {shown(kind)}")
+    return name
+
+
+def _cut(ids: Sequence[str], sizes: Mapping[str, int] | None = None) -> list[list[str]]:
+    """For one statement each."""
+    slices: list[list[str]] = []
+    room = 0
+    for id_ in ids:
+        size = 0 if sizes is None else sizes[id_]
+        if not slices or len(slices[-1]) >= SLICE or size > room:
+            slices.append([])
+            room = SLICE_BYTES
+        slices[-1].append(id_)
+        room -= size
+    return slices
+
+
+def _grant(id_: str, outcome: str, token: str, row: Row) -> Grant:
+    match outcome:
+        case "lease":
+            return Lease(id_, token, row[7])
+        case "held":
+            return Held(row[7])
+        case _:
+            return Newer(record_of(row))
