@@ -448,7 +448,7 @@ class TestG10Serve:
         file.write_text('[store]\nurl = "ftp://x"\n[kinds.post]\nfresh_for = "soon"\n')
         result = call("check", str(file))
         assert (result.exit_code, result.stdout) == (2, "")
-        keys = ("store.url", "kinds.post.fresh_for", "kinds.post.batch_url")
+        keys = ("store.url", "kinds.post.fresh_for", "kinds.post.url")
         assert all(key in result.stderr for key in keys)
         assert result.stderr.count("\n") == len(keys)
         result = call("check", str(file), "--json")

@@ -107,6 +107,24 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("pages", "trusted_proxies"): ["10.0.0.0/8", ["10.0.0.1/8"], ["proxy"], [1]],
     ("pages", "max_body"): [0, -1, "1MB", True, 2**40],
     ("pages", "timeout"): ["never", 0, -1, 100_000],
+    ("kinds", "url"): [
+        1,
+        "",
+        "x/{id}",
+        "ftp://x/{id}",
+        "http://x/items",
+        "http://{id}/x",
+        "http://{id}.x/{id}",
+        "http://x:{id}/",
+        "http://x/{id}#{id}",
+        "http://x/{name}",
+        "http://x/{id!r}",
+        "http://x/{id}/{",
+        "http://x/a/../{id}",
+        "http://a:b@x/{id}",
+    ],
+    ("kinds", "terms"): ["", "theirs", 1],
+    ("kinds", "concurrency"): [0, 1_001, "4", True],
     ("kinds", "batch_url"): [
         "x",
         1,
@@ -196,8 +214,11 @@ class TestG1GoodFile:
         assert settings.kinds == (
             KindSettings(
                 "post",
-                "http://127.0.0.1:8080/v0/stream/posts/by_ids",
                 300,
+                None,
+                "http://127.0.0.1:8080/v0/stream/posts/by_ids",
+                "own",
+                4,
                 "post_ids",
                 "{details.author}:{details.id}",
                 "data.posts",
@@ -228,7 +249,7 @@ class TestG1GoodFile:
         kind = {"batch_url": "http://x/y", "fresh_for": "5m"}
         kinds = settings_of({"kinds": {"post": kind}}, {})
         assert pages.pages == PagesSettings("http://x")
-        assert kinds.kinds == (KindSettings("post", "http://x/y", 300),)
+        assert kinds.kinds == (KindSettings("post", 300, batch_url="http://x/y"),)
         assert kinds.store == StoreSettings()
         assert kinds.server == ServerSettings()
 
@@ -301,6 +322,9 @@ class TestG1Mistakes:
         if key == "token_file":
             del tables["server"]["token"]
         where, name = table_of(tables, table)
+        if (table, key) in {("kinds", "url"), ("kinds", "terms")}:
+            where.clear()
+            where |= {"url": "http://x/{id}", "fresh_for": 1}
         where[key] = value
         (line,) = mistakes_in(tables)
         assert line.startswith(f"{name}.{key}")
@@ -356,9 +380,7 @@ class TestG1Mistakes:
         (line,) = mistakes_in({**good(), "zzz": {}})
         assert line == "zzz: unknown key; there are: store, pages, kinds, server"
 
-    @pytest.mark.parametrize(
-        ("table", "key"), [("pages", "upstream"), ("kinds", "batch_url"), ("kinds", "fresh_for")]
-    )
+    @pytest.mark.parametrize(("table", "key"), [("pages", "upstream"), ("kinds", "fresh_for")])
     def test_a_missing_key_is_named(self, table: str, key: str) -> None:
         """There is nothing to guess."""
         tables = good()
@@ -396,7 +418,7 @@ class TestG1Mistakes:
         del tables["kinds"]["post"]["batch_url"]
         tables["server"]["port"] = "a"
         keys = [line.split(":")[0] for line in mistakes_in(tables)]
-        assert keys == ["store.url", "pages.timeout", "kinds.post.batch_url", "server.port"]
+        assert keys == ["store.url", "pages.timeout", "kinds.post.url", "server.port"]
 
     @pytest.mark.parametrize(
         ("host", "port", "url", "is_itself"),
@@ -424,6 +446,26 @@ class TestG1Mistakes:
             return
         (said,) = mistakes_in(tables)
         assert said.startswith(f"kinds.post.batch_url: {url} is where this gateway listens itself")
+
+    @pytest.mark.parametrize(
+        ("table", "key", "said"),
+        [
+            ({}, "url", "there is neither; write url (a GET for each id) or batch_url (a POST"),
+            ({"url": "http://x/{id}", "batch_url": "http://x"}, "url", "there are both; write url"),
+            ({"url": "http://x/{id}", "max_batch": 5}, "max_batch", "goes with batch_url"),
+            ({"batch_url": "http://x", "terms": "own"}, "terms", "goes with url, and there is a"),
+            ({"url": "http://x/{id}", "per_viewer": True}, "url", "{viewer_id} belongs into it"),
+            ({"url": "http://x/{id}/{viewer_id}"}, "url", "{viewer_id} belongs into it if"),
+        ],
+    )
+    def test_g11_a_kind_is_asked_for_in_one_way(
+        self, table: dict[str, Any], key: str, said: str
+    ) -> None:
+        """By `url` or by `batch_url`: both, neither and the keys of the other are mistakes."""
+        who = {"authenticate_url": "http://x/who"}
+        kind = {"fresh_for": 1, **table}
+        (line,) = mistakes_in({"kinds": {"item": kind}, "server": who})
+        assert line.startswith(f"kinds.item.{key}: {said}")
 
     def test_advice_is_for_who_writes_toml(self) -> None:
         """No Python in it, and no key twice."""

@@ -156,8 +156,8 @@ class TestG1Mistakes:
             "pages.upsteam",
             "pages.upstream",
             "kinds.Post",
-            "kinds.Post.batch_url",
             "kinds.Post.fresh_for",
+            "kinds.Post.url",
             "server.port",
         ]
         assert len(done.stderr.strip().splitlines()) == len(keys)

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from stillfresh.checks import checked_flag, checked_function, checked_whole
 from stillfresh.coordinator.rules import View, by_id, post_id, user_id
 from stillfresh.durations import Duration, seconds
+from stillfresh.engine import Codec
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 
@@ -89,6 +90,11 @@ class Kind:
     """In a `Hub`: for how long "it does not exist" is believed; None: a tenth of `fresh_for`."""
     memory_for: Duration = 0
     """In a `Hub`: for how long a view in memory is served without asking the store."""
+    concurrency: int = 4
+    """In a `Hub`: calls of `fetch` at once."""
+    codec: Codec[Any] | None = None
+    """In a `Hub`: how `fetch` has its views stored. With one, `fetch` is also given `stored=`: the
+    bytes that the store holds, by id, so that it can ask whether they are still right."""
     ttl_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +107,8 @@ class Kind:
         checked_function(f"{self.name}: fetch", self.fetch, "an async function")
         for name in ("counted", "per_viewer"):
             checked_flag(f"{self.name}: {name}", getattr(self, name))
-        checked_whole(f"{self.name}: max_batch", self.max_batch)
+        for name in ("max_batch", "concurrency"):
+            checked_whole(f"{self.name}: {name}", getattr(self, name))
 
     @property
     def ttl(self) -> float:

@@ -185,8 +185,13 @@ def refresh_times(
 
 
 def watched_until(copy: Copy, terms: Terms) -> float:
-    """When to refresh a copy that just came, for a watcher."""
+    """When to refresh a copy that just came, for a watcher.
+
+    One that is never fresh, by terms of its own, is asked for as often as the others are.
+    """
     pause = absent_pause(terms) if copy.value is None else 0.0
+    if not copy.policy.fresh_for and copy.mark is Mark.NONE:
+        pause = terms.policy.fresh_for
     return max(fresh_until(copy), copy.fetched_at + pause)
 
 

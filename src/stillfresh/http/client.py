@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import chain
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from stillfresh.checks import checked_whole
@@ -20,7 +20,7 @@ from stillfresh.durations import Duration, seconds
 from stillfresh.engine import RetryAfter
 from stillfresh.errors import ConfigError, LoadFailed, shown, shown_address
 from stillfresh.http.body import Unreadable, whole
-from stillfresh.http.fields import checked_headers, pause_of
+from stillfresh.http.fields import Raw, checked_headers, pause_of
 
 try:
     import httpx2
@@ -113,6 +113,14 @@ class Refused(LoadFailed):
         self.status = status
 
 
+class HttpAnswer(NamedTuple):
+    """A whole answer; names of fields in lower case."""
+
+    status: int
+    headers: Raw
+    body: bytes
+
+
 class Endpoint:
     """`await Endpoint(client, url).ask({"ids": […]})` is the body of the answer to that POST."""
 
@@ -129,16 +137,29 @@ class Endpoint:
         self._url = url
         self._timeout = seconds(timeout, name="timeout", positive=True)
         self._max_bytes = checked_whole("max_bytes", max_bytes)
-        self._headers = {**checked_headers(headers or {}), **ACCEPT}
-        told = httpx2.URL(url)
-        self._where = f"{told.netloc.decode()}{told.path}"
+        given = {**checked_headers(headers or {}), **ACCEPT}
+        self._headers: Raw = tuple((name.encode(), it.encode()) for name, it in given.items())
+        told = urlsplit(url)
+        self._where = f"{told.netloc}{told.path}"
         """As an operator is told of it: what stands behind ? may be a secret."""
 
     async def ask(self, asked: dict[str, Any] | None = None) -> bytes:
         """The body; of an answer without one (204) an empty list. Nothing asked: a GET."""
+        answer = await self.answer(asked, takes=(OK, NOTHING))
+        return answer.body if answer.status == OK else b"[]"
+
+    async def answer(
+        self,
+        asked: dict[str, Any] | None = None,
+        url: str | None = None,
+        headers: Raw = (),
+        *,
+        takes: tuple[int, ...] = (OK,),
+    ) -> HttpAnswer:
+        """An answer of a status that it takes, with the body of a 200. `url`: not its own."""
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._asked(asked)
+                return await self._answered(asked, url or self._url, headers, takes)
         except TimeoutError as exc:
             raise LoadFailed(f"{self._where}: no whole answer within {self._timeout:g} s") from exc
         except Unreadable as exc:
@@ -146,18 +167,22 @@ class Endpoint:
         except request_errors() as exc:
             raise LoadFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
 
-    async def _asked(self, asked: dict[str, Any] | None) -> bytes:
+    async def _answered(
+        self, asked: dict[str, Any] | None, url: str, headers: Raw, takes: tuple[int, ...]
+    ) -> HttpAnswer:
         """Whoever says when to come back is listened to."""
-        method = "GET" if asked is None else "POST"
-        sent = self._client.stream(
-            method, self._url, json=asked, headers=self._headers, follow_redirects=False
-        )
-        async with sent as response:
-            if response.status_code == NOTHING:
-                return b"[]"
-            if response.status_code == OK:
-                return await whole(response, self._max_bytes)
-            said = f"{self._where}: HTTP {response.status_code}"
+        method, sent = "GET" if asked is None else "POST", [*self._headers, *headers]
+        asking = self._client.stream(method, url, json=asked, headers=sent, follow_redirects=False)
+        async with asking as response:
+            status = response.status_code
+            if status in takes:
+                body = await whole(response, self._max_bytes) if status == OK else b""
+                told = ((name.lower(), it) for name, it in response.headers.raw)
+                return HttpAnswer(status, tuple(told), body)
+            said = f"{self._where}: HTTP {status}"
+            if response.has_redirect_location:
+                to = shown(response.headers["location"].partition("?")[0])
+                said += f" to {to}; redirects are not followed, write the address that answers"
             if (pause := pause_asked(response)) is not None:
                 raise RetryAfter(pause, said)
-            raise Refused(said, response.status_code)
+            raise Refused(said, status)

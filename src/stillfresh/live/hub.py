@@ -17,8 +17,9 @@ from stillfresh.checks import checked_whole
 from stillfresh.coordinator import Kind, checked_kinds
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
 from stillfresh.engine.keys import checked_id, checked_text
-from stillfresh.engine.rules import ABSENT, results_of
-from stillfresh.errors import ConfigError, StillfreshError, shown
+from stillfresh.engine.rules import ABSENT, NOTHING, results_of
+from stillfresh.errors import ConfigError, StillfreshError, StoreError, shown
+from stillfresh.freshness import Policy
 from stillfresh.live.connection import Connection
 
 if TYPE_CHECKING:
@@ -126,6 +127,15 @@ class Hub:
         """Read one view, as this viewer sees it, without a connection; load it if there is none."""
         _, _, key = self.named(kind, id, viewer_id)
         return await self._resources[kind].get(key)
+
+    def own_terms(
+        self, kind: str, id_: str, viewer_id: str | None, answer: Answer[Any]
+    ) -> Policy | None:
+        """E8: the terms of the copy that this answer was made from, if memory has it."""
+        _, _, key = self.named(kind, id_, viewer_id)
+        entry = self._resources[kind].core.memory.entries.get(key)
+        is_same = entry is not None and entry.answer.fetched_at == answer.fetched_at
+        return entry.copy.policy if entry is not None and is_same else None
 
     async def get_many(
         self, kind: str, ids: Iterable[str], viewer_id: str | None = None
@@ -265,13 +275,31 @@ def joined(viewer_id: str, id_: str) -> str:
     return msgspec.json.encode((viewer_id, id_)).decode()
 
 
+async def stored_of(
+    cache: Cache, kind: Kind, ids: list[str], keys: list[str]
+) -> dict[str, dict[str, bytes]]:
+    """What the store holds, for a fetch that asks whether it is still right; see `Kind.codec`."""
+    if kind.codec is None:
+        return {}
+    try:
+        records = await (await cache.runtime()).store.read(kind.name, keys)
+    except StoreError:
+        records = {}
+    copies = ((id_, records.get(key, NOTHING).copy) for id_, key in zip(ids, keys, strict=True))
+    values = {id_: copy.value for id_, copy in copies if copy is not None}
+    return {"stored": {id_: it for id_, it in values.items() if isinstance(it, bytes)}}
+
+
 def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
     async def shared(ids: list[str]) -> dict[str, Any]:
-        return await kind.fetch(ids)  # type: ignore[return-value]  # the engine checks what it is
+        more = await stored_of(cache, kind, ids, ids)
+        return await kind.fetch(ids, **more)  # type: ignore[return-value]  # the engine checks it
 
     async def fetched(viewer_id: str, ids: list[str]) -> dict[str, object]:
         """Call and check in a task of its own: nothing that it raises reaches another viewer."""
-        return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id))
+        keys = [joined(viewer_id, id_) for id_ in ids]
+        more = await stored_of(cache, kind, ids, keys)
+        return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id, **more))
 
     async def per_viewer(keys: list[str]) -> dict[str, Any]:
         """Send one request for each viewer among them; one that fails, fails its own."""
@@ -295,5 +323,7 @@ def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
         absent_for=kind.absent_for,
         memory_for=kind.memory_for,
         max_batch=kind.max_batch,
+        concurrency=kind.concurrency,
+        codec=kind.codec,
     )
     return declare(per_viewer if kind.per_viewer else shared)

@@ -66,8 +66,11 @@ class KindSettings:
     """`[kinds.NAME]`: entities of an upstream API."""
 
     name: str
-    batch_url: str = key(fields.url)
     fresh_for: float = key(fields.positive(10 * 365 * 86_400))
+    url: str | None = key(fields.url_template, None)
+    batch_url: str | None = key(fields.url, None)
+    terms: str = key(fields.terms, "own")
+    concurrency: int = key(fields.whole(1, 1_000), 4)
     ids_field: str = key(fields.text, "ids")
     id: str = key(fields.template, "{id}")
     list_field: str | None = key(fields.path, None)
@@ -108,6 +111,8 @@ class Settings:
 
 
 TABLES: Final = ("store", "pages", "kinds", "server")
+URL_KEYS: Final = ("terms",)
+BATCH_KEYS: Final = ("ids_field", "id", "list_field", "max_batch", "viewer_field")
 
 
 def load(path: str | Path, over: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
@@ -182,8 +187,31 @@ def _kinds(tables: object, mistakes: list[str]) -> list[dict[str, Any]]:
         with noted(mistakes), keyed(where):
             if checked_kind(name) == PAGE:
                 raise ConfigError("pages are kept under this name; choose another one")
-        found.append({"name": name, **read_table(where, table, KindSettings, mistakes)})
+        kind = {"name": name, **read_table(where, table, KindSettings, mistakes)}
+        if isinstance(table, dict):
+            _check_way(where, table, kind, mistakes)
+        found.append(kind)
     return found
+
+
+def _check_way(
+    where: str, table: Mapping[str, Any], kind: Mapping[str, Any], mistakes: list[str]
+) -> None:
+    """G11: views are asked for one by one or in batches; each way has keys of its own."""
+    if ("url" in table) is ("batch_url" in table):
+        both = "there are both" if "url" in table else "there is neither"
+        mistakes.append(
+            f"{where}.url: {both}; write url (a GET for each id) or batch_url (a POST for many)"
+        )
+        return
+    way, other = ("url", "batch_url") if "url" in table else ("batch_url", "url")
+    mistakes.extend(
+        f"{where}.{it}: goes with {other}, and there is a {way}"
+        for it in (BATCH_KEYS if way == "url" else URL_KEYS)
+        if it in table
+    )
+    if (url := kind.get("url")) and ("{viewer_id}" in url) is not kind.get("per_viewer", False):
+        mistakes.append(f"{where}.url: {{viewer_id}} belongs into it if the kind is per_viewer")
 
 
 def _find_token(server: dict[str, Any], environ: Mapping[str, str], mistakes: list[str]) -> None:
@@ -227,7 +255,9 @@ def _check_not_itself(
 ) -> None:
     """A gateway that asks itself waits for itself."""
     host, port = server.get("host"), server.get("port")
-    asked = {f"kinds.{it['name']}.batch_url": it.get("batch_url") for it in kinds}
+    asked = {
+        f"kinds.{it['name']}.{way}": it.get(way) for it in kinds for way in ("url", "batch_url")
+    }
     asked["pages.upstream"] = pages.get("upstream")
     asked["server.authenticate_url"] = server.get("authenticate_url")
     mistakes.extend(

@@ -17,6 +17,7 @@ from stillfresh.engine.keys import checked_id, checked_kind
 from stillfresh.errors import ConfigError, LoadFailed
 from stillfresh.isr import Page, page_in
 from stillfresh.stores.contract import Entry, Record
+from stillfresh.web.gets import FIRST
 from stillfresh.web.replies import Problem
 
 ACTIONS: Final = ("refresh", "invalidate", "delete")
@@ -193,7 +194,7 @@ def shown_value(value: object, *, is_page: bool = False) -> dict[str, Any]:
 def _json(value: bytes) -> dict[str, Any]:
     is_json = len(value) > 1 and value[0] < 0x80  # Pydantic's: in msgpack it is a byte, and no more
     decode = msgspec.json.decode if is_json else msgspec.msgpack.decode
-    plain = msgspec.json.encode(decode(value))
+    plain = msgspec.json.encode(decode(value.removeprefix(FIRST)))
     text = msgspec.json.format(plain).decode()
     is_cut = len(text) > MOST_SHOWN
     return {"kind": "json", "size": len(value), "text": text[:MOST_SHOWN], "is_cut": is_cut}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from string import Formatter
 from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -32,11 +33,13 @@ REQUIRED: Final = object()
 WRITTEN: Final = "seconds as a number, or text such as '250ms', '30s', '5m', '1h', '30d'"
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (to be compared with)
 OURS: Final = {"accept-encoding", "connection", "content-length", "content-type", "host"} | {
-    "transfer-encoding"
+    *("if-modified-since", "if-none-match", "transfer-encoding")
 }
 NUMBERS: Final = re.compile(r"[\d.]+", re.ASCII)
 NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
+PLACE: Final = re.compile(r"\{(id|viewer_id)\}")
+"""G11: where an id stands in a URL."""
 
 
 def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
@@ -154,6 +157,25 @@ tenant: Final = _checked(text, checked_tenant)
 credentials: Final = _checked(texts, checked_credentials)
 networks: Final = _checked(texts, checked_networks)
 origins: Final = _checked(texts, checked_origins)
+
+
+def url_template(value: object, key: str) -> str:
+    """G11: a URL with the id in its path or its query."""
+    found = text(value, key)
+    with keyed(key, "url"):
+        checked_url(PLACE.sub("x", found))
+    parts = urlsplit(found)
+    is_plain = not {"{", "}"} & set(PLACE.sub("", found) + parts.netloc)
+    if not is_plain or {".", ".."} & set(parts.path.split("/")) or "{id}" not in found:
+        like = "'https://api.example/items/{id}': {id} once or more behind the host, and no . or .."
+        raise ConfigError(f"{key}: must be like {like}, not {shown(found)}")
+    return found
+
+
+def terms(value: object, key: str) -> str:
+    if value not in {"own", "upstream"}:
+        raise ConfigError(f"{key}: must be 'own' or 'upstream', not {shown(value)}")
+    return str(value)
 
 
 def is_at(url: str, host: str, port: int) -> bool:

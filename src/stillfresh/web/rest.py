@@ -75,7 +75,7 @@ class Rest:
         viewer = await self._viewer(name, request)
         kind = self._named(name, id_, viewer)
         answer = await self._hub.get(name, id_, viewer)
-        headers = freshness_headers(kind, answer)
+        headers = freshness_headers(kind, answer, self._hub.own_terms(name, id_, viewer, answer))
         if not answer.found:
             detail = f"{name} {id_!r} does not exist upstream"
             raise Problem(404, "absent", "Does not exist", detail, **headers)

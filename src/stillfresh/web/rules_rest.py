@@ -12,7 +12,7 @@ from stillfresh.coordinator import Kind
 from stillfresh.durations import seconds
 from stillfresh.engine import Answer
 from stillfresh.engine.rules import absent_believed_for
-from stillfresh.freshness import Verdict
+from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.freshness import (
     PageTerms,
     cache_control,
@@ -71,31 +71,33 @@ def item_of(id_: str, answer: Answer[Any], now: float) -> Item:
     )
 
 
-def freshness_headers(kind: Kind, answer: Answer[Any]) -> dict[str, str]:
-    """Of one view; a viewer's own stays with that viewer."""
-    age, fresh_for = answer.age, fresh_for_of(kind, found=answer.found)
+def freshness_headers(kind: Kind, answer: Answer[Any], own: Policy | None = None) -> dict[str, str]:
+    """Of one view; a viewer's own stays with that viewer. `own`: the terms of this copy."""
+    age, terms = answer.age, own or terms_of(kind, found=answer.found)
+    fresh_for = terms.fresh_for
     told = {
         "age": f"{int(age)}",
-        "cache-control": control_of(kind, answer, fresh_for),
+        "cache-control": control_of(kind, answer, terms),
         "cache-status": cache_status([], status_of(answer, fresh_for - age)).decode(),
     }
     return told | ({"vary": "authorization"} if kind.per_viewer else {})
 
 
-def fresh_for_of(kind: Kind, *, found: bool) -> float:
+def terms_of(kind: Kind, *, found: bool) -> Policy:
     """That something does not exist is believed for a shorter time."""
-    if found:
-        return seconds(kind.fresh_for)
-    absent_for = None if kind.absent_for is None else seconds(kind.absent_for)
-    return absent_believed_for(seconds(kind.fresh_for), absent_for)
+    fresh_for, stale_for = seconds(kind.fresh_for), seconds(kind.stale_for)
+    if not found:
+        absent_for = None if kind.absent_for is None else seconds(kind.absent_for)
+        fresh_for = absent_believed_for(fresh_for, absent_for)
+    return Policy(fresh_for, stale_for)
 
 
-def control_of(kind: Kind, answer: Answer[Any], fresh_for: float) -> str:
+def control_of(kind: Kind, answer: Answer[Any], terms: Policy) -> str:
     """Browsers ask each time, and are told 304."""
     if kind.per_viewer:
         return "private, no-cache"
-    left = fresh_for if answer.verdict is Verdict.FRESH else 0.0
-    return cache_control(PageTerms(left, seconds(kind.stale_for), 0.0)).decode()
+    left = terms.fresh_for if answer.verdict is Verdict.FRESH else 0.0
+    return cache_control(PageTerms(left, terms.stale_for, 0.0)).decode()
 
 
 def is_failed(answer: Answer[Any]) -> bool:

@@ -1,11 +1,12 @@
 """The upstreams of a file: a site's pages, an API's kinds, and who signs in (G1, G3, I12).
 
-A kind is fetched in batches: POST `{"<ids_field>": […]}`. The answer is a JSON list of views, or an
-object that has the list under `list_field`. A view's id is built from its own fields. An id without
-a view does not exist.
+A kind is fetched one by one (`gets.py`), or in batches: POST `{"<ids_field>": […]}`. The answer is
+a JSON list of views, or an object that has the list under `list_field`. A view's id is built from
+its own fields. An id without a view does not exist.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from string import Formatter
 from typing import Any, Final, TypeAlias
@@ -14,6 +15,7 @@ import httpx2
 import msgspec
 from starlette.types import ASGIApp
 
+from stillfresh.clock import Clock
 from stillfresh.coordinator import Kind
 from stillfresh.errors import LoadFailed, shown
 from stillfresh.http.client import Endpoint, Refused
@@ -23,6 +25,7 @@ from stillfresh.isr.routes import Route
 from stillfresh.isr.upstream import Upstream, checked_upstream
 from stillfresh.ttl_cache import TtlCache
 from stillfresh.web.config import KindSettings, PagesSettings, StoreSettings
+from stillfresh.web.gets import GetFetch, GotCodec, decoded
 
 IdOf: TypeAlias = Callable[[object], str]
 KNOWN_FOR: Final = "1m"
@@ -70,14 +73,36 @@ def _route(written: float | Route, query: Sequence[str] | None) -> Route:
     return replace(route, query=query)
 
 
-def kind_for(settings: KindSettings, client: httpx2.AsyncClient, memory_for: float) -> Kind:
+def kind_for(
+    settings: KindSettings,
+    client: httpx2.AsyncClient,
+    memory_for: float,
+    clock: Clock = time.time,
+) -> Kind:
     endpoint = Endpoint(
         client,
-        settings.batch_url,
+        settings.url or settings.batch_url or "",
         timeout=settings.timeout,
         max_bytes=settings.max_bytes,
         headers=settings.headers,
     )
+    is_single = settings.url is not None
+    return Kind(
+        settings.name,
+        fetch=GetFetch(settings, endpoint, clock) if is_single else batches(settings, endpoint),
+        codec=GotCodec() if is_single else None,
+        fresh_for=settings.fresh_for,
+        max_batch=1 if is_single else settings.max_batch,
+        concurrency=settings.concurrency,
+        per_viewer=settings.per_viewer,
+        stale_for=settings.stale_for,
+        error_for=settings.error_for,
+        absent_for=settings.absent_for,
+        memory_for=memory_for,
+    )
+
+
+def batches(settings: KindSettings, endpoint: Endpoint) -> Callable[..., Awaitable[dict[str, Any]]]:
     id_of = id_maker(settings.id)
 
     async def fetch(ids: list[str], viewer_id: str | None = None) -> dict[str, Any]:
@@ -87,25 +112,12 @@ def kind_for(settings: KindSettings, client: httpx2.AsyncClient, memory_for: flo
         views = listed(await endpoint.ask(asked), settings.list_field)
         return views_by_id(ids, views, id_of)
 
-    return Kind(
-        settings.name,
-        fetch=fetch,
-        fresh_for=settings.fresh_for,
-        max_batch=settings.max_batch,
-        per_viewer=settings.per_viewer,
-        stale_for=settings.stale_for,
-        error_for=settings.error_for,
-        absent_for=settings.absent_for,
-        memory_for=memory_for,
-    )
+    return fetch
 
 
 def listed(body: bytes, list_field: str | None) -> list[Any]:
     """The views of an answer; one that has no list of them has failed."""
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise LoadFailed(f"the answer is not JSON: {exc}") from exc
+    answer = decoded(body)
     found = answer if list_field is None else inside(answer, list_field)
     if not isinstance(found, list):
         where = f" under {list_field}" if list_field is not None else ""
