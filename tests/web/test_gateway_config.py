@@ -125,6 +125,7 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ],
     ("kinds", "terms"): ["", "theirs", 1],
     ("kinds", "concurrency"): [0, 1_001, "4", True],
+    ("pages", "max_streams"): [0, "many", True, 10**9],
     ("kinds", "batch_url"): [
         "x",
         1,

@@ -12,11 +12,12 @@ from stillfresh.isr.clients import Networks, checked_networks, is_host
 from stillfresh.isr.model import App, Message, Receive, Scope, Send
 from stillfresh.isr.routes import EDGE, KEEP
 from stillfresh.isr.stored import send_whole, sized
+from stillfresh.isr.tunnels import TUNNEL, Inbox
 
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""
 
-__all__ = ["Edge", "checked_networks", "is_host", "refuse"]
+__all__ = ["TUNNEL", "Edge", "Inbox", "checked_networks", "is_host", "refuse"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class Edge:
         self._trusted = trusted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] in {"lifespan", "websocket"}:
             await self._app(scope, receive, send)
             return
         headers: Raw = tuple(scope["headers"])

@@ -90,9 +90,13 @@ def _unfit(status: int, headers: Raw) -> Reason | None:
         return Reason.HEADERS
     if len(set(values(headers, b"content-length"))) > 1:
         return Reason.HEADERS
+    return Reason.STREAM if is_event_stream(headers) else None
+
+
+def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Server-sent events: a response that stays open, and may be silent for long."""
     types = values(headers, b"content-type")
-    is_stream = bool(types) and types[0].startswith(b"text/event-stream")
-    return Reason.STREAM if is_stream else None
+    return bool(types) and types[0].lower().startswith(b"text/event-stream")
 
 
 def _varies(headers: Raw) -> tuple[str, ...]:

@@ -17,16 +17,19 @@ from typing import Final, cast
 import h11
 import httpx2
 
+from stillfresh.isr.tunnels import Inbox
+
 LONGEST_HEAD: Final = 102_400
 """Bytes of an answer's head."""
-MOST_BUFFERED: Final = 262_144
-"""Bytes that came and were not yet asked for; then the site waits."""
 LAST_STATUS: Final = 599
 """RFC 9110 §15."""
 BY_CONNECTION: Final = re.compile(rb"\s*(?:ntlm|nego)", re.IGNORECASE)
 """RFC 4559 §6: by these a client says who it is for all that follows on a connection."""
 REST: Final = 5.0
 """Seconds that a connection is kept for the next request."""
+LINGER: Final = 2.0
+"""Seconds for the site to read the rest of what it was sent."""
+SWITCHED: Final = 101
 
 
 class SiteBroken(ConnectionError):
@@ -37,38 +40,33 @@ class SiteConnection(asyncio.Protocol):
     """One exchange after the other; its user gives it back to the pool after each."""
 
     _transport: asyncio.Transport
+    _inbox: Inbox
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
         self.is_new = True
-        self._came = bytearray()
-        self._is_over = self._is_ones_own = False
-        self._error: Exception | None = None
-        self._news, self._can_write = asyncio.Event(), asyncio.Event()
+        self._is_ones_own = False
+        self._can_write = asyncio.Event()
         self._resting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._inbox = Inbox(self._transport)
         self._can_write.set()
 
     def data_received(self, data: bytes) -> None:
         if self._resting is not None:
             self.close()
             return
-        self._came += data
-        if len(self._came) > MOST_BUFFERED:
-            self._transport.pause_reading()
-        self._news.set()
+        self._inbox.add(data)
 
     def eof_received(self) -> None:
-        self._is_over = True
-        self._news.set()
+        self._inbox.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._error = exc
         self._stir()
-        self.eof_received()
+        self._inbox.end(exc)
         self._can_write.set()
 
     def pause_writing(self) -> None:
@@ -77,7 +75,9 @@ class SiteConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._can_write.set()
 
-    async def ask(self, request: h11.Request, body: AsyncIterator[bytes] | None) -> h11.Response:
+    async def ask(
+        self, request: h11.Request, body: AsyncIterator[bytes] | None
+    ) -> h11.Response | h11.InformationalResponse:
         """The head of the answer. A site may answer, and close, before it has the whole body."""
         self._is_ones_own = any(
             name == b"authorization" and BY_CONNECTION.match(value)
@@ -94,28 +94,31 @@ class SiteConnection(asyncio.Protocol):
                 raise
         async with asyncio.timeout(self._timeout):
             while isinstance(event := await self._event(), h11.InformationalResponse):
-                pass
+                if event.status_code == SWITCHED:
+                    return event
         if not isinstance(event, h11.Response) or event.status_code > LAST_STATUS:
             raise SiteBroken("the site sent an invalid response")
         return event
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The body, as it came over the wire."""
+    async def parts(self, limit: float | None = None) -> AsyncIterator[bytes]:
+        """The body, as it came over the wire; `limit`: seconds for each part."""
         while True:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(limit):
                 event = await self._event()
             if not isinstance(event, h11.Data):
                 return
             yield bytes(event.data)
 
     async def _send(self, event: "h11.Request | h11.Data | h11.EndOfMessage") -> None:
-        if not (data := self._http.send(event)):
-            return
-        async with asyncio.timeout(self._timeout):
-            if self._transport.is_closing():
-                raise SiteBroken("closed by the site")
-            self._transport.write(data)
-            await self._can_write.wait()
+        if data := self._http.send(event):
+            async with asyncio.timeout(self._timeout):
+                await self.write(data)
+
+    async def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            raise SiteBroken("closed by the site")
+        self._transport.write(data)
+        await self._can_write.wait()
 
     async def _event(self) -> object:
         try:
@@ -128,26 +131,32 @@ class SiteConnection(asyncio.Protocol):
         return event
 
     async def _read(self) -> bytes:
-        """What came, or will; empty: that was all."""
-        while not self._came and not self._is_over:
-            self._news.clear()
-            await self._news.wait()
-        if not self._came and self._error is not None:
-            raise SiteBroken(repr(self._error)) from self._error
-        data = bytes(self._came)
-        self._came.clear()
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
-        return data
+        try:
+            return await self._inbox.read()
+        except ConnectionError as exc:
+            raise SiteBroken(str(exc)) from exc
+
+    async def read(self) -> bytes:
+        """In a tunnel: also what came together with the head."""
+        if data := self._http.trailing_data[0]:
+            self._http = h11.Connection(h11.CLIENT)
+            return data
+        return await self._read()
+
+    def finish(self) -> None:
+        """The site gets what it was sent, if it reads it soon."""
+        self._stir()
+        self._transport.close()
+        self._resting = asyncio.get_running_loop().call_later(LINGER, self.close)
 
     @property
     def is_open(self) -> bool:
-        return not self._is_over and not self._transport.is_closing()
+        return not self._inbox.is_over and not self._transport.is_closing()
 
     def rest(self) -> bool:
         """Whether it may be used again: the exchange is over on both sides, to the last byte."""
         is_over = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-        is_quiet = self._http.trailing_data == (b"", False) and not self._came
+        is_quiet = self._http.trailing_data == (b"", False) and not self._inbox.came
         if self._is_ones_own or not (is_over and is_quiet and self.is_open):
             self.close()
             return False
@@ -159,7 +168,7 @@ class SiteConnection(asyncio.Protocol):
     def rise(self) -> bool:
         """Whether it is still good for a request: nothing came, not even to the kernel."""
         self._stir()
-        if not self.is_open or self._came:
+        if not self.is_open or self._inbox.came:
             return False
         poll = select.poll()
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)

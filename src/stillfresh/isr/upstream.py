@@ -1,13 +1,15 @@
 """A site elsewhere as an ASGI app: a request is passed on over HTTP, its answer streamed back.
 
 What `IsrMiddleware` stands in front of when it is a reverse proxy (I12). RFC 9110 §7.6: hop-by-hop
-fields stay behind, Via and Date are added. Needs `stillfresh[web]`.
+fields stay behind, Via and Date are added. WebSockets pass through a tunnel, and have places of
+their own, as event streams have. Needs `stillfresh[web]`.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import h11
 import httpx2
@@ -20,10 +22,15 @@ from stillfresh.isr.clients import has_body
 from stillfresh.isr.edge import refuse
 from stillfresh.isr.model import Receive, Scope, Send
 from stillfresh.isr.render import LOAD
+from stillfresh.isr.sharing import is_event_stream
 from stillfresh.isr.site_connections import Pool, SiteBroken, SiteConnection
+from stillfresh.isr.tunnels import TUNNEL, joined
 
 CONNECTIONS: Final = 100
 """To one site: so many for visitors, and as many for renders."""
+MAX_STREAMS: Final = 1_000
+"""WebSockets and event streams at once, which stay open."""
+SWITCH: Final[Raw] = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
 VIA: Final = b"1.1 stillfresh"
 OURS: Final = names_in(b"content-length expect host via x-forwarded-host x-forwarded-proto")
 """Request headers that a proxy answers for itself."""
@@ -35,6 +42,10 @@ logger = logging.getLogger(__name__)
 
 class Left(Exception):
     """The client is gone."""
+
+
+class FullHouse(Exception):
+    """So many WebSockets and event streams are open that there is no place for another."""
 
 
 class Stalled(Exception):
@@ -118,11 +129,40 @@ def checked_upstream(url: str) -> httpx2.URL:
     return found.copy_with(raw_path=b"")
 
 
+class Place:
+    """Of one exchange: among loads, visitors, or streams. It may go on among others."""
+
+    def __init__(self, kind: asyncio.Semaphore) -> None:
+        self._kind = kind
+
+    @classmethod
+    async def of(cls, kind: asyncio.Semaphore) -> "Place":
+        await kind.acquire()
+        return cls(kind)
+
+    async def move(self, to: asyncio.Semaphore) -> bool:
+        """It never waits: else visitors that wait for a place would hold those of loads."""
+        if is_free := not to.locked():
+            await to.acquire()
+            self._kind.release()
+            self._kind = to
+        return is_free
+
+    def leave(self) -> None:
+        self._kind.release()
+
+
 class Upstream:
     """`keep_host`: it is told the Host that was asked for; else its own."""
 
     def __init__(
-        self, url: str, *, clock: Clock, timeout: float = 30.0, keep_host: bool = False
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        timeout: float = 30.0,
+        keep_host: bool = False,
+        max_streams: int = MAX_STREAMS,
     ) -> None:
         self._base = base = checked_upstream(url)
         self._origin = f"{base.scheme}://".encode() + base.netloc
@@ -133,14 +173,15 @@ class Upstream:
         self._pool = Pool(base, timeout)
         self._visitors, self._renders = (asyncio.Semaphore(CONNECTIONS) for _ in range(2))
         """Loads have places of their own: visitors cannot take them all."""
+        self._streams = asyncio.Semaphore(max_streams)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
-        elif scope["type"] == "http":
+        elif scope["type"] in {"http", TUNNEL}:
             await self._pass(scope, receive, send)
-        else:
-            raise ConfigError(f"{scope['type']}: only HTTP is passed on")
+        else:  # of a server that makes messages of it; `stillfresh serve` passes it on
+            await send({"type": f"{scope['type']}.close", "code": 1011})
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while (message := await receive())["type"] != "lifespan.shutdown":
@@ -154,6 +195,9 @@ class Upstream:
             await self._exchange(scope, visitor, send)
         except Left:
             pass  # nobody is there to be told anything
+        except FullHouse:
+            text = b"So many streams are open that there is no place for another.\n"
+            await refuse(send, 503, text, is_last=True)
         except Stalled:
             await refuse(send, 408, b"The rest of the request did not come.\n", is_last=True)
         except h11.LocalProtocolError:
@@ -170,33 +214,46 @@ class Upstream:
         """An answer that turns out to be one visitor's own (I24) takes a visitor's place."""
         request = self._request(scope)
         await visitor.begin()
-        load = scope.get(LOAD)
-        place = self._visitors if scope.get("client") and load is None else self._renders
+        load, is_tunnel = scope.get(LOAD), scope["type"] == TUNNEL
+        if is_tunnel and self._streams.locked():
+            raise FullHouse
+        kind = self._visitors if scope.get("client") and load is None else self._renders
         async with asyncio.timeout(self._timeout):
-            await place.acquire()
-
-        async def leaves() -> bool:
-            """It never waits: else visitors that wait for a place would hold those of loads."""
-            nonlocal place
-            if is_free := not self._visitors.locked():
-                await self._visitors.acquire()
-                place.release()
-                place = self._visitors
-            return is_free
-
+            place = await Place.of(self._streams if is_tunnel else kind)
         try:
             connection, answer = await self._answer(request, visitor)
             self._note(None)
+            if isinstance(answer, h11.InformationalResponse):
+                await self._switch(connection, answer, visitor, scope[TUNNEL])
+                return
+            is_endless = is_event_stream(answer.headers)
+            then = self._streams if is_endless or is_tunnel else self._visitors
             if load is not None:
-                load.leaves = leaves
+                load.leaves = partial(place.move, then)
+            elif is_endless and not await place.move(then):
+                connection.close()
+                raise FullHouse
             await self._stream(connection, answer, visitor, send)
         finally:
-            place.release()
+            place.leave()
         await send({"type": "http.response.body", "body": b""})
+
+    async def _switch(
+        self,
+        connection: SiteConnection,
+        answer: h11.InformationalResponse,
+        visitor: Visitor,
+        client: Any,  # noqa: ANN401 (the server's: see `TUNNEL`)
+    ) -> None:
+        """I12: from here on bytes pass both ways, and mean what the two ends agreed on."""
+        visitor.end()
+        kept = end_to_end(tuple((bytes(name), bytes(value)) for name, value in answer.headers))
+        client.open(answer.status_code, (*kept, *SWITCH))
+        await joined(client, connection)
 
     async def _answer(
         self, request: h11.Request, visitor: Visitor
-    ) -> tuple[SiteConnection, h11.Response]:
+    ) -> tuple[SiteConnection, h11.Response | h11.InformationalResponse]:
         """A connection that was kept too long is no reason to fail a request that is safe."""
         is_safe = request.method in {b"GET", b"HEAD"} and visitor.upload() is None
         for is_last in (False, True):
@@ -228,6 +285,8 @@ class Upstream:
         target = (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
         if host:  # only where it is in the key of what is asked for
             told.append((b"x-forwarded-host", host))
+        if scope["type"] == TUNNEL:
+            told += SWITCH
         return h11.Request(
             method=scope["method"],
             target=target,
@@ -249,7 +308,8 @@ class Upstream:
             visitor.watch()
             start = {"type": "http.response.start", "status": answer.status_code}
             await send({**start, "headers": headers})
-            async for part in connection.parts():
+            limit = None if is_event_stream(raw) else self._timeout
+            async for part in connection.parts(limit):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             if is_framed_twice:
                 connection.close()

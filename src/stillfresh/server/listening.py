@@ -68,11 +68,14 @@ class Server(uvicorn.Server):
         self._listening()
 
 
-def server_config(app: ASGIApp) -> uvicorn.Config:
-    """How a gateway is run: without compression of messages, which costs memory by the viewer."""
+def server_config(app: ASGIApp, is_site: Callable[[str], bool] = lambda _: False) -> uvicorn.Config:
+    """How a gateway is run: without compression of messages, which costs memory by the viewer.
+
+    `is_site`: whether a WebSocket for this path is for the site behind, and passed on.
+    """
     return uvicorn.Config(
         finished(app),
-        http=new_protocol(),
+        http=new_protocol(is_site),
         ws=SocketProtocol,
         ws_max_size=LONGEST_FRAME,
         ws_per_message_deflate=False,

@@ -1,17 +1,19 @@
 """HTTP/1.1 as clients speak it to a gateway (G1, I12, I13): uvicorn's protocol, within limits.
 
 RFC 9112: a head has a size and a time, a target that is a whole URL names the host (§3.2.2), who
-speaks HTTP/1.0 is sent no chunks (§6.1). Needs `stillfresh[web]`.
+speaks HTTP/1.0 is sent no chunks (§6.1). A request for a WebSocket of the site is passed on like
+any other, with its connection. Needs `stillfresh[web]`.
 """
 
 import asyncio
 import enum
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+import httptools
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -20,9 +22,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from stillfresh.http.fields import http_date_text
-from stillfresh.isr.edge import refuse
+from stillfresh.isr.edge import TUNNEL, refuse
 from stillfresh.isr.routes import KEEP
 from stillfresh.server.hits import LONGEST_KEPT_HEAD, Hits, KeptAnswer, Recorder, is_one_head
+from stillfresh.server.tunnels import ClientEnd
 
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""
@@ -46,6 +49,9 @@ class Protocol(HttpToolsProtocol):
     """One connection; a server's own subclass has the `hits` that its connections share."""
 
     hits: Hits
+    is_site: Callable[[str], bool]
+    """Whether a WebSocket for this path is the site's."""
+    _tunnel: ClientEnd | None = None
     _part = Part.NOTHING
     _unread = 0
     _is_refused = False
@@ -63,7 +69,15 @@ class Protocol(HttpToolsProtocol):
         self._stop_timer()
         for cycle in self._cycles:
             _cut(cycle)
+        if self._tunnel is not None:
+            self._tunnel.inbox.end()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """A tunnel ends at once: it would not end by itself."""
+        if self._tunnel is not None:
+            self._tunnel.inbox.end()
+        super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """What the parser holds back, because it is not whole, is counted until it tells it."""
@@ -72,6 +86,9 @@ class Protocol(HttpToolsProtocol):
             self._give_again(kept)
             return
         if self._is_refused:
+            return
+        if self._tunnel is not None:
+            self._tunnel.inbox.add(data)
             return
         self._head = data if self._is_idle() and is_one_head(data) else None
         if self._part is not Part.BODY:
@@ -130,11 +147,26 @@ class Protocol(HttpToolsProtocol):
         if size > LONGEST_HEAD:
             self.app = _too_long  # in its turn, after the answers that are under way
         self._name_host()
+        if self.parser.should_upgrade() and super()._should_upgrade():
+            self._find_tunnel()
         super().on_headers_complete()
         self._part = Part.BODY
         if self.cycle is not None:
             self._follow(self.cycle)
             self._record(self.cycle)
+
+    def _find_tunnel(self) -> None:
+        path = unquote(httptools.parse_url(self.url).path.decode("ascii"))
+        if self.parser.get_method() == b"GET" and self.is_site(path):
+            self._tunnel = ClientEnd(self.transport, self.flow)
+
+    def _should_upgrade(self) -> bool:
+        """Not to a WebSocket of the gateway's own, if it is the site's."""
+        return self._tunnel is None and super()._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        if self._tunnel is None:
+            super()._unsupported_upgrade_warning()
 
     def _record(self, cycle: RequestResponseCycle) -> None:
         """Offer the app to keep its answer; a request with a body is not in its head alone."""
@@ -155,6 +187,9 @@ class Protocol(HttpToolsProtocol):
     def _follow(self, cycle: RequestResponseCycle) -> None:
         """Of requests in a row all are told when the client leaves, not just the last one."""
         self._cycles = [*(it for it in self._cycles if not it.response_complete), cycle]
+        if self._tunnel is not None:
+            self._tunnel.attach(cycle)
+            cycle.scope.update({"type": TUNNEL, TUNNEL: self._tunnel})  # type: ignore[typeddict-item]
         if cycle.scope["http_version"] == "1.0":
             send: Any = _unchunked(cycle)
             cycle.send = send  # type: ignore[method-assign]
@@ -216,9 +251,9 @@ class Protocol(HttpToolsProtocol):
         return self.cycle.response_complete
 
 
-def new_protocol() -> type[Protocol]:
+def new_protocol(is_site: Callable[[str], bool]) -> type[Protocol]:
     """The protocol of one server."""
-    return type("Protocol", (Protocol,), {"hits": Hits()})
+    return type("Protocol", (Protocol,), {"hits": Hits(), "is_site": staticmethod(is_site)})
 
 
 def _cut(cycle: RequestResponseCycle) -> None:

@@ -46,6 +46,7 @@ from stillfresh.web.sources import Authority
 
 DASHBOARD: Final = "/_stillfresh"
 BELOW: Final = f"{DASHBOARD}/"
+LIVE: Final = "/v1/live"
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 ENDS_WITHIN: Final = 10.0
 """Seconds that the app behind has to end; then it is ended."""
@@ -125,10 +126,19 @@ class Gateway:
             await self._http(scope, receive, send)
 
     def _websocket(self, scope: Scope) -> ASGIApp:
-        if path_of(scope) != "/v1/live":
+        path = path_of(scope)
+        if self._pages is not None and self.is_site(path):
+            return self._pages
+        if path != LIVE:
             return WebSocketClose(4404, "not here")
         is_right = self._is_called_rightly(scope)
         return self.live if is_right else WebSocketClose(4403, "not under this name")
+
+    def is_site(self, path: str) -> bool:
+        """True if the path is none of the gateway's own, and there is a site behind it."""
+        is_own = path in self._paths or path.startswith(BELOW) or path == LIVE
+        is_own = is_own or (path.startswith("/v1/") and self._has_v1)
+        return self._pages is not None and not is_own
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide by the path alone, so that a page does not pay for matching our routes."""

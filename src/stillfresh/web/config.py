@@ -13,6 +13,7 @@ from stillfresh.errors import ConfigError, shown
 from stillfresh.isr import KIND as PAGE
 from stillfresh.isr import MAX_BODY
 from stillfresh.isr.routes import CREDENTIALS, Forward, Route
+from stillfresh.isr.upstream import MAX_STREAMS
 from stillfresh.stores import for_tenant, store_for
 from stillfresh.web import fields
 from stillfresh.web.fields import key, keyed, noted, read_table, unknown
@@ -59,6 +60,7 @@ class PagesSettings:
     forward: Forward | None = key(fields.forward, None)  # noqa: RUF009 (a field)
     credentials: tuple[str, ...] = key(fields.credentials, CREDENTIALS)
     absent_for: float = key(fields.duration, 10.0)
+    max_streams: int = key(fields.whole(1, 1_000_000), MAX_STREAMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ async def _run(
 ) -> None:
     async with new_client(LONGEST_WAIT, kept=KEPT) as client:
         app = gateway_of(settings, client)
-        server = Server(server_config(app), listening)
+        server = Server(server_config(app, app.is_site), listening)
         opening = asyncio.ensure_future(_open(app))
 
         def end() -> None:

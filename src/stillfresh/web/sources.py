@@ -53,7 +53,11 @@ def site_of(settings: PagesSettings, pages: PageCache) -> ASGIApp:
     routes = {path: _route(it, query) for path, it in settings.routes.items()}
     keep_host = bool(settings.site_hosts)
     upstream = Upstream(
-        settings.upstream, clock=pages.clock, timeout=settings.timeout, keep_host=keep_host
+        settings.upstream,
+        clock=pages.clock,
+        timeout=settings.timeout,
+        keep_host=keep_host,
+        max_streams=settings.max_streams,
     )
     isr = IsrMiddleware(
         upstream,

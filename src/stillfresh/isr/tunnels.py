@@ -1,0 +1,89 @@
+"""Bytes both ways between a client and the site, once the site has switched protocols (I12).
+
+The handshake of a WebSocket is a request like any other. What follows is passed on as it comes, so
+that subprotocol, extensions and close codes are between the two ends. `Inbox` is the reading side
+of a connection, with an end to what it holds.
+"""
+
+import asyncio
+from typing import Final, Protocol
+
+TUNNEL: Final = "stillfresh.tunnel"
+"""The type of a scope whose request asks for a WebSocket; and in it, the client's `TunnelEnd`."""
+MOST_BUFFERED: Final = 262_144
+"""Bytes that came over a connection and were not read yet; then its sender waits."""
+IDLE: Final = 600.0
+"""Seconds after which a tunnel ends in which nothing moved; at most twice as many."""
+
+
+class Inbox:
+    """What came over a connection and was not read yet."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+        self.came = bytearray()
+        self.is_over = False
+
+    def add(self, data: bytes) -> None:
+        self.came += data
+        if len(self.came) > MOST_BUFFERED:
+            self._transport.pause_reading()
+        self._news.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.is_over = True
+        self._news.set()
+
+    async def read(self) -> bytes:
+        """What came, or will; empty: that was all."""
+        while not self.came and not self.is_over:
+            self._news.clear()
+            await self._news.wait()
+        if not self.came and self._error is not None:
+            raise ConnectionError(repr(self._error)) from self._error
+        data = bytes(self.came)
+        self.came.clear()
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+        return data
+
+
+class TunnelEnd(Protocol):
+    """One of the two connections of a tunnel."""
+
+    async def read(self) -> bytes:
+        """What came, or will; empty: that was all."""
+
+    async def write(self, data: bytes) -> None:
+        """Waits while the other side does not read."""
+
+    def finish(self) -> None:
+        """Send what was written, and close."""
+
+
+async def joined(one: TunnelEnd, other: TunnelEnd) -> None:
+    """What one end says, the other hears, until one is over or both are silent for too long."""
+    has_moved = True
+
+    async def pump(source: TunnelEnd, sink: TunnelEnd) -> None:
+        nonlocal has_moved
+        while data := await source.read():
+            has_moved = True
+            await sink.write(data)
+
+    pumps = [asyncio.ensure_future(pump(one, other)), asyncio.ensure_future(pump(other, one))]
+    try:
+        while has_moved and not any(it.done() for it in pumps):
+            has_moved = False
+            await asyncio.wait(pumps, timeout=IDLE, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for it in pumps:
+            it.cancel()
+        one.finish()
+        other.finish()
+    for error in await asyncio.gather(*pumps, return_exceptions=True):
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            raise error

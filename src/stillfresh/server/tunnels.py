@@ -1,0 +1,51 @@
+"""The client's end of a tunnel (I12): its connection, from the switch of protocols on.
+
+Needs `stillfresh[web]`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from stillfresh.isr.edge import Inbox
+
+LINGER: Final = 2.0
+"""Seconds for a client to read the rest of what it was sent."""
+
+
+class ClientEnd:
+    """Before `open` the request can be refused, by an answer like any other."""
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._cycle: RequestResponseCycle | None = None
+        self.inbox = Inbox(transport)
+        self.read = self.inbox.read
+
+    def attach(self, cycle: RequestResponseCycle) -> None:
+        """After a refusal the connection is of no use: its parser has stopped."""
+        self._cycle = cycle
+        cycle.keep_alive = False
+
+    def open(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if self._cycle is not None:
+            self._cycle.response_started = True
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        self._transport.write(STATUS_LINE[status] + lines + b"\r\n")
+
+    async def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+            await self._flow.drain()
+
+    def finish(self) -> None:
+        """Send what was written, and close."""
+        if self._cycle is not None:
+            self._cycle.response_complete = True
+        if not self._transport.is_closing():
+            self._transport.close()
+            asyncio.get_running_loop().call_later(LINGER, self._transport.abort)
