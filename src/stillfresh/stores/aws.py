@@ -29,7 +29,7 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NotConnected
 from botocore.loaders import Loader, create_loader
 
-from stillfresh.backoff import spread
+from stillfresh.backoff import pause_after, spread
 from stillfresh.errors import ConfigError, NotOpen, StoreError
 from stillfresh.stores.breaker import Breaker
 from stillfresh.stores.meter import CostMeter
@@ -198,7 +198,8 @@ class AwsService:
                 return await self._once(operation, then, made, until)
             except Unanswered:
                 failures += 1
-                pause = spread(FIRST_PAUSE * 2 ** (failures - 1), self.dice)
+                pause = pause_after(failures, first=FIRST_PAUSE, longest=PATIENCE)
+                pause = spread(pause, self.dice)
                 if failures == most or loop.time() + pause >= until:
                     raise
             await self.sleep(pause)
