@@ -75,6 +75,7 @@ class TestS6TableCommands:
             ("describe",): "Missing argument 'TABLE'",
             ("describe", "dynamodb://?bucket=b"): "FACETHEORY_CACHE_TABLE_NAME",
             ("create", aws.address("t", tenant="a#b")): "tenant: must be",
+            ("create", aws.address("t", pk="md5")): "pk: must be sha256 or raw",
         }.items():
             answer = call("table", *arguments)
             assert answer.exit_code != 0

@@ -359,8 +359,8 @@ class TestI8Doors:
 
     @pytest.mark.parametrize(
         ("path", "revalidate", "tags"),
-        [("pricing", 60, ()), ("/a\n", 60, ()), (5, 60, ()), ("/a", 0, ()), ("/a", "soon", ()),
-         ("/a", 60, [""]), ("/" + "a" * 70_000, 60, ())],
+        [("", 60, ()), ("https://a/\nvary x: y", 60, ()), (5, 60, ()), ("/a", 0, ()),
+         ("/a", "soon", ()), ("/a", 60, [""]), ("/" + "a" * 70_000, 60, ())],
     )  # fmt: skip
     async def test_bad_input_is_refused(
         self, pages: PageCache, site: Site, path: Any, revalidate: Any, tags: Any

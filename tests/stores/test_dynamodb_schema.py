@@ -24,7 +24,7 @@ from stillfresh.stores.dynamodb.rows import (
     meta_item,
     row_of,
 )
-from stillfresh.stores.dynamodb.schema import Names, cache_key, cache_pk, tag_pk
+from stillfresh.stores.dynamodb.schema import Names, cache_key, cache_pk, object_metadata, tag_pk
 
 NOW = 1_700_000_000.0
 PK = "CACHE#" + sha256(b"/pricing").hexdigest()
@@ -82,6 +82,108 @@ class TestI1Keys:
             names = Names("table", tenant)
             pk = names.pk("price", "sku-1")
             assert names.pk_of_body(names.body(pk, "token", "nonce")) == pk
+
+
+class TestI20RawKeys:
+    def test_the_cache_key_stands_in_the_pk(self) -> None:
+        """FaceTheory's default, for pages; other kinds are hashed as before."""
+        assert cache_pk("default::/a?b=1#c", raw=True) == "CACHE#default::/a?b=1#c"
+        assert cache_pk("/a", "acme", raw=True) == "TENANT#acme#CACHE#/a"
+        names = Names("t", is_raw=True)
+        assert names.pk("page", "/a") == "CACHE#/a"
+        assert names.pk("price", "/a") == Names("t").pk("price", "/a")
+
+    @pytest.mark.parametrize("key", ["k" * 2_043, "\u00e9" * 1_022, "\ud800", "a" * 64])
+    def test_what_cannot_stand_there_is_hashed(self, key: str) -> None:
+        """Longer than DynamoDB takes, no Unicode, or like a hash: it could be another's."""
+        assert cache_pk(key, raw=True) == cache_pk(key)
+
+    def test_the_longest(self) -> None:
+        """Counted in bytes, with what stands before the key."""
+        for key, tenant in (("k" * 2_042, None), ("\u00e9" * 1_021, None), ("k" * 2_030, "acme")):
+            pk = cache_pk(key, tenant, raw=True)
+            assert pk.endswith(f"CACHE#{key}")
+            assert len(pk.encode()) == 2_048
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from([None, "a", "b", "CACHE", "TENANT"]),
+                st.sampled_from(["page", "price"]),
+                st.one_of(
+                    st.text(alphabet="aTENANTCHAG#:/\0", max_size=30),
+                    st.sampled_from(["TENANT#b#CACHE#x", "#b#CACHE#", "x#CACHE#TENANT#a#CACHE#x"]),
+                    st.sampled_from(["x", "y"]).map(lambda it: cache_pk(it)[6:]),
+                    st.sampled_from(["x", "y"]).map(lambda it: Names("t").pk("price", it)[6:]),
+                ),
+            ),
+            min_size=2,
+            max_size=2,
+            unique=True,
+        )
+    )
+    def test_no_key_names_anothers_partition(self, entries: list[Any]) -> None:
+        """Whatever `#` it holds: of two tenants, of two kinds, of a tag."""
+        (one, *entry), (two, *other) = entries
+        first, second = Names("t", one, is_raw=True), Names("t", two, is_raw=True)
+        assert first.pk(*entry) != second.pk(*other)
+        assert first.hashed(first.pk(*entry)) != second.hashed(second.pk(*other))
+        assert first.pk(*entry).startswith(first.pk_prefix)
+        assert one == two or not first.pk(*entry).startswith(second.pk_prefix)
+        assert first.pk(*entry) != second.tag(other[1])
+
+    def test_a_tenant_that_is_none_is_refused(self) -> None:
+        """By the public function, too."""
+        with pytest.raises(ConfigError, match="tenant"):
+            cache_pk("/a", "a#b", raw=True)
+
+    def test_bodies_of_raw_keys_are_apart(self) -> None:
+        """By the whole key, under the prefix; a body does not lead back to its row."""
+        names = Names("t", is_raw=True, prefix="isr/", is_short=True)
+        bodies = [names.body(names.pk("page", key), "token", "n") for key in ("a#x", "b#x")]
+        assert bodies[0] != bodies[1]
+        assert all(body.startswith("isr/t/cache/~") for body in bodies)
+        assert [names.pk_of_body(body) for body in bodies] == [None, None]
+        assert names.object_key(names.pointer(bodies[0])) == bodies[0]
+        assert names.ours(names.pointer(bodies[0]), "CACHE#a#x") == [bodies[0]]
+        assert names.ours(names.pointer(bodies[0]), "CACHE#b#x") == []
+        assert names.is_anothers(bodies[0], "CACHE#b#x")
+
+
+class TestI18Metadata:
+    def test_by_facetheorys_names(self) -> None:
+        """Literally."""
+        fields = {"content-type": "application/json", "content-security-policy": "default-src *"}
+        assert object_metadata(404, fields) == {
+            "facetheory-status": "404",
+            "facetheory-content-type": "application/json",
+            "facetheory-content-security-policy": "default-src *",
+        }
+
+    @pytest.mark.parametrize("kind", ["", "text/\u00e9", "a\r\nb: c", " text/html", "t" * 256])
+    def test_a_type_that_cannot_be_told_is_no_html(self, kind: str) -> None:
+        """Without one, the other libraries would say that it is."""
+        told = object_metadata(200, {"content-type": kind} if kind else {})
+        assert told["facetheory-content-type"] == "application/octet-stream"
+
+    @given(
+        st.dictionaries(
+            st.sampled_from(["content-type", "location", "content-security-policy"]),
+            st.one_of(st.text(), st.text("a; ", min_size=1_500, max_size=2_500)),
+        )
+    )
+    def test_status_and_type_always_fit(self, fields: dict[str, str]) -> None:
+        """Printable ASCII in at most 2 KB; what does not fit is left out whole."""
+        told = object_metadata(301, fields)
+        assert told["facetheory-status"] == "301"
+        assert told["facetheory-content-type"]
+        assert sum(len(f"x-amz-meta-{name}{value}") for name, value in told.items()) <= 2_048
+        for name, value in told.items():
+            assert value.isascii()
+            assert value.isprintable()
+            assert value == value.strip()
+            plain = name.removeprefix("facetheory-")
+            assert plain in {"status", "content-type"} or value == fields[plain]
 
 
 class TestI2Records:

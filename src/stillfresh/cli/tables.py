@@ -9,7 +9,7 @@ import click
 
 from stillfresh.cli.program import Command, CommandGroup, as_json, extra, print_json
 from stillfresh.errors import ConfigError
-from stillfresh.stores import checked_tenant, dynamodb_options, split_tenant
+from stillfresh.stores import dynamodb_options, split_tenant
 
 
 @click.group(
@@ -96,9 +96,11 @@ async def done(step: str, given: dict[str, str | None], how: dict[str, bool]) ->
     if how:
         raise ConfigError("--unlogged and --push are for a postgresql:// store only")
     admin, aws = extra("stillfresh.stores.dynamodb.admin"), extra("stillfresh.stores.aws")
-    if "://" in (given["table"] or ""):
-        given = {**given, **dynamodb_options(given["table"] or "")}
-    checked_tenant(given.get("tenant"))
-    table = extra("stillfresh.stores.dynamodb.store").table_name(given["table"])
+    stores = extra("stillfresh.stores.dynamodb.store")
+    if "://" in address:
+        options = dynamodb_options(address)
+        stores.DynamoStore(**options)
+        given = {**given, **options}
+    table = stores.table_name(given["table"])
     place = aws.AwsPlace(given["region"], given["endpoint"], given["s3_endpoint"])
     return asdict(await getattr(admin, step)(table, given["bucket"], place))

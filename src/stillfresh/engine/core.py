@@ -166,6 +166,10 @@ class Core(Puts[K, V]):
         found = {key for key in under_way if not wanted.isdisjoint(tags_of(key))}
         return found | self.memory.tagged(tag)
 
+    async def settled(self, within: float) -> bool:
+        """I22: until no load is under way; False: one still is, so many seconds later."""
+        return self._runtime is None or await self.loads.settled(within)
+
     async def explain(self, key: K) -> Explanation:
         runtime, id_ = await self.ready(), self.text(key)
         records = await runtime.store.read(self.spec.kind, [id_])

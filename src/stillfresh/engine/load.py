@@ -6,8 +6,8 @@ The driver of the queue: `loader.py` does the work, the queue says which callers
 
 import asyncio
 import logging
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Coroutine, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.engine import rules
@@ -46,6 +46,7 @@ class Loads(Generic[K, V]):
         self._runtime = runtime
         self._loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
         self._is_flushing = False
+        self._running: set[asyncio.Task[Any]] = set()
 
     def close(self) -> None:
         """Nobody waits for ever."""
@@ -90,7 +91,22 @@ class Loads(Generic[K, V]):
         """Begin as many batches as there are places for."""
         self._is_flushing = False
         while (batch := self._queue.take()) is not None:
-            self._runtime.spawn(self._lead(batch), self._runtime.context)
+            self._spawn(self._lead(batch))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._runtime.spawn(work, self._runtime.context)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def settled(self, within: float) -> bool:
+        """I22: until nothing is under way, or about to begin; False: something still is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._running or self._is_flushing:
+                    await asyncio.sleep(0)
+                    if self._running:
+                        await asyncio.wait(self._running)
+        return not (self._running or self._is_flushing)
 
     async def _lead(self, batch: Batch) -> None:
         try:
@@ -144,8 +160,7 @@ class Loads(Generic[K, V]):
         self._memory.counts.leases_won += len(leases)
         self._memory.counts.leases_denied += len(grants) - len(leases)
         if held:
-            following = self._follow(batch.split(held, LoadEvent.DENY))
-            self._runtime.spawn(following, self._runtime.context)
+            self._spawn(self._follow(batch.split(held, LoadEvent.DENY)))
         batch.flights = [it for it in batch.flights if it.id in leases or it.id not in grants]
         batch.step(LoadEvent.GRANT)
         return leases

@@ -5,11 +5,21 @@ from stillfresh.isr.model import Headers, Page, ServedPage
 from stillfresh.isr.pages import KIND, PageCache
 from stillfresh.isr.routes import Route
 from stillfresh.isr.stored import page_in
-from stillfresh.stores.dynamodb import FaceTheoryCacheLease, FaceTheoryCacheMetadata
+from stillfresh.stores.dynamodb import (
+    LOCK,
+    META,
+    TABLE_VARIABLE,
+    FaceTheoryCacheLease,
+    FaceTheoryCacheMetadata,
+    cache_pk,
+)
 
 __all__ = [
     "KIND",
+    "LOCK",
     "MAX_BODY",
+    "META",
+    "TABLE_VARIABLE",
     "FaceTheoryCacheLease",
     "FaceTheoryCacheMetadata",
     "Headers",
@@ -18,5 +28,6 @@ __all__ = [
     "PageCache",
     "Route",
     "ServedPage",
+    "cache_pk",
     "page_in",
 ]

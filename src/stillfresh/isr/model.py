@@ -31,6 +31,7 @@ class Reason(StrEnum):
     CHANGED = "changed"
     CONDITION = "condition"
     COOKIE = "cookie"
+    ENCODED = "encoded"
     FAILED = "failed"
     FULL = "full"
     HEADERS = "headers"

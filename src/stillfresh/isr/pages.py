@@ -45,6 +45,7 @@ from stillfresh.isr.model import (
     ServedPage,
     Stored,
 )
+from stillfresh.isr.objects import is_misplaced, is_shared
 from stillfresh.isr.routes import checked_path, own_tag, plain_path, reached
 from stillfresh.isr.sharing import is_failure, judged, may_serve, suits
 from stillfresh.isr.stored import PageCodec, PageStore, made_of, opened, refused, too_busy
@@ -120,7 +121,9 @@ class PageCache:
             by_id=False,
         )
         named = for_tenant(store_for(store, clock), tenant)
-        chosen: Store = PageStore(named, terms.policy, self.store_timeout, spec.lease_for)
+        self.is_shared = is_shared(named, terms.policy)
+        """Services in other languages read the pages, too."""
+        chosen: Store = PageStore(named, self.store_timeout, spec.lease_for)
         if is_private:
             chosen = MemoryStore(
                 clock=clock, max_copies=spec.max_entries, max_bytes=named.max_bytes
@@ -274,6 +277,10 @@ class PageCache:
     async def stats(self) -> CacheStats:
         return await self.cache.stats()
 
+    async def settled(self, timeout: Duration = "30s") -> bool:  # noqa: ASYNC109 (not raised)
+        """I22: until nothing is rendered behind; False: something still is, after so long."""
+        return await self.core.settled(seconds(timeout, name="timeout"))
+
     async def open(self) -> None:
         await self.cache.open()
 
@@ -291,7 +298,9 @@ class PageCache:
     def old(self, key: PageKey) -> Stored | None:
         """The page that memory has."""
         entry = self.core.memory.entries.get(key)
-        return entry.answer.value if entry is not None and entry.answer.found else None
+        page = entry.answer.value if entry is not None and entry.answer.found else None
+        is_wrong = page is not None and self.is_shared and is_misplaced(key, page)
+        return None if is_wrong else page
 
     def _loaded(
         self, key: PageKey, made: Rendered, *, is_noted: bool
@@ -302,6 +311,8 @@ class PageCache:
             raise refused(page)
         if page is None or made.reason is not None:
             return Private(made, is_noted=is_noted)
+        if self.is_shared and is_misplaced(key, page):
+            return Private(structs.replace(made, reason=Reason.ENCODED), is_noted=False)
         head = page.head
         if head.status >= 400 and not self._errors.has(key.id, self.clock()):
             return Private(structs.replace(made, reason=Reason.FULL), is_noted=False)

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
-from stillfresh.http.fields import Raw
+from stillfresh.http.fields import Raw, with_field
 from stillfresh.http.freshness import Wish, wish_of
 from stillfresh.isr.clients import Forward, canonical_host, checked_forward, is_allowed
 from stillfresh.isr.model import Reason, Scope
@@ -126,6 +126,10 @@ class Visit:
     def is_open(self) -> bool:
         """Only its answers say whether it is to be shared."""
         return self.is_as_asked or self.route.revalidate is None
+
+    def unencoded(self) -> "Visit":
+        """For the page as it is."""
+        return replace(self, headers=with_field(self.headers, b"accept-encoding", b"identity"))
 
 
 class Site:
@@ -273,11 +277,19 @@ def canonical_url(url: str) -> str:
     return f"{scheme}://{named}{found}{'?' if query else ''}{query}"
 
 
+def _is_url(path: str) -> bool:
+    return path.lower().startswith(("http://", "https://"))
+
+
 def checked_path(path: str) -> str:
-    """A path, or a URL, as a page's key."""
-    is_key = isinstance(path, str) and path.lower().startswith(("/", "http://", "https://"))
-    if not is_key or any(ord(character) < 0x20 for character in path):
-        raise ConfigError(f"path: begins with / (or is a whole URL), which {shown(path)} does not")
+    """I20: any text is a page's key, if it cannot name another tenant's page, or a variant."""
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"path: must be text such as /pricing, not {shown(path)}")
+    if path.startswith("TENANT#") or (_is_url(path) and "\n" in path):
+        raise ConfigError(
+            f"path: {shown(path)} could name another page: it must not begin with TENANT#, "
+            "and a URL has no line break"
+        )
     if len(path.encode("utf-8", "surrogatepass")) > MOST_PATH:
         raise ConfigError(f"path: of at most {MOST_PATH:,} bytes, unlike {shown(path)}")
     return path
@@ -288,8 +300,8 @@ def reached(key: str) -> tuple[str, list[str]]:
 
     Others write no tags: their pages are reached by the id alone.
     """
-    is_path = checked_path(key).startswith("/")
-    which, name = ("path", plain_path(key)) if is_path else ("key", canonical_url(key))
+    is_url = _is_url(checked_path(key))
+    which, name = ("key", canonical_url(key)) if is_url else ("path", plain_path(key))
     return f"{which}:{name}", list(dict.fromkeys([key, name]))
 
 

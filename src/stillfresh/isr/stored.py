@@ -1,20 +1,18 @@
 """A page at rest: made of a response, as bytes in a store, and as a response again.
 
 Bytes (E11, I2): four of length, the head in msgpack, the body as it is. Decoding copies nothing:
-the body is a view of what was read, so that memory holds a page once (I16). Where values lie in the
-open (I2) the body is the object, and the head stands in the row. Responses (I12, I14, I15): 200,
-304, 206, 416; GET and HEAD.
+the body is a view of what was read, so that memory holds a page once (I16). Responses (I12, I14,
+I15): 200, 304, 206, 416; GET and HEAD.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from stillfresh.errors import StoreError
-from stillfresh.freshness import Policy
-from stillfresh.http.fields import Raw, end_to_end, field_value, values, with_field
+from stillfresh.http.fields import Raw, end_to_end, values, with_field
 from stillfresh.http.freshness import (
     PageTerms,
     cache_status,
@@ -34,13 +32,10 @@ from stillfresh.isr.model import Head, Headers, Page, PageFailed, Reason, Render
 from stillfresh.isr.sharing import Judgement, is_of_gateway, private
 from stillfresh.stores.contract import Store, WrappedStore
 
-if TYPE_CHECKING:
-    from stillfresh.stores.bodies import Body
-
 T = TypeVar("T")
 BODILESS: Final = frozenset({204, 304})
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decoder: Final = msgspec.msgpack.Decoder(Head)
+encoded: Final = msgspec.msgpack.Encoder().encode
+decoded: Final = msgspec.msgpack.Decoder(Head).decode
 
 
 def made_of(
@@ -125,7 +120,7 @@ class PageCodec:
 
     def encode(self, page: Stored, /) -> bytes:
         if self._is_packed:
-            return packed(_encode(page.head), page.body)
+            return packed(encoded(page.head), page.body)
         data = PageBytes(page.body)
         data.head = page.head
         return data
@@ -134,7 +129,7 @@ class PageCodec:
         if isinstance(data, PageBytes):
             return Stored(data.head, data)
         head, body = parts(data)
-        return Stored(_decoder.decode(head), body)
+        return Stored(decoded(head), body)
 
 
 def page_in(data: bytes) -> Page:
@@ -142,64 +137,15 @@ def page_in(data: bytes) -> Page:
     return opened(PageCodec().decode(data))
 
 
-class PageShape:
-    """I2: how a page lies in S3, where services in other languages read and write it too."""
-
-    def __init__(self, others: Policy | None = None) -> None:
-        self.others = others
-        """I19: the cache's own terms, for pages whose rows say none."""
-
-    def outside(self, value: bytes) -> "Body":
-        from stillfresh.stores.bodies import Body  # noqa: PLC0415 (only where S3 is used)
-
-        head, body = parts(value)
-        page = _decoder.decode(head)
-        types, etags = (values(page.headers, it) for it in (b"content-type", b"etag"))
-        etag = page.etag or (etags[0] if etags else None)
-        return Body(
-            bytes(body),
-            types[0].decode("latin-1") if types else None,
-            etag.decode("latin-1") if etag else None,
-            bytes(head),
-        )
-
-    def inside(self, body: "Body") -> bytes:
-        """I19: its freshness is the row's, which another may have changed."""
-        terms = body.terms or Policy(0)
-        if not body.extra:
-            return packed(_encode(_of_another(body, terms)), body.data)
-        try:
-            head = _decoder.decode(body.extra)
-        except msgspec.DecodeError:
-            return packed(body.extra, body.data)  # the codec says what is wrong with it
-        head = msgspec.structs.replace(head, fresh_for=terms.fresh_for)
-        return packed(_encode(head), body.data)
-
-
-def _of_another(body: "Body", terms: Policy) -> Head:
-    """Status 200, the object's content type, the row's ETag unchanged, its interval told."""
-    told = {b"content-type": body.content_type, b"etag": body.etag}
-    fields = ((name, field_value(text)) for name, text in told.items() if text)
-    return Head(
-        headers=tuple((name, value) for name, value in fields if value is not None),
-        fresh_for=terms.fresh_for,
-        stale_for=terms.stale_for,
-        error_for=terms.error_for,
-        is_own=True,
-    )
-
-
 class PageStore(WrappedStore):
-    """I10: the steps that visitors wait for end in time. I2: where others read it, `PageShape`.
+    """I10: the steps that visitors wait for end in time.
 
     A lease that took longer to get than it lasts is none: writes may take as long as that.
     Invalidations have no limit: their caller waits until they hold.
     """
 
-    def __init__(self, inner: Store, terms: Policy, timeout: float, lease_for: float) -> None:
+    def __init__(self, inner: Store, timeout: float, lease_for: float) -> None:
         super().__init__(inner)
-        if inner.shapes is not None:
-            inner.shapes.setdefault("page", PageShape(terms))
         writes = dict.fromkeys(("acquire", "publish", "renew", "release"), max(timeout, lease_for))
         self._limits = {"read": timeout, **writes}
 

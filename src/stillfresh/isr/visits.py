@@ -45,7 +45,7 @@ Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Reason
 """`AppAnswer` (I24): the app's response to this very request, which goes on.
 
 A reason: the app has to answer this request itself."""
-Way: TypeAlias = Callable[[PageKey, Mapping[str, str]], Awaitable[Served]]
+Way: TypeAlias = Callable[[Visit, PageKey, Mapping[str, str]], Awaitable[Served]]
 """What is found under a key, of the variant that these request headers choose."""
 
 
@@ -73,11 +73,11 @@ class Visits:
         if not self._has_query((visit.host, visit.path, visit.query), self._pages.clock()):
             return Reason.FULL
         if is_as_asked := visit.is_as_asked:
-            found = await self._variant(visit, partial(self._as_asked, visit, scope))
+            found = await self._variant(visit, partial(self._as_asked, scope))
         elif await self._is_the_apps(visit):
             return Reason.PRIVATE
         else:
-            found = await self._variant(visit, partial(self._by_key, visit, state))
+            found = await self._variant(visit, partial(self._by_key, state))
         if not visit.is_authorized or (is_as_asked and not isinstance(found, FoundPage)):
             return found
         is_for_all = isinstance(found, FoundPage) and allows_authorized(found.stored.head.headers)
@@ -86,9 +86,10 @@ class Visits:
     async def _variant(self, visit: Visit, way: Way) -> Served:
         """RFC 9111 §4.1: the page under the key, if it is this visitor's, or that of his own."""
         base = key = self._key(visit, visit.id)
-        chosen: Mapping[str, str] = {}
+        # I18: where others read it too, the page's own key has it as it is.
+        asked, chosen = visit.unencoded() if self._pages.is_shared else visit, dict[str, str]()
         for _ in range(ROUNDS):
-            found = await way(key, chosen)
+            found = await way(asked, key, chosen)
             if not isinstance(found, FoundPage):
                 return found
             if is_of(found.stored, visit.headers, visit.carried):
@@ -99,7 +100,7 @@ class Visits:
             named = {f"vary {name}": found_by.get(name, "") for name in vary}
             if len(id_ := key_of_variant(visit.id, named)) > MOST_KEY:
                 return Reason.HEADERS
-            key, chosen = self._key(visit, id_), found_by
+            asked, key, chosen = visit, self._key(visit, id_), {**found_by}
             if not self._variants.has(base.id, key.id, self._pages.clock()):
                 return Reason.FULL
         return Reason.VARY
@@ -109,7 +110,7 @@ class Visits:
         return self._pages.key(id_, visit.path, visit.route.tags, of=of)
 
     async def _by_key(
-        self, visit: Visit, state: Mapping[str, Any], key: PageKey, chosen: Mapping[str, str]
+        self, state: Mapping[str, Any], visit: Visit, key: PageKey, chosen: Mapping[str, str]
     ) -> Served:
         """I13: the app is told the key, and nothing of the visitor."""
         if visit.wish.max_stale and (kept := await self._pages.core.look(key)) is not None:
@@ -128,7 +129,7 @@ class Visits:
         return await self._read(visit, key, render)
 
     async def _as_asked(
-        self, visit: Visit, scope: Scope, key: PageKey, _: Mapping[str, str]
+        self, scope: Scope, visit: Visit, key: PageKey, _: Mapping[str, str]
     ) -> Served:
         """I24: what is kept, if it is good enough, else the answer to this very request."""
         kept, unfit = await self._kept(visit, key), unfit_to_fill(visit.headers)
@@ -227,7 +228,7 @@ class Visits:
 
     async def _only_stored(self, visit: Visit) -> Served:
         """RFC 9111 §5.2.1.5, §5.2.1.7: what is there, if it may be given; nothing is kept."""
-        found = await self._variant(visit, partial(self._stored, visit))
+        found = await self._variant(visit, self._stored)
         if visit.wish.only_if_cached and not isinstance(found, FoundPage):
             return Unavailable(notice(504, "Not in the cache.\n"), "fwd=request")
         return found
@@ -236,9 +237,9 @@ class Visits:
         answer = await self._pages.core.look(key)
         if answer is None or not answer.found:
             return Reason.NO_STORE
-        is_refused = visit.is_authorized and not allows_authorized(answer.value.head.headers)
-        is_refused = is_refused or not is_good_for(answer, visit.wish, self._pages.clock())
-        if is_refused and is_of(answer.value, visit.headers, visit.carried):
+        is_for_all = not visit.is_authorized or allows_authorized(answer.value.head.headers)
+        is_given = is_for_all and is_good_for(answer, visit.wish, self._pages.clock())
+        if not is_given and is_of(answer.value, visit.headers, visit.carried):
             return Reason.NO_STORE
         return self._hit(key, answer)
 
@@ -342,8 +343,8 @@ class Visits:
 
 
 def _is_ones_own(visit: Visit, page: Stored, reason: Reason | None) -> bool:
-    """His own request would have got the same; or it is for all, and only had no place (I23)."""
-    if reason is Reason.FULL:
+    """His own request would have got the same; or it is for all, and only had no place."""
+    if reason in {Reason.FULL, Reason.ENCODED}:
         return True
     is_same = sharing.is_answer_to(visit.headers, given_to(visit), page.head.headers)
     return visit.is_open and not visit.carried and is_same

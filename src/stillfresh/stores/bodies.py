@@ -38,6 +38,8 @@ class Body(Struct, frozen=True):
     """Kept in the row, for us alone."""
     terms: Policy | None = None
     """Those of the row, when it is read."""
+    encoding: str | None = None
+    metadata: dict[str, str] = {}
 
 
 class Shape(Protocol):
@@ -63,9 +65,8 @@ class S3Bodies:
     bucket: str
 
     async def put(self, key: str, body: Body) -> None:
-        about: dict[str, Any] = (
-            {} if body.content_type is None else {"ContentType": body.content_type}
-        )
+        said: dict[str, Any] = {"ContentType": body.content_type, "ContentEncoding": body.encoding}
+        about = {name: it for name, it in (said | {"Metadata": body.metadata}).items() if it}
         await self.service.ask("put_object", Bucket=self.bucket, Key=key, Body=body.data, **about)
 
     async def get(self, key: str) -> Body | None:
@@ -105,7 +106,13 @@ class S3Bodies:
 async def _body(response: dict[str, Any]) -> Body:
     async with response["Body"] as stream:
         data = await stream.read()
-    return Body(data, response.get("ContentType"), response.get("ETag"))
+    return Body(
+        data,
+        response.get("ContentType"),
+        response.get("ETag"),
+        encoding=response.get("ContentEncoding"),
+        metadata=response.get("Metadata", {}),
+    )
 
 
 @dataclass(eq=False)

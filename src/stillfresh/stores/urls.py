@@ -30,7 +30,10 @@ REDIS: Final = {
 POSTGRES: Final = {"postgresql", "postgres"}
 LIBRARIES: Final = {"redis": "redis", "postgres": "psycopg"}
 """What each extra brings."""
-DYNAMODB_OPTIONS: Final = ("bucket", "tenant", "region", "endpoint", "s3_endpoint", "max_lease")
+DYNAMODB_OPTIONS: Final = (
+    *("bucket", "tenant", "pk", "s3_prefix", "s3_key"),
+    *("region", "endpoint", "s3_endpoint", "max_lease"),
+)
 
 
 def store_for(store: str | Store, clock: Clock) -> Store:

@@ -6,12 +6,22 @@ The schema needs no library; `DynamoStore` needs `stillfresh[aws]` and is import
 from typing import TYPE_CHECKING
 
 from stillfresh.errors import ConfigError
-from stillfresh.stores.dynamodb.schema import FaceTheoryCacheLease, FaceTheoryCacheMetadata
+from stillfresh.stores.dynamodb.schema import (
+    ABOUT,
+    LOCK,
+    META,
+    TABLE_VARIABLE,
+    FaceTheoryCacheLease,
+    FaceTheoryCacheMetadata,
+    cache_pk,
+    object_metadata,
+)
 
 if TYPE_CHECKING:
     from stillfresh.stores.dynamodb.store import DynamoStore
 
-__all__ = ["DynamoStore", "FaceTheoryCacheLease", "FaceTheoryCacheMetadata"]
+__all__ = ["ABOUT", "LOCK", "META", "TABLE_VARIABLE", "DynamoStore"]
+__all__ += ["FaceTheoryCacheLease", "FaceTheoryCacheMetadata", "cache_pk", "object_metadata"]
 
 
 def __getattr__(name: str) -> object:

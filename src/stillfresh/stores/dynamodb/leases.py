@@ -195,21 +195,22 @@ class Leases(Table):
         are found to speak of nothing. `seen`: the lease that probably wrote those that are there.
         """
         beside = attributes(kind=kind, id=id_, lease_token=token, ttl=ceil(ttl))
-        sk = self.names.pk(kind, id_)
-        await each(tags, lambda tag: self._write_tag(self.names.tag(tag), sk, beside, token, seen))
+        pk = self.names.pk(kind, id_)
+        await each(tags, lambda tag: self._write_tag(self.names.tag(tag), pk, beside, token, seen))
 
-    async def _write_tag(self, pk: str, sk: str, beside: Item, token: str, seen: str) -> None:
+    async def _write_tag(self, tag: str, pk: str, beside: Item, token: str, seen: str) -> None:
         """In the place of a row that was seen: one that arrives late replaces no later one (S8).
 
         Nor does a holder whose lease was lost meanwhile, and that cannot publish any more: a row
         that was seen while the lease still was ours is no later one's.
         """
+        row = key_of(tag, sk := self.names.hashed(pk)) | beside
         for _ in range(TRIES):
             try:
-                await self.put(key_of(pk, sk) | beside, UNCHANGED, values(seen=seen, token=token))
+                await self.put(row, UNCHANGED, values(seen=seen, token=token))
             except ConditionFailed as exc:
-                seen = text(await self._met(exc, pk, sk), "lease_token") or ""
-                if lock_of(await self.get(sk, LOCK)).token != token:
+                seen = text(await self._met(exc, tag, sk), "lease_token") or ""
+                if lock_of(await self.get(pk, LOCK)).token != token:
                     return
             else:
                 return
@@ -220,7 +221,7 @@ class Leases(Table):
         tokens = {row.token, lock.token} - {None}
         tags = (row.tags | lock.tags) - set(but)
         rows = [(self.names.tag(tag), token) for tag in tags for token in tokens]
-        await each(rows, lambda it: self.drop_tag(it[0], pk, it[1]))
+        await each(rows, lambda it: self.drop_tag(it[0], self.names.hashed(pk), it[1]))
 
     async def drop_tag(self, pk: str, sk: str, token: str | None) -> None:
         """Not if the entry was leased again since the row was read."""

@@ -132,9 +132,10 @@ class TableScan:
     async def _drop_orphans(self) -> None:
         names, before = self.table.names, self.clock() - ORPHAN_AFTER
         async for keys in self.bodies.older(names.bodies, before):
-            rows = await self.table.get_many(list({(names.pk_of_body(key), META) for key in keys}))
+            pks = {key: pk for key in keys if (pk := names.pk_of_body(key)) is not None}
+            rows = await self.table.get_many([(pk, META) for pk in set(pks.values())])
             used = {names.object_key(text(row, "s3_key") or "") for row in rows.values()}
-            await self.bodies.delete([key for key in keys if key not in used])
+            await self.bodies.delete([key for key in pks if key not in used])
 
     async def stats(self, meter: CostMeter) -> StoreStats:
         """Exact up to some megabytes of rows; beyond, by the table's own count (hours old)."""

@@ -1,4 +1,4 @@
-"""The FaceTheory cache schema, literally, in this one place (seed 004; I1-I3, I5, I17, I19).
+"""The FaceTheory cache schema, literally, in this one place (seed 004; I1-I3, I5, I17-I20).
 
 A contract between languages: Go, TypeScript and Python services share the table. Pure: records
 and rows in, rows and records out; kinds and ids in, names of rows and bodies out. What only
@@ -7,12 +7,14 @@ is ceiled, so that a lease is never shorter than asked (I3).
 """
 
 import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
-from stillfresh.stores.tenants import tenant_prefix
+from stillfresh.stores.tenants import checked_tenant, tenant_prefix
 
 Item: TypeAlias = dict[str, dict[str, Any]]
 """A row as DynamoDB speaks of it: `{"pk": {"S": "…"}, "generated_at": {"N": "…"}}`."""
@@ -23,6 +25,20 @@ LOCK: Final = "LOCK"
 PAGE: Final = "page"
 """The kind whose ids are cache keys as they stand, so that other languages find the same rows."""
 S3: Final = "s3://"
+LONGEST_PK: Final = 2_048
+"""Bytes: DynamoDB takes no longer one."""
+HASHED: Final = re.compile("[0-9a-f]{64}")
+RAW: Final = "~"
+"""Before a body's folder: its row cannot be found from it."""
+
+ABOUT: Final = "facetheory-"
+"""I18: of an object's metadata, what speaks of its page."""
+UNTYPED: Final = "application/octet-stream"
+"""Where a page says no type: the other libraries would take it for HTML, and run what is in it."""
+LONGEST_TYPE: Final = 255
+MOST_METADATA: Final = 2_048
+"""Bytes of names and values: S3 takes no more."""
+PRINTABLE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 LOCK_BUFFER: Final = 3600
 """Seconds that a lease's row outlives it."""
@@ -30,9 +46,38 @@ MAX_AHEAD: Final = 60
 """I3: seconds that a writer's clock may run ahead; a copy from further ahead is not fresh."""
 
 
-def cache_pk(cache_key: str, tenant: str | None = None) -> str:
-    """I1: `CACHE#<hash>`, or `TENANT#<tenant>#CACHE#<hash>`."""
-    return f"{tenant_prefix(tenant)}CACHE#{_hash(cache_key)}"
+def cache_pk(cache_key: str, tenant: str | None = None, *, raw: bool = False) -> str:
+    """I1: `CACHE#<hash>`, or `TENANT#<tenant>#CACHE#<hash>`.
+
+    I20: `raw`, FaceTheory's default, has the cache key itself there. One that DynamoDB cannot
+    take, or that looks like a hash, is hashed all the same: no two keys share a row.
+    """
+    before = f"{tenant_prefix(checked_tenant(tenant))}CACHE#"
+    is_written = raw and _is_name(before + cache_key) and not HASHED.fullmatch(cache_key)
+    return before + (cache_key if is_written else _hash(cache_key))
+
+
+def _is_name(pk: str) -> bool:
+    try:
+        return len(pk.encode()) <= LONGEST_PK
+    except UnicodeEncodeError:
+        return False
+
+
+def object_metadata(status: int, fields: Mapping[str, str]) -> dict[str, str]:
+    """I18: what an object says of its page: status, type, and then these header fields.
+
+    A value that is not printable ASCII, or that S3 has no room left for, is left out.
+    """
+    kind = fields.get("content-type", "")
+    is_type = len(kind) <= LONGEST_TYPE and PRINTABLE.fullmatch(kind)
+    told = {"status": str(status), **fields, "content-type": kind if is_type else UNTYPED}
+    found, room = dict[str, str](), MOST_METADATA
+    for name in dict.fromkeys(["status", "content-type", *told]):
+        size = len(f"x-amz-meta-{ABOUT}{name}{told[name]}")
+        if PRINTABLE.fullmatch(told[name]) and size <= room:
+            found[f"{ABOUT}{name}"], room = told[name], room - size
+    return found
 
 
 def tag_pk(tag: str, tenant: str | None = None) -> str:
@@ -167,9 +212,20 @@ class Names:
     table: str
     tenant: str | None = None
     bucket: str = ""
+    is_raw: bool = False
+    """I20: a page's `pk` has its cache key as it stands."""
+    prefix: str = ""
+    """I20: all bodies stand under it."""
+    is_short: bool = False
+    """Rows leave the prefix out of `s3_key`, as they do where FaceTheory's S3 store adds it."""
 
     def pk(self, kind: str, id_: str) -> str:
-        return cache_pk(cache_key(kind, id_), self.tenant)
+        return cache_pk(cache_key(kind, id_), self.tenant, raw=self.is_raw and kind == PAGE)
+
+    def hashed(self, pk: str) -> str:
+        """The same with the hash in it: a tag's row has it as `sk`, of half a `pk`'s length."""
+        name = pk.removeprefix(self.pk_prefix)
+        return pk if HASHED.fullmatch(name) else f"{self.pk_prefix}{_hash(name)}"
 
     def named(self, item: Item) -> tuple[str, str] | None:
         """The kind and the id of a row; None if it does not say them, or wrongly."""
@@ -189,11 +245,15 @@ class Names:
     def bodies(self) -> str:
         """Every body of this table and tenant stands under it, and nobody else's does."""
         owner = "cache" if self.tenant is None else f"tenant={quote(self.tenant, safe='')}"
-        return f"{self.table}/{owner}/"
+        return f"{self.prefix}{self.table}/{owner}/"
 
     def body(self, pk: str, generation: str, nonce: str) -> str:
         """Never used before: whoever publishes twice with one lease writes two bodies."""
         return f"{self._own(pk)}{generation}.{nonce}"
+
+    def pointer(self, key: str) -> str:
+        """As a row names this body."""
+        return key.removeprefix(self.prefix) if self.is_short else key
 
     def object_key(self, pointer: str) -> str | None:
         """I19: a key, or `s3://bucket/key` of our own bucket.
@@ -201,7 +261,7 @@ class Names:
         None for any other bucket: whoever can write a row would choose what our rights read.
         """
         if not pointer.startswith(S3):
-            return pointer
+            return self.prefix + pointer if self.is_short else pointer
         bucket, _, key = pointer.removeprefix(S3).partition("/")
         return key if key and bucket == self.bucket else None
 
@@ -212,14 +272,18 @@ class Names:
 
     def is_anothers(self, s3_key: str, pk: str) -> bool:
         """A body of this table, of any tenant, that was written for another row than this."""
-        roots = (f"{self.table}/cache/", f"{self.table}/tenant=")
-        return s3_key.startswith(roots) and not s3_key.startswith(self._own(pk))
+        roots = (f"{self.prefix}{self.table}/{owner}" for owner in ("cache/", "tenant="))
+        return s3_key.startswith(tuple(roots)) and not s3_key.startswith(self._own(pk))
 
     def _own(self, pk: str) -> str:
-        return f"{self.bodies}{pk.rpartition('#')[2]}/"
+        hashed = self.hashed(pk)
+        name = hashed.removeprefix(self.pk_prefix)
+        return f"{self.bodies}{'' if hashed == pk else RAW}{name}/"
 
-    def pk_of_body(self, s3_key: str) -> str:
-        return f"{self.pk_prefix}{s3_key.removeprefix(self.bodies).partition('/')[0]}"
+    def pk_of_body(self, s3_key: str) -> str | None:
+        """None: its row has a raw key, which a hash does not lead back to."""
+        name = s3_key.removeprefix(self.bodies).partition("/")[0]
+        return None if name.startswith(RAW) else f"{self.pk_prefix}{name}"
 
 
 def cache_key(kind: str, id_: str) -> str:

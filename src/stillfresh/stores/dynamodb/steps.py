@@ -163,7 +163,7 @@ class DynamoSteps:
         if (shape := self.shapes.get(kind)) is None:
             return body.data
         terms = row.copy.policy
-        return shape.inside(Body(body.data, body.content_type, row.meta.etag, row.extra, terms))
+        return shape.inside(replace(body, etag=row.meta.etag, extra=row.extra, terms=terms))
 
     async def acquire(self, kind: str, ask: Ask, lease_for: float) -> Grant:
         """E17: a holder is replaced only if the copy is the one seen."""
@@ -262,12 +262,12 @@ class DynamoSteps:
         """I5: the body first, then the transaction; False if the lease was lost."""
         pk, nonce = self.names.pk(kind, id_), uuid4().hex
         claim = self.claims.remove(lease.token, Claim())
-        s3_key = self.names.body(pk, copy.generation, nonce)
-        body, written = NO_BODY, None
+        key = self.names.body(pk, copy.generation, nonce)
+        s3_key, body, written = self.names.pointer(key), NO_BODY, None
         if isinstance(copy.value, bytes):
             shape, written = self.shapes.get(kind), s3_key
             body = Body(copy.value) if shape is None else shape.outside(copy.value)
-            await self.bodies.put(s3_key, body)
+            await self.bodies.put(key, body)
         item = name_beside(kind, id_) | meta_item(
             copy,
             pk=pk,
@@ -321,19 +321,18 @@ class DynamoSteps:
 
     async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
         """A row of an entry that is gone goes too."""
-        rows = {row["sk"]["S"]: row for row in await self.table.partition(self.names.tag(tag))}
+        found = await self.table.partition(self.names.tag(tag))
+        rows = {(text(row, "kind") or "", text(row, "id") or ""): row for row in found}
 
-        async def reached(pk: str) -> bool:
-            is_there = await self.invalidate(pk, mark)
+        async def reached(named: tuple[str, str]) -> bool:
+            is_there, row = await self.invalidate(self.names.pk(*named), mark), rows[named]
             if not is_there:
-                row = rows[pk]
-                await self.table.drop_tag(row["pk"]["S"], pk, text(row, "lease_token"))
+                sk, token = row["sk"]["S"], text(row, "lease_token")
+                await self.table.drop_tag(row["pk"]["S"], sk, token)
             return is_there
 
-        found = await each(rows, reached)
-        there = [row for pk, row in rows.items() if found[pk]]
-        named = [(text(row, "kind"), text(row, "id") or "") for row in there]
-        return sorted((kind, id_) for kind, id_ in named if kind is not None)
+        there = await each(rows, reached)
+        return sorted(named for named, is_there in there.items() if is_there)
 
     async def delete(self, pk: str) -> None:
         lock = lock_of(await self.table.delete(pk, LOCK))

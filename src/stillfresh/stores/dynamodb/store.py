@@ -46,6 +46,8 @@ from stillfresh.stores.tenants import checked_tenant
 
 EVENTUALLY: Final = 1.0
 """Seconds of lag that an eventually consistent read needs to be allowed (I7)."""
+LONGEST_PREFIX: Final = 200
+"""Bytes: a key in S3 has 1,024, for the table, the tenant, a hash and a token too."""
 
 
 def random_uuid() -> str:
@@ -65,6 +67,9 @@ class DynamoStore(Store):
         *,
         bucket: str,
         tenant: str | None = None,
+        pk: str = "sha256",
+        s3_prefix: str = "",
+        s3_key: str = "whole",
         region: str | None = None,
         endpoint: str | None = None,
         s3_endpoint: str | None = None,
@@ -79,7 +84,14 @@ class DynamoStore(Store):
     ) -> None:
         bucket = _named(bucket, "bucket")
         self.tenant = checked_tenant(tenant)
-        self._names = Names(table_name(table), self.tenant, bucket)
+        self._names = Names(
+            table_name(table),
+            self.tenant,
+            bucket,
+            is_raw=_is_other("pk", pk, "sha256", "raw"),
+            prefix=_checked_prefix(s3_prefix),
+            is_short=_is_other("s3_key", s3_key, "whole", "short"),
+        )
         self._place = AwsPlace(region, endpoint, s3_endpoint)
         self._retention = seconds(retention, name="retention")
         self._delete_after = seconds(delete_after, name="delete_after")
@@ -205,6 +217,22 @@ def table_name(table: str | None) -> str:
     if not name:
         raise ConfigError(f"table: name it in the address, or in {TABLE_VARIABLE}")
     return _named(name, "table")
+
+
+def _is_other(name: str, given: object, usual: str, other: str) -> bool:
+    if given not in {usual, other}:
+        raise ConfigError(f"{name}: must be {usual} or {other}, not {shown(given)}")
+    return given == other
+
+
+def _checked_prefix(prefix: object) -> str:
+    """With one slash, behind it."""
+    if not isinstance(prefix, str) or len(checked_unicode("s3_prefix", prefix)) > LONGEST_PREFIX:
+        raise ConfigError(
+            f"s3_prefix: must be text such as isr/, of at most {LONGEST_PREFIX} bytes, "
+            f"not {shown(prefix)}"
+        )
+    return f"{bare}/" if (bare := prefix.strip("/")) else ""
 
 
 def _check_tagged(kind: str, ask: Ask) -> None:

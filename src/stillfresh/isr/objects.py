@@ -1,0 +1,111 @@
+"""A page where other services read it, too: an object in S3 and its row (I2, I18, I19).
+
+The body is the object; its metadata says the status, the type and the security policy by
+FaceTheory's names; the whole head stands in the row, for us alone.
+"""
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from stillfresh.freshness import Policy
+from stillfresh.http.fields import Raw, field_value, members, values
+from stillfresh.isr.model import Head, PageKey, Stored
+from stillfresh.isr.stored import decoded, encoded, packed, parts
+from stillfresh.stores.contract import Store
+from stillfresh.stores.dynamodb import ABOUT, object_metadata
+
+if TYPE_CHECKING:
+    from stillfresh.stores.bodies import Body
+
+POLICY: Final = b"content-security-policy"
+TOLD: Final = (b"content-type", b"location", POLICY)
+"""I18: of a page's header fields, those that its object tells other services."""
+STATUS: Final = re.compile(r"(?!206|304)[2-5][0-9][0-9]", re.ASCII)
+UNCODED: Final = frozenset({b"identity", b"aws-chunked"})
+"""The second is how some clients send objects; stores have been seen to keep it."""
+
+
+def coding_of(headers: Raw) -> str:
+    """How the body is encoded; empty: it is not."""
+    codings = (it.lower() for it in members(values(headers, b"content-encoding")))
+    return b", ".join(it for it in codings if it not in UNCODED).decode("latin-1")
+
+
+def is_misplaced(key: PageKey, page: Stored) -> bool:
+    """I18: encoded, under the key that others read as it is; a variant's key has more lines."""
+    return "\n" not in key.id and bool(coding_of(page.head.headers))
+
+
+class PageShape:
+    """I2: how a page lies in S3, where services in other languages read and write it too."""
+
+    def __init__(self, others: Policy | None = None) -> None:
+        self.others = others
+        """I19: the cache's own terms, for pages whose rows say none."""
+
+    def outside(self, value: bytes) -> "Body":
+        from stillfresh.stores.bodies import Body  # noqa: PLC0415 (only where S3 is used)
+
+        head, body = parts(value)
+        page = decoded(head)
+        found = {name: values(page.headers, name) for name in (*TOLD, b"etag")}
+        first = {name: lines[0].decode("latin-1") for name, lines in found.items() if lines}
+        told = {name.decode(): first[name] for name in TOLD if name in first}
+        if policies := found[POLICY]:
+            told[POLICY.decode()] = b", ".join(policies).decode("latin-1")
+        metadata = object_metadata(page.status, told)
+        return Body(
+            bytes(body),
+            metadata[f"{ABOUT}content-type"],
+            page.etag.decode("latin-1") if page.etag else first.get(b"etag"),
+            bytes(head),
+            encoding=coding_of(page.headers) or None,
+            metadata=metadata,
+        )
+
+    def inside(self, body: "Body") -> bytes:
+        """I19: its freshness is the row's, which another may have changed."""
+        terms = body.terms or Policy(0)
+        if not body.extra:
+            return packed(encoded(_of_another(body, terms)), body.data)
+        try:
+            head = decoded(body.extra)
+        except msgspec.DecodeError:
+            return packed(body.extra, body.data)  # the codec says what is wrong with it
+        head = msgspec.structs.replace(head, fresh_for=terms.fresh_for)
+        return packed(encoded(head), body.data)
+
+
+def _of_another(body: "Body", terms: Policy) -> Head:
+    """I18: what the object tells, as far as it can stand in a header; else status 200, its type.
+
+    The row's ETag unchanged, its interval told. An encoded body is for those who ask for that.
+    """
+    about = {name: body.metadata.get(f"{ABOUT}{name.decode()}") for name in TOLD}
+    coding, status = body.encoding, body.metadata.get(f"{ABOUT}status", "")
+    texts = [(b"content-type", body.content_type), (b"etag", body.etag), *about.items()]
+    texts.append((b"content-encoding", coding))
+    # A type in the metadata that cannot be one leaves the object's own.
+    fields = {name: value for name, it in texts if it and (value := field_value(it))}
+    coding = coding_of(tuple(fields.items()))
+    if not coding:
+        fields.pop(b"content-encoding", None)
+    return Head(
+        status=int(status) if STATUS.fullmatch(status) else 200,
+        headers=tuple(fields.items()),
+        fresh_for=terms.fresh_for,
+        stale_for=terms.stale_for,
+        error_for=terms.error_for,
+        is_own=True,
+        vary=("accept-encoding",) if coding else (),
+        variant=(("accept-encoding", coding),) if coding else (),
+    )
+
+
+def is_shared(store: Store, terms: Policy) -> bool:
+    """Whether others read this store's pages; if so, they lie there as others expect them."""
+    if store.shapes is not None:
+        store.shapes.setdefault("page", PageShape(terms))
+    return store.shapes is not None

@@ -1,0 +1,398 @@
+"""I18, I20: pages that we and FaceTheory services write and read in one table and bucket."""
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh import ConfigError, Verdict
+from stillfresh.freshness import Policy
+from stillfresh.isr import Headers, Page, PageCache, cache_pk
+from stillfresh.isr.objects import PageShape
+from stillfresh.isr.stored import page_in
+from stillfresh.stores import store_for
+from stillfresh.stores.bodies import Body
+from stillfresh.stores.contract import Ask, Lease
+from stillfresh.testing import ManualClock
+from tests.kit.isr import Site, as_it_says, in_front
+
+if TYPE_CHECKING:
+    from tests.kit.servers.aws import Aws, Raw
+    from tests.kit.servers.facetheory import FaceTheory
+
+KEY = "default::/pricing?"
+URL = "http://example.com/pricing"
+HTML = "text/html; charset=utf-8"
+CSP = "default-src 'none'; script-src 'nonce-Zm9v' https://cdn.example"
+SCRIPT = b'{"html": "<script>alert(1)</script>"}'
+PAGES = {
+    "missing": Page("nothing here", 404, {"content-type": "text/plain"}),
+    "redirect": Page("", 301, {"content-type": "text/plain", "location": "/prices?a=1"}),
+    "json": Page(SCRIPT, 200, {"content-type": "application/json"}),
+    "policy": Page("<p>safe</p>", 200, {"content-type": HTML, "content-security-policy": CSP}),
+}
+
+
+@pytest.fixture
+async def raw(aws: "Aws") -> AsyncIterator["Raw"]:
+    async with aws.raw(aws.new_table()) as raw:
+        yield raw
+
+
+@pytest.fixture
+def face(raw: "Raw", clock: ManualClock) -> "FaceTheory":
+    """A service with FaceTheory's default keys."""
+    from tests.kit.servers.facetheory import FaceTheory  # noqa: PLC0415 (imports the AWS library)
+
+    return FaceTheory(raw, clock)
+
+
+def pages_at(aws: "Aws", raw: "Raw", clock: ManualClock, **options: Any) -> PageCache:
+    """Ours, with the settings that meet FaceTheory's defaults."""
+    given: dict[str, Any] = {"pk": "raw", "s3_prefix": "isr/", **options}
+    return PageCache(aws.store(raw.table, clock, **given), clock=clock, store_timeout="30s")
+
+
+class TestI18BothDirections:
+    @pytest.mark.parametrize("name", PAGES)
+    async def test_ours_is_served_by_theirs(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory", name: str
+    ) -> None:
+        """Status, type and security policy as we were given them; nothing is rendered there."""
+        page = PAGES[name]
+        async with pages_at(aws, raw, clock) as pages:
+            etag = (await pages.get(KEY, lambda: page, revalidate=60)).etag
+        clock.advance(5)
+        told = await face.visit(KEY, Site(clock).render)
+        assert (told.state, told.status, told.body) == ("hit", page.status, page.body)
+        names = ("content-type", "content-security-policy")
+        expected = {it: page.headers[it] for it in names if it in page.headers}
+        assert told.headers == {**expected, "etag": etag}
+
+    @pytest.mark.parametrize("name", PAGES)
+    async def test_theirs_is_served_by_ours(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory", name: str
+    ) -> None:
+        """As a function and over HTTP; a JSON document is never HTML, a 404 never 200."""
+        page, site = PAGES[name], Site(clock)
+
+        async def render() -> Page:
+            return page
+
+        for key in (KEY, URL):
+            await face.visit(key, render)
+        async with pages_at(aws, raw, clock) as pages:
+            got = await pages.get(KEY, site.render, revalidate=60)
+            told = await in_front(site, pages)()
+        assert (got.status, got.body, got.verdict) == (page.status, page.body, Verdict.FRESH)
+        assert (told.status_code, told.content) == (page.status, page.body)
+        for field in ("content-type", "content-security-policy"):
+            assert got.headers.get(field) == page.headers.get(field)
+            assert told.headers.get(field) == page.headers.get(field)
+        assert site.renders == 0
+
+    async def test_a_redirects_target_is_told_to_those_who_read_it(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, site: Site
+    ) -> None:
+        """FaceTheory keeps no `Location`; a service that writes it beside the status reaches us."""
+        async with pages_at(aws, raw, clock) as pages:
+            await pages.get(KEY, lambda: PAGES["redirect"], revalidate=60)
+            row = await raw.row("META")
+            assert row is not None
+            found = await raw.s3.head_object(Bucket=raw.bucket, Key=row["s3_key"]["S"])
+            assert found["Metadata"]["facetheory-location"] == "/prices?a=1"
+            await raw.dynamodb.update_item(  # from now on the row is another service's
+                TableName=raw.table,
+                Key={"pk": row["pk"], "sk": row["sk"]},
+                UpdateExpression="SET etag = :etag",
+                ExpressionAttributeValues={":etag": {"S": '"theirs"'}},
+            )
+            page = await pages.get(KEY, site.render, revalidate=60)
+        assert (page.status, page.headers["location"], page.etag) == (
+            301,
+            "/prices?a=1",
+            '"theirs"',
+        )
+
+    async def test_a_page_without_a_type_is_not_taken_for_html(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
+    ) -> None:
+        """Which is what FaceTheory takes an object for that says none."""
+        async with pages_at(aws, raw, clock) as pages:
+            await pages.get(KEY, lambda: Page(SCRIPT), revalidate=60)
+            assert "content-type" not in (await pages.get(KEY, Page, revalidate=60)).headers
+        told = await face.visit(KEY, Site(clock).render)
+        assert told.headers["content-type"] == "application/octet-stream"
+
+    async def test_more_than_s3_takes_is_kept_for_us_alone(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
+    ) -> None:
+        """A foreign reader gets status and type; we serve the whole policy."""
+        policy = "; ".join(f"img-src https://host-{number}.example" for number in range(80))
+        fields = {"content-type": HTML, "content-security-policy": policy}
+        async with pages_at(aws, raw, clock) as pages:
+            await pages.get(KEY, lambda: Page("gone", 410, fields), revalidate=60)
+        async with pages_at(aws, raw, clock) as pages:
+            page = await pages.get(KEY, Site(clock).render, revalidate=60)
+        assert (page.status, page.headers["content-security-policy"]) == (410, policy)
+        told = await face.visit(KEY, Site(clock).render)
+        assert (told.status, told.headers["content-type"]) == (410, HTML)
+        assert "content-security-policy" not in told.headers
+
+    @given(
+        status=st.one_of(st.sampled_from(["404", "99", "600", "206", "304", "२००"]), st.text()),
+        kind=st.text(),
+        policy=st.text(),
+        coding=st.one_of(st.none(), st.sampled_from(["gzip", "identity", "aws-chunked", "a\r\nb"])),
+    )
+    def test_metadata_of_others_injects_nothing(
+        self, status: str, kind: str, policy: str, coding: str | None
+    ) -> None:
+        """Whatever they say: a page of header fields that can be sent, and a status that is one."""
+        about = {
+            "facetheory-status": status,
+            "facetheory-content-type": kind,
+            "facetheory-content-security-policy": policy,
+        }
+        body = Body(b"x", "text/plain", '"e"', encoding=coding, metadata=about, terms=Policy(60))
+        page = page_in(PageShape().inside(body))
+        assert Headers(page.headers.raw) == page.headers
+        assert page.status == (404 if status == "404" else 200) or 200 <= page.status <= 599
+        assert page.status not in {206, 304}
+        assert page.headers["content-type"] in {"text/plain", kind}
+        assert page.headers.get("content-encoding") in {None, "gzip"}
+
+
+class Zipped(Site):
+    """A site that compresses for those who take it; `always`, for whomever."""
+
+    always = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        asked = dict(scope["headers"]).get(b"accept-encoding", b"")
+        self.body, self.headers = b"<p>plain</p>", [(b"content-type", b"text/html")]
+        self.headers.append((b"cache-control", b"max-age=60"))
+        if b"gzip" in asked or self.always:
+            self.headers.append((b"content-encoding", b"gzip"))
+            self.body = gzip.compress(self.body, mtime=0)
+        if not self.always:
+            self.headers.append((b"vary", b"Accept-Encoding"))
+        await super().__call__(scope, receive, send)
+
+
+class TestI18Encoded:
+    @pytest.mark.parametrize("way", [in_front, as_it_says])
+    async def test_the_pages_own_key_has_it_as_it_is(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory", way: Any
+    ) -> None:
+        """Encoded forms lie under keys of their own, and say so; a foreign reader gets text."""
+        site = Zipped(clock)
+        async with pages_at(aws, raw, clock) as pages:
+            visit = way(site, pages)
+            zipped = {"accept-encoding": "gzip"}
+            told = [await visit(headers=headers) for headers in (zipped, zipped, {}, {})]
+        codings = [it.headers.get("content-encoding") for it in told]
+        assert (codings, site.renders) == (["gzip", "gzip", None, None], 2)
+        assert {it.text for it in told} == {"<p>plain</p>"}
+        assert (await face.visit(URL, site.render)).body == b"<p>plain</p>"
+        found = {}
+        for row in await raw.rows():
+            if row["sk"]["S"] == "META":
+                stored = await raw.s3.head_object(Bucket=raw.bucket, Key=row["s3_key"]["S"])
+                found[row["pk"]["S"]] = stored.get("ContentEncoding") or None
+        own = cache_pk(URL, raw=True)
+        assert found == {own: None, f"{own}\nvary accept-encoding: gzip": "gzip"}
+
+    async def test_what_comes_encoded_though_nobody_asked_is_not_stored_there(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock
+    ) -> None:
+        """Others would serve its bytes as text: it goes to the visitor, and says why."""
+        site = Zipped(clock)
+        site.always = True
+        async with pages_at(aws, raw, clock) as pages:
+            told = await as_it_says(site, pages)()
+            assert (told.text, told.headers["content-encoding"]) == ("<p>plain</p>", "gzip")
+            assert "detail=encoded" in told.headers["cache-status"]
+            coded = Page(gzip.compress(b"x"), 200, {"content-encoding": "gzip"})
+            page = await pages.get(KEY, lambda: coded, revalidate=60)
+            assert (page.body, page.stored) == (coded.body, False)
+        assert await raw.row("META") is None
+
+    async def test_an_encoded_object_of_theirs_is_for_those_who_take_it(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, site: Site
+    ) -> None:
+        """`ContentEncoding` is told; a visitor who cannot read it gets a page of ours."""
+        what: dict[str, Any] = {"Bucket": raw.bucket, "Key": f"theirs/{raw.table}"}
+        body = gzip.compress(b"theirs", mtime=0)
+        await raw.s3.put_object(**what, Body=body, ContentEncoding="gzip", ContentType="text/html")
+        row: dict[str, Any] = {"generated_at": int(clock()), "revalidate_seconds": 60}
+        await raw.put(pk=cache_pk(URL), sk="META", s3_key=what["Key"], **row)
+        async with pages_at(aws, raw, clock, pk="sha256") as pages:
+            visit = in_front(site, pages)
+            told = await visit(headers={"accept-encoding": "gzip"})
+            assert (told.text, told.headers["content-encoding"]) == ("theirs", "gzip")
+            assert (await visit()).text == "page 1"
+
+
+class TestI20Settings:
+    @pytest.mark.parametrize(
+        ("ours", "pointer_prefix", "key_prefix"),
+        [
+            ({"s3_prefix": "isr/"}, "isr/", ""),
+            ({"s3_prefix": "/isr", "s3_key": "short"}, "", "isr/"),
+            ({"s3_prefix": ""}, "isr/", ""),
+        ],
+    )
+    async def test_both_sides_find_each_others_pages(
+        self,
+        aws: "Aws",
+        raw: "Raw",
+        clock: ManualClock,
+        face: "FaceTheory",
+        ours: dict[str, str],
+        pointer_prefix: str,
+        key_prefix: str,
+    ) -> None:
+        """FaceTheory's default keys, with its prefix in `s3_key` or added by its S3 store."""
+        face.pointer_prefix, face.key_prefix = pointer_prefix, key_prefix
+        site = Site(clock)
+        async with pages_at(aws, raw, clock, **ours) as pages:
+            await pages.get(KEY, site.render, revalidate=60)
+            assert (await face.visit(KEY, site.render)).body == b"page 1"
+            other = "acme::/a?x=1#cookies=5"
+            assert (await face.visit(other, site.render)).body == b"page 2"
+            assert (await pages.get(other, site.render, revalidate=60)).body == b"page 2"
+            assert site.renders == 2
+            clock.advance(61)
+            assert (await face.visit(KEY, site.render)).body == b"page 3"
+            assert (await pages.get(KEY, site.render, revalidate=60)).body == b"page 3"
+            pks = {row["pk"]["S"] for row in await raw.rows() if row["sk"]["S"] == "META"}
+            assert pks == {f"CACHE#{KEY}", f"CACHE#{other}"}
+            page = await raw.s3.list_objects_v2(Bucket=raw.bucket)
+            mine = [it["Key"] for it in page["Contents"] if f"{raw.table}/" in it["Key"]]
+            assert all(it.startswith(ours["s3_prefix"].strip("/")) for it in mine)
+            assert mine
+
+    async def test_by_the_address(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
+    ) -> None:
+        """`pk=raw`, `s3_prefix=isr/`; `pk=sha256` is what it is without."""
+        site = Site(clock)
+        address = aws.address(raw.table, pk="raw", s3_prefix="isr/", tenant="acme")
+        async with PageCache(address, clock=clock, store_timeout="30s") as pages:
+            await pages.get(KEY, site.render, revalidate=60)
+        row = await raw.row("META")
+        assert row is not None
+        assert row["pk"]["S"] == f"TENANT#acme#CACHE#{KEY}"
+        assert row["s3_key"]["S"].startswith(f"isr/{raw.table}/tenant=acme/")
+        face.pk_of = lambda key: f"TENANT#acme#CACHE#{key}"
+        assert (await face.visit(KEY, site.render)).state == "hit"
+
+    @pytest.mark.parametrize("option", ["pk=md5", "pk=", "s3_key=long", f"s3_prefix={'x' * 201}"])
+    def test_another_form_is_refused(self, option: str) -> None:
+        """In one line that says what is allowed."""
+        name = option.partition("=")[0]
+        with pytest.raises(ConfigError, match=rf"{name}: must be"):
+            store_for(f"dynamodb://t?bucket=b&{option}", ManualClock())
+
+    @pytest.mark.parametrize("size", [1_500, 2_042, 2_043, 16_000])
+    async def test_a_long_key_works(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, size: int
+    ) -> None:
+        """As it stands up to DynamoDB's 2,048 bytes; beyond, where nobody else can have it, hashed.
+
+        Its tags work too, though the row of a tag has only half that room.
+        """
+        site, key = Site(clock), "/" + "k" * (size - 1)
+        async with pages_at(aws, raw, clock) as pages:
+            for _ in range(2):
+                page = await pages.get(key, site.render, revalidate=60, tags=["long"])
+                assert page.body == b"page 1"
+            row = await raw.row("META")
+            assert row is not None
+            assert (row["pk"]["S"] == f"CACHE#{key}") is (size <= 2_042)
+            assert [it.id for it in await pages.cache.entries("page")] in ([key], [])
+            await pages.revalidate_tag("long")
+            stale = await pages.get(key, site.render, revalidate=60, tags=["long"])
+            assert stale.verdict is Verdict.STALE
+            await pages.settled()
+            await pages.purge(key)
+        assert await raw.rows() == []
+
+    async def test_an_eviction_keeps_what_is_in_use(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock
+    ) -> None:
+        """A raw key cannot be told from a body's name: bodies without a row wait for S3's rule."""
+        clock.advance(10**8)  # S3's own clock: every object is old
+        site = Site(clock)
+        clock.advance(10**9)
+        async with pages_at(aws, raw, clock) as pages:
+            await pages.get("a#x", site.render, revalidate=60)
+            await pages.get("b#x", site.render, revalidate=60)
+            assert await pages.cache.evict() == 0
+            assert (await pages.get("a#x", site.render, revalidate=60)).body == b"page 1"
+        async with pages_at(aws, raw, clock) as pages:
+            assert (await pages.get("b#x", site.render, revalidate=60)).body == b"page 2"
+            clock.advance(30 * 86_400)
+            assert await pages.cache.evict() == 2
+        listed = await raw.s3.list_objects_v2(Bucket=raw.bucket, Prefix=f"isr/{raw.table}/")
+        assert (await raw.rows(), listed.get("Contents", [])) == ([], [])
+
+
+class TestI20AnyText:
+    @pytest.mark.parametrize("key", [KEY, "a", "page two", "urn:x", "é\n#", "s3://x", "\0\0"])
+    async def test_is_a_key(self, pages: PageCache, site: Site, key: str) -> None:
+        """On every store; `revalidate` and `purge` reach it."""
+        for _ in range(2):
+            assert (await pages.get(key, site.render, revalidate=60)).body == b"page 1"
+        await pages.revalidate(key)
+        assert (await pages.get(key, site.render, revalidate=60)).verdict is Verdict.STALE
+        await pages.settled()
+        assert (await pages.get(key, site.render, revalidate=60)).body == b"page 2"
+        await pages.purge(key)
+        assert (await pages.get(key, site.render, revalidate=60)).body == b"page 3"
+
+
+class TestI20Reach:
+    async def test_revalidate_reaches_a_raw_page_that_only_others_wrote(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
+    ) -> None:
+        """I21: by the cache key, in FaceTheory's own form."""
+        site = Site(clock)
+        await face.visit(KEY, site.render)
+        async with pages_at(aws, raw, clock) as pages:
+            await pages.revalidate(KEY)
+            row = await raw.row("META")
+            assert row is not None
+            assert row["revalidate_seconds"] == {"N": "0"}
+        assert (await face.visit(KEY, site.render)).body == b"page 2"
+
+
+class TestI18Contention:
+    async def test_one_of_32_wins(
+        self, aws: "Aws", raw: "Raw", clock: ManualClock, face: "FaceTheory"
+    ) -> None:
+        """Thirty rounds, half of the contenders theirs: one lease each."""
+        stores = [aws.store(raw.table, clock, pk="raw") for _ in range(4)]
+        for store in stores:
+            await store.open()
+
+        async def ours(number: int, key: str) -> bool:
+            store = stores[number % len(stores)]
+            return isinstance((await store.acquire("page", [Ask(key)], 5))[key], Lease)
+
+        async def theirs(key: str) -> bool:
+            return await face.try_lease(key) is not None
+
+        winners = []
+        for number in range(30):
+            key = f"default::/{number}?"
+            mixed = [it for n in range(16) for it in (ours(n, key), theirs(key))]
+            winners.append(sum(await asyncio.gather(*mixed)))
+        for store in stores:
+            await store.close()
+        assert winners == [1] * 30
