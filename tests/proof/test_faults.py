@@ -39,6 +39,7 @@ FAULTS = {
     "valkey": ["the store killed", "a full disk", "all processes killed"],
     "push": ["channels cut", "the store paused"],
     "cluster": ["a primary killed", "a slot moved"],
+    "postgres": ["the store killed", "channels cut"],
     "dynamodb": ["the store killed", "a process killed"],
 }
 
@@ -53,7 +54,7 @@ def staged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
             pytest.skip(str(exc))
 
 
-@pytest.fixture(params=sorted(STAGES.keys() - {"cluster", "push", "sentinel"}))
+@pytest.fixture(params=sorted(STAGES.keys() - {"cluster", "postgres", "push", "sentinel"}))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store that others use as well; nothing is done to it."""
     match request.param:

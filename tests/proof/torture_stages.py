@@ -223,6 +223,29 @@ def sentinel(folder: Path) -> Iterator[Stage]:
 
 
 @contextmanager
+def postgres(folder: Path) -> Iterator[Stage]:
+    """S11: what it has acknowledged it has to give back; memory trusts what it tells (S10)."""
+    from tests.kit.servers.postgres import PostgresServer  # noqa: PLC0415 (another extra)
+
+    server = PostgresServer("synchronous_commit=on", "max_connections=100")
+    with ExitStack() as stack:
+        stack.callback(server.remove)
+        server.create()
+        server.start()
+        url = server.new_store(timeout="500ms", max_connections="4")
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        faults = {
+            "the store killed": lasting(server.stop, server.start, 0.3, 1.0, 3.0),
+            "the store paused": lasting(server.pause, server.go_on, 0.3, 2.0),
+            "connections cut": lasting(lambda: server.execute(cut), lambda: None, 0.0),
+            "channels cut": lasting(
+                lambda: server.execute(f"{cut} AND query LIKE 'LISTEN%'"), lambda: None, 0.0
+            ),
+        }
+        yield Stage(url, faults, memory_for=0.3)
+
+
+@contextmanager
 def dynamodb(folder: Path) -> Iterator[Stage]:
     from tests.kit.servers import aws as aws_servers  # noqa: PLC0415 (a second of imports that other stores do not need)
 
@@ -271,5 +294,6 @@ STAGES: Final = {
     "push": push,
     "cluster": cluster,
     "sentinel": sentinel,
+    "postgres": postgres,
     "dynamodb": dynamodb,
 }

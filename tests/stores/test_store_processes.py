@@ -1,4 +1,4 @@
-"""S7: real processes on one store: contention, death, pauses; on SQLite and on Valkey.
+"""S7: real processes on one store: contention, death, pauses; on SQLite, Valkey and PostgreSQL.
 
 The clock is the machine's: what is proved here is what no manual clock can show.
 """
@@ -18,18 +18,20 @@ import pytest
 from stillfresh import Policy
 from stillfresh.stores.contract import Ask, Copy, Held, Lease, Mark, Record, Store
 from stillfresh.stores.urls import store_for
-from tests.kit.servers.valkey import Server
 from tests.kit.store_processes import working
 
 KIND = "post"
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        server: Server = request.getfixturevalue("valkey")
-        return server.url(timeout="10s")
-    return f"sqlite:///{tmp_path}/cache.db"
+    match request.param:
+        case "redis":
+            return str(request.getfixturevalue("valkey").url(timeout="10s"))
+        case "postgres":
+            return str(request.getfixturevalue("postgres").new_store())
+        case _:
+            return f"sqlite:///{tmp_path}/cache.db"
 
 
 async def opened(url: str) -> Store:

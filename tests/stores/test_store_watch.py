@@ -14,11 +14,13 @@ from tests.kit.engine import Price, Upstream, declare, version
 KEYS = [f"sku-{number}" for number in range(60)]
 
 
-@pytest.fixture(params=["sqlite", "redis", "dynamodb"])
+@pytest.fixture(params=["sqlite", "redis", "postgres", "dynamodb"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     match request.param:
         case "redis":
             return str(request.getfixturevalue("valkey").url(timeout="10s"))
+        case "postgres":
+            return str(request.getfixturevalue("postgres").new_store())
         case "dynamodb":
             aws = request.getfixturevalue("aws")
             return str(aws.address(aws.new_table()))

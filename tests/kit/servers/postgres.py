@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import psycopg
 
-from stillfresh.stores.postgres import create
+from stillfresh.stores.postgres.schema import VERSION, steps, tables
 from tests.kit.servers.valkey import DEADLINE, HOST, free_port
 
 __all__ = ["HOST", "PostgresServer", "postgres_serving"]
@@ -168,10 +168,11 @@ class PostgresServer:
 
     def new_store(self, **options: str) -> str:
         """The address of a store with nothing in it, in a schema of its own."""
-        given = {"schema": f"test_{uuid4().hex}", "timeout": "30s", **options}
-        url = f"{self.address}?{urlencode(given)}"
-        asyncio.run(create(url))
-        return url
+        schema = f"test_{uuid4().hex}"
+        versions = (tables(it, schema, unlogged=False) for it in range(1, VERSION + 1))
+        self.execute(f"CREATE SCHEMA {schema}", *versions, steps(schema, pushes=True))
+        self.execute(f"UPDATE {schema}.setting SET version = {VERSION}")
+        return f"{self.address}?{urlencode({'schema': schema, 'timeout': '30s', **options})}"
 
     async def deliver(self, request: bytes) -> None:
         """Bytes that a client had sent arrive, on another connection; done when this returns."""

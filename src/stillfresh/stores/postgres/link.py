@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from psycopg import AsyncConnection, AsyncRawCursor, InterfaceError
+from psycopg import AsyncConnection, AsyncRawCursor, InterfaceError, Notify
 from psycopg import Error as PostgresError
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import wait_async
@@ -171,6 +171,7 @@ class PgLink:
             try:
                 if connection is None:
                     connection = await self.connected()
+                    connection.add_notify_handler(unheard)
                 rows = await self._rows(connection, statement, given)
             except BaseException as exc:
                 self._lost += isinstance(exc, LOST) and is_lost(exc)
@@ -205,8 +206,11 @@ class PgLink:
         self, connection: PgConnection, statement: str, given: Sequence[Any]
     ) -> list[Row]:
         cursor = connection.cursor(binary=True)
-        async with asyncio.timeout(self._timeout) as connection.limit:
-            await cursor.execute(statement.encode(), given)
+        try:
+            async with asyncio.timeout(self._timeout) as connection.limit:
+                await cursor.execute(statement.encode(), given)
+        finally:
+            connection.limit = None
         return await cursor.fetchall() if cursor.description is not None else []
 
     async def connected(self) -> PgConnection:
@@ -251,6 +255,10 @@ class PgLink:
         if not self._breaker.is_open:
             logger.warning("the PostgreSQL server is away: %s", _said(error))
         self._breaker.failed(began, time.monotonic())
+
+
+def unheard(_: Notify) -> None:
+    """Of a pooler that leads us to a connection on which another listens: not to be kept."""
 
 
 async def connected_to(hosts: list[str], patience: float) -> PgConnection:

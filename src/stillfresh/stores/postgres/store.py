@@ -1,6 +1,7 @@
 """The PostgreSQL store: the contract as calls of the server's functions (S1, S2, S11)."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from secrets import token_hex
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, NotOpen, shown
+from stillfresh.stores.channel import Channel, Tell
 from stillfresh.stores.contract import (
     Ask,
     Copy,
@@ -24,6 +26,7 @@ from stillfresh.stores.contract import (
     StoreStats,
 )
 from stillfresh.stores.listed import checked_limit
+from stillfresh.stores.postgres.channel import listening
 from stillfresh.stores.postgres.link import PgLink
 from stillfresh.stores.postgres.listing import count, list_entries
 from stillfresh.stores.postgres.rows import (
@@ -52,6 +55,8 @@ class PostgresStore(Store):
 
     Leases are judged by the server's own clock, the same for all, unless a clock is given.
     """
+
+    pushes = True
 
     def __init__(
         self,
@@ -262,6 +267,9 @@ class PostgresStore(Store):
         checked_limit(limit)
         link, schema = self._opened(), self._schema
         return await list_entries(link, schema, kind, search, after=after, limit=limit)
+
+    def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
+        return listening(self._opened(), self._schema, tell, self._timeout)
 
 
 def _kind(kind: str) -> bytes:

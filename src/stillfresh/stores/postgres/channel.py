@@ -1,0 +1,135 @@
+"""How a PostgreSQL store tells what is done to it (S10): each step notifies, as it commits.
+
+One connection listens. What one transaction tells is queued as it commits, in the order of commits,
+so a beat that comes back proves that everything before it was heard. Through a pooler that
+leads statements to different connections nothing is heard: no beat comes back, and memory asks the
+store as before.
+"""
+
+import asyncio
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from secrets import token_hex
+from typing import Final
+
+from stillfresh.errors import StoreError
+from stillfresh.stores.channel import A_TAG, Channel, Tell
+from stillfresh.stores.postgres.link import LOST, PgConnection, PgLink, refused
+from stillfresh.stores.postgres.rows import text_of
+from stillfresh.stores.postgres.schema import quoted
+
+BEAT: Final = "!"
+SLICE: Final = 100
+"""Lines that are heard in one turn of the loop."""
+NO_PUSH: Final = (
+    "this PostgreSQL store does not push (`stillfresh table create --push` turns it on)"
+)
+POOLED: Final = (
+    "; a pooler stands before it: LISTEN needs one that pools sessions, or the server itself"
+)
+
+
+@asynccontextmanager
+async def listening(link: PgLink, schema: str, tell: Tell, within: float) -> AsyncIterator[Channel]:
+    """It is listened to when it is entered, and the connection closed when it is left."""
+    try:
+        connection = await link.connected()
+    except LOST as exc:
+        raise refused(exc, schema) from exc
+    channel = PgChannel(link, connection, schema, tell, within)
+    try:
+        await channel.open()
+        yield channel
+    finally:
+        await channel.close()
+
+
+class PgChannel(Channel):
+    def __init__(
+        self, link: PgLink, connection: PgConnection, schema: str, tell: Tell, within: float
+    ) -> None:
+        self._link = link
+        self._connection = connection
+        self._schema = schema
+        self._tell = tell
+        self._within = within
+        self._pieces: list[str] = []
+        """Of news that are not whole yet."""
+        self._beat = ""
+        """That which has not come back."""
+        self._came = asyncio.Event()
+        self._heard = 0
+        self._reader: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        if not self._link.pushes:
+            raise StoreError(NO_PUSH)
+        try:
+            async with asyncio.timeout(self._within):
+                await self._connection.execute(f"LISTEN {quoted(self._schema)}".encode())
+        except LOST as exc:
+            raise refused(exc, self._schema) from exc
+        self._reader = asyncio.create_task(self._read())
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        await self._connection.close()
+
+    async def beat(self) -> None:
+        """Through the server, and back on the connection that listens."""
+        self._beat = BEAT + token_hex(8)
+        self._came.clear()
+        await self._link.run("SELECT pg_notify($1, $2)", (self._schema, self._beat))
+        try:
+            async with asyncio.timeout(self._within):
+                while self._beat and self._reader is not None and not self._reader.done():
+                    await self._came.wait()
+                    self._came.clear()
+        except TimeoutError:
+            pooled = POOLED if self._link.is_pooled else ""
+            raise StoreError(
+                f"the PostgreSQL server has told nothing for too long{pooled}"
+            ) from None
+        if self._beat:
+            raise StoreError("the PostgreSQL server ended the channel")
+
+    async def _read(self) -> None:
+        try:
+            async with aclosing(self._connection.notifies()) as notices:
+                async for notice in notices:
+                    await self._hear(notice.payload)
+        except (*LOST, ValueError):  # or news that are none of ours
+            return
+        finally:
+            self._came.set()
+
+    async def _hear(self, payload: str) -> None:
+        """A piece is its number, whether there are more, and a part of the text."""
+        if payload.startswith(BEAT):
+            self._beat = "" if payload == self._beat else self._beat
+            self._came.set()
+            return
+        number, ends, part = payload.partition(".")
+        if not number.isdecimal():
+            number, _, part = payload.partition("+")
+            ends = ""
+        if int(number) != len(self._pieces):
+            raise ValueError("a piece of news is missing")
+        self._pieces.append(part)
+        if ends:
+            text, self._pieces = "".join(self._pieces), []
+            for line in text.split("\n"):
+                self._news(*line.split(" "))
+                self._heard += 1
+                if not self._heard % SLICE:
+                    await asyncio.sleep(0)
+
+    def _news(self, first: str, id_: str | None = None, generation: str | None = None) -> None:
+        kind = text_of(b64decode(first))
+        if id_ is None:
+            self._tell(A_TAG, kind, None)
+        else:
+            self._tell(kind, text_of(b64decode(id_)), generation)
