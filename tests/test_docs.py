@@ -16,6 +16,7 @@ import pytest
 import stillfresh
 import stillfresh.contrib.fastapi
 import stillfresh.contrib.flask
+import stillfresh.contrib.postgres
 import stillfresh.coordinator
 import stillfresh.demo
 import stillfresh.feed
@@ -39,6 +40,7 @@ PACKAGES = (
     stillfresh,
     stillfresh.contrib.fastapi,
     stillfresh.contrib.flask,
+    stillfresh.contrib.postgres,
     stillfresh.coordinator,
     stillfresh.demo,
     stillfresh.feed,

@@ -55,6 +55,7 @@ class TestG10Help:
             "evict",
             "bench",
             "table",
+            "outbox",
         ]
         text = said("--help")
         for path, command in ALL.items():

@@ -11,6 +11,7 @@ except ModuleNotFoundError as exc:
 from stillfresh.cli.inspecting import explain, inspect
 from stillfresh.cli.invalidating import evict, invalidate
 from stillfresh.cli.measuring import bench
+from stillfresh.cli.outbox import outbox
 from stillfresh.cli.program import Program
 from stillfresh.cli.serving import check, demo, serve
 from stillfresh.cli.tables import table
@@ -20,7 +21,7 @@ __all__ = ["main"]
 
 @click.group(
     cls=Program,
-    commands=[demo, serve, check, inspect, explain, invalidate, evict, bench, table],
+    commands=[demo, serve, check, inspect, explain, invalidate, evict, bench, table, outbox],
     examples=["stillfresh inspect sqlite:///site.db"],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

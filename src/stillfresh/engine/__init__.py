@@ -12,9 +12,9 @@ from stillfresh.engine.core import Core
 from stillfresh.engine.explain import (
     CacheStats,
     Explanation,
+    Lag,
     Listed,
     ResourceStats,
-    prometheus_text,
 )
 from stillfresh.engine.function import CachedFunction, Function, bind
 from stillfresh.engine.keys import Spec, no_loader, terms_of
@@ -36,6 +36,7 @@ from stillfresh.engine.model import (
     Read,
     RetryAfter,
 )
+from stillfresh.engine.prometheus import prometheus_text
 from stillfresh.engine.put import Change
 from stillfresh.engine.resource import Handle, Resource, like_function
 from stillfresh.engine.threads import ThreadCall, in_caller
@@ -59,6 +60,7 @@ __all__ = [
     "Face",
     "Function",
     "Handle",
+    "Lag",
     "Listed",
     "Loaded",
     "MemoryEntry",

@@ -17,6 +17,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager
 from functools import partial
 from inspect import Parameter
+from itertools import groupby
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from stillfresh.bounded import sliced
@@ -26,7 +27,7 @@ from stillfresh.engine.blocks import Override, past
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.codecs import codec_for
 from stillfresh.engine.core import Core
-from stillfresh.engine.explain import CacheStats, Listed, listed
+from stillfresh.engine.explain import CacheStats, Lag, Listed, listed
 from stillfresh.engine.function import Function
 from stillfresh.engine.keys import (
     Spec,
@@ -44,7 +45,7 @@ from stillfresh.engine.model import Codec, Loaded
 from stillfresh.engine.resource import Resource, like_function, text_of
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError
 from stillfresh.stores import store_for
-from stillfresh.stores.contract import Store
+from stillfresh.stores.contract import MOST_LISTED, Store
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
@@ -57,6 +58,8 @@ AsyncLoader: TypeAlias = Callable[[list[K]], Coroutine[Any, Any, LoadedBatch[K, 
 BatchLoader: TypeAlias = AsyncLoader[K, V] | Callable[[list[K]], LoadedBatch[K, V]]
 
 GRACE: Final = 5.0
+IDS_AT_ONCE: Final = 500
+"""In one step of `invalidate_all`, so that others' writes pass between them."""
 
 
 class CachedDecorator(Protocol):
@@ -86,6 +89,8 @@ class Cache(Lifecycle):
         within = seconds(grace, name="grace")
         new_runtime = partial(Runtime, clock=self.clock, sleep=sleep, dice=dice, grace=within)
         super().__init__(store_for(store, clock), new_runtime, is_private=_is_private(store))
+        self.lags: dict[str, Callable[[], Lag]] = {}
+        """By the name of each outbox's consumer that works for this cache."""
 
     def batched(
         self,
@@ -215,6 +220,26 @@ class Cache(Lifecycle):
             await _overtake(self._tagged(tag))
         return tagged
 
+    async def invalidate_all(self, *, soft: bool = False) -> int:
+        """E6: every entry of the store, of whatever kind, and every load under way; how many."""
+        store, count, after = (await self.runtime()).store, 0, None
+        await _overtake(self._known())
+        try:
+            while page := await store.entries(None, "", after, MOST_LISTED):
+                for kind, entries in groupby(page, lambda entry: entry.kind):
+                    ids = [entry.id for entry in entries]
+                    async for some in sliced(ids, IDS_AT_ONCE):
+                        await store.invalidate(kind, some, soft=soft)
+                count, after = count + len(page), (page[-1].kind, page[-1].id)
+        finally:
+            await _overtake(self._known())
+        return count
+
+    def _known(self) -> Iterator[tuple[Core[Any, Any], Any]]:
+        """Of all cores what is under way or in memory, as it is when each is come to."""
+        for core in tuple(self.cores.values()):
+            yield from ((core, key) for key in {*core.under_way(), *core.memory.entries})
+
     def _tagged(self, tag: str) -> Iterator[tuple[Core[Any, Any], Any]]:
         for core in tuple(self.cores.values()):
             yield from ((core, key) for key in core.tagged(tag))
@@ -231,7 +256,8 @@ class Cache(Lifecycle):
         except StoreError:
             store = None
         cores = tuple(self.cores.items())
-        return CacheStats({kind: await core.stats() for kind, core in cores}, store)
+        lags = {name: lag() for name, lag in self.lags.items()}
+        return CacheStats({kind: await core.stats() for kind, core in cores}, store, lags)
 
     async def entries(
         self,

@@ -160,15 +160,16 @@ class Core(Puts[K, V]):
         """E8: what is under way or in memory and has this tag, or cannot say."""
         if self.spec.tags is None:
             return set()
-        steps = (key for step in self._steps for key in step.keys)
         tags_of, wanted = self.spec.possible_tags, {tag, None}
-        under_way = {*self.queue.flights, *steps}
-        found = {key for key in under_way if not wanted.isdisjoint(tags_of(key))}
+        found = {key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))}
         return found | self.memory.tagged(tag)
 
     async def settled(self, within: float) -> bool:
         """I22: until no load is under way; False: one still is, so many seconds later."""
         return self._runtime is None or await self.loads.settled(within)
+
+    def under_way(self) -> set[K]:
+        return {*self.queue.flights, *(key for step in self._steps for key in step.keys)}
 
     async def explain(self, key: K) -> Explanation:
         runtime, id_ = await self.ready(), self.text(key)

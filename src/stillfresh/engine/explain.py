@@ -1,12 +1,11 @@
-"""What can be looked into (E12): counts, also as text for Prometheus, and why an entry is as it is.
+"""What can be looked into (E12): counts, and why an entry is as it is.
 
 Hits are counted on the entry itself and folded in here when its verdict or its age's bucket
 changes, so that a hit costs one addition.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -101,11 +100,24 @@ class ResourceStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a cache is behind a database that says what is stale (`stillfresh.contrib.postgres`).
+
+    Every commit that is more than `seconds` ago has been delivered; past `limit`, it is too far.
+    """
+
+    seconds: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats:
     """Every resource, and the store they share; `store` is None where it could not be asked."""
 
     resources: dict[str, ResourceStats]
     store: StoreStats | None
+    lags: dict[str, Lag]
+    """By the name of each outbox's consumer."""
 
 
 class Counts:
@@ -149,42 +161,6 @@ class Counts:
             **counted,
             **held,
         )
-
-
-def prometheus_text(stats: CacheStats) -> str:
-    """For a `/metrics` page: `prometheus_text(await cache.stats())`."""
-    return "".join(f"{line}\n" for line in _lines(stats))
-
-
-def _lines(stats: CacheStats) -> Iterator[str]:
-    resources = stats.resources.items()
-    yield from _head("reads_total", "counter", "Reads by origin and verdict.")
-    for name, one in resources:
-        for origin, reads in one.reads_by_origin.items():
-            labels = f'resource="{name}",origin="{origin}"'
-            for verdict, count in reads.items():
-                yield f'stillfresh_reads_total{{{labels},verdict="{verdict}"}} {count}'
-    counters = [(f"{name}_total", "counter", name, what) for name, what in COUNTERS]
-    for metric, kind, field, what in [*counters, *((it, "gauge", it, what) for it, what in GAUGES)]:
-        yield from _head(metric, kind, what)
-        for name, one in resources:
-            yield f'stillfresh_{metric}{{resource="{name}"}} {getattr(one, field)}'
-    yield from _head("age_seconds", "histogram", "Age at serving.")
-    for name, one in resources:
-        yield from _histogram(name, one)
-
-
-def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
-    """Without a sum: ages are counted by bucket."""
-    bounds = [*(f"{bound:g}" for bound in AGE_BUCKETS), "+Inf"]
-    for bound, count in zip(bounds, accumulate(one.ages), strict=True):
-        yield f'stillfresh_age_seconds_bucket{{resource="{name}",le="{bound}"}} {count}'
-    yield f'stillfresh_age_seconds_count{{resource="{name}"}} {sum(one.ages)}'
-
-
-def _head(name: str, kind: str, what: str) -> Iterator[str]:
-    yield f"# HELP stillfresh_{name} {what}"
-    yield f"# TYPE stillfresh_{name} {kind}"
 
 
 PAGE = "page"

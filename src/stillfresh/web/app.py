@@ -205,8 +205,11 @@ class Gateway:
     async def _readyz(self, request: Request) -> Response:
         del request
         stores = await self.dashboard.numbers.reached()
-        is_ready = set(stores.values()) == {"reachable"}
-        told = Ready("ready" if is_ready else "not ready", stores)
+        lags = self.dashboard.numbers.lags()
+        is_late = any(lag.seconds > lag.limit for lag in lags.values())
+        is_ready = set(stores.values()) == {"reachable"} and not is_late
+        late = {name: round(lag.seconds, 3) for name, lag in lags.items()}
+        told = Ready("ready" if is_ready else "not ready", stores, late)
         return json_reply(told, status=200 if is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 import msgspec
 
 from stillfresh.clock import Clock
-from stillfresh.engine import Cache, CacheStats, prometheus_text
+from stillfresh.engine import Cache, CacheStats, Lag, prometheus_text
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
 from stillfresh.isr import PageCache
@@ -106,6 +106,11 @@ class Numbers:
         found = await asyncio.gather(*map(_reached, self._caches.values()))
         return dict(zip(self._caches, found, strict=True))
 
+    def lags(self) -> dict[str, Lag]:
+        """Of the databases that say what is stale, as this process knows."""
+        found = (it for cache in self._caches.values() for it in cache.lags.items())
+        return {name: lag() for name, lag in found}
+
     async def metrics(self) -> str:
         """Of every resource, for Prometheus; nothing is asked of the stores."""
         totals = self._totals(await self.write())
@@ -116,7 +121,9 @@ class Numbers:
             *_metric("subscriptions", "gauge", LOOKED_AT, live["subscriptions"], "resource"),
             *_metric("bypassed_total", "counter", BYPASSED, totals.bypassed, "reason"),
         )
-        return prometheus_text(CacheStats(kinds, None)) + "".join(f"{it}\n" for it in lines)
+        return prometheus_text(CacheStats(kinds, None, self.lags())) + "".join(
+            f"{it}\n" for it in lines
+        )
 
     def history(self) -> list[dict[str, Any]]:
         """A few totals of the last five minutes, the oldest first."""

@@ -48,11 +48,13 @@ MANY: Final = {
 }
 
 
-class Ready(msgspec.Struct):
-    """`/readyz`: every store answers, and in time."""
+class Ready(msgspec.Struct, omit_defaults=True):
+    """`/readyz`: every store answers, and in time; no outbox's consumer is too far behind."""
 
     status: Literal["ready", "not ready"]
     stores: dict[str, Reached]
+    lags: dict[str, float] = {}
+    """Seconds, by consumer."""
 
 
 def openapi(kinds: Mapping[str, bool], *, version: str, root: str, has_token: bool) -> Schema:

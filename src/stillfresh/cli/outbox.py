@@ -1,0 +1,129 @@
+"""`stillfresh outbox …`: a PostgreSQL database says what is stale (E6, E8)."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+import click
+
+from stillfresh.cli.program import (
+    TEXT,
+    CommandGroup,
+    age_text,
+    as_json,
+    command,
+    extra,
+    plain,
+    print_json,
+)
+from stillfresh.durations import seconds
+from stillfresh.engine import Cache
+from stillfresh.errors import ConfigError, without_password
+
+PACKAGE = "stillfresh.contrib.postgres"
+CREATE = "stillfresh outbox create postgresql://localhost/shop --table 'products=product:{id}'"
+FOLLOW = "stillfresh outbox follow postgresql://localhost/shop redis://localhost:6379/0"
+
+
+@click.group(cls=CommandGroup, examples=[CREATE, FOLLOW])
+def outbox() -> None:
+    """Let a PostgreSQL database say what is stale.
+
+    Triggers write the tags of changed rows into an outbox; a consumer invalidates them in a store.
+    """
+
+
+@command(CREATE, "stillfresh outbox create --sql --table 'shop.products=product:{id}'")
+@click.argument("database", required=False)
+@click.option(
+    "--table",
+    "pairs",
+    multiple=True,
+    required=True,
+    type=TEXT,
+    help="TABLE=TAG, with columns in braces; repeatable.",
+)
+@click.option("--sql", "is_sql", is_flag=True, help="Print the SQL for a migration; run nothing.")
+def create(*, database: str | None, pairs: Sequence[str], is_sql: bool) -> None:
+    """Make the outbox and its triggers in DATABASE, where they are not there yet.
+
+    Tables that are not named lose their triggers. Columns in a tag are of type smallint, integer,
+    bigint, text, varchar or uuid.
+    """
+    if (database is None) is not is_sql:
+        raise click.UsageError("name a DATABASE, or --sql to print the statements.")
+    tables: dict[str, list[str]] = {}
+    for pair in pairs:
+        table, _, tag = pair.partition("=")
+        tables.setdefault(table, []).append(tag)
+    postgres = extra(PACKAGE, "postgres")
+    if is_sql:
+        click.echo(postgres.outbox_sql(tables), nl=False)
+    else:
+        asyncio.run(postgres.create_outbox(database, tables))
+        click.echo(plain(f"changes of {', '.join(tables)} are told"))
+
+
+@command("stillfresh outbox drop postgresql://localhost/shop")
+@click.argument("database")
+def drop(*, database: str) -> None:
+    """Take the outbox, its triggers and its consumers out of DATABASE."""
+    asyncio.run(extra(PACKAGE, "postgres").drop_outbox(database))
+    click.echo("the outbox is gone")
+
+
+@command(FOLLOW)
+@click.argument("database")
+@click.argument("store")
+@click.option("--consumer", default="cache", show_default=True, help="A name for each STORE.")
+@click.option("--poll", default="5s", show_default=True, help="Look at least so often.")
+@click.option("--soft", is_flag=True, help="Serve invalidated copies as stale, not as expired.")
+def follow(*, database: str, store: str, consumer: str, poll: str, soft: bool) -> None:
+    """Invalidate in STORE what DATABASE says is stale, until SIGTERM or Ctrl-C.
+
+    Run it once, or several times for a standby. It may be killed at any time: it goes on where it
+    stopped.
+    """
+    if store.startswith("memory:"):
+        raise ConfigError(f"store {store}: lives in the process that uses it; run it there")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    postgres = extra(PACKAGE, "postgres")
+    asyncio.run(_follow(postgres.OutboxConsumer, database, store, consumer, poll=poll, soft=soft))
+
+
+async def _follow(
+    consumer_of: type, database: str, store: str, name: str, **options: object
+) -> None:
+    end = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+    async with Cache(store) as cache, consumer_of(cache, database, name, **options) as consumer:
+        ending = asyncio.ensure_future(end.wait())
+        first = asyncio.ensure_future(consumer.caught_up())
+        await asyncio.wait([ending, first], return_when=asyncio.FIRST_COMPLETED)
+        if first.done():
+            first.result()
+            click.echo(plain(f"{without_password(store)} is up to date as {name}"))
+        first.cancel()
+        await ending
+
+
+@command("stillfresh outbox show postgresql://localhost/shop --max-lag 30s")
+@click.argument("database")
+@click.option("--max-lag", help="End with 1 if a consumer is further behind.")
+@as_json
+def show(*, database: str, max_lag: str | None, is_json: bool) -> None:
+    """Show how far the consumers of DATABASE are behind."""
+    limit = None if max_lag is None else seconds(max_lag, name="--max-lag")
+    lags: dict[str, float] = asyncio.run(extra(PACKAGE, "postgres").consumer_lags(database))
+    if is_json:
+        print_json(lags)
+    for name, lag in lags.items() if not is_json else ():
+        click.echo(plain(f"{name:20} {age_text(lag)} behind at most"))
+    if limit is not None and any(lag > limit for lag in lags.values()):
+        raise SystemExit(1)
+
+
+for each in (create, drop, follow, show):
+    outbox.add_command(each)

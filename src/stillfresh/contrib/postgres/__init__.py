@@ -1,0 +1,18 @@
+"""The database says what is stale: changes of a PostgreSQL database invalidate tags (E6, E8).
+
+```python
+await create_outbox(DATABASE, {"products": "product:{id}"})      # once, or in a migration
+
+async with cache, OutboxConsumer(cache, DATABASE, "shop"):       # in every process, or in one
+    ...
+```
+
+A trigger writes the tags of changed rows into an outbox, in the transaction of the change. The
+consumer invalidates them in a cache, whatever its store. Needs `stillfresh[postgres]`.
+"""
+
+from stillfresh.contrib.postgres.consumer import OutboxConsumer
+from stillfresh.contrib.postgres.rules import outbox_sql
+from stillfresh.contrib.postgres.setup import consumer_lags, create_outbox, drop_outbox
+
+__all__ = ["OutboxConsumer", "consumer_lags", "create_outbox", "drop_outbox", "outbox_sql"]

@@ -1,0 +1,253 @@
+"""The consumer of an outbox: it invalidates what the database says is stale, and loses nothing.
+
+Of several processes with one consumer's name, one works at a time, and any of them goes on where
+another stopped. A cycle is one transaction: take the turn, read the rows of the transactions that
+are not in `seen`, invalidate their tags, set `seen`. If it ends before its commit, the next cycle
+does all of it again, which does no harm. A NOTIFY begins a cycle at once; a lost one costs `poll`.
+"""
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Self
+
+from stillfresh.backoff import pause_after, spread
+from stillfresh.contrib.postgres.database import OutboxLink, connected
+from stillfresh.contrib.postgres.rules import KEPT
+from stillfresh.contrib.routes import check_cache
+from stillfresh.durations import Duration, seconds
+from stillfresh.engine import Cache, Lag
+from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
+
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+ROWS: Final = 500
+"""That are read together."""
+AT_ONCE: Final = 32
+"""Invalidations under way."""
+SWEPT: Final = 10_000
+"""Rows that are deleted together."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
+LOOKED_EVERY: Final = 0.1
+"""Seconds between two looks at another process's work, while somebody waits for it."""
+TURN: Final = 0x5F0B
+"""The first half of the advisory lock's number."""
+IDLE: Final = "30s"
+"""A process that holds the turn and says nothing for so long has lost it."""
+SAID_EVERY: Final = 10.0
+"""Seconds of work between two signs of life."""
+
+BEGIN: Final = f"""
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL idle_in_transaction_session_timeout = '{IDLE}'"""
+TAKE_TURN: Final = "SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))"
+LOOK: Final = """
+SELECT c.name IS NOT NULL AND c.system = s.system_identifier, c.seen::text,
+    pg_current_snapshot()::text,
+    extract(epoch FROM statement_timestamp() - c.caught_up_at)::float8
+FROM pg_control_system() s LEFT JOIN stillfresh_outbox.consumer c ON c.name = %s"""
+REGISTER: Final = """
+INSERT INTO stillfresh_outbox.consumer (name, system)
+SELECT %s, system_identifier FROM pg_control_system()
+ON CONFLICT (name) DO UPDATE SET seen = NULL, system = excluded.system"""
+NEW_ROWS: Final = """
+SELECT xid::text, number, tag FROM stillfresh_outbox.changed
+WHERE (xid, number) > (%s::xid8, %s) AND xid < pg_snapshot_xmax(%s::pg_snapshot)
+    AND NOT pg_visible_in_snapshot(xid, %s::pg_snapshot)
+    AND pg_visible_in_snapshot(xid, %s::pg_snapshot)
+ORDER BY xid, number LIMIT %s"""
+DONE: Final = """
+UPDATE stillfresh_outbox.consumer SET seen = %s::pg_snapshot, caught_up_at = now()
+WHERE name = %s AND NOT EXISTS (
+    SELECT FROM stillfresh_outbox.changed WHERE xid >= pg_snapshot_xmin(%s::pg_snapshot)
+    AND tag = '' AND NOT pg_visible_in_snapshot(xid, %s::pg_snapshot))"""
+DROP_LOST: Final = """
+DELETE FROM stillfresh_outbox.consumer
+WHERE caught_up_at < statement_timestamp() - %s::interval AND name <> %s"""
+SWEEP: Final = """
+DELETE FROM stillfresh_outbox.changed WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM stillfresh_outbox.changed c
+    WHERE xid < (SELECT coalesce(pg_snapshot_xmax(seen), '0') FROM stillfresh_outbox.consumer
+                 ORDER BY 1 LIMIT 1)
+    AND NOT EXISTS (SELECT FROM stillfresh_outbox.consumer
+                    WHERE NOT pg_visible_in_snapshot(c.xid, seen))
+    ORDER BY xid, number LIMIT %s))"""
+
+logger = logging.getLogger(__name__)
+
+
+class OutboxConsumer:
+    """`async with OutboxConsumer(cache, "postgresql://…", "shop"):` beside the cache's own.
+
+    Consumers of different names each get every change: one name for each store. All processes that
+    share a store may run one of the same name. `max_lag` is for `/readyz`.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        database: str,
+        name: str = "cache",
+        *,
+        poll: Duration = "5s",
+        max_lag: Duration = "30s",
+        soft: bool = False,
+    ) -> None:
+        check_cache(cache, Cache)
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ConfigError(
+                f"consumer {shown(name)}: its name is 1 to 60 letters, digits, '-', '_' and '.'"
+            )
+        self.name = name
+        self._cache = cache
+        self._database = database
+        self._poll = seconds(poll, name="poll")
+        self._max_lag = seconds(max_lag, name="max_lag")
+        self._soft = soft
+        self._task: asyncio.Task[None] | None = None
+        self._caught_up = time.monotonic()
+        """All that was committed before this time of ours was delivered."""
+        self._wake, self._cycled = asyncio.Event(), asyncio.Event()
+        self._waiting = 0
+
+    @property
+    def lag(self) -> float:
+        """Seconds: every commit that is longer ago was delivered, as far as this process knows."""
+        return time.monotonic() - self._caught_up
+
+    async def caught_up(self) -> None:
+        """Wait until everything is delivered that was committed before this call."""
+        now = time.monotonic()
+        self._waiting += 1
+        self._wake.set()
+        try:
+            while self._caught_up < now:
+                if self._task is None or self._task.done():
+                    raise NotOpen("this consumer is closed; open it with async with")
+                await self._cycled.wait()
+        finally:
+            self._waiting -= 1
+
+    async def __aenter__(self) -> Self:
+        """A database that is away is tried again; one without an outbox is a `ConfigError`."""
+        self._caught_up = time.monotonic()
+        try:
+            async with connected(self._database) as link:
+                await link.ask(LOOK, self.name)
+        except ConfigError:
+            raise
+        except StillfreshError as exc:
+            logger.warning("outbox %s: tried again: %s", self.name, exc)
+        self._task = asyncio.create_task(self._run())
+        self._cache.lags[self.name] = lambda: Lag(self.lag, self._max_lag)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._cache.lags.pop(self.name, None)
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._pulse()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with connected(self._database) as link:
+                    await link.ask("LISTEN stillfresh_outbox")
+                    while True:
+                        await self._cycle(link)
+                        failures = 0
+                        await self._rest(link)
+            except StillfreshError as exc:
+                logger.warning("outbox %s: tried again: %s", self.name, exc)
+            except Exception:
+                logger.exception("outbox %s: a mistake of ours; tried again", self.name)
+            self._pulse()
+            failures += 1
+            pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+            await asyncio.sleep(spread(pause, random.random))
+
+    async def _cycle(self, link: OutboxLink) -> None:
+        self._wake.clear()
+        began = time.monotonic()
+        await link.ask(BEGIN)
+        [(is_ours,)] = await link.ask(TAKE_TURN, TURN, self.name)
+        [(is_known, seen, now, behind)] = await link.ask(LOOK, self.name)
+        if is_known and seen is not None:
+            self._caught_up = began - behind
+        if is_ours and not is_known:  # committed before it is used: others keep rows for it
+            await link.ask(REGISTER, self.name)
+            self._wake.set()
+        elif is_ours:
+            await self._deliver(link, seen, now)
+            [(is_done,)] = await link.ask(DONE, now, self.name, now, now)
+            if is_done:
+                self._caught_up = began
+            await link.ask(DROP_LOST, KEPT, self.name)
+            [(swept,)] = await link.ask(SWEEP, SWEPT)
+            if not is_done or swept == SWEPT:
+                self._wake.set()
+        await link.ask("COMMIT")
+        self._pulse()
+
+    async def _deliver(self, link: OutboxLink, seen: str | None, now: str) -> None:
+        """What is in the snapshot `now` and not in `seen`; all there is, where nobody can say."""
+        if seen is None:
+            await self._invalidate_all(link, "it is new, or its database was restored")
+            return
+        place: tuple[str, int] = seen.partition(":")[0], 0
+        while rows := await link.ask(NEW_ROWS, *place, now, seen, now, ROWS):
+            tags = {tag for _, _, tag in rows}
+            if "" in tags:
+                await self._invalidate_all(link, "a table was emptied or mapped, or it was away")
+                return
+            await self._while_alive(link, self._invalidate(sorted(tags)))
+            place = rows[-1][0], rows[-1][1]
+
+    async def _invalidate(self, tags: Sequence[str]) -> None:
+        for first in range(0, len(tags), AT_ONCE):
+            some = tags[first : first + AT_ONCE]
+            steps = (self._cache.invalidate_tag(tag, soft=self._soft) for tag in some)
+            for done in await asyncio.gather(*steps, return_exceptions=True):
+                if isinstance(done, BaseException):
+                    raise done
+
+    async def _invalidate_all(self, link: OutboxLink, why: str) -> None:
+        logger.info("outbox %s: everything is invalidated: %s", self.name, why)
+        await self._while_alive(link, self._cache.invalidate_all(soft=self._soft))
+
+    async def _while_alive(self, link: OutboxLink, work: Coroutine[Any, Any, object]) -> None:
+        """The turn is kept while the work goes on, and lost if the connection is."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([task], timeout=SAID_EVERY))[0]:
+                await link.ask("SELECT 1")
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        task.result()
+
+    async def _rest(self, link: OutboxLink) -> None:
+        """Until a change is notified, a caller wants to know, or `poll` is over."""
+        longest = LOOKED_EVERY if self._waiting else self._poll
+        tasks = [
+            asyncio.ensure_future(link.notified(longest)),
+            asyncio.ensure_future(self._wake.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if not tasks[0].cancelled():
+            tasks[0].result()
+
+    def _pulse(self) -> None:
+        self._cycled.set()
+        self._cycled = asyncio.Event()

@@ -1,0 +1,84 @@
+"""A connection to the user's database, and its errors as ours. The adapter to psycopg."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg import errors
+
+from stillfresh.errors import ConfigError, StoreError, error_text, shown_address
+
+PATIENCE: Final = 10.0
+"""Seconds that the server has for one statement."""
+LINK: Final[dict[str, Any]] = {
+    "autocommit": True,
+    "prepare_threshold": None,  # a pooler may hand the next statement to another session
+    "connect_timeout": 5,
+    "client_encoding": "utf8",
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
+MISSING: Final = (
+    "there is no outbox in this database; run `stillfresh outbox create DATABASE --table "
+    "'products=product:{id}'`"
+)
+
+Row: TypeAlias = tuple[Any, ...]
+
+
+class OutboxLink:
+    """One connection; every statement ends in time, or the connection is of no more use."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Row]) -> None:
+        self.connection = connection
+
+    async def ask(self, statement: str, *values: object) -> list[Row]:
+        """The rows; of a statement that returns none, one row: how many it changed."""
+        with translated():
+            async with asyncio.timeout(PATIENCE):
+                cursor = await self.connection.execute(statement.encode(), values or None)
+                return await cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
+
+    async def notified(self, longest: float) -> None:
+        """Until a notification comes, or that many seconds are over."""
+        with translated():
+            async for _ in self.connection.notifies(timeout=longest, stop_after=1):
+                pass
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[OutboxLink]:
+    """To the database at this address, until the block ends: also one that cannot be asked."""
+    with translated():
+        try:
+            connection = await psycopg.AsyncConnection.connect(address, **LINK)
+        except psycopg.ProgrammingError as exc:
+            raise ConfigError(
+                f"database {shown_address(address)}: not an address; write "
+                "postgresql://user@host:5432/name"
+            ) from exc
+    try:
+        yield OutboxLink(connection)
+    finally:
+        await connection.close()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """What it says becomes a `StoreError`, or a `ConfigError` that says what to do."""
+    try:
+        yield
+    except (errors.UndefinedTable, errors.InvalidSchemaName) as exc:
+        raise ConfigError(f"{error_text(exc)}: {MISSING}") from exc
+    except errors.InsufficientPrivilege as exc:
+        raise ConfigError(f"{error_text(exc)}: docs/postgres.md says what to GRANT") from exc
+    except errors.LockNotAvailable as exc:
+        raise StoreError(f"{error_text(exc)}: a table is in use; try again") from exc
+    except psycopg.Error as exc:
+        raise StoreError(f"the database failed: {error_text(exc)}") from exc
+    except TimeoutError as exc:
+        raise StoreError(f"the database did not answer within {PATIENCE:g} s") from exc

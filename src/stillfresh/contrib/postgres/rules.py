@@ -1,0 +1,216 @@
+"""From tables and tag templates to the SQL of an outbox. Pure: text in, text out.
+
+`changed` has a row for each tag that a statement made stale, with the number of its transaction
+(`xid`); the empty tag stands for everything. `consumer` has a row for each consumer: `seen` is the
+snapshot whose transactions it has delivered, all of them and no others. So the order of commits
+does not matter, and neither does a transaction that stays open: its rows are those that `seen`
+does not contain when they appear.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from string import Formatter
+from typing import Final, TypeAlias
+
+from stillfresh.engine.keys import MAX_TAGS
+from stillfresh.errors import ConfigError, shown
+
+Tables: TypeAlias = Mapping[str, str | Sequence[str]]
+"""Tag templates by table: `{"products": "product:{id}"}`, or several templates in a list."""
+
+NAME: Final = r'(?:"(?:[^"\0]|"")+"|[^\W\d][\w$]*)'
+TABLE: Final = re.compile(rf"({NAME})(?:\.({NAME}))?")
+QUOTE: Final = "$stillfresh"
+"""Begins the quotes of the SQL below."""
+KEPT: Final = "1 hour"
+"""A consumer that was last caught up longer ago is dropped, and begins with everything stale."""
+KEPT_BY_WRITERS: Final = "2 hours"
+"""Rows that are older are replaced by "everything is stale", in slices, by those that write.
+
+One write in a thousand looks (one in a hundred of ten rows), since a look may have to pass rows
+that are deleted and not vacuumed yet; it drops twice what was added since the last look.
+"""
+
+SETUP: Final = """\
+DO $stillfresh_setup$ BEGIN
+IF to_regclass('stillfresh_outbox.consumer') IS NOT NULL THEN
+    RETURN;
+END IF;
+CREATE SCHEMA stillfresh_outbox;
+CREATE TABLE stillfresh_outbox.changed (
+    xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    tag text NOT NULL,
+    at timestamptz NOT NULL DEFAULT statement_timestamp()
+);
+CREATE INDEX changed_in_order ON stillfresh_outbox.changed (xid, number);
+CREATE TABLE stillfresh_outbox.consumer (
+    name text PRIMARY KEY,
+    seen pg_snapshot,
+    system bigint NOT NULL,
+    caught_up_at timestamptz NOT NULL DEFAULT statement_timestamp()
+);
+END $stillfresh_setup$;
+"""
+
+FUNCTION: Final = """\
+RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $stillfresh$
+DECLARE told bigint;
+BEGIN
+    CASE TG_OP
+    WHEN 'INSERT' THEN
+        INSERT INTO stillfresh_outbox.changed (tag) SELECT DISTINCT tag FROM ({new}) tags;
+    WHEN 'UPDATE' THEN
+        INSERT INTO stillfresh_outbox.changed (tag) SELECT tag FROM ({old} UNION {new}) tags;
+    WHEN 'DELETE' THEN
+        INSERT INTO stillfresh_outbox.changed (tag) SELECT DISTINCT tag FROM ({old}) tags;
+    ELSE
+        INSERT INTO stillfresh_outbox.changed (tag) VALUES ('');
+    END CASE;
+    GET DIAGNOSTICS told = ROW_COUNT;
+    IF told = 0 THEN
+        RETURN NULL;
+    END IF;
+    IF current_setting('stillfresh.notify', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_notify('stillfresh_outbox', '');
+    END IF;
+    IF random() < told / 1000.0 AND current_setting('transaction_isolation') = 'read committed'
+        AND statement_timestamp() > interval '{kept}'
+        + (SELECT at FROM stillfresh_outbox.changed ORDER BY xid, number LIMIT 1)
+    THEN
+        WITH dropped AS (DELETE FROM stillfresh_outbox.changed WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM stillfresh_outbox.changed ORDER BY xid, number
+            LIMIT 2000 + 2 * told FOR UPDATE SKIP LOCKED)) RETURNING 1)
+        INSERT INTO stillfresh_outbox.changed (tag) SELECT '' FROM dropped LIMIT 1;
+    END IF;
+    RETURN NULL;
+END $stillfresh$"""
+
+TRIGGERS: Final = {
+    "INSERT": "REFERENCING NEW TABLE AS new_rows",
+    "UPDATE": "REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows",
+    "DELETE": "REFERENCING OLD TABLE AS old_rows",
+    "TRUNCATE": "",
+}
+
+TRIGGERED: Final = """\
+DO $stillfresh_table$ BEGIN
+IF (SELECT count(*) FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid
+    WHERE tgrelid = {table_text}::regclass AND tgenabled <> 'D'
+    AND pronamespace = 'stillfresh_outbox'::regnamespace AND proname = '{name}') < {count}
+THEN
+CREATE OR REPLACE FUNCTION stillfresh_outbox.{name}() {body};
+REVOKE ALL ON FUNCTION stillfresh_outbox.{name}() FROM PUBLIC;
+{triggers}
+INSERT INTO stillfresh_outbox.changed (tag) VALUES ('');
+PERFORM pg_notify('stillfresh_outbox', '');
+END IF;
+END $stillfresh_table$;
+"""
+
+OTHERS_DROPPED: Final = """\
+DO $stillfresh_others$ DECLARE other regprocedure; BEGIN
+FOR other IN SELECT oid FROM pg_proc WHERE pronamespace = 'stillfresh_outbox'::regnamespace
+    AND proname <> ALL ('{{{names}}}') LOOP
+    EXECUTE format('DROP FUNCTION %s CASCADE', other);
+END LOOP;
+END $stillfresh_others$;
+"""
+
+
+TAGS: Final = """\
+SELECT t.tag FROM {} AS r, LATERAL (VALUES {}) AS t (tag) WHERE octet_length(t.tag) <= {}"""
+
+
+def outbox_sql(tables: Tables) -> str:
+    """The SQL that makes an outbox for these tables, for a migration tool.
+
+    It may be run again: tables whose templates changed get new triggers, tables that are left out
+    lose theirs, and nothing else is touched. Run it in one transaction.
+    """
+    named = [_triggered(table, templates_of(table, told)) for table, told in tables.items()]
+    names = ",".join(name for name, _ in named)
+    return SETUP + "".join(sql for _, sql in named) + OTHERS_DROPPED.format(names=names)
+
+
+def _triggered(table: str, templates: Sequence[str]) -> tuple[str, str]:
+    """The name of the table's function, which tells its text apart from any other, and the SQL."""
+    quoted, values = quoted_table(table), ", ".join(f"({_value(it)})" for it in templates)
+    new, old = (TAGS.format(rows, values, MAX_TAGS) for rows in ("new_rows", "old_rows"))
+    body = FUNCTION.format(new=new, old=old, kept=KEPT_BY_WRITERS)
+    name = "changed_" + hashlib.sha256(f"{quoted} {body}".encode()).hexdigest()[:16]
+    triggers = "\n".join(
+        f"CREATE OR REPLACE TRIGGER stillfresh_{what.lower()}_{name[8:]} AFTER {what} ON {quoted} "
+        f"{rows} FOR EACH STATEMENT EXECUTE FUNCTION stillfresh_outbox.{name}();"
+        for what, rows in TRIGGERS.items()
+    )
+    text = _literal(quoted)
+    return name, TRIGGERED.format(
+        table_text=text, name=name, body=body, triggers=triggers, count=len(TRIGGERS)
+    )
+
+
+def templates_of(table: str, told: object) -> list[str]:
+    """One template or several, each checked."""
+    templates = [told] if isinstance(told, str) else told
+    if not isinstance(templates, list | tuple) or not templates:
+        raise ConfigError(
+            f"table {shown(table)}: its tags are a template such as 'product:{{id}}', or a list of "
+            f"them, not {shown(told)}"
+        )
+    for template in templates:
+        columns_of(table, template)
+    return list(templates)
+
+
+def columns_of(table: str, template: object) -> list[str]:
+    """The columns that a template names; one that cannot be used is a `ConfigError`."""
+    said = f"table {shown(table)}: the template {shown(template)}"
+    try:
+        parts = list(_parts(template)) if isinstance(template, str) else []
+    except ValueError as exc:
+        raise ConfigError(f"{said}: {exc}; write columns as {{id}}") from None
+    if not any(text for text, _ in parts):
+        raise ConfigError(f"{said}: write a name and then columns, as 'product:{{id}}'")
+    if QUOTE in str(template) or "\0" in str(template):
+        raise ConfigError(f"{said}: may hold neither {QUOTE} nor a zero byte")
+    return [column for _, column in parts if column is not None]
+
+
+def quoted_table(table: object) -> str:
+    """As SQL has it whatever it is called: folded and quoted."""
+    found = TABLE.fullmatch(table) if isinstance(table, str) else None
+    if found is None or QUOTE in found[0]:
+        raise ConfigError(
+            f"table {shown(table)}: write a table's name as SQL has it: products, shop.products "
+            'or shop."Products"'
+        )
+    parts = (part for part in found.groups() if part is not None)
+    return ".".join(part if part[0] == '"' else f'"{part.lower()}"' for part in parts)
+
+
+def _parts(template: str) -> Iterator[tuple[str, str | None]]:
+    """Text and the column behind it, as `str.format` would take them apart."""
+    for text, column, options, conversion in Formatter().parse(template):
+        if column == "" or options or conversion:
+            raise ValueError("columns have a name and nothing else in their braces")
+        yield text, column
+
+
+def _value(template: str) -> str:
+    """Of the row `r`; NULL if one of the columns is."""
+    parts = (
+        (_literal(text) if text else None, column and f"r.{_identifier(column)}::text")
+        for text, column in _parts(template)
+    )
+    return " || ".join(it for pair in parts for it in pair if it)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,90 @@
+"""Making an outbox in a database, taking it away, and looking at its consumers."""
+
+import difflib
+from typing import Final
+
+from stillfresh.contrib.postgres.database import OutboxLink, connected
+from stillfresh.contrib.postgres.rules import (
+    Tables,
+    columns_of,
+    outbox_sql,
+    quoted_table,
+    templates_of,
+)
+from stillfresh.errors import ConfigError, shown
+
+TYPES: Final = ("smallint", "integer", "bigint", "text", "character varying", "uuid")
+"""Of columns in a tag: what the database writes of them is what Python's `str` does."""
+ONE_AT_A_TIME: Final = """
+BEGIN; SET LOCAL lock_timeout = '5s'; SELECT pg_advisory_xact_lock(hashtext('stillfresh_outbox'))"""
+
+TABLE: Final = """
+SELECT c.oid, c.relkind FROM pg_class c WHERE c.oid = to_regclass(%s)"""
+COLUMNS: Final = """
+SELECT a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL)
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+LAGS: Final = """
+SELECT name, extract(epoch FROM statement_timestamp() - caught_up_at)::float8
+FROM stillfresh_outbox.consumer ORDER BY name"""
+
+
+async def create_outbox(database: str, tables: Tables) -> None:
+    """Make the outbox, and the triggers of these tables; of all other tables they are dropped.
+
+    Nothing is changed where everything is as it should be. Columns and types are checked first.
+    """
+    sql = outbox_sql(tables)
+    async with connected(database) as link:
+        found: dict[int, str] = {}
+        for table, told in tables.items():
+            oid = await _checked(link, table, templates_of(table, told))
+            if (other := found.setdefault(oid, table)) != table:
+                raise ConfigError(f"table {shown(table)}: is {shown(other)}; name it once")
+        await link.ask(ONE_AT_A_TIME)
+        await link.ask(sql)
+        await link.ask("COMMIT")
+
+
+async def drop_outbox(database: str) -> None:
+    """Take away the triggers, the outbox and what is known of its consumers."""
+    async with connected(database) as link:
+        await link.ask(ONE_AT_A_TIME)
+        await link.ask("DROP SCHEMA IF EXISTS stillfresh_outbox CASCADE")
+        await link.ask("COMMIT")
+
+
+async def consumer_lags(database: str) -> dict[str, float]:
+    """By the name of each consumer: all commits that are more seconds ago were delivered."""
+    async with connected(database) as link:
+        return dict(await link.ask(LAGS))
+
+
+async def _checked(link: OutboxLink, table: str, templates: list[str]) -> int:
+    """The table's own number, if it can have these tags."""
+    rows = await link.ask(TABLE, quoted_table(table))
+    if not rows:
+        raise ConfigError(
+            f"table {shown(table)}: there is none in this database that this user sees; write "
+            "schema.table if it is in another schema"
+        )
+    [(oid, kind)] = rows
+    if kind not in {"r", "p"}:
+        raise ConfigError(f"table {shown(table)}: is no table; name the tables that it shows")
+    columns: dict[str, str] = dict(await link.ask(COLUMNS, oid))
+    for template in templates:
+        for column in columns_of(table, template):
+            _check_column(table, template, column, columns)
+    return int(oid)
+
+
+def _check_column(table: str, template: str, column: str, columns: dict[str, str]) -> None:
+    said = f"table {shown(table)}: the template {shown(template)} names the column {shown(column)}"
+    if column not in columns:
+        near = difflib.get_close_matches(column, columns, 1) or [", ".join(columns)]
+        raise ConfigError(f"{said}, which is not there; did you mean: {near[0]}")
+    if columns[column] not in TYPES:
+        raise ConfigError(
+            f"{said}, of type {columns[column]}, which Python may write in another way; allowed "
+            f"are {', '.join(TYPES)}"
+        )

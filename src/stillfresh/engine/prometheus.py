@@ -1,0 +1,51 @@
+"""The counts of a cache as text for Prometheus (E12). Numbers in, text out."""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from stillfresh.engine.explain import COUNTERS, GAUGES, CacheStats, Lag, ResourceStats
+from stillfresh.engine.rules import AGE_BUCKETS
+
+
+def prometheus_text(stats: CacheStats) -> str:
+    """For a `/metrics` page: `prometheus_text(await cache.stats())`."""
+    return "".join(f"{line}\n" for line in _lines(stats))
+
+
+def _lines(stats: CacheStats) -> Iterator[str]:
+    resources = stats.resources.items()
+    yield from _head("reads_total", "counter", "Reads by origin and verdict.")
+    for name, one in resources:
+        for origin, reads in one.reads_by_origin.items():
+            labels = f'resource="{name}",origin="{origin}"'
+            for verdict, count in reads.items():
+                yield f'stillfresh_reads_total{{{labels},verdict="{verdict}"}} {count}'
+    counters = [(f"{name}_total", "counter", name, what) for name, what in COUNTERS]
+    for metric, kind, field, what in [*counters, *((it, "gauge", it, what) for it, what in GAUGES)]:
+        yield from _head(metric, kind, what)
+        for name, one in resources:
+            yield f'stillfresh_{metric}{{resource="{name}"}} {getattr(one, field)}'
+    yield from _head("age_seconds", "histogram", "Age at serving.")
+    for name, one in resources:
+        yield from _histogram(name, one)
+    if stats.lags:
+        yield from _lag_lines(stats.lags)
+
+
+def _lag_lines(lags: dict[str, Lag]) -> Iterator[str]:
+    yield from _head("outbox_lag_seconds", "gauge", "Commits that are longer ago were delivered.")
+    for name, lag in lags.items():
+        yield f'stillfresh_outbox_lag_seconds{{consumer="{name}"}} {lag.seconds:.3f}'
+
+
+def _histogram(name: str, one: ResourceStats) -> Iterator[str]:
+    """Without a sum: ages are counted by bucket."""
+    bounds = [*(f"{bound:g}" for bound in AGE_BUCKETS), "+Inf"]
+    for bound, count in zip(bounds, accumulate(one.ages), strict=True):
+        yield f'stillfresh_age_seconds_bucket{{resource="{name}",le="{bound}"}} {count}'
+    yield f'stillfresh_age_seconds_count{{resource="{name}"}} {sum(one.ages)}'
+
+
+def _head(name: str, kind: str, what: str) -> Iterator[str]:
+    yield f"# HELP stillfresh_{name} {what}"
+    yield f"# TYPE stillfresh_{name} {kind}"

@@ -1,0 +1,92 @@
+"""E8: `stillfresh outbox …` on a real server."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.cli import COMMAND, call, said
+from tests.kit.outbox import PRODUCTS, Link, database_at, rows, told
+from tests.kit.servers.postgres import PostgresServer
+
+TABLE = ("--table", "products=product:{id}", "--table", "products=shop:{shop}")
+INSERT = "INSERT INTO products VALUES (1, 'tea', 'eu')"
+
+
+@pytest.fixture
+def address(postgres: PostgresServer) -> str:
+    return postgres.new_database()
+
+
+@pytest.fixture
+def link(address: str) -> Iterator[Link]:
+    with database_at(address, PRODUCTS) as link:
+        yield link
+
+
+class TestE8OutboxCommands:
+    def test_create_and_drop(self, address: str, link: Link) -> None:
+        """Several tags for one table; dropped, nothing is told."""
+        assert said("outbox", "create", address, *TABLE) == "changes of products are told\n"
+        assert told(link, INSERT) == ["", "product:1", "shop:eu"]
+        assert said("outbox", "drop", address) == "the outbox is gone\n"
+        assert rows(link, "SELECT to_regnamespace('stillfresh_outbox')") == [(None,)]
+
+    def test_sql_is_printed_for_migrations(self, link: Link) -> None:
+        """Without a database; run by any tool it does what create does."""
+        link.execute(said("outbox", "create", "--sql", *TABLE).encode())
+        assert told(link, INSERT) == ["", "product:1", "shop:eu"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (["create", *TABLE], "name a DATABASE, or --sql"),
+            (["create", "postgresql://h/d", "--sql", *TABLE], "name a DATABASE, or --sql"),
+            (
+                ["create", "postgresql://h/d", "--table", "products"],
+                "write a name and then columns",
+            ),
+            (["create", "h[", *TABLE], "not an address; write postgresql://"),
+            (["follow", "postgresql://h/d", "memory://"], "lives in the process that uses it"),
+            (["show", "postgresql://h/d", "--max-lag", "soon"], "--max-lag"),
+        ],
+    )
+    def test_wrong_use_ends_with_2(self, arguments: list[str], expected: str) -> None:
+        """With what to write instead."""
+        result = call("outbox", *arguments)
+        assert (result.exit_code, expected in result.stderr) == (2, True), result.stderr
+
+    def test_show_tells_the_lag(self, address: str, link: Link) -> None:
+        """Of each consumer; with --max-lag it is a health check."""
+        said("outbox", "create", address, *TABLE)
+        assert said("outbox", "show", address) == ""
+        add = "INSERT INTO stillfresh_outbox.consumer VALUES ('shop', '1:1:', 1, now() - interval"
+        link.execute(f"{add} '100 s')".encode())
+        assert said("outbox", "show", address) == f"{'shop':20} 100 s behind at most\n"
+        lags = json.loads(said("outbox", "show", address, "--json"))
+        assert lags == {"shop": pytest.approx(100, rel=0.1)}
+        assert call("outbox", "show", address, "--max-lag", "1m").exit_code == 1
+        assert call("outbox", "show", address, "--max-lag", "1h").exit_code == 0
+
+    def test_follow_invalidates_in_a_store_until_it_is_ended(
+        self, address: str, link: Link, tmp_path: Path
+    ) -> None:
+        """A process of its own; SIGTERM ends it with 0."""
+        said("outbox", "create", address, *TABLE)
+        store = f"sqlite:///{tmp_path / 'shop.db'}"
+        command = [*COMMAND, "outbox", "follow", address, store, "--consumer", "shop"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == f"{store} is up to date as shop\n"
+                link.execute(INSERT.encode())
+                count = "SELECT count(*) FROM stillfresh_outbox.changed"
+                while rows(link, count) != [(0,)]:
+                    pass
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(timeout=30) == 0
+            finally:
+                process.kill()

@@ -1,0 +1,386 @@
+"""E6, E8: the consumer of an outbox: what it delivers, survives, and says of itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from stillfresh import Cache, ConfigError, SyncCache, Verdict
+from stillfresh.contrib.postgres import OutboxConsumer, consumer, consumer_lags
+from stillfresh.engine import prometheus_text
+from stillfresh.errors import NotOpen
+from stillfresh.stores.memory import MemoryStore
+from stillfresh.web import gateway
+from tests.kit.held_store import SteppedStore
+from tests.kit.outbox import PRODUCTS, TABLES, Link, Shop, database_at, rows, waiting_rows
+from tests.kit.servers.postgres import PostgresServer, postgres_serving
+
+PAIR = "INSERT INTO products VALUES (1, 'tea', 'eu'), (2, 'cup', 'eu')"
+RENAME = "UPDATE products SET name = %s WHERE id = %s"
+
+
+@pytest.fixture
+def address(postgres: PostgresServer) -> Iterator[str]:
+    found = postgres.new_database()
+    with database_at(found, PRODUCTS, PAIR, tables=TABLES):
+        yield found
+
+
+@pytest.fixture
+def link(address: str) -> Iterator[Link]:
+    with database_at(address) as link:
+        yield link
+
+
+@asynccontextmanager
+async def opened(
+    link: Link, store: Any = "memory://", name: str = "shop", **options: Any
+) -> AsyncIterator[tuple[Shop, OutboxConsumer]]:
+    """A shop whose copies were made before the change that a test makes."""
+    async with Cache(store) as cache:
+        shop = Shop(link, cache)
+        async with OutboxConsumer(cache, address_of(link), name, **options) as consumer:
+            await consumer.caught_up()
+            assert [await shop.name(1), await shop.name(2)]
+            shop.loads = 0
+            yield shop, consumer
+
+
+def address_of(link: Link) -> str:
+    return f"postgresql://postgres@{link.info.host}:{link.info.port}/{link.info.dbname}"
+
+
+class TestE6Delivery:
+    async def test_a_change_invalidates_its_tags_and_no_others(self, link: Link) -> None:
+        """The changed row is loaded again, the other one is served from the cache."""
+        async with opened(link) as (shop, consumer):
+            link.execute(RENAME, ("new", 1))
+            await consumer.caught_up()
+            assert [await shop.name(1), await shop.name(2), shop.loads] == ["new", "cup", 1]
+            assert waiting_rows(link) == 0
+
+    async def test_commits_out_of_order_are_all_delivered(self, link: Link) -> None:
+        """A transaction that stays open holds nobody else's rows up, and its own come later."""
+        async with opened(link) as (shop, consumer):
+            with psycopg.connect(address_of(link)) as slow:
+                slow.execute(RENAME, ("slow", 1))
+                link.execute(RENAME, ("quick", 2))
+                await consumer.caught_up()
+                assert [await shop.name(1), await shop.name(2)] == ["tea", "quick"]
+                await consumer.caught_up()
+            await consumer.caught_up()
+            assert [await shop.name(1), await shop.name(2)] == ["slow", "quick"]
+            assert (shop.loads, waiting_rows(link)) == (2, 0)
+
+    async def test_what_is_committed_during_a_delivery_comes_with_the_next(
+        self, link: Link
+    ) -> None:
+        """Only transactions that the cycle has looked at count as delivered."""
+        store = SteppedStore(MemoryStore())
+        async with opened(link, store) as (shop, consumer):
+            store.hold("invalidate_tag")
+            link.execute(RENAME, ("new", 1))
+            await store.reached("invalidate_tag")
+            link.execute(RENAME, ("new", 2))
+            store.let_go("invalidate_tag")
+            await consumer.caught_up()
+            assert [await shop.name(1), await shop.name(2)] == ["new", "new"]
+
+    async def test_many_tags_are_read_in_pages(
+        self, link: Link, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However many there are; and swept in slices."""
+        monkeypatch.setattr(consumer, "ROWS", 7)
+        monkeypatch.setattr(consumer, "SWEPT", 10)
+        async with opened(link) as (shop, following):
+            told = [await shop.name(number) for number in range(3, 60)]
+            assert set(told) == {None}
+            link.execute(
+                "INSERT INTO products SELECT n, 'x' || n, 'us' FROM generate_series(3, 59) n"
+            )
+            await following.caught_up()
+            assert [await shop.name(number) for number in range(3, 60)] == [
+                f"x{number}" for number in range(3, 60)
+            ]
+            while waiting_rows(link):
+                await following.caught_up()
+
+    async def test_soft_copies_are_served_as_stale(self, link: Link) -> None:
+        """Never as fresh."""
+        async with Cache("memory://") as cache:
+
+            @cache.cached("name", fresh_for="1d", stale_for="1d", tags=lambda: ["product:1"])
+            async def name() -> int:
+                return 1
+
+            async with OutboxConsumer(cache, address_of(link), soft=True) as following:
+                await following.caught_up()
+                await name()
+                link.execute(RENAME, ("new", 1))
+                await following.caught_up()
+                assert (await name.of().get()).verdict is Verdict.STALE
+
+    async def test_a_truncated_table_makes_everything_stale(self, link: Link) -> None:
+        """Also what has no tag of that table."""
+        async with opened(link) as (shop, consumer):
+            link.execute("TRUNCATE products")
+            await consumer.caught_up()
+            assert [await shop.name(1), await shop.name(2), shop.loads] == [None, None, 2]
+
+
+class TestE6Resuming:
+    async def test_it_goes_on_where_it_stopped(self, link: Link) -> None:
+        """What changed meanwhile is delivered, and nothing else is made stale."""
+        async with Cache("memory://") as cache:
+            shop = Shop(link, cache)
+            for name in ("tea", "new"):
+                async with OutboxConsumer(cache, address_of(link), "shop") as following:
+                    await following.caught_up()
+                    assert [await shop.name(1), await shop.name(2)] == [name, "cup"]
+                link.execute(RENAME, ("new", 1))
+            assert shop.loads == 3
+
+    async def test_a_new_consumer_begins_with_everything_stale(self, link: Link) -> None:
+        """Its store may hold copies from before."""
+        async with Cache("memory://") as cache:
+            shop = Shop(link, cache)
+            assert await shop.name(1) == "tea"
+            link.execute("ALTER TABLE products DISABLE TRIGGER USER")
+            link.execute(RENAME, ("new", 1))
+            async with OutboxConsumer(cache, address_of(link), "shop") as following:
+                await following.caught_up()
+                assert await shop.name(1) == "new"
+
+    @pytest.mark.parametrize(
+        "what",
+        [
+            "DELETE FROM stillfresh_outbox.consumer",
+            "UPDATE stillfresh_outbox.consumer SET system = 1",
+        ],
+    )
+    async def test_one_that_was_dropped_begins_again(self, link: Link, what: str) -> None:
+        """It was away for too long, or the database was restored from a dump."""
+        async with opened(link) as (shop, consumer):
+            link.execute(what.encode())
+            await consumer.caught_up()
+            assert [await shop.name(1), await shop.name(2), shop.loads] == ["tea", "cup", 2]
+
+    async def test_a_consumer_that_is_gone_for_good_is_dropped(self, link: Link) -> None:
+        """After an hour; then nothing is kept for it."""
+        add = "INSERT INTO stillfresh_outbox.consumer VALUES ('gone', '1:1:', 1, now())"
+        age = (
+            "UPDATE stillfresh_outbox.consumer SET caught_up_at = now() - %s::interval WHERE name ="
+        )
+        async with opened(link) as (_, consumer):
+            link.execute(add)
+            link.execute(f"{age} 'gone'".encode(), ("59 minutes",))
+            link.execute(RENAME, ("new", 1))
+            await consumer.caught_up()
+            assert waiting_rows(link) > 0
+            link.execute(f"{age} 'gone'".encode(), ("61 minutes",))
+            await consumer.caught_up()
+            await consumer.caught_up()
+            assert rows(link, "SELECT name FROM stillfresh_outbox.consumer") == [("shop",)]
+            assert waiting_rows(link) == 0
+
+    async def test_rows_that_writers_dropped_make_everything_stale(self, link: Link) -> None:
+        """A consumer that was away while they were replaced cannot miss them."""
+        async with Cache("memory://") as cache:
+            shop = Shop(link, cache)
+            for name, loads in (("tea", 2), ("new", 4)):
+                async with OutboxConsumer(cache, address_of(link), "shop") as following:
+                    await following.caught_up()
+                    assert [await shop.name(1), await shop.name(2)] == [name, "cup"]
+                    assert shop.loads == loads
+                link.execute(RENAME, ("new", 1))
+                link.execute("UPDATE stillfresh_outbox.changed SET at = at - interval '3 hours'")
+                link.execute("INSERT INTO products SELECT n FROM generate_series(3, 2000) n")
+                link.execute("DELETE FROM products WHERE id > 2")
+                tags = rows(
+                    link, "SELECT tag FROM stillfresh_outbox.changed WHERE tag IN ('', 'product:1')"
+                )
+                assert tags == [("",)]
+
+
+class TestE6SeveralConsumers:
+    async def test_each_name_gets_every_change(self, link: Link) -> None:
+        """Two stores; a row stays until both have it."""
+        async with opened(link, name="one") as (one, first):
+            async with opened(link, name="two") as (two, second):
+                link.execute(RENAME, ("new", 1))
+                await asyncio.gather(first.caught_up(), second.caught_up())
+                assert [await one.name(1), await two.name(1)] == ["new", "new"]
+            link.execute(RENAME, ("newer", 1))
+            await first.caught_up()
+            assert (await one.name(1), waiting_rows(link)) == ("newer", 2)
+            async with opened(link, name="two") as (two, second):
+                assert await two.name(1) == "newer"
+            assert waiting_rows(link) == 0
+
+    async def test_of_one_name_one_works_and_the_others_know(self, link: Link) -> None:
+        """A standby knows from the database how far the other is, and takes over when it ends."""
+        store, address = SteppedStore(MemoryStore()), address_of(link)
+        async with opened(link, store) as (shop, first):
+            store.hold("invalidate_tag")
+            link.execute(RENAME, ("new", 1))
+            await store.reached("invalidate_tag")
+            async with OutboxConsumer(shop.cache, address, "shop") as second:
+                caught_up = asyncio.ensure_future(second.caught_up())
+                await asyncio.wait([caught_up], timeout=0.3)
+                assert not caught_up.done()
+                store.let_go("invalidate_tag")
+                await caught_up
+                assert store.count("invalidate_tag") == 2
+                assert await consumer_lags(address) == pytest.approx({"shop": second.lag}, abs=5)
+                await first.__aexit__()
+                link.execute(RENAME, ("newer", 1))
+                await second.caught_up()
+                assert await shop.name(1) == "newer"
+
+
+class TestE6Faults:
+    async def test_a_store_that_refuses_is_tried_again(
+        self, link: Link, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The row stays, the lag grows and is told; when the store is back it is delivered."""
+        store = SteppedStore(MemoryStore())
+        async with opened(link, store, max_lag="1ms") as (shop, consumer):
+            store.broken.add("invalidate_tag")
+            link.execute(RENAME, ("new", 1))
+            while "cannot invalidate_tag" not in caplog.text:
+                await asyncio.sleep(0.01)
+            assert (consumer.lag > 0, waiting_rows(link)) == (True, 2)
+            store.broken.clear()
+            await consumer.caught_up()
+            assert (await shop.name(1), waiting_rows(link)) == ("new", 0)
+
+    async def test_a_lost_notification_costs_a_poll(self, link: Link) -> None:
+        """Without NOTIFY changes arrive all the same."""
+        async with opened(link, poll="50ms") as (shop, _):
+            link.execute("SET stillfresh.notify = off")
+            link.execute(RENAME, ("new", 1))
+            while await shop.name(1) != "new":
+                await asyncio.sleep(0.01)
+
+    async def test_a_notification_begins_a_cycle_at_once(self, link: Link) -> None:
+        """Not after the next poll."""
+        async with opened(link, poll="1h") as (shop, _), asyncio.timeout(10):
+            link.execute(RENAME, ("new", 1))
+            while await shop.name(1) != "new":
+                await asyncio.sleep(0.01)
+
+    async def test_long_work_keeps_its_turn(
+        self, link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The server ends the transaction of a process that says nothing, not of one that works."""
+        store = SteppedStore(MemoryStore())
+        monkeypatch.setattr(consumer, "BEGIN", consumer.BEGIN.replace("30s", "300ms"))
+        monkeypatch.setattr(consumer, "SAID_EVERY", 0.02)
+        async with opened(link, store) as (shop, following):
+            store.hold("invalidate_tag")
+            link.execute(RENAME, ("new", 1))
+            await store.reached("invalidate_tag")
+            await asyncio.sleep(0.5)
+            assert caplog.text == ""
+            with_turn = "SELECT pg_try_advisory_xact_lock(%s, hashtext('shop'))"
+            assert rows(link, with_turn, consumer.TURN) == [(False,)]
+            store.let_go("invalidate_tag")
+            await following.caught_up()
+            assert (await shop.name(1), caplog.text) == ("new", "")
+
+    def test_a_server_that_comes_back_is_followed_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Killed and started again: the consumer connects with growing pauses, and goes on."""
+        with postgres_serving("fsync=on", "synchronous_commit=on") as server:
+            with database_at(server.address, PRODUCTS, PAIR, tables=TABLES):
+                pass
+            asyncio.run(self.restarted(server))
+        assert "tried again" in caplog.text
+
+    async def restarted(self, server: PostgresServer) -> None:
+        cache = Cache("memory://")
+        async with cache, OutboxConsumer(cache, server.address, "shop", poll="50ms") as following:
+            await following.caught_up()
+            await asyncio.to_thread(server.stop)
+            while following.lag < 0.3:
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(server.start)
+            with psycopg.connect(server.address, autocommit=True) as link:
+                shop = Shop(link, cache)
+                await following.caught_up()
+                assert await shop.name(1) == "tea"
+                link.execute(RENAME, ("new", 1))
+                await following.caught_up()
+                assert await shop.name(1) == "new"
+
+
+class TestE6Life:
+    @pytest.mark.parametrize("name", ["", "a\nb", 'a"b', "x" * 61, 3])
+    def test_a_bad_name_is_refused(self, name: Any) -> None:
+        """It stands in logs and metrics."""
+        with pytest.raises(ConfigError, match="its name is 1 to 60 letters"):
+            OutboxConsumer(Cache("memory://"), "postgresql://", name)
+
+    def test_a_sync_cache_is_refused(self) -> None:
+        """It has a loop of its own."""
+        with pytest.raises(ConfigError, match="a Cache is needed here"):
+            OutboxConsumer(SyncCache("memory://"), "postgresql://")  # type: ignore[arg-type]
+
+    async def test_a_database_without_an_outbox_is_a_mistake(
+        self, postgres: PostgresServer
+    ) -> None:
+        """Told when it is opened, with the command that makes one."""
+        cache = Cache("memory://")
+        with pytest.raises(ConfigError, match="stillfresh outbox create"):
+            async with OutboxConsumer(cache, postgres.address):
+                pass
+        assert cache.lags == {}
+
+    async def test_an_address_that_is_none_is_refused(self) -> None:
+        """Without the password in it."""
+        with pytest.raises(ConfigError, match=r"not an address; write postgresql://") as refused:
+            async with OutboxConsumer(Cache("memory://"), "postgresql://me:secret@[x"):
+                pass
+        assert "secret" not in str(refused.value)
+
+    async def test_a_database_that_is_away_keeps_nobody_from_starting(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The lag grows from the start on."""
+        async with Cache("memory://") as cache:
+            nowhere = "postgresql://postgres@127.0.0.1:1/none"
+            async with OutboxConsumer(cache, nowhere, "shop") as following:
+                await asyncio.sleep(0.05)
+                assert (await cache.stats()).lags["shop"].seconds >= 0.05
+        assert "tried again" in caplog.text
+        with pytest.raises(NotOpen, match="this consumer is closed"):
+            await following.caught_up()
+
+
+class TestG7Lag:
+    async def test_metrics_and_readyz_tell_the_lag(self, link: Link) -> None:
+        """Of the consumers of the gateway's cache; past its limit the gateway is not ready."""
+        async with opened(link, max_lag="1h") as (shop, _):
+            text = prometheus_text(await shop.cache.stats())
+            assert 'stillfresh_outbox_lag_seconds{consumer="shop"} 0.' in text
+            async with gateway(shop.cache) as app, asked(app) as client:
+                ready = await client.get("/readyz")
+                assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+                assert 0 <= ready.json()["lags"]["shop"] < 30
+                assert 'outbox_lag_seconds{consumer="shop"}' in (await client.get("/metrics")).text
+
+    async def test_too_far_behind_is_not_ready(self, link: Link) -> None:
+        """Also while its stores answer."""
+        async with opened(link, max_lag=0) as (shop, _), gateway(shop.cache) as app:
+            async with asked(app) as client:
+                late = await client.get("/readyz")
+            assert (late.status_code, late.json()["status"]) == (503, "not ready")
+
+
+def asked(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway")

@@ -1,0 +1,89 @@
+"""E6: `invalidate_all` reaches every entry of a store, and every load under way."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stillfresh import Cache, Verdict
+from stillfresh.engine import cache as cache_module
+from stillfresh.stores.memory import MemoryStore
+from tests.kit.gates import Gated
+from tests.kit.held_store import SteppedStore
+
+
+class Upstream(Gated):
+    """A number that grows with every load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads = 0
+
+    async def load(self) -> int:
+        self.loads += 1
+        found = self.loads
+        await self.called()
+        return found
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///all.db"])
+class TestE6InvalidateAll:
+    async def test_every_kind_is_invalidated(
+        self, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In pages and slices; also kinds that this cache has not declared."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(cache_module, "MOST_LISTED", 7)
+        monkeypatch.setattr(cache_module, "IDS_AT_ONCE", 3)
+        async with Cache(store) as cache:
+
+            @cache.batched("price", fresh_for="1h", error_for="1h")
+            async def prices(skus: list[str]) -> dict[str, int]:
+                return dict.fromkeys(skus, 1)
+
+            @cache.cached("report", fresh_for="1h", stale_for="1h")
+            async def report() -> int:
+                return 1
+
+            keys = [f"sku-{number}" for number in range(20)]
+            await prices.get_many(keys)
+            await report()
+            assert await cache.invalidate_all() == 21
+            assert {entry.verdict for entry in await cache.entries("price")} == {Verdict.EXPIRED}
+            await prices.get_many(keys)
+            assert await cache.invalidate_all(soft=True) == 21
+            assert {entry.verdict for entry in await cache.entries()} == {
+                Verdict.STALE,
+                Verdict.EXPIRED,
+            }
+
+    async def test_a_load_under_way_publishes_nothing(
+        self, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its caller gets the value as STALE, and the next caller a new one."""
+        monkeypatch.chdir(tmp_path)
+        upstream = Upstream()
+        async with Cache(store) as cache:
+            report = cache.cached("report", fresh_for="1h")(upstream.load)
+            loading = await upstream.holding(report.of().get())
+            await cache.invalidate_all()
+            upstream.let_go()
+            assert (await loading).verdict is Verdict.STALE
+            answer = await report.of().get()
+            assert (answer.value, answer.verdict) == (2, Verdict.FRESH)
+
+
+class TestE6InvalidateAllInMemory:
+    async def test_nothing_enters_memory_from_before(self) -> None:
+        """A read that began before the end of the invalidation is not remembered."""
+        store = SteppedStore(MemoryStore())
+        upstream = Upstream()
+        async with Cache(store) as cache:
+            report = cache.cached("report", fresh_for="1h", memory_for="1h")(upstream.load)
+            assert await report() == 1
+            all_of_it = await store.holding("entries", cache.invalidate_all())
+            assert await report() == 1
+            store.let_go("entries")
+            await all_of_it
+            assert await report() == 2
+            await asyncio.sleep(0)
