@@ -1,4 +1,4 @@
-"""I8-I11: on Redis (Valkey), the page cache by itself, and two proxies that share it."""
+"""I8-I11: on Valkey and PostgreSQL, the page cache by itself, and two proxies that share it."""
 
 import asyncio
 from contextlib import ExitStack
@@ -7,16 +7,16 @@ import pytest
 
 from stillfresh.isr import Page, PageCache
 from tests.kit.serve import Proxy
-from tests.kit.servers.valkey import Server
 
 
-@pytest.fixture
-def store(valkey: Server) -> str:
+@pytest.fixture(params=["valkey", "postgres"])
+def store(request: pytest.FixtureRequest) -> str:
     """A place of its own on the server."""
-    return valkey.url()
+    server = request.getfixturevalue(request.param)
+    return str(server.new_store() if request.param == "postgres" else server.url())
 
 
-class TestI8Redis:
+class TestI8Servers:
     async def test_a_page_is_rendered_once(self, store: str) -> None:
         """For eight visitors at two caches at once; revalidated in one, it is stale in both."""
         renders = 0
@@ -37,10 +37,11 @@ class TestI8Redis:
             await two.purge("/pricing")
             assert (await one.get("/pricing", render, 60)).body == b"page 3"
 
-    async def test_without_the_server_pages_are_rendered(self) -> None:
+    @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
+    async def test_without_the_server_pages_are_rendered(self, scheme: str) -> None:
         """I10: nobody waits for it, opening and closing included."""
         async with asyncio.timeout(30):
-            pages = PageCache("redis://127.0.0.1:1/0", store_timeout="200ms")
+            pages = PageCache(f"{scheme}://127.0.0.1:1/0", store_timeout="200ms")
             page = await pages.get("/pricing", lambda: Page("here"), 60)
             assert page.body == b"here"
             await pages.close()

@@ -11,7 +11,6 @@ from stillfresh import Cache, StoreError
 from stillfresh.live import Hub, Live, connection
 from tests.kit.cli import said
 from tests.kit.live import Upstream, served, viewing
-from tests.kit.servers.valkey import Server
 
 
 @pytest.fixture
@@ -109,9 +108,13 @@ class TestG3Store:
 
 
 class TestS10Viewers:
-    async def test_a_viewer_sees_what_the_command_line_invalidates(self, valkey: Server) -> None:
+    @pytest.mark.parametrize("server", ["valkey", "postgres"])
+    async def test_a_viewer_sees_what_the_command_line_invalidates(
+        self, server: str, request: pytest.FixtureRequest
+    ) -> None:
         """At once, not at the end of freshness: the gateway hears of it from the server."""
-        url, upstream = valkey.url(), Upstream()
+        there, upstream = request.getfixturevalue(server), Upstream()
+        url = there.new_store() if server == "postgres" else there.url()
         async with Cache(url) as cache:
             live = Live(Hub(cache, kinds=upstream.kinds()))
             async with served(live, lifespan="off") as port, viewing(port) as viewer:

@@ -38,6 +38,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         case "redis":
             server: Server = request.getfixturevalue("valkey")
             return server.url()
+        case "postgres":
+            return str(request.getfixturevalue("postgres").new_store())
         case "dynamodb":
             aws: Aws = request.getfixturevalue("aws")
             return aws.address(aws.new_table())
@@ -45,7 +47,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return "memory://"
 
 
-every_store = pytest.fixture(params=["memory", "sqlite", "redis", "dynamodb"])(place)
+every_store = pytest.fixture(params=["memory", "sqlite", "redis", "postgres", "dynamodb"])(place)
 shared_store = pytest.fixture(params=["sqlite", "redis", "dynamodb"])(place)
 
 

@@ -36,7 +36,12 @@ QUICK = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovac
 
 
 def _programs() -> Path:
-    """Where the programs are: in the package, or copied to where `nobody` may go."""
+    """Where the programs are: in the package, or copied to where `nobody` may go.
+
+    STILLFRESH_POSTGRES names those of another version: /usr/lib/postgresql/15/bin
+    """
+    if (given := os.environ.get("STILLFRESH_POSTGRES")) is not None:
+        return Path(given)
     spec = find_spec(PACKAGE)
     assert spec is not None
     assert spec.origin is not None
